@@ -1,0 +1,12 @@
+"""BERT: encoder, post-layer-norm, the masked-language head tied to the table with a bias of its own."""
+
+from milkglass.architectures.family import Family
+
+BERT = Family(
+    name="BERT",
+    kind="encoder",
+    model_types=("bert",),
+    table=("embeddings.word_embeddings.weight",),
+    heads=("cls.predictions.decoder.weight",),
+    biases=("cls.predictions.bias", "cls.predictions.decoder.bias"),
+)

@@ -1,0 +1,12 @@
+"""DistilBERT: BERT with half the layers and no token types."""
+
+from milkglass.architectures.family import Family
+
+DISTILBERT = Family(
+    name="DistilBERT",
+    kind="encoder",
+    model_types=("distilbert",),
+    table=("embeddings.word_embeddings.weight",),
+    heads=("vocab_projector.weight",),
+    biases=("vocab_projector.bias",),
+)

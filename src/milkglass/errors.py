@@ -1,0 +1,159 @@
+"""The error tree, on one page.
+
+Every message is lowercase, has no final full stop, names the value and the limit, and is followed by a hint: what to
+do next. No message ever holds private text, token ids, a passphrase or key material.
+
+`exit_code` is what the command line exits with; `status` is what the server answers with.
+"""
+
+from __future__ import annotations
+
+
+class MilkglassError(Exception):
+    """Anything that Milkglass itself refuses or finds broken."""
+
+    exit_code = 1
+    status = 400
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(MilkglassError):
+    """The caller asked for something that cannot be: a value out of its range, a missing option."""
+
+    exit_code = 2
+
+
+# --- models and checkpoints -------------------------------------------------------------------------------------------
+class ModelError(MilkglassError):
+    """A model folder is missing, unsupported or damaged."""
+
+    exit_code = 3
+
+
+class ModelNotFound(ModelError):
+    status = 404
+
+
+class UnsupportedModel(ModelError):
+    """The architecture is not known here; the message says what is missing."""
+
+
+class UnsafeWeights(ModelError):
+    """Weights in a format that runs code when it is read (pickle)."""
+
+
+class CorruptCheckpoint(ModelError):
+    """A file is cut off, or says something impossible about itself."""
+
+
+class WrongBaseModel(ModelError):
+    """A delta or a key belongs to another base model."""
+
+
+# --- the key ----------------------------------------------------------------------------------------------------------
+class KeyFileError(MilkglassError):
+    exit_code = 4
+
+
+class WrongPassphrase(KeyFileError):
+    pass
+
+
+class DamagedKey(KeyFileError):
+    """Bits changed by accident: the file's checksum is wrong."""
+
+
+class TruncatedKey(KeyFileError):
+    pass
+
+
+class TamperedKey(KeyFileError):
+    """The checksum holds and the passphrase is right, but the seal is broken: somebody edited the file."""
+
+
+class UnknownKeyVersion(KeyFileError):
+    pass
+
+
+class KeyForOtherModel(KeyFileError):
+    pass
+
+
+class KeyExists(KeyFileError):
+    """A key is never overwritten: losing one makes its fine-tunes useless."""
+
+
+# --- the codec --------------------------------------------------------------------------------------------------------
+class CodecError(MilkglassError):
+    exit_code = 5
+
+
+class EmptyText(CodecError):
+    pass
+
+
+class IdOutOfRange(CodecError):
+    pass
+
+
+class TooLong(CodecError):
+    pass
+
+
+class NoChatTemplate(CodecError):
+    pass
+
+
+# --- the wire ---------------------------------------------------------------------------------------------------------
+class RemoteError(MilkglassError):
+    """The server answered with an error, or did not answer."""
+
+    exit_code = 6
+
+
+class Unreachable(RemoteError):
+    pass
+
+
+class Unauthorized(RemoteError):
+    status = 401
+
+
+class JobFailed(RemoteError):
+    pass
+
+
+# --- the server's own -------------------------------------------------------------------------------------------------
+class ServerError(MilkglassError):
+    exit_code = 7
+
+
+class BadUpload(ServerError):
+    pass
+
+
+class NotFound(ServerError):
+    status = 404
+
+
+class Conflict(ServerError):
+    status = 409
+
+
+class TooLarge(ServerError):
+    status = 413
+
+
+class DiskFull(ServerError):
+    status = 507
+
+
+class Busy(ServerError):
+    status = 503

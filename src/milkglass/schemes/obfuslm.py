@@ -1,0 +1,306 @@
+"""ObfusLM: cluster the embeddings, then replace each by a noisy mixture of its cluster (Lin et al. 2025).
+
+EmbedCluster is Algorithm 1, WeightSynth Algorithm 2, both in appendix B. `reference/obfuslm.py` transcribes them
+literally and is the oracle of this file: the same clusters for the same order, the same weights for the same noise.
+
+What this module does not know: the (k, epsilon) promise is nominal. The sensitivity in Algorithm 2 depends on the data,
+and the noise does not depend on epsilon at all (deviation 4): `Promise` reports what was in fact kept, and only an
+attack tells what it is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.paper import Paper
+
+Leftover = Literal["merge", "paper"]
+Noise = Callable[[int], NDArray[np.float64]]  # that many draws of Laplace(1)
+Ids = NDArray[np.int64]
+
+BLOCK_BYTES = 64 << 20  # similarities held at a time
+DECIMALS = 10  # cosines are compared to ten decimals, so that ties fall to the lower index on every machine
+
+
+@dataclass(frozen=True)
+class ObfusLM:
+    """The scheme and its parameters.
+
+    k: cluster size. epsilon: how strongly similarity decides the weights (0: not at all). beta: a candidate's cosine
+    must reach this quantile of its row. leftover: clusters smaller than k join the nearest one ("merge") or stay as
+    they are ("paper"). cluster_special: whether special tokens are clustered too, or keep a row of their own.
+    """
+
+    k: int = 10
+    epsilon: float = 0.1
+    beta: float = 0.99
+    leftover: Leftover = "merge"
+    cluster_special: bool = False
+
+    paper: ClassVar[Paper] = Paper(
+        "ObfusLM: Privacy-preserving Language Model Service against Embedding Inversion Attacks",
+        "Lin, Yang, Mao, Zhang, Hong, Cai, Wu, Liu, Chen, Duan, Zhong",
+        2025,
+        "Findings of ACL 2025",
+        (
+            "1. Algorithm 1's inner loop never tests B[j]; read literally, most tokens fall into several clusters. "
+            "Assigned tokens are skipped, before the stop test, as the prose says (one cluster per embedding).",
+            "2. The seed counts toward k and is marked assigned; ties fall to the token visited first.",
+            "3. Clusters smaller than k are merged by default: the paper ships singletons verbatim.",
+            "4. In Algorithm 2 the log-sum-exp cancels: u' = eps cos / 2 + Lap((max cos - min cos) / 2), independently "
+            "for each weight. Equal cosines give no noise.",
+            "5. Special tokens and all-zero rows keep a row of their own unless cluster_special: the paper is silent.",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise UsageError(f"k is {self.k}, at least 1 is needed", "10 is the paper's choice")
+        if not self.epsilon >= 0 or not np.isfinite(self.epsilon):
+            raise UsageError(f"epsilon is {self.epsilon}, a number from 0 is needed", "0.1 and 1 are the paper's")
+        if not 0 <= self.beta < 1:
+            raise UsageError(f"beta is {self.beta}, it must be in [0, 1)", "0.99 is the paper's choice")
+        if self.leftover not in ("merge", "paper"):
+            raise UsageError(f"leftover is {self.leftover!r}", 'give "merge" or "paper"')
+
+    def mixture(
+        self, table: torch.Tensor, order: Ids, noise: Noise, progress: Callable[[int], None] | None = None
+    ) -> Mixture:
+        """Cluster the rows of `table` (n, d) that `order` lists, in that order, and draw their weights."""
+        clusters = self.cluster(table, order, progress)
+        weights = [weight_block(table, members, self.epsilon, noise) for members in clusters]
+        return Mixture.of(len(table), clusters, weights)
+
+    def cluster(self, table: torch.Tensor, order: Ids, progress: Callable[[int], None] | None = None) -> list[Ids]:
+        """The clusters, each an array of rows, seed first."""
+        allowed = (1 - self.beta) * len(order)
+        if len(order) < self.k or allowed < self.k:
+            raise UsageError(
+                f"{len(order)} tokens at beta = {self.beta} leave {allowed:.1f} candidates for clusters of k = {self.k}",
+                "lower beta or k",
+            )
+        clusters = embed_cluster(table, order, self.k, self.beta, progress)
+        return merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
+
+
+def unit_rows(table: torch.Tensor, rows: Ids | slice, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Rows scaled to length 1, a zero row to zero; arithmetic in `dtype` whatever the checkpoint's is."""
+    block = (table[rows] if isinstance(rows, slice) else table[torch.from_numpy(rows)]).to(dtype)
+    return block / block.norm(dim=1, keepdim=True).clamp_min(1e-30)
+
+
+def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
+    """Rows with no direction, hence no cosine (padding rows, in most models)."""
+    step = max(1, BLOCK_BYTES // (4 * table.shape[1]))
+    parts = [(table[at : at + step] != 0).any(dim=1).logical_not() for at in range(0, len(table), step)]
+    return torch.cat(parts).numpy()
+
+
+def embed_cluster(
+    table: torch.Tensor, order: Ids, k: int, beta: float, progress: Callable[[int], None] | None = None
+) -> list[Ids]:
+    """Algorithm 1 on the rows `order` of `table` (n, d), visited in that order; ties fall to the one visited first.
+
+    Only rows of unassigned seeds are needed, and of those only the best 1 - beta of the similarities, so blocks of
+    seeds meet the table in blocks of columns and the n x n matrix never exists.
+    """
+    n = len(order)
+    above = n - int(np.ceil(beta * (n - 1)))  # this many similarities reach the quantile
+    keep = min(n, above + 1 + max(32, k))  # one more for the quantile's interpolation, and a margin for fp32
+    free = np.ones(n, dtype=bool)  # by position in order, as all indices below
+    clusters: list[Ids] = []
+    at = 0
+    width = max(8, min(512, BLOCK_BYTES // (8 * n)))
+    while at < n:
+        seeds = at + np.flatnonzero(free[at : at + 16 * width])[:width]
+        if not len(seeds):
+            at = min(n, at + 16 * width)
+            continue
+        values, places = _nearest(table, order, seeds, keep)
+        for row, seed in enumerate(seeds):
+            if free[seed]:
+                near = _Row(table, order, int(seed), places[row], values[row], above, beta)
+                free[seed] = False
+                members = near.first_free(free, k - 1)
+                free[members] = False
+                clusters.append(order[np.concatenate([[seed], members]).astype(np.int64)])
+                if progress:
+                    progress(1 + len(members))
+        at = int(seeds[-1]) + 1
+    return clusters
+
+
+def _nearest(
+    table: torch.Tensor, order: Ids, seeds: Ids, keep: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """fp32 cosines of each seed with its `keep` nearest rows, descending, and their positions in `order`."""
+    queries = unit_rows(table, order[seeds])
+    step = max(keep, BLOCK_BYTES // (4 * table.shape[1]))
+    similar = torch.empty(len(seeds), len(order))
+    for start in range(0, len(order), step):
+        torch.mm(queries, unit_rows(table, order[start : start + step]).T, out=similar[:, start : start + step])
+    values, places = similar.topk(keep, dim=1)
+    return values.numpy(), places.numpy()
+
+
+@dataclass
+class _Row:
+    """One seed's row of D: exact cosines of its candidates, and the threshold gamma, computed when they are needed."""
+
+    table: torch.Tensor
+    order: Ids
+    seed: int
+    places: NDArray[np.int64]
+    rough: NDArray[np.float32]
+    above: int
+    beta: float
+
+    SLACK: ClassVar[float] = 1e-5  # fp32 cosines of up to 8192 dimensions are off by less
+
+    def first_free(self, free: NDArray[np.bool_], count: int) -> Ids:
+        """The `count` most similar unassigned candidates that reach gamma, most similar first."""
+        open_ = np.flatnonzero(free[self.places])
+        if count == 0 or not len(open_):
+            return np.empty(0, np.int64)
+        sure = open_[: count + 1]
+        last = self.rough[sure[-1]]
+        clear = len(sure) > count and self.rough[sure[-2]] - last > self.SLACK
+        if clear and last > self.rough[min(self.above, len(self.rough) - 1)] + self.SLACK:
+            return self._exact_order(self.places[sure[:-1]])[0]
+        return self._carefully(free, count)
+
+    def _carefully(self, free: NDArray[np.bool_], count: int) -> Ids:
+        """The same from exact cosines: of the nearest ones, or of the whole row where duplicates crowd the margin."""
+        crowded = self.rough[min(self.above, len(self.rough) - 1)] - self.rough[-1] <= self.SLACK
+        everything = crowded and len(self.places) < len(self.order)
+        places, cosines = self._exact_order(np.arange(len(self.order)) if everything else self.places)
+        n = len(self.order)
+        at = n - 1 - self.beta * (n - 1)  # the quantile's place, counted from the largest
+        low = int(np.floor(at))
+        high = min(low + 1, len(cosines) - 1)
+        gamma = round(float(cosines[low] + (at - low) * (cosines[high] - cosines[low])), DECIMALS)
+        chosen = places[free[places] & (np.round(cosines, DECIMALS) >= gamma)]
+        return chosen[:count]
+
+    def _exact_order(self, places: Ids) -> tuple[Ids, NDArray[np.float64]]:
+        """Places and fp64 cosines, most similar first; ties by place."""
+        query = unit_rows(self.table, self.order[[self.seed]], torch.float64)
+        near = unit_rows(self.table, self.order[places], torch.float64)
+        cosines = np.round((near @ query[0]).numpy(), DECIMALS)
+        by = np.lexsort((places, -cosines))
+        return places[by], cosines[by]
+
+
+def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
+    """Join each cluster smaller than k, in order, to the one whose mean direction is nearest to its own."""
+    merged = [c.copy() for c in clusters]
+    means = torch.stack([unit_rows(table, c).mean(0) for c in merged])
+    alive = torch.ones(len(merged), dtype=torch.bool)
+    for i in range(len(merged)):
+        if len(merged[i]) >= k or int(alive.sum()) == 1:
+            continue
+        unit = means / means.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        near = unit @ unit[i]
+        near[~alive] = -2
+        near[i] = -2
+        j = int(near.argmax())
+        size_i, size_j = len(merged[i]), len(merged[j])
+        means[j] = (means[i] * size_i + means[j] * size_j) / (size_i + size_j)
+        merged[j] = np.concatenate([merged[j], merged[i]])
+        alive[i] = False
+    return [c for c, keep in zip(merged, alive.tolist(), strict=True) if keep]
+
+
+def weight_block(table: torch.Tensor, members: Ids, epsilon: float, noise: Noise) -> NDArray[np.float32]:
+    """Algorithm 2 on one cluster of s tokens: (s, s) weights, each row sums to 1. Draws s * s numbers of noise."""
+    unit = unit_rows(table, members, torch.float64)
+    cosines = np.round((unit @ unit.T).numpy(), DECIMALS)
+    scale = (cosines.max(1, keepdims=True) - cosines.min(1, keepdims=True)) / 2
+    u = epsilon * cosines / 2 + scale * noise(cosines.size).reshape(cosines.shape)
+    e = np.exp(u - u.max(1, keepdims=True))
+    return (e / e.sum(1, keepdims=True)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The weight matrix W (n, n), of which only the blocks of the clusters exist, as compressed rows.
+
+    Row i mixes `members[indptr[i]:indptr[i + 1]]` with the same slice of `weights`. A row outside every cluster is its
+    own and only member.
+    """
+
+    indptr: NDArray[np.int64]  # (n + 1,)
+    members: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    sizes: NDArray[np.int64]  # (n,) size of each row's cluster, 0 outside every cluster
+
+    @classmethod
+    def of(cls, n: int, clusters: list[Ids], weights: list[NDArray[np.float32]]) -> Mixture:
+        sizes = np.zeros(n, np.int64)
+        for cluster in clusters:
+            sizes[cluster] = len(cluster)
+        indptr = np.concatenate([[0], np.cumsum(np.maximum(sizes, 1))])
+        members = np.empty(indptr[-1], np.int64)
+        flat = np.empty(indptr[-1], np.float32)
+        alone = np.flatnonzero(sizes == 0)
+        members[indptr[alone]], flat[indptr[alone]] = alone, 1
+        for cluster, block in zip(clusters, weights, strict=True):
+            places = indptr[cluster][:, None] + np.arange(len(cluster))
+            members[places], flat[places] = cluster[None, :], block
+        return cls(indptr, members, flat, sizes)
+
+    @classmethod
+    def identity(cls, n: int) -> Mixture:
+        """W = I: the permutation alone."""
+        return cls.of(n, [], [])
+
+    def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
+        """Those rows of W @ table, in the table's dtype; sums in fp32."""
+        counts = self.indptr[rows + 1] - self.indptr[rows]
+        places = np.repeat(self.indptr[rows] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+        places += np.arange(len(places))
+        used, local = np.unique(self.members[places], return_inverse=True)
+        vectors = table[torch.from_numpy(used)].float()
+        offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)[:-1]]))
+        weights = torch.from_numpy(self.weights[places])
+        flat = vectors.reshape(len(used), -1)
+        mixed = torch.nn.functional.embedding_bag(
+            torch.from_numpy(local), flat, offsets, mode="sum", per_sample_weights=weights
+        )
+        return mixed.reshape(len(rows), *table.shape[1:]).to(table.dtype)
+
+    def promise(self, k: int) -> Promise:
+        clustered = self.sizes[self.sizes > 0]
+        kinds, counts = np.unique(clustered, return_counts=True)
+        histogram = {int(s): int(c // s) for s, c in zip(kinds, counts, strict=True)}
+        return Promise(
+            k=k,
+            clusters=sum(histogram.values()),
+            sizes=histogram,
+            below_k=int((clustered < k).sum()),
+            singletons=int((clustered == 1).sum()),
+            verbatim=int((self.sizes == 0).sum()),
+        )
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The (k, epsilon) promise actually kept.
+
+    sizes: how many clusters of each size. below_k: tokens in clusters smaller than k. singletons: tokens alone in
+    theirs, which are sent verbatim. verbatim: rows outside every cluster (special tokens, zero rows), permuted only.
+    """
+
+    k: int
+    clusters: int
+    sizes: dict[int, int]
+    below_k: int
+    singletons: int
+    verbatim: int

@@ -1,0 +1,177 @@
+"""Build a checkpoint folder beside its place, go on after a kill, rename at the end.
+
+`rewrite` makes a whole folder in which some tensors are replaced; `write_delta` only those tensors; `assemble` puts a
+delta and its base together again (this is what a server does with a delta).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from milkglass.checkpoint import INDEX, Checkpoint, read_json, write_json
+from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
+from milkglass.tensorfile import Progress, Rows, TensorRef, read_header, write_safetensors
+
+DELTA_WEIGHTS = "delta.safetensors"
+DELTA_CONFIG = "delta.json"
+DELTA_FORMAT = "milkglass-delta/1"
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A hard link where the file system allows it, else a copy. The files of a checkpoint are never edited in place."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+@dataclass
+class Staging:
+    """A folder that is built beside its place and renamed at the end; a killed run goes on where it stopped.
+
+    `job` identifies what is built: a staging folder left by another job is thrown away.
+    """
+
+    target: Path
+    job: str
+
+    def __post_init__(self) -> None:
+        if self.target.exists():
+            raise UsageError(f"{self.target} exists already", "give a new folder, or remove that one first")
+        self.folder = self.target.with_name(f".{self.target.name}.partial")
+        self._log = self.folder / "staging.json"
+        self.done: set[str] = set()
+        if self._log.is_file():
+            state = read_json(self._log)
+            if state.get("job") == self.job:
+                self.done = set(state["done"])
+                return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self._save()
+
+    def _save(self) -> None:
+        partial = self._log.with_suffix(".tmp")
+        write_json(partial, {"job": self.job, "done": sorted(self.done)})
+        partial.replace(self._log)
+
+    def finish(self, name: str) -> None:
+        self.done.add(name)
+        self._save()
+
+    def commit(self) -> None:
+        self._log.unlink()
+        self.folder.rename(self.target)
+
+
+@dataclass(frozen=True)
+class Configs:
+    """The JSON files of a folder that is written; `generation` is None when the model has none."""
+
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any] | None
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / "config.json", self.config)
+        if self.generation is not None:
+            write_json(folder / "generation_config.json", self.generation)
+
+
+def rewrite(
+    base: Checkpoint,
+    replaced: Mapping[str, Rows],
+    configs: Configs,
+    staging: Staging,
+    progress: Progress | None = None,
+) -> None:
+    """Write the whole model: shards that hold a replaced tensor anew, the others as links or copies.
+
+    Nothing else of the base folder comes along: no tokenizer, no README.
+    """
+    for file in base.files:
+        refs = [ref for ref in base.tensors.values() if ref.file == file]
+        if file.name in staging.done:
+            _count(refs, progress)
+            continue
+        if any(ref.name in replaced for ref in refs):
+            write_safetensors(staging.folder / file.name, refs, replaced, progress)
+        else:
+            link_or_copy(file, staging.folder / file.name)
+            _count(refs, progress)
+        staging.finish(file.name)
+    if (base.folder / INDEX).is_file():
+        index = read_json(base.folder / INDEX)
+        write_json(staging.folder / INDEX, {"metadata": index.get("metadata", {}), "weight_map": index["weight_map"]})
+    configs.write(staging.folder)
+    staging.commit()
+
+
+def _count(refs: list[TensorRef], progress: Progress | None) -> None:
+    if progress:
+        progress(sum(ref.bytes for ref in refs))
+
+
+def write_delta(
+    base: Checkpoint,
+    digest: str,
+    replaced: Mapping[str, Rows],
+    configs: Configs,
+    staging: Staging,
+    progress: Progress | None = None,
+) -> None:
+    """Write only what changed, and the digest of the model that it belongs to."""
+    if DELTA_WEIGHTS not in staging.done:
+        refs = [base.tensors[name] for name in sorted(replaced)]
+        write_safetensors(staging.folder / DELTA_WEIGHTS, refs, replaced, progress)
+        staging.finish(DELTA_WEIGHTS)
+    write_json(staging.folder / DELTA_CONFIG, {"format": DELTA_FORMAT, "base": digest})
+    configs.write(staging.folder)
+    staging.commit()
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor that is read from another file, in blocks of rows."""
+
+    ref: TensorRef
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        step = self.ref.bytes // self.ref.shape[0]
+        with self.ref.file.open("rb") as file:
+            file.seek(self.ref.start + start * step)
+            raw = file.read((stop - start) * step)
+        return torch.frombuffer(bytearray(raw), dtype=self.ref.torch_dtype).reshape(-1, *self.ref.shape[1:])
+
+
+def assemble(
+    base: Checkpoint, base_digest: str, delta: Path, target: Path, progress: Progress | None = None
+) -> None:
+    """Put `delta` (a folder that `write_delta` made) and its base together in `target`.
+
+    Raises WrongBaseModel when the delta was made of another model, CorruptCheckpoint when its tensors do not fit.
+    """
+    about = read_json(delta / DELTA_CONFIG)
+    if about.get("format") != DELTA_FORMAT:
+        raise CorruptCheckpoint(f"delta format {about.get('format')!r} is not known", f"this reads {DELTA_FORMAT}")
+    if about.get("base") != base_digest:
+        raise WrongBaseModel(
+            f"this delta belongs to the base model {about.get('base')}, not to {base_digest}",
+            "put the right base model among the server's base models",
+        )
+    changed = read_header(delta / DELTA_WEIGHTS)
+    for name, ref in changed.items():
+        old = base.tensors.get(name)
+        if old is None or (old.dtype, old.shape) != (ref.dtype, ref.shape):
+            raise CorruptCheckpoint(f"the delta's tensor {name!r} does not fit the base model", "make the delta again")
+    generation = delta / "generation_config.json"
+    configs = Configs(read_json(delta / "config.json"), read_json(generation) if generation.is_file() else None)
+    staging = Staging(target, f"assemble {base_digest}")
+    rewrite(base, {name: _Stored(ref) for name, ref in changed.items()}, configs, staging, progress)
