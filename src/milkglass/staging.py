@@ -151,9 +151,7 @@ class _Stored:
         return torch.frombuffer(bytearray(raw), dtype=self.ref.torch_dtype).reshape(-1, *self.ref.shape[1:])
 
 
-def assemble(
-    base: Checkpoint, base_digest: str, delta: Path, target: Path, progress: Progress | None = None
-) -> None:
+def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, progress: Progress | None = None) -> None:
     """Put `delta` (a folder that `write_delta` made) and its base together in `target`.
 
     Raises WrongBaseModel when the delta was made of another model, CorruptCheckpoint when its tensors do not fit.

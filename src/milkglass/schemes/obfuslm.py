@@ -137,9 +137,7 @@ def embed_cluster(
     return clusters
 
 
-def _nearest(
-    table: torch.Tensor, order: Ids, seeds: Ids, keep: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _nearest(table: torch.Tensor, order: Ids, seeds: Ids, keep: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """fp32 cosines of each seed with its `keep` nearest rows, descending, and their positions in `order`."""
     queries = unit_rows(table, order[seeds])
     step = max(keep, BLOCK_BYTES // (4 * table.shape[1]))
@@ -166,14 +164,14 @@ class _Row:
 
     def first_free(self, free: NDArray[np.bool_], count: int) -> Ids:
         """The `count` most similar unassigned candidates that reach gamma, most similar first."""
-        open_ = np.flatnonzero(free[self.places])
-        if count == 0 or not len(open_):
+        if count == 0:
             return np.empty(0, np.int64)
-        sure = open_[: count + 1]
-        last = self.rough[sure[-1]]
-        clear = len(sure) > count and self.rough[sure[-2]] - last > self.SLACK
-        if clear and last > self.rough[min(self.above, len(self.rough) - 1)] + self.SLACK:
-            return self._exact_order(self.places[sure[:-1]])[0]
+        best = np.flatnonzero(free[self.places])[: count + 1]  # one more, to see that the last is no near tie
+        if len(best) > count:
+            inside, outside = self.rough[best[-2:]]
+            gamma = self.rough[min(self.above, len(self.rough) - 1)]
+            if inside - outside > self.SLACK and outside > gamma + self.SLACK:
+                return self._exact_order(self.places[best[:-1]])[0]
         return self._carefully(free, count)
 
     def _carefully(self, free: NDArray[np.bool_], count: int) -> Ids:

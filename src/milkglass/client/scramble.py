@@ -1,0 +1,234 @@
+"""Scramble a model with a key: permute the vocabulary, mix the embeddings, write an ordinary checkpoint.
+
+ObfusLM, section 4.2: with sigma the key's permutation and W the mixture, row sigma(i) of the new table is row i of
+W E; an untied head and its bias are mixed with the same W and permuted alike. Everything is written in blocks of rows:
+what is held in memory is one table, in its own dtype.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.architectures import Architecture, of
+from milkglass.checkpoint import Checkpoint, read_json
+from milkglass.client.key import Key
+from milkglass.client.specials import remap, special_ids
+from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
+from milkglass.schemes.obfuslm import Mixture, ObfusLM, Promise, zero_rows
+from milkglass.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, Staging, rewrite, write_delta
+from milkglass.tensorfile import Rows, TensorRef, read_header
+
+Stage = Callable[[str, int], Callable[[int], None]]  # a stage's name and size; told what was just done
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")
+TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+                     "chat_template.json")  # fmt: skip
+
+
+def no_progress(name: str, total: int) -> Callable[[int], None]:
+    return lambda done: None
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """`sha256:...` of the files that decide how text becomes ids. Raises UnsupportedModel when there are none."""
+    present = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    if not present:
+        raise UnsupportedModel(f"{folder.name} has no tokenizer", f"one of {', '.join(TOKENIZER_FILES)} is needed")
+    used = present[:1] if present[0] == "tokenizer.json" else present
+    whole = hashlib.sha256()
+    for name in used:
+        whole.update(name.encode() + b"\0" + hashlib.sha256((folder / name).read_bytes()).digest())
+    return f"sha256:{whole.hexdigest()}"
+
+
+def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
+    """Special tokens: those that the tokenizer marks special, and those that the configs name."""
+    ids = set(special_ids(base.config)) | set(special_ids(base.generation_config or {}))
+    if (base.folder / "tokenizer.json").is_file():
+        added = read_json(base.folder / "tokenizer.json").get("added_tokens", [])
+        ids |= {int(token["id"]) for token in added if token.get("special")}
+    elif (base.folder / "tokenizer_config.json").is_file():
+        decoder = read_json(base.folder / "tokenizer_config.json").get("added_tokens_decoder", {})
+        ids |= {int(number) for number, token in decoder.items() if token.get("special")}
+    return np.array(sorted(one for one in ids if 0 <= one < vocab_size), np.int64)
+
+
+def new_key(base: Checkpoint, ref: str, scheme: ObfusLM | None, digest: str) -> Key:
+    """A fresh key for this model. Without a scheme, epsilon is the paper's: 0.1 for encoders, 1 for decoders."""
+    architecture = of(base)
+    scheme = scheme or ObfusLM(epsilon=0.1 if architecture.kind == "encoder" else 1.0)
+    about = {
+        "model": ref,
+        "kind": architecture.kind,
+        "tokenizer_sha256": tokenizer_digest(base.folder),
+        "scheme": {"name": "obfuslm", **asdict(scheme)},
+        "labels": None,
+    }
+    return Key.new(digest, architecture.vocab_size, architecture.pinned, about)
+
+
+def scheme_of(key: Key) -> ObfusLM:
+    return ObfusLM(**{name: value for name, value in key.about["scheme"].items() if name != "name"})
+
+
+@dataclass(frozen=True)
+class _Scrambled:
+    """A tensor after mixing and permuting: row p is row sigma^-1(p) of W X."""
+
+    source: torch.Tensor
+    mixture: Mixture
+    inverse: NDArray[np.int64]
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        return self.mixture.apply(self.source, self.inverse[start:stop])
+
+
+class _Lazy:
+    """Rows of a tensor that is read when it is first needed; the one read before it is let go."""
+
+    def __init__(self, owner: _Tables, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        owner = self._owner
+        return _Scrambled(owner.tensor(self._name), owner.mixture, owner.inverse).rows(start, stop)
+
+
+class _Tables:
+    """The touched tensors of a checkpoint, one in memory at a time."""
+
+    def __init__(self, base: Checkpoint, mixture: Mixture, inverse: NDArray[np.int64], table: str, held: torch.Tensor):
+        self._base, self.mixture, self.inverse = base, mixture, inverse
+        self._name, self._held = table, held
+
+    def tensor(self, name: str) -> torch.Tensor:
+        if name != self._name:
+            del self._held
+            self._held, self._name = self._base.read(name), name
+        return self._held
+
+
+def mix(base: Checkpoint, architecture: Architecture, key: Key, table: torch.Tensor, stage: Stage) -> Mixture:
+    """EmbedCluster and WeightSynth over the tokens that take part, in the order of their scrambled ids."""
+    scheme = scheme_of(key)
+    order = np.argsort(key.sigma).astype(np.int64)
+    outside = zero_rows(table)
+    if not scheme.cluster_special:
+        outside[reserved_ids(base, len(table))] = True
+    order = order[~outside[order]]
+    return scheme.mixture(table, order, key.stream("noise/embedding").laplace, stage("cluster", len(order)))
+
+
+def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
+    def sigma(token: int) -> int:
+        if token >= len(key.sigma):
+            raise IdOutOfRange(
+                f"a config names token {token}, the vocabulary has {len(key.sigma)}", "repair the model's config"
+            )
+        return int(key.sigma[token])
+
+    generation = None if base.generation_config is None else remap(base.generation_config, sigma)
+    return Configs(remap(base.config, sigma), generation)
+
+
+def replacements(
+    base: Checkpoint, architecture: Architecture, key: Key, stage: Stage, mixture: Mixture | None = None
+) -> tuple[Mapping[str, Rows], Mixture]:
+    """What the scrambled checkpoint has instead of the base's tables; `mixture` overrides the key's own (for tests)."""
+    table = base.read(architecture.table)
+    mixture = mixture or mix(base, architecture, key, table, stage)
+    tables = _Tables(base, mixture, np.argsort(key.sigma).astype(np.int64), architecture.table, table)
+    return {name: _Lazy(tables, name) for name in architecture.touched}, mixture
+
+
+def scramble(
+    base: Checkpoint,
+    key: Key,
+    out: Path,
+    delta: bool = False,
+    progress: Stage = no_progress,
+    mixture: Mixture | None = None,
+) -> Promise:
+    """Write the scrambled model to `out`: the whole folder, or with `delta` only what changed.
+
+    The key must be of this model: the caller asks `key.require_model(base.digest())` first. Goes on where a killed run
+    of the same key stopped.
+    """
+    architecture = of(base)
+    if len(key.sigma) != architecture.vocab_size:
+        raise CorruptCheckpoint(
+            f"the key has {len(key.sigma)} tokens, the model {architecture.vocab_size}", "give the key's own model"
+        )
+    job = hashlib.sha256(json.dumps([delta, dict(key.about)]).encode() + key.stream("staging").words(8).tobytes())
+    staging = Staging(out, job.hexdigest())
+    replaced, mixture = replacements(base, architecture, key, progress, mixture)
+    configs = scrambled_configs(base, key)
+    if delta:
+        total = sum(base.tensors[name].bytes for name in replaced)
+        write_delta(base, key.model_digest, replaced, configs, staging, progress("write", total))
+    else:
+        total = sum(ref.bytes for ref in base.tensors.values())
+        rewrite(base, replaced, configs, staging, progress("write", total))
+    return mixture.promise(scheme_of(key).k)
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    passed: bool
+    detail: str
+
+
+def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_progress) -> list[Check]:
+    """Recompute the tables from base and key and compare `out` (a folder or a delta) with them, and look for leaks."""
+    architecture = of(base)
+    made, scope = _written(out)
+    replaced, _ = replacements(base, architecture, key, progress)
+    tell = progress("compare", sum(base.tensors[name].bytes for name in replaced))
+    wrong = [n for n in replaced if n not in made or not _equal(base.tensors[n], made[n], replaced[n], tell)]
+    configs = scrambled_configs(base, key)
+    stray = sorted(p.name for p in out.iterdir() if p.name in (*TOKENIZER_FILES, *TOKENIZER_CONFIGS))
+    checks = [
+        Check("tables", not wrong, f"differ: {', '.join(wrong)}" if wrong else f"{len(replaced)} as the key says"),
+        Check("config", read_json(out / "config.json") == configs.config, "every special id re-mapped, no names"),
+        Check("no tokenizer", not stray, f"found: {', '.join(stray)}" if stray else "no file of one"),
+    ]
+    if scope == "whole":
+        names = set(base.tensors)
+        checks.append(Check("tensors", set(made) == names, f"{len(made)} of {len(names)}"))
+    return checks
+
+
+def _written(out: Path) -> tuple[Mapping[str, TensorRef], str]:
+    if (out / DELTA_CONFIG).is_file():
+        return read_header(out / DELTA_WEIGHTS), "delta"
+    return Checkpoint.open(out).tensors, "whole"
+
+
+def _equal(old: TensorRef, new: TensorRef, source: Rows, tell: Callable[[int], None]) -> bool:
+    if (old.dtype, old.shape) != (new.dtype, new.shape):
+        return False
+    step = max(1, (4 << 20) // max(1, old.bytes // old.shape[0]))
+    with new.file.open("rb") as file:
+        file.seek(new.start)
+        for start in range(0, old.shape[0], step):
+            expected = source.rows(start, min(start + step, old.shape[0]))
+            raw = file.read(expected.nbytes)
+            found = torch.frombuffer(bytearray(raw), dtype=expected.dtype).reshape(expected.shape)
+            if not torch.allclose(found.float(), expected.float(), rtol=1e-5, atol=1e-6):
+                return False
+            tell(expected.nbytes)
+    return True
+
+
+def describe(key: Key) -> dict[str, Any]:
+    """What may be shown of a key: nothing secret."""
+    return {"model": key.about["model"], "digest": key.model_digest, "scheme": dict(key.about["scheme"])}

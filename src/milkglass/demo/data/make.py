@@ -1,0 +1,174 @@
+"""Write the demo's data: `python -m milkglass.demo.data.make FOLDER`. The same files on every run.
+
+Five messages a situation, worded and filled differently; 480 to train on, 120 to test. The test ones tell of situations
+that training never showed, so that the accuracy is about new ones. What was written is checked by tests/demo.
+
+Everybody and everything named here is invented, the medicines too.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from milkglass.demo.data.situations import HELD_OUT, SITUATIONS, Situation
+
+SEED = 20261121
+EACH = 5  # messages a situation
+WORDS = (8, 40)
+
+FIRST = (
+    "Alma Bero Carys Dilan Edda Femke Goran Hana Ilja Jorun Kaito Lior Maren Nuru Odile Pavel Quirin Runa Sanja Timo"
+)
+FIRST += " Ulla Vito Wanda Xenia Yaro Zofia Amadi Brida Cosmo Dorle Enzo Fenja Gwen Henrik Inaya Jasper"
+LAST = "Achterberg Bellwood Castrup Dormann Ellingsen Farquist Gorzelski Hallbauer Ivarsen Jellinek Korvath Lindqvar"
+LAST += " Moorhagen Nakagori Oldenbeek Prezhov Quandt Rosmalen Stellbrink Tavoni Ubriaco Varnhorst Wexelby Zagorny"
+CHILD = "Milo Ida Pelle Nika Oskar Lotta Bram Suri Tove Levi Ronja Juno"
+PLACE = "Elmsford,Harrow Mill,Steinbeck Lane,Port Osk,Lower Venn,Quay Street,Marlow Green,Brockfeld,Tarnside,Old Weir"
+MEDICINE = (
+    "Corvatrine Dormelax Pelcadin Sulverol Antrexa Bromizol Neravil Glucotane Ventivane Oxamerol Hepradine Tiravone"
+)
+DAY = "Monday Tuesday Wednesday Thursday Friday Saturday"
+MONTH = "January February March April May June July August September October November December"
+TIME = "seven,8:15,half past nine,10:40,noon,1 pm,14:30,a quarter to four,5 pm,18:20"
+
+OPEN = (
+    *("",) * 6,
+    "Hello, ",
+    "Good morning, ",
+    "Hi there, ",
+    "{name} here: ",
+    "Voice mail of {name}, {phone}: ",
+    "Dear team, ",
+    "It's me again, {first} {last}. ",
+    "Noted at the desk, {time}: ",
+    "For Dr {doctor}: ",
+    "Good evening. ",
+)
+CLOSE = (
+    *("",) * 6,
+    " Thanks, {first}.",
+    " Please call {phone}.",
+    " I'm at work until {time}.",
+    " {name}, {place}.",
+    " Please answer quickly!",
+    " This can't wait.",
+    " Sorry to bother you.",
+    " Reach me on {phone} after {time}.",
+    " Patient number {number}.",
+    " I wrote on {day} already.",
+    " Regards, {name}",
+)
+DESK = {"urgent": "The duty doctor, at once.", "appointment": "The front desk.", "billing": "The accounts office."}
+REPLY = {
+    "urgent": (
+        "Please stay where you are and keep the line free: the duty doctor is calling you now.",
+        "Please dial the emergency number at once; our duty doctor has your message.",
+        "The duty doctor has been told and will ring you within two minutes.",
+    ),
+    "appointment": (
+        "Thank you, the front desk will write to you today with a time.",
+        "Thank you for your message, we will find a time that suits you.",
+        "The front desk has noted it and will confirm by text.",
+    ),
+    "billing": (
+        "Thank you, the accounts office will check the amount and write to you this week.",
+        "We are sorry for the trouble: the accounts office will look at it and answer in writing.",
+        "The accounts office has your message, please don't pay anything until it answers.",
+    ),
+}
+SUMMARY, WHICH, ANSWER = "Summarise for the doctor.", "Which desk takes this?", "Write a one-sentence reply."
+
+
+def slots(rng: random.Random) -> dict[str, str]:
+    """One invented person with what may be said about them."""
+    first, last = rng.choice(FIRST.split()), rng.choice(LAST.split())
+    number = f"{rng.randint(1, 9)}{rng.randint(0, 9999):04d}"
+    return {
+        "first": first,
+        "last": last,
+        "name": f"{first} {last}",
+        "child": rng.choice(CHILD.split()),
+        "age": str(rng.randint(3, 39)),
+        "doctor": rng.choice(LAST.split()),
+        "place": rng.choice(PLACE.split(",")),
+        "med": rng.choice(MEDICINE.split()),
+        "dose": f"{rng.choice((2, 4, 5, 10, 20, 40))} {rng.choice(('mg', 'units', 'ml'))}",
+        "day": rng.choice(DAY.split()),
+        "date": rng.choice((f"{rng.randint(2, 28)} {rng.choice(MONTH.split())}", f"the {rng.randint(4, 30)}th")),
+        "time": rng.choice(TIME.split(",")),
+        "fever": f"{rng.randint(390, 411) / 10}",
+        "sugar": str(rng.randint(380, 590)),
+        "amount": rng.choice(("${:.2f}", "{:.0f} crowns", "€ {:.2f}")).format(rng.randint(1450, 98000) / 100),
+        "ref": f"{rng.choice('ABKRT')}-{rng.randint(10000, 99999)}",
+        "phone": f"555 {rng.randint(100, 999)} {rng.randint(10, 99)}",
+        "number": number,
+    }
+
+
+def word(template: str, values: dict[str, str], rng: random.Random) -> str:
+    """Choose among each [a|b], then fill the slots."""
+    chosen = re.sub(r"\[([^\]]*)\]", lambda m: rng.choice(m[1].split("|")), template)
+    return chosen.format(**values)
+
+
+def message(situation: Situation, values: dict[str, str], rng: random.Random) -> str:
+    body = word(situation[0], values, rng)
+    style = rng.random()
+    if style < 0.75:
+        body = body[0].upper() + body[1:]
+    end = (
+        rng.choice(("?", "?", "."))
+        if re.match(r"(can|could|do|does|is|may|will|why|what|who|which)\b", body, re.I)
+        else "."
+    )
+    text = word(rng.choice(OPEN), values, rng) + body + end + word(rng.choice(CLOSE), values, rng)
+    return text.lower().replace(",", "") if style > 0.93 else text
+
+
+def tickets(test: bool, rng: random.Random) -> Iterator[tuple[dict[str, str], str]]:
+    """({"text", "label"}, summary) of each message of one split, every text once."""
+    seen: set[str] = set()
+    for label, situations in SITUATIONS.items():
+        for situation in situations[-HELD_OUT:] if test else situations[:-HELD_OUT]:
+            made = 0
+            while made < EACH:
+                values = slots(rng)
+                text = message(situation, values, rng)
+                if text in seen or not WORDS[0] <= len(text.split()) <= WORDS[1]:
+                    continue
+                seen.add(text)
+                made += 1
+                summary = word(situation[1], values, rng)
+                yield {"text": text, "label": label}, summary[0].upper() + summary[1:] + "."
+
+
+def replies(rows: list[tuple[dict[str, str], str]], count: int, rng: random.Random) -> Iterator[dict[str, str]]:
+    """Instruction pairs over `count` of the messages, the three instructions in turn."""
+    for at, (row, summary) in enumerate(rng.sample(rows, count)):
+        instruction = (SUMMARY, WHICH, ANSWER)[at % 3]
+        label = row["label"]
+        output = {SUMMARY: summary, WHICH: DESK[label], ANSWER: rng.choice(REPLY[label])}[instruction]
+        yield {"instruction": instruction, "input": row["text"], "output": output}
+
+
+def main(folder: Path) -> None:
+    for test in (False, True):
+        rng = random.Random(SEED + test)
+        rows = list(tickets(test, rng))
+        rng.shuffle(rows)
+        split = "test" if test else "train"
+        write(folder / f"tickets_{split}.jsonl", [row for row, _ in rows])
+        write(folder / f"replies_{split}.jsonl", list(replies(rows, 60 if test else 240, rng)))
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,66 @@
+"""What a server is told when it starts: folders, the door, and every limit. Knows nothing of the web or of models."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from milkglass.errors import UsageError
+
+MIB = 1 << 20
+WORKER = (sys.executable, "-P", "-m", "milkglass.server.training")  # -P: nothing is imported from the job's folder
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes are in bytes, times in seconds."""
+
+    home: Path
+    host: str = "127.0.0.1"
+    port: int = 8420  # 0: any free port
+    token: str | None = None  # None: read from home/token, which is made at first start
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    base_models: tuple[Path, ...] = ()  # folders, or folders of folders, that deltas may be assembled with
+
+    max_body: int = 64 * MIB  # one request with file content
+    max_json: int = 8 * MIB  # any other request
+    chunk_bytes: int = 8 * MIB  # what clients are told to send at a time
+    max_upload: int = 512 * 1024 * MIB  # one file
+    spare_disk: int = 64 * MIB  # never filled by an upload
+
+    max_prompt_tokens: int = 8192
+    max_new_tokens: int = 4096
+    max_inputs: int = 256  # prompts of one request
+    max_batch: int = 16  # rows of one forward pass
+    max_waiting: int = 1024  # rows that may wait for a model; more get 503
+    max_loaded_models: int = 2
+    inference_threads: int | None = None  # CPU threads; None: torch's choice
+
+    training_threads: int | None = None
+    worker: tuple[str, ...] = field(default=WORKER, repr=False)
+    max_crashes: int = 3  # a job whose worker dies this often without a word has failed
+    cancel_grace: float = 60.0  # then a worker that doesn't stop is killed
+    shutdown_grace: float = 60.0  # then a worker that doesn't checkpoint is killed, and resumes from an older one
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"port {self.port} is not between 0 and 65535", "0 takes any free port")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise UsageError("TLS needs both a certificate and a key", "give both files, or neither")
+        for name in _POSITIVE:
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; 1 is the least", "give a positive number")
+        if self.token is not None and (len(self.token) < 16 or not self.token.isascii() or " " in self.token):
+            raise UsageError("the token is too short or not plain ASCII", "16 characters at least, no spaces")
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.tls_certificate else "http"
+
+
+_POSITIVE = (
+    "max_body", "max_json", "chunk_bytes", "max_upload", "max_prompt_tokens", "max_new_tokens", "max_inputs",
+    "max_batch", "max_waiting", "max_loaded_models", "max_crashes",
+)  # fmt: skip

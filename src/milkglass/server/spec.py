@@ -1,0 +1,85 @@
+"""What a fine-tuning job is told, and what it tells: the contract between the server, its workers and the client.
+
+A job is a folder that the server makes and a worker process fills:
+
+    spec.json       a `JobSpec`
+    events.jsonl    one `Event` a line, appended by the worker
+    checkpoints/    the trainer's own, to resume from
+    result/         the fine-tuned model, adapters merged: an ordinary Hugging Face folder
+    status.json     a `Status`, written once, at the end; absent while the job runs or after it was killed
+    cancel          exists when the job is to stop for good
+
+Training data is Parquet: `input_ids` (list of int32), optionally `attention_mask` and `token_type_ids` (lists of int8),
+and `labels`: an int32 a row for classification, a list of int32 for causal-lm, -100 where no loss is wanted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Task = Literal["classification", "causal-lm"]
+Method = Literal["full", "lora"]
+MAX_LENGTH = 8192
+
+
+class Hyperparameters(BaseModel):
+    """Defaults are ObfusLM's appendix C.3: encoders in full; decoders with LoRA of rank 256 and alpha 16 on every
+    linear layer, the first two layers and the last one in full, and the tables trainable."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    task: Task = "classification"
+    num_labels: int = Field(2, ge=1, le=10_000)
+    method: Method | None = None  # None: full for classification, lora for causal-lm
+    lora_rank: int = Field(256, ge=1, le=4096)
+    lora_alpha: float = Field(16, gt=0)
+    full_first: int = Field(2, ge=0, le=1000)  # this many first layers are trained in full under lora
+    full_last: int = Field(1, ge=0, le=1000)
+    train_tables: bool = True
+    n_epochs: float = Field(3, gt=0, le=1000)
+    max_steps: int | None = Field(None, ge=1)  # overrides n_epochs
+    batch_size: int = Field(32, ge=1, le=4096)
+    learning_rate: float = Field(2e-5, gt=0, le=1)
+    warmup_ratio: float = Field(0.0, ge=0, le=1)
+    weight_decay: float = Field(0.0, ge=0, le=1)
+    adam_beta2: float = Field(0.999, gt=0, lt=1)
+    max_length: int = Field(512, ge=1, le=MAX_LENGTH)  # longer rows are cut
+    seed: int = Field(0, ge=0, lt=2**32)
+    save_steps: int = Field(200, ge=1)
+    logging_steps: int = Field(10, ge=1)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def chosen_method(self) -> Method:
+        return self.method or ("full" if self.task == "classification" else "lora")
+
+
+class JobSpec(BaseModel):
+    """Paths are the server's own, absolute."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    train: str
+    validation: str | None = None
+    hyperparameters: Hyperparameters
+    threads: int | None = Field(None, ge=1)  # CPU threads; None: torch's choice
+
+
+class Event(BaseModel):
+    """`metrics` events carry data: step, total_steps, loss, learning_rate, epoch, eta_seconds; or eval_loss, accuracy."""
+
+    time: float  # seconds since 1970
+    level: Literal["info", "warn", "error"] = "info"
+    type: Literal["message", "metrics"] = "message"
+    message: str
+    data: dict[str, Any] = {}
+
+
+class Status(BaseModel):
+    state: Literal["succeeded", "failed", "cancelled"]
+    error: str | None = None  # never contains training data
+    trained_tokens: int = 0
+    metrics: dict[str, float] = {}

@@ -1,0 +1,180 @@
+"""What the server remembers: four SQLite tables of JSON records. Safe across threads; one process at a time (home.py)."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, Field
+
+from milkglass.errors import Conflict, NotFound
+from milkglass.server.spec import Hyperparameters
+
+Purpose = Literal["model", "fine-tune"]
+State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+class Record(BaseModel):
+    id: str
+    created_at: float = Field(default_factory=time.time)
+
+
+class Upload(Record):
+    """`received` counts bytes that were checked and are on the disk for good."""
+
+    filename: str
+    bytes: int
+    sha256: str
+    purpose: Purpose
+    received: int = 0
+
+
+class Rows(BaseModel):
+    """What a training file claims of a model. `label_*` are None when every label is -100."""
+
+    rows: int
+    tokens: int
+    longest: int  # tokens of the longest row
+    max_id: int
+    nested_labels: bool  # a list a row, for causal-lm
+    min_label: int | None
+    max_label: int | None
+    max_token_type: int | None  # None: no such column
+
+
+class File(Record):
+    filename: str
+    bytes: int
+    sha256: str
+    purpose: Purpose
+    rows: Rows | None = None  # of a training file
+
+
+class Model(Record):
+    """`sha256` is of each weights file, by name."""
+
+    kind: Literal["encoder", "decoder"]
+    vocab_size: int
+    positions: int | None  # tokens at most; None: no limit known
+    token_types: int
+    sha256: dict[str, str]
+    job: str | None = None  # the fine-tuning job that made it
+
+
+class Job(Record):
+    model: str
+    training_file: str
+    validation_file: str | None
+    suffix: str | None
+    hyperparameters: Hyperparameters
+    state: State = "queued"
+    started_at: float | None = None
+    finished_at: float | None = None
+    cancel_at: float | None = None  # when its cancellation was asked for
+    crashes: int = 0
+    error: str | None = None
+    fine_tuned_model: str | None = None
+    trained_tokens: int = 0
+    metrics: dict[str, float] = {}
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("succeeded", "failed", "cancelled")
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Table(Generic[R]):
+    """Records of one kind, oldest first."""
+
+    def __init__(self, store: Store, name: str, kind: type[R], noun: str) -> None:
+        self._store, self._name, self._kind, self._noun = store, name, kind, noun
+
+    def add(self, record: R) -> R:
+        """Raises Conflict when the id is taken."""
+        try:
+            self._store.execute(f"INSERT INTO {self._name} (id, body) VALUES (?, ?)", record.id, _dump(record))
+        except sqlite3.IntegrityError:
+            raise Conflict(
+                f"there is a {self._noun} of this name already", "delete that one, or take a new name"
+            ) from None
+        return record
+
+    def find(self, key: str) -> R | None:
+        rows = self._store.execute(f"SELECT body FROM {self._name} WHERE id = ?", key)
+        return self._kind.model_validate_json(rows[0][0]) if rows else None
+
+    def get(self, key: str) -> R:
+        """Raises NotFound."""
+        found = self.find(key)
+        if found is None:
+            raise NotFound(f"there is no such {self._noun}", f"list the {self._noun}s that the server has")
+        return found
+
+    def all(self) -> list[R]:
+        rows = self._store.execute(f"SELECT body FROM {self._name} ORDER BY seq")
+        return [self._kind.model_validate_json(row[0]) for row in rows]
+
+    def update(self, key: str, change: Callable[[R], None]) -> R:
+        """Read, change, write, with no other thread in between. Raises NotFound."""
+        with self._store.lock:
+            record = self.get(key)
+            change(record)
+            self._store.execute(f"UPDATE {self._name} SET body = ? WHERE id = ?", _dump(record), key)
+            return record
+
+    def remove(self, key: str) -> None:
+        """Raises NotFound."""
+        with self._store.lock:
+            self.get(key)
+            self._store.execute(f"DELETE FROM {self._name} WHERE id = ?", key)
+
+
+def _dump(record: Record) -> str:
+    return record.model_dump_json()
+
+
+class Store:
+    """One connection, one lock: requests are few and small, and a writer never meets another."""
+
+    def __init__(self, path: Path) -> None:
+        self.lock = threading.RLock()
+        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
+        for table in ("uploads", "files", "models", "jobs"):
+            self.execute(
+                f"CREATE TABLE IF NOT EXISTS {table} (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, body TEXT)"
+            )
+        self.execute("CREATE TABLE IF NOT EXISTS digests (stamp TEXT PRIMARY KEY, digest TEXT)")
+        self.uploads = Table(self, "uploads", Upload, "upload")
+        self.files = Table(self, "files", File, "file")
+        self.models = Table(self, "models", Model, "model")
+        self.jobs = Table(self, "jobs", Job, "job")
+
+    def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self.lock:
+            return self._connection.execute(statement, values).fetchall()
+
+    def digest(self, stamp: str, compute: Callable[[], str]) -> str:
+        """The digest remembered for `stamp`, which names a file's every change; else computed now."""
+        rows = self.execute("SELECT digest FROM digests WHERE stamp = ?", stamp)
+        if rows:
+            return str(rows[0][0])
+        fresh = compute()  # outside of the lock: it may read 100 GB
+        self.execute("INSERT OR REPLACE INTO digests VALUES (?, ?)", stamp, fresh)
+        return fresh
+
+    def close(self) -> None:
+        with self.lock:
+            self._connection.close()

@@ -1,0 +1,240 @@
+"""The worker: `python -m milkglass.server.training JOB_FOLDER` fine-tunes one model and stops.
+
+spec.py says what is in the folder. On SIGTERM it saves a checkpoint and exits with 143, without a status; run again on
+the same folder, after that or after a kill, it goes on from its newest complete checkpoint. It knows ids and weights
+only: no key, no tokenizer, no text.
+
+Trainer's own optimiser state is a torch file in the job's folder; it is read back with `weights_only`, and no such file
+is ever accepted from outside.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    EvalPrediction,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+
+from milkglass.errors import MilkglassError
+from milkglass.server import lora
+from milkglass.server.data import Collate, Rows
+from milkglass.server.spec import Event, Hyperparameters, JobSpec, Status
+
+COMPLETE = "complete"  # marks a checkpoint that was written to its end
+INTERRUPTED = 143
+
+
+class Reporter(TrainerCallback):
+    """Tells what happens (events.jsonl), and stops the trainer on SIGTERM or when the job is cancelled."""
+
+    def __init__(self, job: Path) -> None:
+        self.job = job
+        self.interrupted = False
+        self._began, self._from_step = time.monotonic(), 0
+
+    def tell(self, message: str, level: str = "info", **data: Any) -> None:
+        kind = "metrics" if data else "message"
+        event = Event(time=time.time(), level=level, type=kind, message=message, data=data)  # type: ignore[arg-type]
+        with (self.job / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(event.model_dump_json() + "\n")
+
+    def interrupt(self, *_: object) -> None:
+        self.interrupted = True
+
+    @property
+    def cancelled(self) -> bool:
+        return (self.job / "cancel").exists()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._began, self._from_step = time.monotonic(), state.global_step
+        self.tell(f"training from step {state.global_step} of {state.max_steps}")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.interrupted:
+            control.should_save = True
+        if self.interrupted or self.cancelled:
+            control.should_training_stop = True
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any
+    ) -> None:
+        if not logs or "loss" not in logs:
+            return
+        done = state.global_step - self._from_step
+        left = (state.max_steps - state.global_step) * (time.monotonic() - self._began) / max(1, done)
+        self.tell(
+            f"step {state.global_step} of {state.max_steps}, loss {logs['loss']:.4f}",
+            step=state.global_step,
+            total_steps=state.max_steps,
+            loss=float(logs["loss"]),
+            learning_rate=float(logs.get("learning_rate", 0.0)),
+            epoch=float(state.epoch or 0.0),
+            eta_seconds=round(left, 1),
+        )
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
+    ) -> None:
+        kept = _kept_metrics(metrics)
+        self.tell("evaluation: " + ", ".join(f"{k} {v:.4f}" for k, v in kept.items()), step=state.global_step, **kept)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        folder = self.job / "checkpoints" / f"checkpoint-{state.global_step}"
+        (folder / COMPLETE).touch()
+        self.tell(f"checkpoint at step {state.global_step}")
+
+
+def _kept_metrics(metrics: dict[str, float] | None) -> dict[str, float]:
+    names = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy"}
+    return {names[name]: float(value) for name, value in (metrics or {}).items() if name in names}
+
+
+def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
+    """The model in training dtype; a new classifier head is drawn from the seed."""
+    dtype = getattr(torch, chosen.dtype)
+    if chosen.task == "causal-lm":
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
+    config = AutoConfig.from_pretrained(folder, num_labels=chosen.num_labels)
+    config.problem_type = "single_label_classification"
+    return AutoModelForSequenceClassification.from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True)
+
+
+def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(job / "checkpoints"),
+        num_train_epochs=chosen.n_epochs,
+        max_steps=chosen.max_steps or -1,
+        per_device_train_batch_size=chosen.batch_size,
+        per_device_eval_batch_size=chosen.batch_size,
+        learning_rate=chosen.learning_rate,
+        warmup_steps=chosen.warmup_ratio,
+        weight_decay=chosen.weight_decay,
+        adam_beta2=chosen.adam_beta2,
+        seed=chosen.seed,
+        save_steps=chosen.save_steps,
+        save_total_limit=2,
+        logging_steps=chosen.logging_steps,
+        eval_strategy="epoch" if evaluate and not chosen.max_steps else "no",
+        prediction_loss_only=chosen.task == "causal-lm",
+        train_sampling_strategy="group_by_length",
+        include_num_input_tokens_seen="non_padding",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+    )
+
+
+def accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def newest_checkpoint(job: Path) -> Path | None:
+    """The newest complete one; what a kill left half-written is removed."""
+    found = []
+    for folder in (job / "checkpoints").glob("checkpoint-*"):
+        if (folder / COMPLETE).is_file():
+            found.append(folder)
+        else:
+            shutil.rmtree(folder)
+    return max(found, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+
+
+def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
+    """Run the job to its end. None: interrupted, to be resumed."""
+    chosen = spec.hyperparameters
+    set_seed(chosen.seed)
+    model = load(spec.model, chosen)
+    if chosen.chosen_method == "lora":
+        lora.prepare(model, chosen)
+    pad = model.config.pad_token_id
+    rows = Rows(Path(spec.train), chosen.task, chosen.max_length)
+    held_out = Rows(Path(spec.validation), chosen.task, chosen.max_length) if spec.validation else None
+    trainer = Trainer(
+        model=model,
+        args=arguments(job, chosen, held_out is not None),
+        train_dataset=rows,
+        eval_dataset=held_out,
+        data_collator=Collate(0 if pad is None else pad),
+        compute_metrics=accuracy if chosen.task == "classification" else None,
+        callbacks=[reporter],
+    )
+    checkpoint = newest_checkpoint(job)
+    if checkpoint:
+        reporter.tell(f"resuming from {checkpoint.name}")
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if reporter.cancelled:
+        return Status(state="cancelled")
+    if reporter.interrupted and trainer.state.global_step < trainer.state.max_steps:
+        return None
+    metrics = _kept_metrics(trainer.evaluate()) if held_out is not None else {}
+    if chosen.chosen_method == "lora":
+        lora.merge(model)
+    save_result(model, job)
+    return Status(state="succeeded", trained_tokens=int(trainer.state.num_input_tokens_seen), metrics=metrics)
+
+
+def save_result(model: PreTrainedModel, job: Path) -> None:
+    partial = job / "result.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial)
+    partial.rename(job / "result")
+
+
+def explain(error: BaseException) -> str:
+    """What the client is told: our own messages whole, of others the kind, with the traceback in the worker's log."""
+    if isinstance(error, MilkglassError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "the server's disk is full; free space and start the job again"
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "out of memory; lower batch_size or max_length"
+    return f"{type(error).__name__} while training; the worker's log on the server says more"
+
+
+def main(job: Path) -> int:
+    reporter = Reporter(job)
+    signal.signal(signal.SIGTERM, reporter.interrupt)
+    try:
+        spec = JobSpec.model_validate_json((job / "spec.json").read_text("utf-8"))
+        if spec.threads:
+            torch.set_num_threads(spec.threads)
+        status = train(job, spec, reporter)
+    except Exception as error:  # noqa: BLE001  (whatever it was, the client must hear of it)
+        _finish(job, reporter, Status(state="failed", error=explain(error)))
+        raise
+    if status is None:
+        return INTERRUPTED
+    _finish(job, reporter, status)
+    return 0
+
+
+def _finish(job: Path, reporter: Reporter, status: Status) -> None:
+    reporter.tell(f"job {status.state}", level="error" if status.state == "failed" else "info")
+    partial = job / "status.json.tmp"
+    partial.write_text(json.dumps(status.model_dump()), "utf-8")
+    os.replace(partial, job / "status.json")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

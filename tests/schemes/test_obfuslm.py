@@ -1,0 +1,144 @@
+"""EmbedCluster and WeightSynth against the literal transcription, and what the scheme promises."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
+import obfuslm as literal  # noqa: E402
+
+from milkglass.attacks.embedding.knn import nearest  # noqa: E402
+from milkglass.errors import UsageError  # noqa: E402
+from milkglass.schemes.obfuslm import Mixture, ObfusLM, embed_cluster, merge_small, zero_rows  # noqa: E402
+
+
+def table_of(seed: int, n: int, d: int, duplicates: int = 0) -> torch.Tensor:
+    """Rows in loose groups, some of them exactly equal."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(max(2, n // 20), d))
+    table = centres[rng.integers(len(centres), size=n)] + 0.7 * rng.normal(size=(n, d))
+    table[:duplicates] = table[0]
+    return torch.from_numpy(table.astype(np.float32))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(40, 400),
+    k=st.integers(1, 12),
+    beta=st.sampled_from([0.0, 0.5, 0.8, 0.9, 0.95]),
+    duplicates=st.sampled_from([0, 0, 30]),
+)
+def test_same_clusters_as_the_paper(seed: int, n: int, k: int, beta: float, duplicates: int) -> None:
+    table = table_of(seed, n, 16, duplicates)
+    order = np.random.default_rng(seed + 1).permutation(n)
+    fast = embed_cluster(table, order, k, beta)
+    slow = literal.embed_cluster(table.double().numpy()[order], k, beta)
+    assert [c.tolist() for c in fast] == [order[c].tolist() for c in slow]
+
+
+def test_same_clusters_in_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("milkglass.schemes.obfuslm.BLOCK_BYTES", 1 << 15)
+    table = table_of(3, 1500, 24, 200)
+    order = np.random.default_rng(4).permutation(1500)
+    slow = literal.embed_cluster(table.double().numpy()[order], 10, 0.98)
+    assert [c.tolist() for c in embed_cluster(table, order, 10, 0.98)] == [order[c].tolist() for c in slow]
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0, 8.0])
+def test_same_weights_for_the_same_noise(epsilon: float) -> None:
+    table = table_of(5, 300, 16, 10)
+    x = table.double().numpy()
+    clusters = literal.embed_cluster(x, 7, 0.9)
+    noise = np.random.default_rng(6).laplace(size=sum(len(c) ** 2 for c in clusters))
+    rest = iter(np.split(noise, np.cumsum([len(c) ** 2 for c in clusters])))
+    scheme = ObfusLM(k=7, epsilon=epsilon, beta=0.9, leftover="paper")
+    mixture = scheme.mixture(table, np.arange(300), lambda n: next(rest))
+    expected = literal.weight_synth(x, clusters, epsilon, noise) @ x
+    np.testing.assert_allclose(mixture.apply(table, np.arange(300)).numpy(), expected, atol=2e-6)
+
+
+def test_the_noise_scale_does_not_depend_on_epsilon() -> None:
+    """Deviation 4, seen from outside: at tiny epsilon the weights are pure noise, not uniform."""
+    table = table_of(7, 200, 16)
+    rng = np.random.default_rng(8)
+    mixture = ObfusLM(k=10, epsilon=1e-9, beta=0.9).mixture(table, np.arange(200), lambda n: rng.laplace(size=n))
+    largest = [mixture.weights[mixture.indptr[i] : mixture.indptr[i + 1]].max() for i in range(200)]
+    assert np.mean(largest) > 0.12  # uniform weights would be at most 0.1
+
+
+def test_duplicates_and_singletons_bring_no_nan() -> None:
+    table = torch.ones(50, 4)
+    mixture = ObfusLM(k=5, beta=0.5).mixture(table, np.arange(50), lambda n: np.full(n, 1e300))
+    assert torch.equal(mixture.apply(table, np.arange(50)), table)
+    alone = Mixture.of(3, [np.array([1])], [np.ones((1, 1), np.float32)])
+    assert torch.equal(alone.apply(table[:3], np.arange(3)), table[:3])
+
+
+def test_merged_clusters_keep_every_token_once_and_reach_k() -> None:
+    table = table_of(9, 600, 16)
+    order = np.random.default_rng(0).permutation(600)
+    left = embed_cluster(table, order, 10, 0.95)
+    merged = merge_small(table, left, 10)
+    assert min(map(len, left)) < 10 <= min(map(len, merged))
+    assert sorted(np.concatenate(merged).tolist()) == list(range(600))
+
+
+def test_the_promise_counts_what_was_kept() -> None:
+    clusters = [np.arange(10), np.arange(10, 13), np.array([13])]
+    weights = [np.full((len(c), len(c)), 1 / len(c), np.float32) for c in clusters]
+    promise = Mixture.of(16, clusters, weights).promise(10)
+    assert (promise.clusters, promise.sizes) == (3, {10: 1, 3: 1, 1: 1})
+    assert (promise.below_k, promise.singletons, promise.verbatim) == (4, 1, 2)
+
+
+def test_zero_rows_are_found() -> None:
+    table = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))
+    table[[4, 9]] = 0
+    assert np.flatnonzero(zero_rows(table)).tolist() == [4, 9]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"k": 0}, "k is 0"),
+        ({"epsilon": -1.0}, "epsilon is -1.0"),
+        ({"epsilon": float("nan")}, "epsilon is nan"),
+        ({"beta": 1.0}, "beta is 1.0"),
+        ({"leftover": "drop"}, "leftover is 'drop'"),
+    ],
+)
+def test_parameters_out_of_range_are_named(parameters: dict[str, object], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        ObfusLM(**parameters)  # type: ignore[arg-type]
+
+
+def test_too_few_candidates_is_refused_before_any_work() -> None:
+    with pytest.raises(UsageError, match=r"500 tokens at beta = 0.99 leave 5.0 candidates for clusters of k = 10"):
+        ObfusLM().cluster(torch.randn(500, 8), np.arange(500))
+
+
+def test_a_half_precision_table_stays_so() -> None:
+    table = table_of(1, 200, 8).bfloat16()
+    rng = np.random.default_rng(8)
+    mixture = ObfusLM(k=5, beta=0.9).mixture(table, np.arange(200), lambda n: rng.laplace(size=n))
+    mixed = mixture.apply(table, np.arange(200))
+    exact = mixture.apply(table.float(), np.arange(200))
+    assert mixed.dtype == torch.bfloat16
+    assert torch.equal(mixed, exact.bfloat16())
+
+
+def test_nearest_neighbour_reads_a_plain_table_and_less_of_a_mixed_one() -> None:
+    table = table_of(2, 500, 32)
+    rng = np.random.default_rng(8)
+    mixture = ObfusLM(k=10, beta=0.95).mixture(table, np.arange(500), lambda n: rng.laplace(size=n))
+    truth = torch.arange(500)
+    assert (nearest(table, table, 1)[:, 0] == truth).float().mean() == 1
+    assert (nearest(mixture.apply(table, np.arange(500)), table, 1)[:, 0] == truth).float().mean() < 0.3
