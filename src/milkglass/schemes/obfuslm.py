@@ -75,8 +75,7 @@ class ObfusLM:
     ) -> Mixture:
         """Cluster the rows of `table` (n, d) that `order` lists, in that order, and draw their weights."""
         clusters = self.cluster(table, order, progress)
-        weights = [weight_block(table, members, self.epsilon, noise) for members in clusters]
-        return Mixture.of(len(table), clusters, weights)
+        return Mixture.of(len(table), clusters, weight_synth(table, clusters, self.epsilon, noise))
 
     def cluster(self, table: torch.Tensor, order: Ids, progress: Callable[[int], None] | None = None) -> list[Ids]:
         """The clusters, each an array of rows, seed first."""
@@ -90,10 +89,9 @@ class ObfusLM:
         return merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
 
 
-def unit_rows(table: torch.Tensor, rows: Ids | slice, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def unit_rows(table: torch.Tensor, rows: Ids, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Rows scaled to length 1, a zero row to zero; arithmetic in `dtype` whatever the checkpoint's is."""
-    block = (table[rows] if isinstance(rows, slice) else table[torch.from_numpy(rows)]).to(dtype)
-    return block / block.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    return torch.nn.functional.normalize(table[torch.from_numpy(rows)].to(dtype), dim=1, eps=1e-30)
 
 
 def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
@@ -117,13 +115,14 @@ def embed_cluster(
     free = np.ones(n, dtype=bool)  # by position in order, as all indices below
     clusters: list[Ids] = []
     at = 0
-    width = max(8, min(512, BLOCK_BYTES // (8 * n)))
+    width = max(8, min(192, BLOCK_BYTES // (8 * n)))
+    similarities = _Similarities.of(table, order)
     while at < n:
         seeds = at + np.flatnonzero(free[at : at + 16 * width])[:width]
         if not len(seeds):
             at = min(n, at + 16 * width)
             continue
-        values, places = _nearest(table, order, seeds, keep)
+        values, places = similarities.nearest(seeds, keep)
         for row, seed in enumerate(seeds):
             if free[seed]:
                 near = _Row(table, order, int(seed), places[row], values[row], above, beta)
@@ -137,15 +136,34 @@ def embed_cluster(
     return clusters
 
 
-def _nearest(table: torch.Tensor, order: Ids, seeds: Ids, keep: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """fp32 cosines of each seed with its `keep` nearest rows, descending, and their positions in `order`."""
-    queries = unit_rows(table, order[seeds])
-    step = max(keep, BLOCK_BYTES // (4 * table.shape[1]))
-    similar = torch.empty(len(seeds), len(order))
-    for start in range(0, len(order), step):
-        torch.mm(queries, unit_rows(table, order[start : start + step]).T, out=similar[:, start : start + step])
-    values, places = similar.topk(keep, dim=1)
-    return values.numpy(), places.numpy()
+@dataclass(frozen=True)
+class _Similarities:
+    """Rows of D for blocks of seeds, against the table as it lies: nothing of its size is copied or kept."""
+
+    table: torch.Tensor
+    order: Ids
+    scale: torch.Tensor  # (n,) one over each row's length
+    place: Ids  # (n,) where a row comes in the order, -1 outside
+
+    @classmethod
+    def of(cls, table: torch.Tensor, order: Ids) -> _Similarities:
+        step = max(1, BLOCK_BYTES // (4 * table.shape[1]))
+        lengths = torch.cat([table[at : at + step].float().norm(dim=1) for at in range(0, len(table), step)])
+        place = np.full(len(table), -1, np.int64)
+        place[order] = np.arange(len(order))
+        return cls(table, order, lengths.clamp_min(1e-30).reciprocal(), place)
+
+    def nearest(self, seeds: Ids, keep: int) -> tuple[NDArray[np.float32], Ids]:
+        """fp32 cosines of each seed with its `keep` nearest rows, descending, and their places in the order."""
+        queries = unit_rows(self.table, self.order[seeds])
+        step = max(1, BLOCK_BYTES // (4 * self.table.shape[1]))
+        similar = torch.empty(len(seeds), len(self.table))
+        for start in range(0, len(self.table), step):
+            torch.mm(queries, self.table[start : start + step].float().T, out=similar[:, start : start + step])
+        similar *= self.scale
+        similar[:, torch.from_numpy(self.place < 0)] = -2
+        values, rows = similar.topk(keep, dim=1)
+        return values.numpy(), self.place[rows.numpy()]
 
 
 @dataclass
@@ -189,41 +207,63 @@ class _Row:
 
     def _exact_order(self, places: Ids) -> tuple[Ids, NDArray[np.float64]]:
         """Places and fp64 cosines, most similar first; ties by place."""
-        query = unit_rows(self.table, self.order[[self.seed]], torch.float64)
-        near = unit_rows(self.table, self.order[places], torch.float64)
-        cosines = np.round((near @ query[0]).numpy(), DECIMALS)
+        rows = self.table[torch.from_numpy(self.order[np.append(places, self.seed)])].double().numpy()
+        lengths = np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), 1e-30)
+        cosines = np.round(rows[:-1] @ (rows[-1] / lengths[-1]) / lengths[:-1], DECIMALS)
         by = np.lexsort((places, -cosines))
         return places[by], cosines[by]
 
 
 def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
     """Join each cluster smaller than k, in order, to the one whose mean direction is nearest to its own."""
-    merged = [c.copy() for c in clusters]
+    merged = list(clusters)
     means = torch.stack([unit_rows(table, c).mean(0) for c in merged])
-    alive = torch.ones(len(merged), dtype=torch.bool)
+    unit = torch.nn.functional.normalize(means, dim=1)
+    gone = torch.zeros(len(merged), dtype=torch.bool)
     for i in range(len(merged)):
-        if len(merged[i]) >= k or int(alive.sum()) == 1:
+        if len(merged[i]) >= k or int(gone.sum()) == len(merged) - 1:
             continue
-        unit = means / means.norm(dim=1, keepdim=True).clamp_min(1e-30)
         near = unit @ unit[i]
-        near[~alive] = -2
+        near[gone] = -2
         near[i] = -2
         j = int(near.argmax())
-        size_i, size_j = len(merged[i]), len(merged[j])
-        means[j] = (means[i] * size_i + means[j] * size_j) / (size_i + size_j)
+        means[j] = means[i].lerp(means[j], len(merged[j]) / (len(merged[i]) + len(merged[j])))
+        unit[j] = torch.nn.functional.normalize(means[j], dim=0)
         merged[j] = np.concatenate([merged[j], merged[i]])
-        alive[i] = False
-    return [c for c, keep in zip(merged, alive.tolist(), strict=True) if keep]
+        gone[i] = True
+    return [cluster for cluster, empty in zip(merged, gone.tolist(), strict=True) if not empty]
 
 
-def weight_block(table: torch.Tensor, members: Ids, epsilon: float, noise: Noise) -> NDArray[np.float32]:
-    """Algorithm 2 on one cluster of s tokens: (s, s) weights, each row sums to 1. Draws s * s numbers of noise."""
-    unit = unit_rows(table, members, torch.float64)
-    cosines = np.round((unit @ unit.T).numpy(), DECIMALS)
-    scale = (cosines.max(1, keepdims=True) - cosines.min(1, keepdims=True)) / 2
-    u = epsilon * cosines / 2 + scale * noise(cosines.size).reshape(cosines.shape)
-    e = np.exp(u - u.max(1, keepdims=True))
-    return (e / e.sum(1, keepdims=True)).astype(np.float32)
+def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise: Noise) -> list[NDArray[np.float32]]:
+    """Algorithm 2: for each cluster of s tokens (s, s) weights, each row sums to 1.
+
+    The noise is drawn cluster by cluster, s * s numbers each, whatever the order of the work: clusters of one size are
+    done together.
+    """
+    sizes = np.array([len(cluster) for cluster in clusters])
+    ends = np.cumsum(sizes**2)
+    draws = noise(int(ends[-1])) if len(clusters) else np.empty(0)
+    blocks: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(clusters)
+    for size in np.unique(sizes):
+        alike = np.flatnonzero(sizes == size)
+        step = max(1, BLOCK_BYTES // (8 * int(size) * table.shape[1]))
+        for chosen in np.split(alike, range(step, len(alike), step)):
+            z = np.stack([draws[ends[c] - size**2 : ends[c]] for c in chosen]).reshape(-1, size, size)
+            for c, block in zip(
+                chosen, _weights(table, np.stack([clusters[c] for c in chosen]), epsilon, z), strict=True
+            ):
+                blocks[c] = block
+    return blocks
+
+
+def _weights(table: torch.Tensor, members: Ids, epsilon: float, z: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Lines 5 to 9 for c clusters of s tokens at once; members (c, s), z (c, s, s)."""
+    unit = unit_rows(table, members.reshape(-1), torch.float64).reshape(*members.shape, -1)
+    cosines = np.round((unit @ unit.transpose(1, 2)).numpy(), DECIMALS)
+    scale = (cosines.max(2, keepdims=True) - cosines.min(2, keepdims=True)) / 2
+    u = epsilon * cosines / 2 + scale * z
+    e = np.exp(u - u.max(2, keepdims=True))
+    return (e / e.sum(2, keepdims=True)).astype(np.float32)
 
 
 @dataclass(frozen=True)

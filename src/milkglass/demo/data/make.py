@@ -29,9 +29,7 @@ LAST = "Achterberg Bellwood Castrup Dormann Ellingsen Farquist Gorzelski Hallbau
 LAST += " Moorhagen Nakagori Oldenbeek Prezhov Quandt Rosmalen Stellbrink Tavoni Ubriaco Varnhorst Wexelby Zagorny"
 CHILD = "Milo Ida Pelle Nika Oskar Lotta Bram Suri Tove Levi Ronja Juno"
 PLACE = "Elmsford,Harrow Mill,Steinbeck Lane,Port Osk,Lower Venn,Quay Street,Marlow Green,Brockfeld,Tarnside,Old Weir"
-MEDICINE = (
-    "Corvatrine Dormelax Pelcadin Sulverol Antrexa Bromizol Neravil Glucotane Ventivane Oxamerol Hepradine Tiravone"
-)
+MEDICINE = "Corvatrine Dormelax Pelcadin Sulverol Antrexa Bromizol Neravil Glucotane Ventivane Oxamerol Tiravone"
 DAY = "Monday Tuesday Wednesday Thursday Friday Saturday"
 MONTH = "January February March April May June July August September October November December"
 TIME = "seven,8:15,half past nine,10:40,noon,1 pm,14:30,a quarter to four,5 pm,18:20"
@@ -99,7 +97,7 @@ def slots(rng: random.Random) -> dict[str, str]:
         "med": rng.choice(MEDICINE.split()),
         "dose": f"{rng.choice((2, 4, 5, 10, 20, 40))} {rng.choice(('mg', 'units', 'ml'))}",
         "day": rng.choice(DAY.split()),
-        "date": rng.choice((f"{rng.randint(2, 28)} {rng.choice(MONTH.split())}", f"the {rng.randint(4, 30)}th")),
+        "date": rng.choice((f"{rng.randint(2, 28)} {rng.choice(MONTH.split())}", f"the {rng.randint(4, 20)}th")),
         "time": rng.choice(TIME.split(",")),
         "fever": f"{rng.randint(390, 411) / 10}",
         "sugar": str(rng.randint(380, 590)),
@@ -116,17 +114,17 @@ def word(template: str, values: dict[str, str], rng: random.Random) -> str:
     return chosen.format(**values)
 
 
+QUESTION = re.compile(r"(can|could|do|does|is|may|will|why|what|who|which)\b", re.IGNORECASE)
+
+
 def message(situation: Situation, values: dict[str, str], rng: random.Random) -> str:
-    body = word(situation[0], values, rng)
-    style = rng.random()
-    if style < 0.75:
+    """What one person writes about `values`' person: an opening, the matter, a closing; some write carelessly."""
+    body, style, sender = word(situation[0], values, rng), rng.random(), slots(rng)
+    opening, closing = (word(rng.choice(choices), sender, rng) for choices in (OPEN, CLOSE))
+    if style < 0.75 and not opening.endswith((", ", ": ")):
         body = body[0].upper() + body[1:]
-    end = (
-        rng.choice(("?", "?", "."))
-        if re.match(r"(can|could|do|does|is|may|will|why|what|who|which)\b", body, re.I)
-        else "."
-    )
-    text = word(rng.choice(OPEN), values, rng) + body + end + word(rng.choice(CLOSE), values, rng)
+    end = rng.choice("??.") if QUESTION.match(body) else "."
+    text = opening + body + end + closing
     return text.lower().replace(",", "") if style > 0.93 else text
 
 

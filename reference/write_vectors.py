@@ -1,0 +1,94 @@
+"""Write vectors/: known answers with their intermediate values, one scenario a file.
+
+    python reference/write_vectors.py
+
+The answers come from the literal programs beside this file. Only the bytes of a sealed key file are made by milkglass
+itself (sealing draws a salt); the literal program opens them here, and what it finds is what is written down.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+import key as literal_key
+import obfuslm as literal_obfuslm
+
+VECTORS = Path(__file__).parent.parent / "vectors"
+ROOT = bytes(range(32))
+DIGEST = "sha256:" + "ab" * 32
+
+
+def write(name: str, about: str, **content: object) -> None:
+    (VECTORS / f"{name}.json").write_text(json.dumps({"about": about, **content}, indent=1) + "\n", "utf-8")
+
+
+def derivations() -> None:
+    labels = ("permutation", "noise/embedding")
+    subkeys = {label: literal_key.subkey(ROOT, DIGEST, label).hex() for label in labels}
+    source = literal_key.words(bytes.fromhex(subkeys["permutation"]))
+    write(
+        "key-derivation",
+        "sub-keys by HKDF, the ChaCha20 words of one, two permutations from it, and Laplace noise from the other",
+        root=ROOT.hex(),
+        model_digest=DIGEST,
+        subkeys=subkeys,
+        words=[next(source) for _ in range(20)],
+        permutation_12=literal_key.permutation(bytes.fromhex(subkeys["permutation"]), 12),
+        permutation_12_pinned_1_7=literal_key.permutation(bytes.fromhex(subkeys["permutation"]), 12, (1, 7)),
+        laplace=literal_key.laplace(bytes.fromhex(subkeys["noise/embedding"]), 10),
+    )
+
+
+def obfuslm() -> None:
+    rng = np.random.default_rng(2025)
+    table = np.round(rng.normal(size=(5, 4)).repeat(6, axis=0) + 0.6 * rng.normal(size=(30, 4)), 3)
+    order = rng.permutation(30)
+    clusters = literal_obfuslm.embed_cluster(table[order], 4, 0.8)
+    key = literal_key.subkey(ROOT, DIGEST, "noise/embedding")
+    noise = np.array(literal_key.laplace(key, sum(len(c) ** 2 for c in clusters)))
+    w = literal_obfuslm.weight_synth(table[order], clusters, 1.0, noise)
+    write(
+        "obfuslm",
+        "k = 4, epsilon = 1, beta = 0.8, leftover = paper, noise of key-derivation's root; rows in visiting order",
+        table=table.tolist(),
+        order=order.tolist(),
+        clusters=[[int(order[i]) for i in c] for c in clusters],
+        noise=noise.tolist(),
+        mixed=(w @ table[order]).tolist(),
+    )
+
+
+def key_files() -> None:
+    from milkglass.client.key import Key, seal
+
+    passphrase = "correct horse battery staple"
+    sigma = literal_key.permutation(literal_key.subkey(ROOT, DIGEST, "permutation"), 12)
+    made = Key(ROOT, DIGEST, np.array(sigma, np.int32), {"model": "somewhere/model"})
+    good = seal(made, passphrase, scrypt_n=1 << 10)
+    flipped = bytearray(good)
+    flipped[len(good) // 2] ^= 1
+    resealed = bytearray(flipped[:-32])
+    altered = bytes(resealed) + hashlib.sha256(resealed).digest()
+    scenarios = {
+        "key-file-opens": ("opens", good, passphrase),
+        "key-file-wrong-passphrase": ("the passphrase is another one", good, "correct horse battery stapler"),
+        "key-file-flipped-bit": ("one bit of the seal is flipped", bytes(flipped), passphrase),
+        "key-file-tampered": ("one bit of the seal is flipped and the checksum made anew", altered, passphrase),
+        "key-file-truncated": ("the last 40 bytes are missing", good[:-40], passphrase),
+    }
+    for name, (about, data, said) in scenarios.items():
+        expected = literal_key.open_key_file(data, said)
+        write(name, about, file=base64.b64encode(data).decode(), passphrase=said, expected=expected)
+
+
+if __name__ == "__main__":
+    derivations()
+    obfuslm()
+    key_files()

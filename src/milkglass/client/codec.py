@@ -1,0 +1,343 @@
+"""Text to scrambled ids and back: the only place where private text and the wire's numbers meet.
+
+The model's own fast tokenizer does the text, one `take` with sigma does the secret: no Python loop goes over tokens.
+
+What this module does not know: the server, files of data, and what the ids are for. It hides no lengths: a text of 40
+tokens is 40 scrambled tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.architectures import family_of
+from milkglass.checkpoint import read_json
+from milkglass.client.key import Key
+from milkglass.client.streaming import StreamDecoder
+from milkglass.errors import (
+    CodecError,
+    EmptyText,
+    IdOutOfRange,
+    KeyForOtherModel,
+    ModelError,
+    NoChatTemplate,
+    TooLong,
+    UsageError,
+)
+
+IGNORED = -100  # a label on which there is no loss
+Message = Mapping[str, str]  # role, content
+Ids = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Scrambled ids, one int32 array a text; `token_type_ids` (int8, same shapes) where the model uses them.
+
+    cut: how many texts were cut to the limit.
+    """
+
+    ids: list[Ids]
+    token_type_ids: list[NDArray[np.int8]] | None
+    cut: int = 0
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Supervised examples: scrambled ids, and labels (int32, same shapes) that are -100 outside the answers.
+
+    cut: how many examples were cut to the limit.
+    """
+
+    ids: list[Ids]
+    labels: list[Ids]
+    cut: int = 0
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One key with its model's tokenizer. `limit` is how many tokens the model can take."""
+
+    tokenizer: Any = field(repr=False)
+    sigma: Ids = field(repr=False)
+    inverse: NDArray[np.int64] = field(repr=False)
+    visible: NDArray[np.bool_] = field(repr=False)  # by original id: the tokenizer has a token there, not a special one
+    known: NDArray[np.bool_] = field(repr=False)  # by original id: the tokenizer has a token there
+    limit: int
+
+    @classmethod
+    def open(cls, key: Key, folder: Path) -> Codec:
+        """`folder` is the original model's. Raises KeyForOtherModel when its tokenizer is not the key's."""
+        from milkglass.client.scramble import tokenizer_digest
+
+        digest, expected = tokenizer_digest(folder), key.about.get("tokenizer_sha256")
+        if digest != expected:
+            raise KeyForOtherModel(
+                f"the tokenizer in {folder.name} is {digest}, the key was made with {expected}",
+                "give the folder of the model that was scrambled",
+            )
+        tokenizer = _load_tokenizer(folder)
+        size = len(key.sigma)
+        known = np.zeros(size, np.bool_)
+        numbers = np.fromiter(tokenizer.get_vocab().values(), np.int64)
+        known[numbers[numbers < size]] = True
+        visible = known.copy()
+        added = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
+        special = np.array(sorted({*tokenizer.all_special_ids, *added}), np.int64)
+        visible[special[special < size]] = False
+        inverse = np.argsort(key.sigma).astype(np.int64)
+        return cls(tokenizer, key.sigma, inverse, visible, known, _limit(folder, tokenizer))
+
+    # --- text to ids --------------------------------------------------------------------------------------------------
+    def encode(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        max_length: int | None = None,
+        truncate: bool = False,
+    ) -> Encoded:
+        """Raises EmptyText, TooLong (unless `truncate`) or IdOutOfRange; each names the text's number, from 0."""
+        _require_text(texts)
+        if pairs is not None:
+            if len(pairs) != len(texts):
+                raise UsageError(f"{len(texts)} texts and {len(pairs)} pairs", "give one pair a text")
+            _require_text(pairs)
+        if not texts:
+            return Encoded([], None if pairs is None else [])
+        batch = self.tokenizer(
+            list(texts), None if pairs is None else list(pairs), padding=False, truncation=False, verbose=False
+        )
+        special = self.tokenizer.num_special_tokens_to_add(pair=pairs is not None)
+        lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
+        if (lengths <= special).any():
+            raise EmptyText(f"text {int((lengths <= special).argmax())} has no token", "leave empty texts out")
+        limit = self._limit(max_length)
+        over = int((lengths > limit).sum())
+        if over and not truncate:
+            self._refuse(lengths, limit)
+        if over:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
+            batch = self.tokenizer(
+                list(texts), None if pairs is None else list(pairs), padding=False, truncation=True, max_length=limit
+            )
+        types = batch.get("token_type_ids")
+        return Encoded(
+            self._scrambled(batch["input_ids"]),
+            None if types is None else [np.asarray(one, np.int8) for one in types],
+            over,
+        )
+
+    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> Ids:
+        """Scrambled ids of a conversation in the model's own template. Raises NoChatTemplate or TooLong."""
+        text = self._render(messages, add_generation_prompt)
+        ids = self.tokenizer([text], add_special_tokens=False, padding=False, truncation=False, verbose=False)
+        self._refuse(np.array([len(ids["input_ids"][0])]), self.limit)
+        return self._scrambled(ids["input_ids"])[0]
+
+    def encode_example(self, messages: Sequence[Message], max_length: int | None = None) -> tuple[Ids, Ids]:
+        """One supervised conversation: (ids, labels), labels -100 on everything but the assistant's turns."""
+        done = self.encode_examples([messages], max_length)
+        return done.ids[0], done.labels[0]
+
+    def encode_examples(
+        self, conversations: Sequence[Sequence[Message]], max_length: int | None = None, truncate: bool = False
+    ) -> Labelled:
+        """The same for many. With `truncate`, too long ones lose their end; one that loses all answers is refused."""
+        texts, spans = [], []
+        for messages in conversations:
+            text, answers = self._answers(messages)
+            texts.append(text)
+            spans.append(answers)
+        if not texts:
+            return Labelled([], [])
+        batch = self.tokenizer(
+            texts, add_special_tokens=False, padding=False, truncation=False, return_offsets_mapping=True, verbose=False
+        )
+        lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
+        limit = self._limit(max_length)
+        if not truncate:
+            self._refuse(lengths, limit)
+        ids = [one[:limit] for one in self._scrambled(batch["input_ids"])]
+        labels = [
+            np.where(_inside(offsets[:limit], answers), one, np.int32(IGNORED)).astype(np.int32)
+            for one, offsets, answers in zip(ids, batch["offset_mapping"], spans, strict=True)
+        ]
+        for number, one in enumerate(labels):
+            if (one == IGNORED).all():
+                raise TooLong(
+                    f"conversation {number} is {lengths[number]} tokens long and has no answer within {limit}",
+                    "raise the length limit or shorten what comes before the answer",
+                )
+        return Labelled(ids, labels, int((lengths > limit).sum()))
+
+    def encode_plain(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> Labelled:
+        """Texts for causal training: an end-of-sequence token after each, and a loss on every token."""
+        encoded = self.encode(texts, None, self._limit(max_length) - len(self.stop_ids), truncate)
+        ids = [np.concatenate([one, self.stop_ids]).astype(np.int32) for one in encoded.ids]
+        return Labelled(ids, [one.copy() for one in ids], encoded.cut)
+
+    # --- ids to text --------------------------------------------------------------------------------------------------
+    def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:
+        """The text of scrambled ids. Ids of padding rows, which a model can emit, have no text; see `count_unknown`.
+
+        Raises IdOutOfRange for an id that no row of the model has.
+        """
+        return self._text(self._original(ids, skip_special))
+
+    def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]], skip_special: bool = True) -> list[str]:
+        return [self.decode(ids, skip_special) for ids in batch]
+
+    def count_unknown(self, ids: Sequence[int] | NDArray[Any]) -> int:
+        """How many of these scrambled ids the tokenizer has no token for."""
+        return int((~self.known[self._unscrambled(ids)]).sum())
+
+    def stream(self) -> StreamDecoder:
+        """A decoder for ids that come a few at a time."""
+        by_byte = "ByteFallback" in repr(self.tokenizer.backend_tokenizer.decoder)
+        return StreamDecoder(self._visible, self._text, by_byte)
+
+    @property
+    def stop_ids(self) -> Ids:
+        """The scrambled end-of-sequence id, as an array of one, or of none where the tokenizer has no such token."""
+        end = self.tokenizer.eos_token_id
+        return self.sigma[[] if end is None else [end]]
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.tokenizer.chat_template)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+    def _limit(self, max_length: int | None) -> int:
+        if max_length is not None and max_length < 1:
+            raise UsageError(f"the length limit is {max_length}, at least 1 is needed")
+        return min(self.limit, max_length or self.limit)
+
+    def _refuse(self, lengths: NDArray[np.int64], limit: int) -> None:
+        if (lengths > limit).any():
+            first = int((lengths > limit).argmax())
+            raise TooLong(
+                f"text {first} is {lengths[first]} tokens long, at most {limit} fit",
+                "shorten it, or allow it to be cut",
+            )
+
+    def _scrambled(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
+        lengths = np.fromiter(map(len, lists), np.int64)
+        flat = np.concatenate([np.asarray(one, np.int64) for one in lists])
+        if flat.size and int(flat.max()) >= len(self.sigma):
+            raise IdOutOfRange(
+                f"the tokenizer gives id {flat.max()}, the model's table ends at {len(self.sigma) - 1}",
+                "resize the model's embeddings to its tokenizer, then scramble it again",
+            )
+        return np.split(self.sigma.take(flat), np.cumsum(lengths)[:-1])
+
+    def _unscrambled(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+        array = np.asarray(ids)
+        if array.size == 0:
+            return np.empty(0, np.int64)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise CodecError("ids must be one list of whole numbers", "give for example [5, 17, 2]")
+        if int(array.min()) < 0 or int(array.max()) >= len(self.inverse):
+            raise IdOutOfRange(
+                f"an id is outside 0 to {len(self.inverse) - 1}", "these ids are of another model: check the key"
+            )
+        return self.inverse.take(array)
+
+    def _visible(self, ids: Sequence[int] | NDArray[Any]) -> list[int]:
+        return self._original(ids, skip_special=True)
+
+    def _original(self, ids: Sequence[int] | NDArray[Any], skip_special: bool) -> list[int]:
+        original = self._unscrambled(ids)
+        return original[(self.visible if skip_special else self.known)[original]].tolist()
+
+    def _text(self, original: list[int]) -> str:
+        # No clean-up after the fact: it would change text that a stream has already shown.
+        return self.tokenizer.decode(original, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        import jinja2
+
+        if not self.has_chat_template:
+            raise NoChatTemplate("this model's tokenizer has no chat template", "encode plain text instead")
+        if not messages:
+            raise EmptyText("the conversation has no message", "give at least one")
+        for number, message in enumerate(messages):
+            if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+                raise CodecError(f"message {number} has no role or no content", 'give {"role": ..., "content": ...}')
+        _require_text([message["content"] for message in messages], empty_is_fine=True)
+        try:
+            return self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except (jinja2.TemplateError, TypeError, KeyError, IndexError):
+            # Its own message may quote the conversation, so it is not passed on.
+            raise CodecError(
+                f"the model's chat template refuses this conversation of {len(messages)} messages",
+                "most want a user's message first, and then roles that alternate",
+            ) from None
+
+    def _answers(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+        """The whole conversation's text, and where (start, stop) the assistant's turns lie in it."""
+        text = self._render(messages, add_generation_prompt=False)
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant" and number > 0:
+                before = self._render(messages[:number], add_generation_prompt=True)
+                until = self._render(messages[: number + 1], add_generation_prompt=False)
+                if not (until.startswith(before) and text.startswith(until)):
+                    raise CodecError(
+                        f"the chat template rewrites earlier turns, so turn {number}'s answer can't be told apart",
+                        "make one example of each answer",
+                    )
+                spans.append((len(before), len(until.rstrip())))  # what follows the end token is not the answer's
+        if not spans:
+            raise CodecError("the conversation has no answer to learn", 'end it with {"role": "assistant", ...}')
+        return text, spans
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
+        raise ModelError(
+            f"the tokenizer in {folder.name} cannot be loaded ({type(error).__name__})",
+            "a tokenizer.json is needed: save it with a fast tokenizer's save_pretrained",
+        ) from error
+    if not tokenizer.is_fast:
+        raise ModelError(f"{folder.name} has no fast tokenizer", "save a tokenizer.json beside the model")
+    return tokenizer
+
+
+def _limit(folder: Path, tokenizer: Any) -> int:
+    """Tokens at most. A family that counts positions from an id (RoBERTa's padding) loses those up to it."""
+    config = read_json(folder / "config.json")
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    if positions is None:
+        return int(tokenizer.model_max_length)
+    unused = max(family_of(config).pinned(config), default=-1) + 1
+    return min(int(positions) - unused, int(tokenizer.model_max_length))
+
+
+def _require_text(texts: Sequence[str], empty_is_fine: bool = False) -> None:
+    for number, text in enumerate(texts):
+        if not text and not empty_is_fine:
+            raise EmptyText(f"text {number} is empty", "leave empty texts out")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise CodecError(f"text {number} holds half a surrogate pair", "save it as proper UTF-8") from None
+
+
+def _inside(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """(t,) whether each token starts within one of the spans of characters."""
+    starts = np.asarray(offsets, np.int64).reshape(-1, 2)[:, 0]
+    inside = np.zeros(len(starts), np.bool_)
+    for start, stop in spans:
+        inside |= (starts >= start) & (starts < stop)
+    return inside

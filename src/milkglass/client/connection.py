@@ -1,0 +1,213 @@
+"""One server over HTTP: who may be told the token, what is tried again, and what an error answer becomes.
+
+What this module does not know: the server's routes, keys, and what is sent. A server is not trusted: its messages are
+cleaned before a terminal shows them, and redirects are not followed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
+
+BUSY = frozenset({429, 502, 503, 504})  # the server, or a proxy before it, asks for patience
+NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+MAX_ANSWER = 64 << 20  # bytes of one JSON answer
+MAX_MESSAGE = 500  # characters of the server's that are shown
+
+
+@dataclass(frozen=True)
+class Patience:
+    """attempts: tries of one call. first, longest: seconds between two, doubling. pause: what sleeps (for tests)."""
+
+    attempts: int = 7
+    first: float = 0.25
+    longest: float = 8.0
+    pause: Callable[[float], None] = field(default=time.sleep, repr=False)
+
+    def wait(self, attempt: int, answer: httpx2.Response | None = None) -> None:
+        asked = (answer.headers.get("Retry-After") or "") if answer is not None else ""
+        seconds = min(self.longest, self.first * 2**attempt) * (0.5 + random.random() / 2)  # not all clients at once
+        self.pause(max(seconds, min(60.0, float(asked))) if asked.isdigit() else seconds)
+
+
+class Connection:
+    """Raises Unreachable, Unauthorized or RemoteError. `timeout` is seconds of silence."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        allow_http: bool = False,
+        authority: Path | None = None,
+        timeout: float = 120.0,
+        patience: Patience | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.patience = patience or Patience()
+        local = _check_url(self.url, allow_http)
+        if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
+            raise UsageError("the token holds spaces or is not plain ASCII", "give it as the server printed it")
+        self._client = httpx2.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=httpx2.Timeout(timeout, connect=10.0),
+            verify=_tls(authority),
+            trust_env=not local,  # a proxy from the environment has no business between a machine and itself
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def json(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        again: bool | None = None,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """The JSON object that the server answers. `again`: whether the call may be repeated though it may have been
+        carried out (None: a GET may). What never reached the server is always tried again."""
+        again = method == "GET" if again is None else again
+        arguments: dict[str, Any] = {"content": content} if content is not None else {"json": body}
+        if body is None and content is None:
+            arguments = {}
+        for attempt in range(self.patience.attempts):
+            last = attempt == self.patience.attempts - 1
+            try:
+                answer = self._client.request(method, path, headers=headers, **arguments)
+            except httpx2.TransportError as error:
+                if last or not (again or isinstance(error, NEVER_SENT)):
+                    raise self._unreachable(error) from error
+                self.patience.wait(attempt)
+                continue
+            if answer.status_code in BUSY and not last:  # it says that it did nothing
+                self.patience.wait(attempt, answer)
+                continue
+            return _object(answer)
+        raise AssertionError("the last attempt returns or raises")
+
+    @contextmanager
+    def stream(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Iterator[httpx2.Response]:
+        """An answer whose body is read as it comes; one attempt. Errors while reading become Unreachable, too."""
+        arguments: dict[str, Any] = {} if body is None else {"json": body}
+        try:
+            with self._client.stream(method, path, headers=headers, **arguments) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise error_from(answer)
+                yield answer
+        except httpx2.TransportError as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        return Unreachable(
+            f"{self.url} does not answer ({type(error).__name__})", "is the server running, and is the address right?"
+        )
+
+
+def server_events(answer: httpx2.Response) -> Iterator[tuple[str | None, str, str]]:
+    """(id, event, data) of each server-sent event."""
+    number, kind, data = None, "message", []
+    for line in answer.iter_lines():
+        if not line:
+            if data:
+                yield number, kind, "\n".join(data)
+            kind, data = "message", []
+            continue
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            data.append(value)
+        elif name == "event":
+            kind = value
+        elif name == "id":
+            number = value
+
+
+def error_from(answer: httpx2.Response) -> RemoteError:
+    """The server's own message and hint, as one of our errors. `status` is the HTTP status."""
+    try:
+        told = answer.json().get("error", {})
+        message, hint = _clean(told.get("message")), _clean(told.get("hint"))
+    except (ValueError, AttributeError, RecursionError):
+        message, hint = "", ""
+    kind = Unauthorized if answer.status_code in (401, 403) else RemoteError
+    if kind is Unauthorized:
+        hint = hint or "give the server's token: MILKGLASS_TOKEN or --token-file"
+    error = kind(f"the server answered {answer.status_code}: {message or 'no reason given'}", hint)
+    error.status = answer.status_code
+    return error
+
+
+def _clean(text: Any) -> str:
+    """Text from the server without control characters, which could rewrite a terminal."""
+    plain = "".join(c if c.isprintable() else " " for c in text) if isinstance(text, str) else ""
+    return plain[:MAX_MESSAGE]
+
+
+def _object(answer: httpx2.Response) -> dict[str, Any]:
+    if answer.status_code >= 300:
+        raise error_from(answer)
+    if len(answer.content) > MAX_ANSWER:
+        raise RemoteError(f"the answer has {len(answer.content)} bytes, {MAX_ANSWER} at most are read")
+    try:
+        value = json.loads(answer.content)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise RemoteError("the answer is not a JSON object", "is this a milkglass server?")
+    return value
+
+
+def _check_url(url: str, allow_http: bool) -> bool:
+    """Whether the host is this machine. Raises UsageError for a URL over which the token would cross in the clear."""
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, TypeError):
+        raise UsageError("the server's address is not a URL", "give for example https://gpu.example:8420") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
+        raise UsageError("the server's address is not a plain http(s) URL", "give for example https://gpu.example:8420")
+    local = is_loopback(parsed.host)
+    if parsed.scheme == "http" and not local and not allow_http:
+        raise UsageError(
+            f"http://{parsed.host} would carry the token in the clear",
+            "use https, an ssh tunnel to 127.0.0.1, or --allow-http where the network is yours",
+        )
+    return local
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _tls(authority: Path | None) -> Any:
+    if authority is None:
+        return True
+    if not authority.is_file():
+        raise UsageError(f"there is no certificate file {authority}", "give the server's certificate, as PEM")
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=str(authority))
+    except ssl.SSLError:
+        raise UsageError(f"{authority} holds no certificate", "give the server's certificate, as PEM") from None

@@ -1,0 +1,298 @@
+"""The user's own data: read it, check it, and write it as scrambled Parquet that a server can train on.
+
+JSON Lines, one of these shapes throughout a file:
+
+    {"text": ..., "label": ...}                      {"text": ..., "text_pair": ..., "label": ...}
+    {"messages": [{"role": ..., "content": ...}]}    {"instruction": ..., "input": ..., "output": ...}
+    {"text": ...}
+
+or TSV/CSV with a header of the same names (also `sentence` for `text`). TSV is read without quoting, as GLUE writes it.
+Files are read a row at a time, so they may be of any size. Messages name lines, and never quote them: a traceback or a
+log must not hold private text. Label names stay on the client; the server sees their numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from milkglass.client.codec import Codec, Labelled, Message
+from milkglass.errors import CodecError, EmptyText, UsageError
+
+Kind = Literal["labelled", "chat", "text"]
+BATCH = 1000  # rows tokenised and written at a time
+MAX_FIELD = 1 << 24  # characters of one CSV field
+SYNONYMS = {"sentence": "text", "sentence1": "text", "sentence2": "text_pair"}
+
+List32, List8 = pa.list_(pa.int32()), pa.list_(pa.int8())
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row. `line` counts from 1, for messages; either `text` (and perhaps `pair`, `label`) or `messages`."""
+
+    line: int
+    kind: Kind
+    text: str = ""
+    pair: str | None = None
+    label: str | None = None
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a file holds. labels: the names that occur, in order (numbers by value)."""
+
+    kind: Kind
+    rows: int
+    pairs: bool
+    labels: tuple[str, ...]
+
+    @property
+    def task(self) -> Literal["classification", "causal-lm"]:
+        return "classification" if self.kind == "labelled" else "causal-lm"
+
+
+@dataclass(frozen=True)
+class Written:
+    rows: int
+    tokens: int
+    longest: int
+    cut: int  # rows cut to the length limit
+
+
+def read_examples(path: Path) -> Iterator[Example]:
+    """Raises CodecError, naming the line, for a row that is not of the file's shape."""
+    rows = _table_rows(path) if path.suffix.lower() in (".csv", ".tsv") else _json_rows(path)
+    first: Example | None = None
+    try:
+        for line, row in rows:
+            example = _example(line, row)
+            first = first or example
+            if (example.kind, example.pair is None) != (first.kind, first.pair is None):
+                raise CodecError(
+                    f"line {line} holds another kind of row than line {first.line}", "give one kind of row a file"
+                )
+            yield example
+    except UnicodeDecodeError as error:
+        raise CodecError(f"{path.name} is not UTF-8 text", "convert it to UTF-8") from error
+    if first is None:
+        raise EmptyText(f"{path.name} has no rows", "give at least one")
+
+
+def summarise(path: Path) -> Summary:
+    """Read the whole file once, checking every row."""
+    names: set[str] = set()
+    rows, example = 0, None
+    for example in read_examples(path):
+        rows += 1
+        if example.label is not None:
+            names.add(example.label)
+    assert example is not None  # read_examples refuses an empty file
+    numeric = all(name.isascii() and name.isdigit() for name in names)
+    ordered = sorted(names, key=lambda name: (int(name) if numeric else 0, name))
+    return Summary(example.kind, rows, example.pair is not None, tuple(ordered))
+
+
+def number_labels(names: Sequence[str], known: Mapping[str, int] | None) -> dict[str, int]:
+    """A number for each label. The known numbers stand when they cover all names, so that a second fine-tune, or one on
+    part of the data, numbers them alike."""
+    if known and set(names) <= set(known):
+        return dict(known)
+    return {name: number for number, name in enumerate(names)}
+
+
+def write_parquet(
+    codec: Codec,
+    source: Path,
+    out: Path,
+    labels: Mapping[str, int] | None = None,
+    max_length: int = 512,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> Written:
+    """Scramble `source` into `out`: input_ids, attention_mask, token_type_ids where the model has them, and labels.
+
+    Too long rows are cut to `max_length` tokens and counted. `out` appears under its name only when it is complete.
+    """
+    partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    writer: pq.ParquetWriter | None = None
+    rows = tokens = longest = cut = 0
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            for batch in _batches(read_examples(source)):
+                table, was_cut = _encoded(codec, batch, labels, max_length)
+                writer = writer or pq.ParquetWriter(file, table.schema)
+                writer.write_table(table)
+                lengths = table["input_ids"].combine_chunks().value_lengths().to_numpy()
+                rows, tokens, longest = rows + len(batch), tokens + int(lengths.sum()), max(longest, int(lengths.max()))
+                cut += was_cut
+                progress(len(batch))
+            if writer is not None:
+                writer.close()
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+    return Written(rows, tokens, longest, cut)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    with path.open(encoding="utf-8-sig") as file:
+        for line, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError):  # the decoder's own error carries the line's text
+                raise CodecError(f"line {line} of {path.name} is not JSON", "write one JSON object a line") from None
+            if not isinstance(row, dict):
+                raise CodecError(
+                    f"line {line} of {path.name} is not a JSON object", 'write {"text": ..., "label": ...}'
+                )
+            yield line, row
+
+
+def _table_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    tabs = path.suffix.lower() == ".tsv"
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        limit = csv.field_size_limit(MAX_FIELD)
+        try:
+            reader = csv.reader(
+                file, delimiter="\t" if tabs else ",", quoting=csv.QUOTE_NONE if tabs else 0, strict=True
+            )
+            header = [SYNONYMS.get(name.strip(), name.strip()) for name in next(reader, [])]
+            if "text" not in header:
+                raise CodecError(
+                    f"the header of {path.name} names no column text or sentence", "give the columns text and label"
+                )
+            for cells in reader:
+                if len(cells) != len(header) and cells:
+                    raise CodecError(
+                        f"line {reader.line_num} has {len(cells)} cells, the header {len(header)}",
+                        "quote cells that hold the separator" if not tabs else "remove tabs from the text",
+                    )
+                if cells:
+                    yield reader.line_num, dict(zip(header, cells, strict=True))
+        except csv.Error:
+            raise CodecError(f"line {reader.line_num} of {path.name} is no row", "check its quotes") from None
+        finally:
+            csv.field_size_limit(limit)
+
+
+def _example(line: int, row: Mapping[str, Any]) -> Example:
+    if "messages" in row:
+        return Example(line, "chat", messages=_messages(line, row["messages"]))
+    if "instruction" in row:
+        asked = _string(line, row, "instruction")
+        extra = _string(line, row, "input") if row.get("input") else ""
+        answer = _string(line, row, "output")
+        user = {"role": "user", "content": f"{asked}\n\n{extra}" if extra else asked}
+        return Example(line, "chat", messages=(user, {"role": "assistant", "content": answer}))
+    if "text" not in row and "sentence" in row:
+        row = {**row, "text": row["sentence"]}
+    text = _string(line, row, "text")
+    pair = _string(line, row, "text_pair") if "text_pair" in row else None
+    if "label" not in row:
+        if pair is not None:
+            raise CodecError(f"line {line} has a text_pair and no label", "give a label")
+        return Example(line, "text", text)
+    return Example(line, "labelled", text, pair, _label(line, row["label"]))
+
+
+def _string(line: int, row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    if not isinstance(value, str):
+        raise CodecError(f"line {line} has no {name}", f'each row needs "{name}", a string')
+    if not value.strip():
+        raise EmptyText(f"line {line} has an empty {name}", "leave the row out")
+    return value
+
+
+def _label(line: int, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+        raise CodecError(f"line {line} has a label that is no name and no whole number", "give a name such as billing")
+    return str(value).strip()
+
+
+def _messages(line: int, value: Any) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise CodecError(f"line {line} has no list of messages", 'give [{"role": "user", "content": ...}, ...]')
+    turns = []
+    for turn in value:
+        if not isinstance(turn, dict) or turn.get("role") not in ("system", "user", "assistant"):
+            raise CodecError(f"line {line} has a message of no known role", "roles: system, user, assistant")
+        turns.append({"role": turn["role"], "content": _string(line, turn, "content")})
+    if not any(turn["role"] == "assistant" for turn in turns[1:]):
+        raise CodecError(f"line {line} has no assistant's answer to learn", "end it with the assistant's message")
+    return tuple(turns)
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+def _batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    examples = iter(examples)
+    while batch := list(islice(examples, BATCH)):
+        yield batch
+
+
+def _encoded(
+    codec: Codec, batch: Sequence[Example], labels: Mapping[str, int] | None, max_length: int
+) -> tuple[pa.Table, int]:
+    try:
+        if batch[0].kind == "labelled":
+            return _classified(codec, batch, labels, max_length)
+        done = _supervised(codec, batch, max_length)
+    except CodecError as error:
+        if error.message.startswith("line "):
+            raise
+        raise type(error)(f"between lines {batch[0].line} and {batch[-1].line}: {error.message}", error.hint) from None
+    columns = {**_id_columns(done.ids), "labels": _lists(done.labels, List32)}
+    return pa.table(columns), done.cut
+
+
+def _supervised(codec: Codec, batch: Sequence[Example], max_length: int) -> Labelled:
+    if batch[0].kind == "chat":
+        return codec.encode_examples([one.messages for one in batch], max_length, truncate=True)
+    return codec.encode_plain([one.text for one in batch], max_length, truncate=True)
+
+
+def _classified(
+    codec: Codec, batch: Sequence[Example], labels: Mapping[str, int] | None, max_length: int
+) -> tuple[pa.Table, int]:
+    if labels is None:
+        raise UsageError("these rows have labels, and no numbers for them were given", "number them first")
+    unknown = next((one.line for one in batch if one.label not in labels), None)
+    if unknown is not None:
+        raise CodecError(f"line {unknown} has a label that the training file lacks", "use the same label names")
+    pairs = None if batch[0].pair is None else [one.pair or "" for one in batch]
+    encoded = codec.encode([one.text for one in batch], pairs, max_length, truncate=True)
+    columns = _id_columns(encoded.ids)
+    if encoded.token_type_ids is not None:
+        columns["token_type_ids"] = _lists(encoded.token_type_ids, List8)
+    columns["labels"] = pa.array([labels[str(one.label)] for one in batch], pa.int32())
+    return pa.table(columns), encoded.cut
+
+
+def _id_columns(ids: Sequence[NDArray[np.int32]]) -> dict[str, pa.Array]:
+    return {
+        "input_ids": _lists(ids, List32),
+        "attention_mask": _lists([np.ones(len(one), np.int8) for one in ids], List8),
+    }
+
+
+def _lists(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.Array:
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in arrays])]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(arrays), kind.value_type), type=kind)

@@ -1,0 +1,244 @@
+"""A Milkglass server, as the client sees it: models, files, fine-tuning jobs, classification, generation.
+
+Everything that goes through here is scrambled already, or is a setting. What this module does not know: keys, text,
+tokenizers. It refuses to send a model folder in which it sees a tokenizer or the names that scrambling removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.client.answers import (
+    Classified,
+    check_fetched,
+    classified,
+    delta,
+    event,
+    in_order,
+    promised,
+    rows,
+    token_ids,
+)
+from milkglass.client.connection import Connection, Patience, server_events
+from milkglass.client.outgoing import DELTA_CONFIG, INDEX, PLAIN_NAME, json_file, plain_name, require_scrambled
+from milkglass.client.transfer import receive, send
+from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
+
+Stage = Callable[[str, int], Callable[[int], None]]  # a stage's name and size in bytes; told what was just done
+Ids = Sequence[int] | NDArray[Any]
+
+FINISHED = ("succeeded", "failed", "cancelled")
+
+
+def no_stage(name: str, total: int) -> Callable[[int], None]:
+    return lambda done: None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the server chooses tokens. temperature 0 takes the likeliest."""
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+    def body(self) -> dict[str, Any]:
+        chosen = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        optional = {"top_p": self.top_p, "top_k": self.top_k, "seed": self.seed}
+        stop = {"stop_token_ids": list(self.stop_token_ids)} if self.stop_token_ids else {}
+        return {**chosen, **{name: value for name, value in optional.items() if value is not None}, **stop}
+
+
+class Remote:
+    """Raises RemoteError or one of its kinds; UsageError for what must not be sent."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        allow_http: bool = False,
+        authority: Path | None = None,
+        timeout: float = 120.0,
+        patience: Patience | None = None,
+    ) -> None:
+        """authority: a PEM file with the server's certificate, for one that signed its own."""
+        self.connection = Connection(url, token, allow_http, authority, timeout, patience)
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.connection.close()
+
+    # --- files and models ---------------------------------------------------------------------------------------------
+    def upload(self, path: Path, purpose: str = "fine-tune", progress: Stage = no_stage, name: str = "") -> str:
+        """Send a file, or what is missing of it; returns its id. purpose: "fine-tune" (Parquet) or "model"."""
+        if not path.is_file():
+            raise UsageError(f"there is no file {path}", "give a scrambled Parquet file or model folder")
+        name = name or path.name
+        return send(self.connection, path, purpose, name, progress(f"upload {name}", path.stat().st_size))
+
+    def upload_model(self, folder: Path, name: str | None = None, progress: Stage = no_stage) -> str:
+        """Send a scrambled folder, or a delta folder, and register it; returns the model's id on the server."""
+        name = name or folder.resolve().name
+        if not PLAIN_NAME.fullmatch(name) or ".." in name:
+            raise UsageError("the model's name has other characters than A-Z a-z 0-9 . _ -", "give one with --name")
+        weights = require_scrambled(folder)
+        config = json_file(folder / "config.json")
+        files = [{"name": p.name, "file_id": self.upload(p, "model", progress)} for p in weights]
+        body = {
+            "id": name,
+            "config": config,
+            "generation_config": json_file(folder / "generation_config.json"),
+            "index": json_file(folder / INDEX),
+            "delta": json_file(folder / DELTA_CONFIG),
+            "files": files,
+        }
+        return str(self.connection.json("POST", "/v1/models", body)["id"])
+
+    def models(self) -> list[dict[str, Any]]:
+        return rows(self.connection.json("GET", "/v1/models"))
+
+    def model(self, model: str) -> dict[str, Any]:
+        return self.connection.json("GET", f"/v1/models/{plain_name(model)}")
+
+    def fetch_model(self, model: str, out: Path, progress: Stage = no_stage) -> Path:
+        """Download a model's folder to `out`, which must not exist; goes on where a killed run stopped."""
+        if out.exists():
+            raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
+        route = f"/v1/models/{plain_name(model)}/files"
+        files = [promised(entry) for entry in rows(self.connection.json("GET", route))]
+        if not any(name == "config.json" for name, _, _ in files):
+            raise RemoteError("the server's list of the model's files lacks config.json", "try again later")
+        staging = out.with_name(f".{out.name}.fetching")
+        staging.mkdir(parents=True, exist_ok=True)
+        for name, size, digest in files:
+            tell = progress(f"fetch {name}", size)
+            with contextlib.suppress(FileNotFoundError):
+                tell(min(size, (staging / name).stat().st_size))
+            receive(self.connection, f"{route}/{name}", staging / name, size, digest, tell)
+        check_fetched(staging)
+        staging.rename(out)
+        return out
+
+    # --- fine-tuning --------------------------------------------------------------------------------------------------
+    def create_job(
+        self,
+        model: str,
+        training_file: str,
+        hyperparameters: Mapping[str, Any],
+        validation_file: str | None = None,
+        suffix: str | None = None,
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": plain_name(model),
+            "training_file": training_file,
+            "hyperparameters": dict(hyperparameters),
+        }
+        if validation_file:
+            body["validation_file"] = validation_file
+        if suffix:
+            body["suffix"] = suffix
+        return self.connection.json("POST", "/v1/fine_tuning/jobs", body)
+
+    def job(self, job: str) -> dict[str, Any]:
+        return self.connection.json("GET", f"/v1/fine_tuning/jobs/{plain_name(job)}")
+
+    def cancel(self, job: str) -> dict[str, Any]:
+        return self.connection.json("POST", f"/v1/fine_tuning/jobs/{plain_name(job)}/cancel", again=True)
+
+    def follow(self, job: str, patience: float = 600.0) -> Iterator[dict[str, Any]]:
+        """The job's events, past ones first, until it ends. A server that restarts is waited for, `patience` seconds
+        of silence at most; no event comes twice."""
+        last: str | None = None
+        heard, attempt = time.monotonic(), 0
+        while True:
+            fresh = False
+            try:
+                for number, kind, event in self._events(job, last):
+                    if kind == "done":
+                        return
+                    last, fresh = number or last, True
+                    yield event
+                if not fresh and self.job(job).get("status") in FINISHED:
+                    return
+            except RemoteError as error:
+                away = isinstance(error, Unreachable) or error.status >= 500
+                if not away or time.monotonic() - heard > patience:
+                    raise
+            if fresh:
+                heard, attempt = time.monotonic(), 0
+            self.connection.patience.wait(min(attempt, 6))
+            attempt += 1
+
+    def _events(self, job: str, last: str | None) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
+        """One connection's worth of (id, kind, event)."""
+        route = f"/v1/fine_tuning/jobs/{plain_name(job)}/events?stream=true"
+        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last is not None else {})}
+        with self.connection.stream("GET", route, headers=headers) as answer:
+            for number, kind, data in server_events(answer):
+                yield number, kind, {} if kind == "done" else event(data)
+
+    def result(self, job: str) -> dict[str, Any]:
+        """The finished job, with `fine_tuned_model`. Raises JobFailed when it did not succeed."""
+        state = self.job(job)
+        if state.get("status") != "succeeded":
+            told = state.get("error")
+            reason = told.get("message") if isinstance(told, dict) else told
+            plain = "".join(c for c in str(reason or "no reason given") if c.isprintable())[:500]
+            raise JobFailed(f"the job {job} is {state.get('status')}: {plain}", "its events say more")
+        return state
+
+    # --- inference ----------------------------------------------------------------------------------------------------
+    def classify(
+        self, model: str, batch: Sequence[Ids], token_type_ids: Sequence[Ids] | None = None
+    ) -> list[Classified]:
+        """One answer for each list of scrambled ids, in order."""
+        body: dict[str, Any] = {"model": plain_name(model), "input": [_list(ids) for ids in batch]}
+        if token_type_ids is not None:
+            body["token_type_ids"] = [_list(ids) for ids in token_type_ids]
+        found = rows(self.connection.json("POST", "/classify", body, again=True))
+        return [classified(row) for row in in_order(found, len(batch))]
+
+    def generate(self, model: str, ids: Ids, sampling: Sampling | None = None) -> Iterator[list[int]]:
+        """Scrambled ids as they are made. An answer that breaks off raises Unreachable: it cannot be continued."""
+        body = {
+            "model": plain_name(model),
+            "prompt": _list(ids),
+            "stream": True,
+            "return_token_ids": True,
+            **(sampling or Sampling()).body(),
+        }
+        with self.connection.stream("POST", "/v1/completions", body) as answer:
+            for _, _, data in server_events(answer):
+                if data.strip() == "[DONE]":
+                    return
+                if fresh := delta(data):
+                    yield fresh
+        raise Unreachable("the answer broke off before its end", "try again")
+
+    def complete(self, model: str, batch: Sequence[Ids], sampling: Sampling | None = None) -> list[list[int]]:
+        """Whole continuations of several prompts at once, in order."""
+        body = {
+            "model": plain_name(model),
+            "prompt": [_list(ids) for ids in batch],
+            "return_token_ids": True,
+            **(sampling or Sampling()).body(),
+        }
+        found = rows(self.connection.json("POST", "/v1/completions", body, again=True), "choices")
+        return [token_ids(choice) for choice in in_order(found, len(batch))]
+
+
+def _list(ids: Ids) -> list[int]:
+    return np.asarray(ids, np.int64).tolist()

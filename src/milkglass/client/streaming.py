@@ -1,0 +1,73 @@
+"""Text from token ids as they come, a character at a time that is certain.
+
+What this module does not know: sigma and tokenizers; it is given two functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+
+@dataclass
+class StreamDecoder:
+    """Text from ids as they come; nothing is shown that a later id could change.
+
+    Only a short window of ids is decoded at a time, not the whole text: its text up to `_shown` characters is out
+    already. What ends in U+FFFD may be a character whose last bytes are still to come, so it is held back.
+    """
+
+    visible: Callable[[Sequence[int] | NDArray[Any]], list[int]]  # scrambled ids -> the original ones that have text
+    text: Callable[[list[int]], str]  # original ids -> text
+    by_byte: bool  # a byte-fallback decoder replaces every byte of a broken run; others each broken character, by one
+    _window: list[int] = field(default_factory=list, repr=False)
+    _read: int = 0  # this many of the window's ids are context, shown in full
+    _shown: int = 0
+
+    MAX_WINDOW: ClassVar[int] = (
+        64  # ids: where no character ends for so long, the bytes are garbage, or each id ends inside one
+    )
+    KEPT: ClassVar[int] = 4  # ids that surely hold the start of an unfinished character of at most 4 bytes
+
+    def push(self, ids: Sequence[int] | NDArray[Any]) -> str:
+        """The text that became certain."""
+        self._window += self.visible(ids)
+        if len(self._window) == self._read:
+            return ""
+        text = self.text(self._window)
+        certain = self._certain(text)
+        fresh = self._show(certain)
+        if len(certain) == len(text):
+            self._move(self._read, complete=True)
+        elif len(self._window) > self.MAX_WINDOW:
+            if self.by_byte:  # a run of lone bytes is all invalid: no later id repairs it
+                fresh += self._show(text)
+            self._move(len(self._window) - self.KEPT, complete=self.by_byte)
+        return fresh
+
+    def flush(self) -> str:
+        """What was held back, at the end."""
+        fresh = self._show(self.text(self._window)) if self._window else ""
+        self._window, self._read, self._shown = [], 0, 0
+        return fresh
+
+    def _certain(self, text: str) -> str:
+        return text.rstrip("\ufffd") if self.by_byte else text.removesuffix("\ufffd")
+
+    def _show(self, text: str) -> str:
+        fresh = text[self._shown :]
+        self._shown = max(self._shown, len(text))
+        return fresh
+
+    def _move(self, start: int, complete: bool) -> None:
+        """Forget ids before `start`, and count what the rest has shown: decoders treat a text's first id specially, so
+        some context stays; a context without any text would not do."""
+        window = self._window[start:]
+        text = self.text(window)
+        if text or not complete:
+            self._window = window
+            self._shown = len(text if complete else self._certain(text))
+        self._read = len(self._window)

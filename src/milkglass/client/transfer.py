@@ -1,0 +1,162 @@
+"""Files to a server and back in pieces that go on where they stopped, whichever side was killed.
+
+An upload's number on the server is noted in the cache folder under a digest of address and content, so that a client
+that was killed finds it again. The note holds nothing but that number.
+
+What this module does not know: what the files mean. `send` sends whatever it is given; see remote.py for what may go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from milkglass.client.connection import Connection
+from milkglass.errors import RemoteError, Unreachable
+from milkglass.models import cache_folder
+
+CHUNK = 8 << 20  # bytes, unless the server asks for less
+Tell = Callable[[int], None]  # told how many bytes were just done
+GONE = (404, 409, 410)
+
+
+def quiet(done: int) -> None:
+    return
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def send(connection: Connection, path: Path, purpose: str, name: str, tell: Tell = quiet) -> str:
+    """Upload one file, or what is missing of it. Returns the server's id of the file."""
+    digest, size = file_sha256(path), path.stat().st_size
+    note = _note(connection.url, digest, purpose)
+    upload = _unfinished(connection, note)
+    if upload is None:
+        asked = {"filename": name, "bytes": size, "sha256": digest, "purpose": purpose}
+        upload = connection.json("POST", "/v1/uploads", asked, again=True)  # a lost answer leaves an empty upload
+        _write_note(note, str(upload["id"]))
+    route = f"/v1/uploads/{upload['id']}"
+    step = max(1, min(CHUNK, int(upload.get("chunk_bytes") or CHUNK)))
+    tell(int(upload["received"]))
+    _send_chunks(connection, path, size, route, int(upload["received"]), step, tell)
+    try:
+        done = connection.json("POST", f"{route}/complete", again=True)
+    except Unreachable:
+        raise  # all of it is there: the next try only has to complete it
+    except RemoteError:
+        note.unlink(missing_ok=True)  # what arrived was not what was announced: the next try starts anew
+        raise
+    note.unlink(missing_ok=True)
+    return str(done["id"])
+
+
+def _send_chunks(
+    connection: Connection, path: Path, size: int, route: str, received: int, step: int, tell: Tell
+) -> None:
+    """The rest of the file. A chunk may arrive though its answer is lost: the server then names the right place."""
+    with path.open("rb") as file:
+        stuck = 0
+        while received < size:
+            file.seek(received)
+            chunk = file.read(step)
+            if not chunk:
+                raise RemoteError(f"{path.name} became shorter while it was sent", "is it being written?")
+            headers = {
+                "Upload-Offset": str(received),
+                "Chunk-SHA256": hashlib.sha256(chunk).hexdigest(),
+                "Content-Type": "application/octet-stream",
+            }
+            try:
+                now = int(connection.json("PUT", route, content=chunk, headers=headers, again=True)["received"])
+            except RemoteError as error:
+                if error.status != 409:
+                    raise
+                now = int(connection.json("GET", route)["received"])
+            stuck = stuck + 1 if now <= received else 0
+            if stuck > 3 or not 0 <= now <= size:
+                raise RemoteError(
+                    f"the upload stays at {now} of {size} bytes", "the server may be out of space; try again later"
+                )
+            tell(now - received)
+            received = now
+
+
+def receive(
+    connection: Connection, route: str, target: Path, size: int, sha256: str | None, tell: Tell = quiet
+) -> None:
+    """Download to `target`, going on from what is there. Raises RemoteError when it is not as promised."""
+    for attempt in range(connection.patience.attempts):
+        have = target.stat().st_size if target.exists() else 0
+        if have > size:
+            target.unlink()
+            have = 0
+        if have < size:
+            try:
+                _receive_rest(connection, route, target, have, size, tell)
+            except Unreachable:
+                if attempt == connection.patience.attempts - 1:
+                    raise
+                connection.patience.wait(attempt)
+                continue
+        if target.exists() and target.stat().st_size == size:
+            break
+    else:
+        raise RemoteError(f"{target.name} does not arrive whole", "try again")
+    if not target.exists():
+        target.touch()
+    if sha256 and file_sha256(target) != sha256:
+        target.unlink()
+        raise RemoteError(f"{target.name} arrived damaged: its checksum is wrong", "try again")
+
+
+def _receive_rest(connection: Connection, route: str, target: Path, have: int, size: int, tell: Tell) -> None:
+    headers = {"Range": f"bytes={have}-"} if have else {}
+    with connection.stream("GET", route, headers=headers) as answer:
+        if have and answer.status_code != 206:  # it sends everything anew
+            target.unlink()
+            tell(-have)
+            have = 0
+        with target.open("ab") as file:
+            for chunk in answer.iter_bytes(1 << 20):
+                have += len(chunk)
+                if have > size:
+                    raise RemoteError(f"the server sends more than the {size} bytes of {target.name}")
+                file.write(chunk)
+                tell(len(chunk))
+
+
+# --- the note of an unfinished upload ---------------------------------------------------------------------------------
+def _note(url: str, digest: str, purpose: str) -> Path:
+    name = hashlib.sha256(f"{url}\n{digest}\n{purpose}".encode()).hexdigest()
+    return cache_folder() / "uploads" / f"{name}.json"
+
+
+def _write_note(note: Path, upload: str) -> None:
+    note.parent.mkdir(parents=True, exist_ok=True)
+    partial = note.with_suffix(f".{os.getpid()}.tmp")
+    partial.write_text(json.dumps({"id": upload}), "utf-8")
+    partial.replace(note)
+
+
+def _unfinished(connection: Connection, note: Path) -> dict[str, Any] | None:
+    """The upload that the note speaks of, if the server still has it."""
+    try:
+        known = json.loads(note.read_text("utf-8"))["id"]
+    except (OSError, ValueError, KeyError, TypeError):  # no note, or one cut off by a crash: begin again
+        return None
+    if not isinstance(known, str) or not known.replace("-", "").replace("_", "").isalnum():
+        return None
+    try:
+        state = connection.json("GET", f"/v1/uploads/{known}")
+    except RemoteError as error:
+        if error.status in GONE:
+            return None
+        raise
+    return {**state, "id": known} if isinstance(state.get("received"), int) else None

@@ -1,0 +1,117 @@
+"""What a run of the demo leaves: everything that the page and the terminal show, ready for JSON.
+
+It lies on the client's machine and holds the (invented) private texts in the clear.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that was done, in wall-clock seconds."""
+
+    name: str
+    seconds: float
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One token as the attacker reads it, and whether that is right."""
+
+    text: str
+    right: bool
+
+
+@dataclass(frozen=True)
+class View:
+    """The same tokens three times: the client's text, the ids that crossed, the attacker's reading."""
+
+    client: str
+    server: tuple[int, ...]
+    attacker: tuple[Piece, ...]
+
+    @property
+    def right(self) -> int:
+        return sum(piece.right for piece in self.attacker)
+
+
+@dataclass(frozen=True)
+class Classified:
+    """A test text; `truth` is what it is, `predicted` what the tuned model said."""
+
+    text: View
+    predicted: str
+    truth: str
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A test instruction; `reference` is the answer in the data, `before` the scrambled model's before fine-tuning."""
+
+    prompt: View
+    reply: View
+    reference: str
+    before: str
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How often a nearest-neighbour attacker is right, as fractions, beside what guessing would give.
+
+    vocabulary_*: over `sampled` ordinary tokens of the vocabulary. running_*: over the `running` ordinary tokens of the
+    test texts, repetitions counted. Special tokens take part in neither: they are permuted, not mixed.
+    """
+
+    vocabulary_top1: float
+    vocabulary_top3: float
+    sampled: int
+    running_top1: float
+    running_top3: float
+    running: int
+    guess: float  # 1 / n, a blind guess over the vocabulary
+    nominal: float  # 1 / k, what a cluster of k would give
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """One model's way through the demo. Sizes are in bytes; `kept` is what of the (k, epsilon) promise was kept."""
+
+    ref: str
+    title: str
+    k: int
+    epsilon: float
+    vocabulary: int
+    kept: Mapping[str, int]
+    sizes: Mapping[str, int]
+    steps: tuple[Step, ...]
+    losses: tuple[float, ...]
+    recovery: Recovery
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """`asked` test texts were classified and `correct` of them rightly; `classified` shows a few."""
+
+    version: str
+    seconds: float
+    server: str
+    classifier: ModelRun
+    asked: int
+    correct: int
+    labels: tuple[str, ...]
+    classified: tuple[Classified, ...]
+    generator: ModelRun
+    generated: tuple[Generated, ...]
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.asked
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n", "utf-8")

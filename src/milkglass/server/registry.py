@@ -1,0 +1,246 @@
+"""The server's models: ordinary Hugging Face folders under home/models, each made whole before it has its name.
+
+Weights are safetensors; a config that names code of its own, or a model type that Transformers would have to be taught,
+is refused. Knows nothing of how models are run.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from milkglass import architectures
+from milkglass.checkpoint import INDEX, Checkpoint, write_json
+from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, ModelError, NotFound, UnsupportedModel
+from milkglass.server.bases import Bases
+from milkglass.server.home import Home
+from milkglass.server.store import Model, Store, new_id
+from milkglass.server.uploads import Locks, Uploads, sha256_of
+from milkglass.staging import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, assemble, link_or_copy
+from milkglass.tensorfile import read_header
+
+# Each makes from_pretrained fetch, run or decode something that is not in the folder
+FORBIDDEN = ("auto_map", "custom_pipelines", "custom_generate", "quantization_config", "trust_remote_code")
+MAX_NUMBER = 2**40  # of any integer in a config
+PICKLES = re.compile(r"\.(bin|pt|pth|pkl|ckpt)$")
+
+
+@dataclass(frozen=True)
+class Delta:
+    format: str
+    base: str
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a client says of a model: `files` maps a weights file's name in the folder to an uploaded file's id."""
+
+    id: str
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any] | None
+    index: Mapping[str, Any] | None
+    delta: Delta | None
+    files: Mapping[str, str]
+
+
+class Registry:
+    def __init__(self, home: Home, store: Store, uploads: Uploads, bases: Bases) -> None:
+        self._home, self._store, self._uploads, self._bases = home, store, uploads, bases
+        self._locks = Locks()
+        self.on_remove: list[Callable[[str], None]] = []  # told of a model that is going
+
+    def folder(self, model_id: str) -> Path:
+        return self._home.models / model_id
+
+    def add(self, asked: Registration) -> Model:
+        """Make the model's folder. Raises Conflict, ModelError, BadUpload or DiskFull; then nothing is left of it."""
+        with self._locks.hold(asked.id):
+            if self._store.models.find(asked.id):
+                raise Conflict("there is a model of this name already", "delete it first, or take a new name")
+            check_config(asked.config)
+            check_config(asked.generation_config or {})
+            sources = self._sources(asked)
+            work = self._home.work / new_id("model")
+            try:
+                made = self._build_delta(asked, work) if asked.delta else self._build_whole(asked, work)
+                known = {} if asked.delta else {name: self._store.files.get(key).sha256 for name, key in sources.items()}
+                return self._publish(asked.id, made, known, job=None)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+
+    def _sources(self, asked: Registration) -> Mapping[str, str]:
+        for name, key in asked.files.items():
+            if PICKLES.search(name) or not name.endswith(".safetensors"):
+                raise BadUpload("a weights file is not named .safetensors", "only safetensors files are accepted")
+            if self._store.files.get(key).purpose != "model":
+                raise BadUpload(f"the file {key} was not uploaded for a model", "upload it with the purpose `model`")
+        if asked.delta:
+            if asked.delta.format != DELTA_FORMAT:
+                raise BadUpload("this delta's format is not known", f"this server reads {DELTA_FORMAT}")
+            wanted = {DELTA_WEIGHTS}
+        elif asked.index is not None:
+            wanted = set(_weight_map(asked.index).values())
+        else:
+            wanted = {"model.safetensors"}
+        if set(asked.files) != wanted:
+            raise BadUpload(
+                f"{len(asked.files)} files are given and they are not the {len(wanted)} that this model needs",
+                "a whole model has model.safetensors, or each file that its index names; a delta delta.safetensors",
+            )
+        return asked.files
+
+    def _build_whole(self, asked: Registration, work: Path) -> Path:
+        work.mkdir()
+        self._lay(asked, work)
+        if asked.index is not None:
+            write_json(work / INDEX, {"metadata": {}, "weight_map": _weight_map(asked.index)})
+        return work
+
+    def _build_delta(self, asked: Registration, work: Path) -> Path:
+        """The delta and its base together, in a folder inside of `work`."""
+        assert asked.delta
+        delta, target = work / "delta", work / "whole"
+        delta.mkdir(parents=True)
+        self._lay(asked, delta)
+        write_json(delta / DELTA_CONFIG, {"format": asked.delta.format, "base": asked.delta.base})
+        base = self._bases.find(asked.delta.base, read_header(delta / DELTA_WEIGHTS))
+        self._home.require_space(sum(ref.bytes for ref in base.tensors.values()))
+        assemble(base, asked.delta.base, delta, target)
+        return target
+
+    def _lay(self, asked: Registration, folder: Path) -> None:
+        for name, key in asked.files.items():
+            link_or_copy(self._uploads.path(key), folder / name)
+        write_json(folder / "config.json", asked.config)
+        if asked.generation_config is not None:
+            write_json(folder / "generation_config.json", asked.generation_config)
+
+    def adopt(self, model_id: str, folder: Path, job: str) -> Model:
+        """A job's result becomes a model. Done twice, the same: a kill in between loses nothing."""
+        with self._locks.hold(model_id):
+            done = self._store.models.find(model_id)
+            if done:
+                return done
+            if not folder.exists() and self.folder(model_id).exists():
+                folder = self.folder(model_id)
+            return self._publish(model_id, folder, {}, job)
+
+    def _publish(self, model_id: str, made: Path, sha256: Mapping[str, str], job: str | None) -> Model:
+        checkpoint = Checkpoint.open(made)
+        model = describe(model_id, checkpoint)
+        model.job = job
+        model.sha256 = {file.name: sha256.get(file.name) or sha256_of(file) for file in checkpoint.files}
+        target = self.folder(model_id)
+        if made != target:
+            shutil.rmtree(target, ignore_errors=True)  # left by a kill before the store knew of it
+            made.rename(target)
+        return self._store.models.add(model)
+
+    def remove(self, model_id: str) -> None:
+        """Raises NotFound, or Conflict while a job needs it."""
+        with self._locks.hold(model_id):
+            self._store.models.get(model_id)
+            for job in self._store.jobs.all():
+                if not job.over and job.model == model_id:
+                    raise Conflict(f"the job {job.id} still needs this model", "cancel the job first")
+            for tell in self.on_remove:
+                tell(model_id)
+            self._store.models.remove(model_id)
+            gone = self._home.work / new_id("gone")
+            self.folder(model_id).rename(gone)
+            shutil.rmtree(gone)
+
+    def files(self, model_id: str) -> Iterator[Path]:
+        self._store.models.get(model_id)
+        yield from sorted(path for path in self.folder(model_id).iterdir() if path.is_file())
+
+    def file(self, model_id: str, name: str) -> Path:
+        """Raises NotFound."""
+        for path in self.files(model_id):
+            if path.name == name:
+                return path
+        raise NotFound("this model has no such file", "list its files")
+
+    def sweep(self) -> None:
+        """At start: folders that the store does not know were never finished, except a job's result that was moved."""
+        known = {model.id for model in self._store.models.all()}
+        known |= {job.fine_tuned_model for job in self._store.jobs.all() if job.fine_tuned_model}
+        for folder in self._home.models.iterdir():
+            if folder.name not in known:
+                shutil.rmtree(folder)
+
+
+def _weight_map(index: Mapping[str, Any]) -> dict[str, str]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(f, str) for f in weight_map.values()):
+        raise CorruptCheckpoint("the index has no weight_map of names", "send model.safetensors.index.json as it is")
+    return weight_map
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Refuse what would run code, fetch something, or make a number of layers that no file backs. Raises ModelError."""
+    for key, value in _walk(config):
+        if key in FORBIDDEN or key.startswith("_attn_implementation"):
+            raise UnsupportedModel(f"the config has {_shown(key)}, which is not accepted", "send a plain architecture")
+        if isinstance(value, int) and abs(value) > MAX_NUMBER:
+            raise UnsupportedModel(f"a number in the config is beyond {MAX_NUMBER}", "send the model's own config")
+
+
+def _shown(key: str) -> str:
+    return key if key in FORBIDDEN else "_attn_implementation"
+
+
+def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    yield key, value
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _walk(inner, str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _walk(inner, key)
+
+
+def describe(model_id: str, checkpoint: Checkpoint) -> Model:
+    """Check a config against its weights. Raises ModelError."""
+    config = checkpoint.config
+    architecture = architectures.of(checkpoint)
+    if config.get("vocab_size") != architecture.vocab_size:
+        raise CorruptCheckpoint(
+            f"the config's vocab_size is not the {architecture.vocab_size} rows of the embedding table",
+            "obfuscate the model again, then send its own config",
+        )
+    for name in ("num_hidden_layers", "n_layer", "n_layers"):
+        layers = config.get(name)
+        if layers is not None and not (type(layers) is int and 0 < layers <= len(checkpoint.tensors)):
+            raise CorruptCheckpoint(f"the config's {name} is not backed by the weights", "send the model's own config")
+    width = checkpoint.tensors[architecture.table].shape[-1]
+    for name in ("hidden_size", "n_embd", "dim"):
+        if name in config and config[name] != width:
+            raise CorruptCheckpoint(f"the config's {name} is not the table's {width}", "send the model's own config")
+    types = config.get("type_vocab_size", 0)
+    return Model(
+        id=model_id,
+        kind=architecture.kind,
+        vocab_size=architecture.vocab_size,
+        positions=positions(config),
+        token_types=types if type(types) is int else 0,
+        sha256={},
+    )
+
+
+def positions(config: Mapping[str, Any]) -> int | None:
+    """How many tokens the model takes at most. RoBERTa counts from its padding id plus one."""
+    for name in ("max_position_embeddings", "n_positions"):
+        limit = config.get(name)
+        if type(limit) is int and limit > 0:
+            if config.get("model_type") in ("roberta", "xlm-roberta"):
+                return limit - int(config.get("pad_token_id") or 1) - 1
+            return limit
+    return None
+
+
+__all__ = ["Delta", "ModelError", "Registration", "Registry", "check_config", "describe", "positions"]

@@ -1,0 +1,184 @@
+"""Files that arrive: in chunks that can be resumed, or in one form. Checked before they count as files.
+
+`received` moves only when a chunk's checksum held and its bytes are on the disk, so that a kill or a power cut costs at
+most the chunk that was under way. Knows nothing of models and jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO
+
+from milkglass.errors import BadUpload, Conflict, TooLarge
+from milkglass.server import formats
+from milkglass.server.home import Home
+from milkglass.server.store import File, Purpose, Store, Upload, new_id
+from milkglass.tensorfile import CHUNK
+
+
+class WrongOffset(Conflict):
+    """Carries the right one, so that a client resumes without asking again."""
+
+    def __init__(self, received: int) -> None:
+        super().__init__(f"this upload has {received} bytes so far", f"send `Upload-Offset: {received}`")
+        self.extra = {"received": received}
+
+
+class Locks:
+    """One lock a name, for as long as somebody uses it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: set[str] = set()
+
+    @contextmanager
+    def hold(self, name: str) -> Iterator[None]:
+        """Raises Conflict when another request is at it."""
+        with self._lock:
+            if name in self._held:
+                raise Conflict("another request is working on this", "wait for it, then ask again")
+            self._held.add(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held.discard(name)
+
+
+class Uploads:
+    def __init__(self, home: Home, store: Store, max_upload: int) -> None:
+        self._home, self._store, self._max = home, store, max_upload
+        self._locks = Locks()
+
+    def start(self, filename: str, size: int, sha256: str, purpose: Purpose) -> Upload:
+        formats.require_suffix(filename, purpose)
+        if size > self._max:
+            raise TooLarge(f"{size} bytes are more than the {self._max} that a file may have", "split the model")
+        self._home.require_space(size)
+        upload = Upload(id=new_id("upload"), filename=filename, bytes=size, sha256=sha256, purpose=purpose)
+        self._part(upload.id).touch()
+        return self._store.uploads.add(upload)
+
+    def get(self, key: str) -> Upload:
+        return self._store.uploads.get(key)
+
+    def write(self, key: str, offset: int, chunk: bytes, sha256: str) -> Upload:
+        """Add a chunk. Raises WrongOffset, BadUpload (checksum, too many bytes) or DiskFull; then nothing changed."""
+        with self._locks.hold(key):
+            upload = self.get(key)
+            if offset != upload.received:
+                raise WrongOffset(upload.received)
+            if offset + len(chunk) > upload.bytes:
+                raise BadUpload(f"this chunk goes beyond the {upload.bytes} bytes announced", "start a new upload")
+            if hashlib.sha256(chunk).hexdigest() != sha256:
+                raise BadUpload("the chunk's checksum is wrong: it changed on its way", "send the same chunk again")
+            self._home.require_space(len(chunk))
+            _append(self._part(key), offset, chunk)
+            return self._store.uploads.update(key, lambda u: setattr(u, "received", offset + len(chunk)))
+
+    def cancel(self, key: str) -> None:
+        with self._locks.hold(key):
+            self._store.uploads.remove(key)
+            self._part(key).unlink(missing_ok=True)
+
+    def complete(self, key: str) -> File:
+        """Check the whole and make it a file. Raises BadUpload, which throws a damaged upload away."""
+        with self._locks.hold(key):
+            upload = self.get(key)
+            part = self._part(key)
+            if upload.received != upload.bytes:
+                raise Conflict(
+                    f"{upload.received} of {upload.bytes} bytes have arrived",
+                    f"go on with `Upload-Offset: {upload.received}`",
+                )
+            try:
+                if sha256_of(part) != upload.sha256:
+                    raise BadUpload("the file's checksum is wrong: it is not the file that was announced", "start anew")
+                file = self._adopt(part, upload.filename, upload.purpose, upload.sha256)
+            except BadUpload:
+                self._store.uploads.remove(key)
+                part.unlink()
+                raise
+            self._store.uploads.remove(key)
+            return file
+
+    def take(self, source: BinaryIO, size: int, filename: str, purpose: Purpose) -> File:
+        """A file that came whole, in one form."""
+        formats.require_suffix(filename, purpose)
+        self._home.require_space(size)
+        part = self._home.work / new_id("form")
+        try:
+            digest = hashlib.sha256()
+            with part.open("wb") as file:
+                while chunk := source.read(CHUNK):
+                    digest.update(chunk)
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            return self._adopt(part, filename, purpose, digest.hexdigest())
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _adopt(self, part: Path, filename: str, purpose: Purpose, sha256: str) -> File:
+        rows = formats.check(part, purpose)
+        size = part.stat().st_size
+        file = File(id=new_id("file"), filename=filename, bytes=size, sha256=sha256, purpose=purpose, rows=rows)
+        part.rename(self.path(file.id))
+        return self._store.files.add(file)
+
+    def path(self, file_id: str) -> Path:
+        return self._home.files / file_id
+
+    def remove_file(self, key: str) -> None:
+        """Models made of it keep their own link. Raises NotFound, or Conflict when a job still needs it."""
+        for job in self._store.jobs.all():
+            if not job.over and key in (job.training_file, job.validation_file):
+                raise Conflict(f"the job {job.id} still needs this file", "cancel the job first")
+        self._store.files.remove(key)
+        self.path(key).unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """At start: remove what a kill left between the disk and the store."""
+        uploads = {upload.id for upload in self._store.uploads.all()}
+        files = {file.id for file in self._store.files.all()}
+        for folder, wanted in ((self._home.uploads, uploads), (self._home.files, files)):
+            for path in folder.iterdir():
+                if path.name not in wanted:
+                    path.unlink()
+        for key in uploads:
+            if not self._part(key).is_file():
+                self._store.uploads.remove(key)
+
+    def _part(self, key: str) -> Path:
+        return self._home.uploads / key
+
+
+def _append(path: Path, offset: int, chunk: bytes) -> None:
+    """Unbuffered, so that a full disk is met here and not when the file is closed."""
+    with path.open("r+b", buffering=0) as file:
+        _cut(file, offset)  # what an interrupted write left behind `received`
+        file.seek(offset)
+        try:
+            left = memoryview(chunk)
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            _cut(file, offset)
+            raise
+
+
+def _cut(file: FileIO, size: int) -> None:
+    if file.seek(0, os.SEEK_END) > size:
+        file.truncate(size)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

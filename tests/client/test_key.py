@@ -1,0 +1,174 @@
+"""The key against its known answers, and every way in which a key file can be wrong."""
+
+from __future__ import annotations
+
+import base64
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milkglass.client.key import Key, Stream, permutation, read_key, seal, subkey, unseal, write_key
+from milkglass.errors import (
+    DamagedKey,
+    KeyExists,
+    KeyFileError,
+    KeyForOtherModel,
+    TamperedKey,
+    TruncatedKey,
+    UnknownKeyVersion,
+    WrongPassphrase,
+)
+from milkglass.schemes.obfuslm import Mixture, embed_cluster, weight_synth
+
+VECTORS = Path(__file__).parents[2] / "vectors"
+ERRORS = {
+    "truncated": TruncatedKey,
+    "damaged": DamagedKey,
+    "wrong passphrase": WrongPassphrase,
+    "tampered": TamperedKey,
+}
+
+
+def vector(name: str) -> dict[str, Any]:
+    return json.loads((VECTORS / f"{name}.json").read_text("utf-8"))
+
+
+def a_key(n: int = 50) -> Key:
+    return Key.new("sha256:base", n, (), {"model": "secret place"})
+
+
+def test_derivations_have_known_answers() -> None:
+    known = vector("key-derivation")
+    root, digest = bytes.fromhex(known["root"]), known["model_digest"]
+    for label, expected in known["subkeys"].items():
+        assert subkey(root, digest, label).hex() == expected
+    key = bytes.fromhex(known["subkeys"]["permutation"])
+    assert Stream(key).words(20).tolist() == known["words"]
+    assert permutation(key, 12).tolist() == known["permutation_12"]
+    assert permutation(key, 12, (1, 7)).tolist() == known["permutation_12_pinned_1_7"]
+    noise = Stream(bytes.fromhex(known["subkeys"]["noise/embedding"])).laplace(10)
+    np.testing.assert_allclose(noise, known["laplace"], rtol=1e-14)
+
+
+def test_the_scheme_has_known_answers() -> None:
+    import torch
+
+    known = vector("obfuslm")
+    table = torch.tensor(known["table"], dtype=torch.float64)
+    order = np.array(known["order"])
+    clusters = embed_cluster(table, order, 4, 0.8)
+    assert [c.tolist() for c in clusters] == known["clusters"]
+    weights = weight_synth(table, clusters, 1.0, lambda n: np.array(known["noise"][:n]))
+    mixed = Mixture.of(30, clusters, weights).apply(table, order)
+    np.testing.assert_allclose(mixed.numpy(), known["mixed"], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in VECTORS.glob("key-file-*.json")))
+def test_key_files_have_known_answers(name: str) -> None:
+    known = vector(name)
+    data, expected = base64.b64decode(known["file"]), known["expected"]
+    if isinstance(expected, str):
+        with pytest.raises(ERRORS[expected]):
+            unseal(data, known["passphrase"])
+        return
+    key = unseal(data, known["passphrase"])
+    assert key.root.hex() == expected["root"]
+    assert key.sigma.tolist() == expected["sigma"]
+    assert (key.model_digest, dict(key.about)) == (expected["model_digest"], expected["about"])
+
+
+def test_a_permutation_is_one_and_keeps_what_is_pinned() -> None:
+    sigma = permutation(b"k" * 32, 5000, (0, 17))
+    assert sorted(sigma.tolist()) == list(range(5000))
+    assert (sigma[0], sigma[17]) == (0, 17)
+    assert (sigma == np.arange(5000)).sum() < 12
+
+
+def test_permutations_are_uniform() -> None:
+    """All 24 orders of 4 things, 4,800 keys: chi-square with 23 degrees of freedom stays below its 99.9 % point."""
+    counts: dict[tuple[int, ...], int] = {}
+    for i in range(4800):
+        found = tuple(permutation(i.to_bytes(32, "little"), 4).tolist())
+        counts[found] = counts.get(found, 0) + 1
+    assert len(counts) == 24
+    assert sum((c - 200) ** 2 / 200 for c in counts.values()) < 49.7
+
+
+def test_laplace_noise_has_its_moments() -> None:
+    draws = Stream(b"n" * 32).laplace(400_000)
+    assert abs(draws.mean()) < 0.01
+    assert abs(np.abs(draws).mean() - 1) < 0.01
+    assert abs(draws.var() - 2) < 0.05
+
+
+def test_round_trip_on_disk(tmp_path: Path) -> None:
+    key, path = a_key(), tmp_path / "deep" / "my.mgkey"
+    write_key(path, key, "pass", scrypt_n=2)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [p.name for p in path.parent.iterdir()] == ["my.mgkey"]
+    again = read_key(path, "pass")
+    assert (again.root, again.model_digest, dict(again.about)) == (key.root, key.model_digest, dict(key.about))
+    assert np.array_equal(again.sigma, key.sigma)
+
+
+def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    write_key(path, a_key(), "pass", scrypt_n=2)
+    before = path.read_bytes()
+    with pytest.raises(KeyExists):
+        write_key(path, a_key(), "pass", scrypt_n=2)
+    assert path.read_bytes() == before
+
+
+def test_every_flipped_bit_is_noticed_and_nothing_opens() -> None:
+    data = seal(a_key(3), "pass", scrypt_n=2)
+    for at in range(0, len(data), 7):
+        broken = bytearray(data)
+        broken[at] ^= 1 << (at % 8)
+        with pytest.raises(KeyFileError) as caught:
+            unseal(bytes(broken), "pass")
+        assert not isinstance(caught.value, WrongPassphrase)
+
+
+@pytest.mark.parametrize("length", [0, 1, 30, 200, 400])
+def test_a_truncated_file_is_called_so(length: int) -> None:
+    data = seal(a_key(), "pass", scrypt_n=2)
+    with pytest.raises(TruncatedKey):
+        unseal(data[:length], "pass")
+
+
+def test_a_header_cannot_ask_for_gigabytes() -> None:
+    data = seal(a_key(), "pass", scrypt_n=2).replace(b'"n":2', b'"n":1073741824')
+    with pytest.raises(DamagedKey, match="impossible"):
+        unseal(data, "pass")
+
+
+def test_other_files_and_other_versions_are_refused() -> None:
+    with pytest.raises(KeyFileError, match="not a milkglass key file"):
+        unseal(b"-----BEGIN PRIVATE KEY-----\n", "pass")
+    with pytest.raises(UnknownKeyVersion):
+        unseal(seal(a_key(), "pass", scrypt_n=2).replace(b'"version":1', b'"version":9'), "pass")
+
+
+def test_an_empty_passphrase_is_refused() -> None:
+    with pytest.raises(KeyFileError, match="passphrase is empty"):
+        seal(a_key(), "")
+
+
+def test_a_key_of_another_model_is_refused() -> None:
+    with pytest.raises(KeyForOtherModel):
+        a_key().require_model("sha256:other")
+
+
+def test_nothing_secret_is_shown() -> None:
+    key = a_key()
+    for text in (repr(key), str(key)):
+        assert key.root.hex() not in text
+        assert "secret place" not in text
+    data = seal(key, "open sesame", scrypt_n=2)
+    assert b"secret place" not in data
+    assert key.root not in data

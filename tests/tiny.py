@@ -1,0 +1,134 @@
+"""Tiny random models of every architecture, with a real fast tokenizer, made for a test and thrown away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+VOCAB = 300
+LLAMA = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+BERT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 130,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TEXTS = [
+    "the nurse called about the results of the test on monday",
+    "please move my appointment to friday afternoon",
+    "the invoice for the scan is wrong, it says 120 and not 80",
+    "my father has a fever since yesterday and cannot eat",
+]
+
+
+def build(name: str) -> PreTrainedModel:
+    """One of NAMES, random weights from a fixed seed, biases and norms not at their defaults."""
+    torch.manual_seed(0)
+    model = BUILDERS[name]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+def _distilbert() -> PreTrainedModel:
+    return DistilBertForMaskedLM(
+        DistilBertConfig(vocab_size=VOCAB, dim=32, hidden_dim=48, n_layers=2, n_heads=4, max_position_embeddings=128)
+    )
+
+
+def _gpt2() -> PreTrainedModel:
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=2)
+    )
+
+
+BUILDERS = {
+    "bert": lambda: BertForMaskedLM(BertConfig(**BERT)),
+    "roberta": lambda: RobertaForMaskedLM(RobertaConfig(**{**BERT, "pad_token_id": 1, "bos_token_id": 0})),
+    "distilbert": _distilbert,
+    "gpt2": _gpt2,
+    "llama-tied": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=True)),
+    "llama-untied": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=False)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**LLAMA, tie_word_embeddings=False)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**LLAMA, tie_word_embeddings=True)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**LLAMA, tie_word_embeddings=True)),
+    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**LLAMA)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**LLAMA)),
+}
+NAMES = tuple(BUILDERS)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE of about VOCAB tokens, with a chat template."""
+    made = Tokenizer(models.BPE(unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    from tokenizers import decoders
+
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB - 10,
+        special_tokens=["<pad>", "<s>", "</s>", "<unk>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(TEXTS * 5, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    fast.chat_template = (
+        "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<s>assistant: {% endif %}"
+    )
+    return fast
+
+
+def save(name: str, folder: Path, shard: str | None = None, dtype: torch.dtype = torch.float32) -> Path:
+    """The model and its tokenizer as a Hugging Face folder; `shard` is the largest size of a file, such as "40KB"."""
+    model = build(name).to(dtype)
+    model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+    tokenizer().save_pretrained(folder)
+    return folder
