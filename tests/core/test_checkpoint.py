@@ -1,0 +1,211 @@
+"""Folders as bytes: what is refused, what is resumed, what a delta weighs, how much memory it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests import tiny
+
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.key import Key
+from milkglass.client.scramble import new_key, scramble, verify
+from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights, UsageError, WrongBaseModel
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.staging import assemble
+from milkglass.tensorfile import read_header
+
+SCHEME = ObfusLM(k=4, beta=0.9)
+
+
+def make(tmp_path: Path, shard: str | None = None) -> tuple[Checkpoint, Key]:
+    base = Checkpoint.open(tiny.save("llama-untied", tmp_path / "base", shard))
+    return base, new_key(base, "base", SCHEME, base.digest())
+
+
+def test_the_digest_does_not_depend_on_sharding_and_depends_on_every_bit(tmp_path: Path) -> None:
+    one = Checkpoint.open(tiny.save("llama-tied", tmp_path / "one"))
+    many = Checkpoint.open(tiny.save("llama-tied", tmp_path / "many", shard="10KB"))
+    assert len(many.files) > len(one.files)
+    assert one.digest() == many.digest()
+    file = one.files[0]
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert Checkpoint.open(one.folder).digest() != many.digest()
+
+
+def test_a_delta_holds_only_the_tables_and_assembles_to_the_same_model(tmp_path: Path) -> None:
+    base, key = make(tmp_path, shard="20KB")
+    scramble(base, key, tmp_path / "whole")
+    scramble(base, key, tmp_path / "delta", delta=True)
+    changed = read_header(tmp_path / "delta" / "delta.safetensors")
+    assert set(changed) == {"model.embed_tokens.weight", "lm_head.weight"}
+    assert {p.name for p in (tmp_path / "delta").iterdir()} == {
+        "config.json", "generation_config.json", "delta.json", "delta.safetensors",
+    }  # fmt: skip
+    assert all(check.passed for check in verify(base, key, tmp_path / "delta"))
+    assemble(base, key.model_digest, tmp_path / "delta", tmp_path / "again")
+    assert Checkpoint.open(tmp_path / "again").digest() == Checkpoint.open(tmp_path / "whole").digest()
+    with pytest.raises(WrongBaseModel):
+        assemble(base, "sha256:other", tmp_path / "delta", tmp_path / "third")
+
+
+def test_verify_notices_another_key_a_tokenizer_and_a_changed_config(tmp_path: Path) -> None:
+    base, key = make(tmp_path)
+    scramble(base, key, tmp_path / "out")
+    other = new_key(base, "base", SCHEME, base.digest())
+    assert {c.name for c in verify(base, other, tmp_path / "out") if not c.passed} == {"tables", "config"}
+    (tmp_path / "out" / "vocab.txt").write_text("a\nb\n")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config | {"bos_token_id": 1, "eos_token_id": 2}))
+    assert {c.name for c in verify(base, key, tmp_path / "out") if not c.passed} == {"no tokenizer", "config"}
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_killed_run_goes_on_and_writes_no_finished_shard_again(tmp_path: Path) -> None:
+    base, key = make(tmp_path, shard="10KB")
+    staging = tmp_path / ".out.partial"
+
+    def stop_in_the_middle(name: str, total: int):  # type: ignore[no-untyped-def]
+        done = 0
+
+        def tell(count: int) -> None:
+            nonlocal done
+            done += count
+            if name == "write" and done > total / 2:
+                raise Stop
+
+        return tell
+
+    with pytest.raises(Stop):
+        scramble(base, key, tmp_path / "out", progress=stop_in_the_middle)
+    assert not (tmp_path / "out").exists()
+    finished = json.loads((staging / "staging.json").read_text())["done"]
+    assert 0 < len(finished) < len(base.files)
+    before = {name: (staging / name).stat().st_mtime_ns for name in finished}
+    scramble(base, key, tmp_path / "out")
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in finished} == before
+    assert not staging.exists()
+    assert all(check.passed for check in verify(base, key, tmp_path / "out"))
+
+
+def test_what_another_key_left_is_not_continued(tmp_path: Path) -> None:
+    base, key = make(tmp_path, shard="10KB")
+    staging = tmp_path / ".out.partial"
+    staging.mkdir()
+    (staging / "staging.json").write_text(json.dumps({"job": "another", "done": [f.name for f in base.files]}))
+    scramble(base, key, tmp_path / "out")
+    assert all(check.passed for check in verify(base, key, tmp_path / "out"))
+
+
+def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
+    base, key = make(tmp_path)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UsageError, match="exists already"):
+        scramble(base, key, tmp_path / "out")
+
+
+def header_of(table: object) -> bytes:
+    head = json.dumps(table).encode()
+    return struct.pack("<Q", len(head)) + head
+
+
+GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+BROKEN = {
+    "a pickle": b"\x80\x04\x95" + b"cos\nsystem\n" * 20,
+    "empty": b"",
+    "a length beyond the file": struct.pack("<Q", 1 << 40) + b"{}",
+    "no JSON": struct.pack("<Q", 4) + b"{{{{" + b"0" * 8,
+    "a list": header_of([1, 2]),
+    "cut off": header_of({"a": GOOD}) + b"0" * 7,
+    "a shape that is not its size": header_of({"a": GOOD | {"shape": [3]}}) + b"0" * 8,
+    "an unknown dtype": header_of({"a": GOOD | {"dtype": "X9"}}) + b"0" * 8,
+    "a negative offset": header_of({"a": GOOD | {"data_offsets": [-8, 0]}}) + b"0" * 8,
+    "overlap": header_of({"a": GOOD, "b": GOOD}) + b"0" * 8,
+    "bytes after the end": header_of({"a": GOOD}) + b"0" * 20,
+    "an entry that is no table": header_of({"a": 7}) + b"0" * 8,
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_file_that_lies_is_refused(what: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(BROKEN[what])
+    with pytest.raises(CorruptCheckpoint):
+        read_header(tmp_path / "model.safetensors")
+
+
+def test_what_the_library_writes_is_read_and_back(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.tensor(3.0)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    checkpoint = Checkpoint.open(tmp_path)
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.read(name), tensor)
+
+
+def test_pickled_weights_are_refused_and_paths_in_an_index_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelNotFound):
+        Checkpoint.open(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    with pytest.raises(UnsafeWeights, match="pytorch_model.bin"):
+        Checkpoint.open(tmp_path)
+    index = {"weight_map": {"a": "../../secret.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CorruptCheckpoint, match="which is not in the folder"):
+        Checkpoint.open(tmp_path)
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.scramble import new_key, scramble
+from milkglass.schemes.obfuslm import ObfusLM
+base = Checkpoint.open(Path(sys.argv[1]))
+scramble(base, new_key(base, "base", ObfusLM(k=10), base.digest()), Path(sys.argv[2]), delta=sys.argv[3] == "delta")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_peak_memory_is_below_one_and_a_half_tables_and_a_gigabyte(dtype: torch.dtype, tmp_path: Path) -> None:
+    """A table of 64,000 x 2,048 and an untied head of the same size: a copy of the second would break the bound."""
+    base = tiny.save("llama-untied", tmp_path / "base")
+    rng = torch.Generator().manual_seed(0)
+    rows, width = 64_000, 2048
+    tensors = load_file(base / "model.safetensors")
+    table = torch.randn(rows, width, generator=rng).to(dtype)
+    save_file(
+        tensors | {"model.embed_tokens.weight": table, "lm_head.weight": table.flip(0).contiguous()},
+        base / "model.safetensors",
+    )
+    del table, tensors
+    bound = 1.5 * rows * width * dtype.itemsize + 2**30
+    command = [sys.executable, "-c", MEASURE, str(base), str(tmp_path / "out"), "delta"]
+    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "2"})
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    peak = usage.ru_maxrss * 1024
+    assert resource.getpagesize() <= peak < bound, f"{peak / 2**20:.0f} MiB of {bound / 2**20:.0f}"
+
+
+def test_a_loaded_scrambled_model_equals_the_safetensors(tmp_path: Path) -> None:
+    base, key = make(tmp_path)
+    scramble(base, key, tmp_path / "out")
+    ours = Checkpoint.open(tmp_path / "out")
+    theirs = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(ours.read(name), theirs[name]) for name in ours.tensors)
