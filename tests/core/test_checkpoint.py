@@ -175,14 +175,17 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.client.scramble import new_key, scramble
 from milkglass.schemes.obfuslm import ObfusLM
 base = Checkpoint.open(Path(sys.argv[1]))
-scramble(base, new_key(base, "base", ObfusLM(k=10), base.digest()), Path(sys.argv[2]), delta=sys.argv[3] == "delta")
+scramble(base, new_key(base, "base", ObfusLM(k=64), base.digest()), Path(sys.argv[2]), delta=sys.argv[3] == "delta")
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_peak_memory_is_below_one_and_a_half_tables_and_a_gigabyte(dtype: torch.dtype, tmp_path: Path) -> None:
-    """A table of 64,000 x 2,048 and an untied head of the same size: a copy of the second would break the bound."""
+    """A table of 64,000 x 2,048 and an untied head of the same size; k = 64 only keeps the test short.
+
+    The bound is held with 0.4 GB to spare, so that two tables of fp32 in memory at once would break it.
+    """
     base = tiny.save("llama-untied", tmp_path / "base")
     rng = torch.Generator().manual_seed(0)
     rows, width = 64_000, 2048
@@ -193,7 +196,7 @@ def test_peak_memory_is_below_one_and_a_half_tables_and_a_gigabyte(dtype: torch.
         base / "model.safetensors",
     )
     del table, tensors
-    bound = 1.5 * rows * width * dtype.itemsize + 2**30
+    bound = 1.5 * rows * width * dtype.itemsize + 0.6 * 2**30
     command = [sys.executable, "-c", MEASURE, str(base), str(tmp_path / "out"), "delta"]
     process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "2"})
     _, status, usage = os.wait4(process.pid, 0)
