@@ -181,15 +181,23 @@ class _Row:
     SLACK: ClassVar[float] = 1e-5  # fp32 cosines of up to 8192 dimensions are off by less
 
     def first_free(self, free: NDArray[np.bool_], count: int) -> Ids:
-        """The `count` most similar unassigned candidates that reach gamma, most similar first."""
+        """The `count` most similar unassigned candidates that reach gamma, most similar first.
+
+        Decided from the fp32 cosines wherever these cannot mislead; exact ones are computed for what is chosen.
+        """
         if count == 0:
             return np.empty(0, np.int64)
-        best = np.flatnonzero(free[self.places])[: count + 1]  # one more, to see that the last is no near tie
-        if len(best) > count:
-            inside, outside = self.rough[best[-2:]]
-            gamma = self.rough[min(self.above, len(self.rough) - 1)]
-            if inside - outside > self.SLACK and outside > gamma + self.SLACK:
-                return self._exact_order(self.places[best[:-1]])[0]
+        low, high = self.rough[min(self.above, len(self.rough) - 1)], self.rough[self.above - 1]  # gamma lies between
+        candidates = np.flatnonzero(free[self.places])
+        rough = self.rough[candidates]
+        sure = int((rough > high + 2 * self.SLACK).sum())
+        if sure >= count:
+            gaps = np.flatnonzero(rough[count - 1 : sure - 1] - rough[count:sure] > self.SLACK)
+            if len(gaps):  # a place to cut where fp32 tells the two sides apart
+                return self._exact_order(self.places[candidates[: count + int(gaps[0])]])[0][:count]
+        doubtful = int((rough >= low - 2 * self.SLACK).sum()) - sure
+        if not doubtful and self.rough[-1] < low - 2 * self.SLACK:
+            return self._exact_order(self.places[candidates[:sure]])[0][:count]
         return self._carefully(free, count)
 
     def _carefully(self, free: NDArray[np.bool_], count: int) -> Ids:
