@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests import tiny
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from milkglass.architectures import family_of, of
@@ -17,6 +16,7 @@ from milkglass.client.key import Key
 from milkglass.client.scramble import new_key, scramble, tokenizer_digest, verify
 from milkglass.errors import UnsupportedModel
 from milkglass.schemes.obfuslm import Mixture, ObfusLM
+from tests import tiny
 
 SCHEME = ObfusLM(k=4, epsilon=1.0, beta=0.9)
 

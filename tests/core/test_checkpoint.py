@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests import tiny
 
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.key import Key
@@ -22,6 +21,7 @@ from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights, Us
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.staging import assemble
 from milkglass.tensorfile import read_header
+from tests import tiny
 
 SCHEME = ObfusLM(k=4, beta=0.9)
 

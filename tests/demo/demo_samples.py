@@ -16,11 +16,10 @@ def view(text: str, right: int = 2) -> View:
 def model_run(ref: str) -> ModelRun:
     return ModelRun(
         ref=ref,
-        title="Sorting",
         k=10,
         epsilon=0.1,
         vocabulary=30_522,
-        kept={"clusters": 2481, "below_k": 0, "singletons": 0, "verbatim": 5},
+        kept={"clusters": 2481, "below_k": 0, "singletons": 0, "verbatim": 5, "largest": 128},
         sizes={"the model": 90_900_000, "training data": 21_300},
         steps=(Step("scramble", 4.2, "the key never leaves"), Step("fine-tune", 75.0, "45 steps")),
         losses=(1.1, 0.4),
@@ -32,7 +31,6 @@ def result(text: str = "My inhaler is empty and I can hardly speak") -> DemoResu
     return DemoResult(
         version="0.0",
         seconds=251.0,
-        server="a process on this machine",
         classifier=model_run("demo:minilm"),
         asked=120,
         correct=104,

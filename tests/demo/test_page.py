@@ -80,7 +80,7 @@ def test_right_guesses_are_marked_and_wrong_ones_are_not() -> None:
 
 
 def test_long_prompts_are_cut_and_counted() -> None:
-    text = read(render(result(" ".join(["word"] * 75)))).text
+    text = read(render(result(" ".join(["word"] * 105)))).text
     assert "and 15 more" in text  # the message
     assert "and 19 more" in text  # the prompt, four words longer
 

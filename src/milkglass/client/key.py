@@ -2,11 +2,11 @@
 
 Sub-keys are HKDF-SHA256(root, salt = digest of the base model, info = "milkglass/1 " + label), so a key used with
 another model gives another permutation. The permutation and the noise are drawn from ChaCha20 key streams, never from a
-framework's generator (those change between versions, and are not cryptographic). `vectors/key.json` holds known answers.
+framework's generator (those change between versions, and are not cryptographic). `vectors/` holds known answers.
 
 The sealed file, version 1 (docs/formats.md):
 
-    one line of JSON, the header: format, version, scrypt's n, r, p and salt, nonce, passphrase check, length of the seal
+    one line of JSON, the header: format, version, scrypt's parameters, nonce, passphrase check, length of the seal
     the seal: ChaCha20-Poly1305 over the payload, the header line as associated data
     32 bytes: SHA-256 of all before, so that damage is told from tampering
 

@@ -82,7 +82,7 @@ class ObfusLM:
         allowed = (1 - self.beta) * len(order)
         if len(order) < self.k or allowed < self.k:
             raise UsageError(
-                f"{len(order)} tokens at beta = {self.beta} leave {allowed:.1f} candidates for clusters of k = {self.k}",
+                f"{len(order)} tokens at beta = {self.beta} leave {allowed:.1f} candidates for clusters of {self.k}",
                 "lower beta or k",
             )
         clusters = embed_cluster(table, order, self.k, self.beta, progress)

@@ -33,7 +33,7 @@ def prepare(model: PreTrainedModel, chosen: Hyperparameters) -> None:
     first, last = chosen.full_first, len(layers) - chosen.full_last
     if first >= last:
         raise UsageError(
-            f"{chosen.full_first} first and {chosen.full_last} last layers in full leave none of {len(layers)} to adapt",
+            f"{first} first and {chosen.full_last} last layers in full leave none of {len(layers)} to adapt",
             'lower them, or use method "full"',
         )
     targets = [f"{name}.{i}.{linear}" for i in range(first, last) for linear in _linears(layers[i])]

@@ -69,7 +69,10 @@ class JobSpec(BaseModel):
 
 
 class Event(BaseModel):
-    """`metrics` events carry data: step, total_steps, loss, learning_rate, epoch, eta_seconds; or eval_loss, accuracy."""
+    """`metrics` events carry data: step, total_steps, loss, learning_rate, epoch, eta_seconds; or eval_loss, accuracy.
+
+    Nothing in an event comes from the training data itself.
+    """
 
     time: float  # seconds since 1970
     level: Literal["info", "warn", "error"] = "info"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import signal
 import sys
@@ -52,9 +51,14 @@ class Reporter(TrainerCallback):
         self.interrupted = False
         self._began, self._from_step = time.monotonic(), 0
 
-    def tell(self, message: str, level: str = "info", **data: Any) -> None:
-        kind = "metrics" if data else "message"
-        event = Event(time=time.time(), level=level, type=kind, message=message, data=data)  # type: ignore[arg-type]
+    def tell(self, message: str, data: dict[str, Any] | None = None, failed: bool = False) -> None:
+        event = Event(
+            time=time.time(),
+            level="error" if failed else "info",
+            type="metrics" if data else "message",
+            message=message,
+            data=data or {},
+        )
         with (self.job / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(event.model_dump_json() + "\n")
 
@@ -84,19 +88,22 @@ class Reporter(TrainerCallback):
         left = (state.max_steps - state.global_step) * (time.monotonic() - self._began) / max(1, done)
         self.tell(
             f"step {state.global_step} of {state.max_steps}, loss {logs['loss']:.4f}",
-            step=state.global_step,
-            total_steps=state.max_steps,
-            loss=float(logs["loss"]),
-            learning_rate=float(logs.get("learning_rate", 0.0)),
-            epoch=float(state.epoch or 0.0),
-            eta_seconds=round(left, 1),
+            {
+                "step": state.global_step,
+                "total_steps": state.max_steps,
+                "loss": float(logs["loss"]),
+                "learning_rate": float(logs.get("learning_rate", 0.0)),
+                "epoch": float(state.epoch or 0.0),
+                "eta_seconds": round(left, 1),
+            },
         )
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
     ) -> None:
         kept = _kept_metrics(metrics)
-        self.tell("evaluation: " + ", ".join(f"{k} {v:.4f}" for k, v in kept.items()), step=state.global_step, **kept)
+        told = ", ".join(f"{name} {value:.4f}" for name, value in kept.items())
+        self.tell(f"evaluation: {told}", {"step": state.global_step, **kept})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         folder = self.job / "checkpoints" / f"checkpoint-{state.global_step}"
@@ -230,10 +237,10 @@ def main(job: Path) -> int:
 
 
 def _finish(job: Path, reporter: Reporter, status: Status) -> None:
-    reporter.tell(f"job {status.state}", level="error" if status.state == "failed" else "info")
+    reporter.tell(f"job {status.state}", failed=status.state == "failed")
     partial = job / "status.json.tmp"
     partial.write_text(json.dumps(status.model_dump()), "utf-8")
-    os.replace(partial, job / "status.json")
+    partial.replace(job / "status.json")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,17 @@
+"""Cut an Alpaca file (a JSON list of instruction, input, output) into train.jsonl and validation.jsonl (its last 64).
+
+python recipes/split_alpaca.py alpaca_5000.json OUT_FOLDER
+"""
+
+import json
+import sys
+from pathlib import Path
+
+HELD_OUT = 64
+
+rows = [row for row in json.loads(Path(sys.argv[1]).read_text("utf-8")) if row["output"].strip()]
+folder = Path(sys.argv[2])
+folder.mkdir(parents=True, exist_ok=True)
+for name, part in (("train", rows[:-HELD_OUT]), ("validation", rows[-HELD_OUT:])):
+    lines = (json.dumps(row, ensure_ascii=False) for row in part)
+    (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")

@@ -1,0 +1,167 @@
+"""A recipe file, and what a run of it leaves behind.
+
+A run folder holds, for each variant, `VARIANT-model/` (when it is scrambled) and the job folder `VARIANT/`; what is
+there already is not made again, so a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from milkglass.architectures import of
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.codec import Codec
+from milkglass.client.dataset import number_labels, summarise, write_parquet
+from milkglass.client.key import Key, permutation, subkey
+from milkglass.client.scramble import new_key, scramble
+from milkglass.errors import JobFailed, UsageError
+from milkglass.models import resolve
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.server.spec import Hyperparameters, JobSpec, Status, Task
+
+SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """published: the paper's figures. asked: what the run is held to, in words. variants: no parameters mean plain."""
+
+    name: str
+    kind: Literal["classification", "generation"]
+    paper: str
+    model: str
+    seed: int
+    data: Mapping[str, str]
+    training: Hyperparameters
+    variants: Mapping[str, Mapping[str, Any]]
+    published: Mapping[str, float]
+    asked: Mapping[str, str]
+    evaluation: Mapping[str, int]
+
+    @classmethod
+    def read(cls, path: Path) -> Recipe:
+        raw = tomllib.loads(path.read_text("utf-8"))
+        task: Task = "classification" if raw["kind"] == "classification" else "causal-lm"
+        training = Hyperparameters(task=task, seed=raw["seed"], **raw.pop("training"))
+        return cls(
+            name=path.stem,
+            training=training,
+            published=raw.pop("published", {}),
+            asked=raw.pop("asked", {}),
+            evaluation=raw.pop("evaluation", {}),
+            **raw,
+        )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One column of the table: a model folder, the key that its data is encoded with, and its job folder."""
+
+    name: str
+    model: Path
+    key: Key
+    job: Path
+    plain: bool
+
+
+def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: ObfusLM | None) -> Key:
+    """A key that anybody can make again from the recipe's seed; without a scheme, the identity (no secret at all)."""
+    drawn = new_key(base, ref, scheme, digest)
+    root = hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
+    sigma = permutation(subkey(root, digest, "permutation"), len(drawn.sigma), of(base).pinned)
+    return Key(root, digest, sigma if scheme else np.arange(len(sigma), dtype=np.int32), drawn.about)
+
+
+def prepare(recipe: Recipe, data: Path, out: Path, threads: int | None) -> tuple[Checkpoint, list[Variant]]:
+    """Scramble the models and write the encoded data and the jobs' specs, where they are not there yet."""
+    base = Checkpoint.open(resolve(recipe.model))
+    digest = base.digest()
+    variants = []
+    for name, parameters in recipe.variants.items():
+        scheme = ObfusLM(**parameters) if parameters else None
+        key = seeded_key(base, recipe.model, digest, recipe.seed, scheme)
+        model = out / f"{name}-model" if scheme else base.folder
+        if not model.exists():
+            scramble(base, key, model)
+        variant = Variant(name, model, key, out / name, scheme is None)
+        _write_job(recipe, base, data, variant, threads)
+        variants.append(variant)
+    return base, variants
+
+
+def _write_job(recipe: Recipe, base: Checkpoint, data: Path, variant: Variant, threads: int | None) -> None:
+    variant.job.mkdir(parents=True, exist_ok=True)
+    codec = Codec.open(variant.key, base.folder)
+    paths = {split: variant.job / f"{split}.parquet" for split in SPLITS}
+    train = data / recipe.data["train"]
+    if not train.is_file():
+        raise UsageError(f"there is no {train}", "give --data the folder that holds the recipe's data")
+    numbers = number_labels(summarise(train).labels, None) if recipe.kind == "classification" else None
+    for split, path in paths.items():
+        if not path.is_file():
+            write_parquet(codec, data / recipe.data[split], path, numbers, recipe.training.max_length)
+    spec = JobSpec(
+        model=str(variant.model),
+        train=str(paths["train"]),
+        validation=str(paths["validation"]),
+        hyperparameters=recipe.training,
+        threads=threads,
+    )
+    (variant.job / "spec.json").write_text(spec.model_dump_json(), "utf-8")
+
+
+def train(variants: list[Variant], at_once: int) -> dict[str, Status]:
+    """Run the jobs with the server's own worker; a finished one is not run again."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return dict(zip((v.name for v in variants), pool.map(_train_one, variants), strict=True))
+
+
+def _train_one(variant: Variant) -> Status:
+    status = variant.job / "status.json"
+    if not status.is_file():
+        with (variant.job / "worker.log").open("ab") as log:
+            command = [sys.executable, "-m", "milkglass.server.training", str(variant.job)]
+            subprocess.run(command, stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False)
+    if not status.is_file():
+        raise JobFailed(f"the training of {variant.name} was stopped", "run the recipe again: it goes on")
+    found = Status.model_validate_json(status.read_text("utf-8"))
+    if found.state != "succeeded":
+        raise JobFailed(f"the training of {variant.name} {found.state}: {found.error}", "see its worker.log")
+    return found
+
+
+def write_result(recipe: Recipe, out: Path, measured: Mapping[str, float]) -> Path:
+    """RUN/result.json: each figure beside the paper's and beside what was asked."""
+    rows = {
+        name: {
+            "measured": round(value, 4),
+            **({"published": recipe.published[name]} if name in recipe.published else {}),
+            **({"asked": recipe.asked[name]} if name in recipe.asked else {}),
+        }
+        for name, value in measured.items()
+    }
+    about = {
+        "recipe": recipe.name,
+        "paper": recipe.paper,
+        "model": recipe.model,
+        "seed": recipe.seed,
+        "training": recipe.training.model_dump(),
+        "variants": {name: dict(parameters) for name, parameters in recipe.variants.items()},
+        "evaluation": dict(recipe.evaluation),
+        "figures": rows,
+    }
+    path = out / "result.json"
+    path.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+    return path

@@ -1,0 +1,469 @@
+"""The client against a server that fails in every way that a network can."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milkglass.client.connection import Patience, is_loopback
+from milkglass.client.remote import Remote, Sampling
+from milkglass.errors import (
+    CorruptCheckpoint,
+    JobFailed,
+    ModelNotFound,
+    RemoteError,
+    Unauthorized,
+    Unreachable,
+    UsageError,
+)
+from tests import tiny
+from tests.client.stub import TOKEN, Handler, Stub, busy, fine, hang_up, lose_answer, running
+
+QUICK = Patience(attempts=5, pause=lambda seconds: None)
+DATA = bytes(range(256)) * 20  # 5,120 bytes: 6 chunks
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def remote(stub: Stub) -> Iterator[Remote]:
+    with Remote(stub.url, TOKEN, patience=QUICK) as made:
+        yield made
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "train.parquet"
+    path.write_bytes(DATA)
+    return path
+
+
+# --- the door ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("url", ["http://gpu.example:8420", "http://10.0.0.1", "http://127.0.0.1.evil.example"])
+def test_a_token_never_crosses_a_network_in_the_clear(url: str) -> None:
+    with pytest.raises(UsageError, match="would carry the token in the clear"):
+        Remote(url, TOKEN)
+    Remote(url, TOKEN, allow_http=True).connection.close()
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "gpu.example", "", "https://", "https://user:secret@host", "http://[::1"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Remote(url, TOKEN)
+    assert "secret" not in str(caught.value)
+
+
+def test_loopback() -> None:
+    assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.9.9.9", "::1")))
+    assert not any(map(is_loopback, ("localhost.evil.example", "0.0.0.0", "10.0.0.1", "::", "")))
+
+
+def test_a_proxy_of_the_environment_is_not_asked_about_this_machine(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    stub.replies["GET /v1/models"] = lambda h: h.answer(200, {"data": [{"id": "m"}]})
+    with Remote(stub.url, TOKEN, patience=Patience(attempts=1)) as remote:
+        assert remote.models() == [{"id": "m"}]
+
+
+def test_a_wrong_token(stub: Stub) -> None:
+    with Remote(stub.url, "wrong", patience=QUICK) as remote, pytest.raises(Unauthorized) as caught:
+        remote.models()
+    assert caught.value.message == "the server answered 401: wrong token"
+    assert caught.value.hint == "look again"
+    assert "wrong-token" not in repr(remote)
+
+
+@pytest.mark.parametrize("token", ["with space", "grün", "line\nbreak", ""])
+def test_a_token_that_cannot_be(token: str) -> None:
+    with pytest.raises(UsageError):
+        Remote("http://127.0.0.1:1", token)
+
+
+def test_nobody_answers() -> None:
+    with Remote("http://127.0.0.1:9", TOKEN, patience=QUICK) as remote, pytest.raises(Unreachable, match="127.0.0.1:9"):
+        remote.models()
+
+
+def test_a_redirect_is_not_followed(stub: Stub, remote: Remote) -> None:
+    stub.replies["GET /v1/models"] = lambda h: h.answer(307, {}, Location="http://127.0.0.1:9/")
+    with pytest.raises(RemoteError, match="307"):
+        remote.models()
+
+
+def test_a_servers_words_cannot_rewrite_the_terminal(stub: Stub, remote: Remote) -> None:
+    evil = {"error": {"message": "\x1b[2Jgone\r\n" + "x" * 9999, "hint": 7}}
+    stub.replies["GET /v1/models"] = lambda h: h.answer(400, evil)
+    with pytest.raises(RemoteError) as caught:
+        remote.models()
+    assert "\x1b" not in caught.value.message and len(caught.value.message) < 600
+    assert caught.value.hint == ""
+
+
+@pytest.mark.parametrize("raw", [b"<html>", b"[]", b"null", b"[" * 100_000, b'{"data": 3}', b'{"data": [3]}'])
+def test_answers_that_cannot_be(stub: Stub, remote: Remote, raw: bytes) -> None:
+    stub.replies["GET /v1/models"] = lambda h: h.answer(200, raw)
+    with pytest.raises(RemoteError):
+        remote.models()
+
+
+# --- trying again -----------------------------------------------------------------------------------------------------
+def test_reading_is_tried_again(stub: Stub, remote: Remote) -> None:
+    stub.replies["GET /v1/models"] = lambda h: h.answer(200, {"data": []})
+    stub.faults["GET"] = [hang_up, busy, busy, hang_up]
+    assert remote.models() == []
+    assert stub.count("GET /v1/models") == 5
+
+
+def test_patience_ends(stub: Stub, remote: Remote) -> None:
+    stub.faults["GET"] = [busy] * 9
+    with pytest.raises(RemoteError, match="503: busy"):
+        remote.models()
+    assert stub.count("GET /v1/models") == QUICK.attempts
+
+
+def test_a_job_is_never_started_twice(stub: Stub, remote: Remote) -> None:
+    stub.replies["POST /v1/fine_tuning/jobs"] = lambda h: h.answer(200, {"id": "ftjob-1"})
+    stub.faults["POST"] = [lose_answer]
+    with pytest.raises(Unreachable):
+        remote.create_job("m", "file-1", {})
+    assert stub.count("POST /v1/fine_tuning/jobs") == 1
+
+
+def test_waiting_grows_and_obeys_the_server() -> None:
+    waits: list[float] = []
+    patience = Patience(first=1, longest=8, pause=waits.append)
+    for attempt in range(6):
+        patience.wait(attempt)
+    assert all(0.5 * bound <= wait <= bound for wait, bound in zip(waits, (1, 2, 4, 8, 8, 8), strict=True))
+
+
+# --- uploads ----------------------------------------------------------------------------------------------------------
+def test_an_upload_arrives_whole(stub: Stub, remote: Remote, file: Path) -> None:
+    told: list[int] = []
+    assert remote.upload(file, progress=lambda name, total: told.append) == "file-0"
+    assert stub.content["file-0"] == DATA
+    assert sum(told) == len(DATA)
+    assert stub.count("PUT /v1/uploads/upload-0") == 6
+
+
+@pytest.mark.parametrize("fault", [hang_up, lose_answer, busy])
+@pytest.mark.parametrize("where", ["POST /v1/uploads", "PUT", "POST complete", "GET"])
+def test_a_cut_anywhere_costs_nothing(stub: Stub, remote: Remote, file: Path, fault: Any, where: str) -> None:
+    call = "POST /v1/uploads/upload-0/complete" if where == "POST complete" else where
+    stub.faults[call] = [fault] if where != "PUT" else [fine, fine, fault, fine, fault, fault]
+    key = remote.upload(file)
+    assert stub.content[key] == DATA
+    assert len(stub.files) == 1
+
+
+def test_a_killed_client_goes_on(stub: Stub, remote: Remote, file: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(done: int) -> None:
+        if stub.count("PUT /v1/uploads/upload-0") == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        remote.upload(file, progress=lambda name, total: die)
+    before = stub.count("PUT /v1/uploads/upload-0")
+    with Remote(stub.url, TOKEN, patience=QUICK) as another:
+        key = another.upload(file)
+    assert stub.content[key] == DATA
+    assert stub.count("POST /v1/uploads") == 1
+    assert stub.count("PUT /v1/uploads/upload-0") - before == 3
+
+
+def test_an_upload_that_the_server_forgot_begins_anew(stub: Stub, remote: Remote, file: Path) -> None:
+    stub.faults["PUT"] = [fine, *[hang_up] * 5]
+    with pytest.raises(Unreachable):
+        remote.upload(file)
+    stub.uploads.clear()
+    assert stub.content[remote.upload(file)] == DATA
+
+
+def test_what_is_there_is_not_sent_again(stub: Stub, remote: Remote, file: Path) -> None:
+    first = remote.upload(file)
+    assert remote.upload(file) == first
+    assert stub.count("POST /v1/uploads") == 1
+
+
+def test_the_note_of_an_upload_says_nothing(stub: Stub, remote: Remote, file: Path, tmp_path: Path) -> None:
+    stub.faults["PUT"] = [fine, *[hang_up] * 5]
+    with pytest.raises(Unreachable):
+        remote.upload(file)
+    (note,) = (tmp_path / "cache" / "uploads").iterdir()
+    assert json.loads(note.read_text()) == {"id": "upload-0"}
+    assert "train" not in note.name and str(stub.server_port) not in note.name
+    note.write_text('{"id": "../../evil"}')
+    assert stub.content[remote.upload(file)] == DATA
+
+
+def test_a_server_that_damages_an_upload_is_told(stub: Stub, remote: Remote, file: Path, tmp_path: Path) -> None:
+    def damage(handler: Handler) -> bool:
+        stub.uploads["upload-0"]["data"] = b"x" * len(DATA)
+        return False
+
+    stub.faults["POST /v1/uploads/upload-0/complete"] = [damage]
+    with pytest.raises(RemoteError, match="checksum is wrong"):
+        remote.upload(file)
+    assert not list((tmp_path / "cache" / "uploads").iterdir())
+
+
+def test_a_server_that_stands_still_is_given_up(stub: Stub, remote: Remote, file: Path) -> None:
+    def stay(handler: Handler) -> bool:
+        handler.answer(200, {"received": 0})
+        return True
+
+    stub.faults["PUT"] = [stay] * 50
+    with pytest.raises(RemoteError, match="stays at 0 of 5120"):
+        remote.upload(file)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """As `obfuscate` leaves it: no tokenizer, no names."""
+    target = tmp_path / "scrambled"
+    tiny.build("llama-tied").save_pretrained(target, max_shard_size="40KB")
+    return target
+
+
+def test_a_model_is_sent_shard_by_shard(stub: Stub, remote: Remote, folder: Path) -> None:
+    assert remote.upload_model(folder, "mine") == "mine"
+    sent = stub.models["mine"]
+    assert sent["config"] == json.loads((folder / "config.json").read_text())
+    assert sent["index"] == json.loads((folder / "model.safetensors.index.json").read_text())
+    assert sent["delta"] is None
+    shards = sorted(p.name for p in folder.glob("*.safetensors"))
+    assert [one["name"] for one in sent["files"]] == shards and len(shards) > 1
+    for one in sent["files"]:
+        assert stub.content[one["file_id"]] == (folder / one["name"]).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "stray",
+    ["tokenizer.json", "vocab.txt", "merges.txt", "chat_template.jinja", "spiece.model", "Tokenizer_Config.json"],
+)
+def test_a_folder_with_a_tokenizer_stays_here(stub: Stub, remote: Remote, folder: Path, stray: str) -> None:
+    (folder / stray).write_text("{}")
+    with pytest.raises(UsageError, match="holds a tokenizer"):
+        remote.upload_model(folder)
+    assert not stub.calls
+
+
+@pytest.mark.parametrize("name", ["id2label", "_name_or_path"])
+def test_a_config_with_names_stays_here(stub: Stub, remote: Remote, folder: Path, name: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, name: {"0": "ill"}}))
+    with pytest.raises(UsageError, match=f"holds {name}"):
+        remote.upload_model(folder)
+    assert not stub.calls
+
+
+def test_folders_that_are_no_models(remote: Remote, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        remote.upload_model(tmp_path)
+    with pytest.raises(UsageError, match="--name"):
+        remote.upload_model(folder, "../evil")
+
+
+def serve_model(stub: Stub, folder: Path, checksums: bool = True) -> None:
+    entries = []
+    for path in sorted(folder.iterdir()):
+        raw = path.read_bytes()
+        digest = hashlib.sha256(raw).hexdigest() if checksums else None
+        entries.append({"name": path.name, "bytes": len(raw), "sha256": digest})
+
+        def reply(handler: Handler, raw: bytes = raw) -> None:
+            asked = handler.headers.get("Range")
+            start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
+            handler.answer(206 if asked else 200, raw[start:])
+
+        stub.replies[f"GET /v1/models/ft/files/{path.name}"] = reply
+    stub.replies["GET /v1/models/ft/files"] = lambda h: h.answer(200, {"data": entries})
+
+
+def half(handler: Handler) -> bool:
+    """Promise everything, send a part."""
+    if "/files/model" not in handler.path or handler.headers.get("Range"):
+        return False
+    handler.send_response(200)
+    handler.send_header("Content-Length", "99999999")
+    handler.end_headers()
+    handler.wfile.write(handler.server.model_bytes[:5000])  # type: ignore[attr-defined]
+    handler.wfile.flush()
+    handler.cut()
+    return True
+
+
+def test_a_fetched_model_is_the_servers(stub: Stub, remote: Remote, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    tiny.build("bert").save_pretrained(source)
+    serve_model(stub, source)
+    stub.model_bytes = (source / "model.safetensors").read_bytes()  # type: ignore[attr-defined]
+    stub.faults["GET /v1/models/ft/files/model.safetensors"] = [half]
+    out = remote.fetch_model("ft", tmp_path / "fetched")
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
+    ranges = [h.get("Range") for call, h, _ in stub.calls if call.endswith("model.safetensors")]
+    assert ranges == [None, "bytes=5000-"]
+    with pytest.raises(UsageError, match="exists already"):
+        remote.fetch_model("ft", out)
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil.json", "/etc/x.json", "model.bin", "run.py", "tokenizer.json", ".hidden.json", 5]
+)
+def test_a_server_cannot_choose_where_files_go(stub: Stub, remote: Remote, tmp_path: Path, name: Any) -> None:
+    entries = [{"name": "config.json", "bytes": 2, "sha256": None}, {"name": name, "bytes": 2, "sha256": None}]
+    stub.replies["GET /v1/models/ft/files"] = lambda h: h.answer(200, {"data": entries})
+    with pytest.raises(RemoteError, match="no checkpoint has"):
+        remote.fetch_model("ft", tmp_path / "out")
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_damaged_downloads_are_refused(stub: Stub, remote: Remote, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    tiny.build("bert").save_pretrained(source)
+    serve_model(stub, source)
+    raw = (source / "model.safetensors").read_bytes()
+    stub.replies["GET /v1/models/ft/files/model.safetensors"] = lambda h: h.answer(200, raw[:-1] + b"?")
+    with pytest.raises(RemoteError, match="checksum is wrong"):
+        remote.fetch_model("ft", tmp_path / "out")
+    stub.replies["GET /v1/models/ft/files/model.safetensors"] = lambda h: h.answer(200, raw + b"more")
+    with pytest.raises(RemoteError, match="sends more"):
+        remote.fetch_model("ft", tmp_path / "out")
+    (source / "model.safetensors").write_bytes(b"\x80\x04pickle" * 100)
+    serve_model(stub, source, checksums=False)
+    with pytest.raises(CorruptCheckpoint):
+        remote.fetch_model("ft", tmp_path / "out2")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out2").exists()
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+def told(number: int, **data: Any) -> str:
+    return f"event: metrics\nid: {number}\ndata: {json.dumps({'message': f'step {number}', 'data': data})}\n\n"
+
+
+def test_following_survives_restarts_and_repeats_nothing(stub: Stub, remote: Remote) -> None:
+    parts = iter(
+        [
+            lambda h: h.events([told(1), ": still here\n\n", told(2)]),
+            lambda h: h.cut(),
+            lambda h: h.answer(503, {"error": {"message": "restarting"}}),
+            lambda h: h.events([]),
+            lambda h: h.events([told(3), told(4), "event: done\nid: 4\ndata: {}\n\n", told(5)]),
+        ]
+    )
+    stub.replies["GET /v1/fine_tuning/jobs/ftjob-1/events"] = lambda h: next(parts)(h)
+    stub.replies["GET /v1/fine_tuning/jobs/ftjob-1"] = lambda h: h.answer(200, {"status": "running"})
+    events = [event["message"] for event in remote.follow("ftjob-1")]
+    assert events == ["step 1", "step 2", "step 3", "step 4"]
+    seen = [h.get("Last-Event-ID") for call, h, _ in stub.calls if "/events" in call]
+    assert seen == [None, "2", "2", "2", "2"]
+
+
+def test_following_ends_without_a_done_event(stub: Stub, remote: Remote) -> None:
+    stub.replies["GET /v1/fine_tuning/jobs/ftjob-1/events"] = lambda h: h.events([])
+    stub.replies["GET /v1/fine_tuning/jobs/ftjob-1"] = lambda h: h.answer(200, {"status": "succeeded"})
+    assert list(remote.follow("ftjob-1")) == []
+
+
+def test_following_gives_up_on_what_waiting_does_not_mend(stub: Stub, remote: Remote) -> None:
+    with pytest.raises(RemoteError, match="404"):
+        list(remote.follow("ftjob-1"))
+    stub.replies["GET /v1/fine_tuning/jobs/ftjob-1/events"] = lambda h: h.cut()
+    with pytest.raises(Unreachable):
+        list(remote.follow("ftjob-1", patience=0.0))
+
+
+def test_a_failed_job_says_why(stub: Stub, remote: Remote) -> None:
+    state = {"status": "failed", "error": {"message": "out of memory\x1b[2J"}}
+    stub.replies["GET /v1/fine_tuning/jobs/ftjob-1"] = lambda h: h.answer(200, state)
+    with pytest.raises(JobFailed, match=r"the job ftjob-1 is failed: out of memory\[2J"):
+        remote.result("ftjob-1")
+
+
+@pytest.mark.parametrize("name", ["../models", "a/b", "", "a b", "?x", "a" * 200])
+def test_ids_cannot_leave_their_place_in_the_address(stub: Stub, remote: Remote, name: str) -> None:
+    for call in (remote.job, remote.model, lambda n: list(remote.follow(n)), lambda n: remote.classify(n, [[1]])):
+        with pytest.raises(UsageError):
+            call(name)
+    assert not stub.calls
+
+
+# --- inference --------------------------------------------------------------------------------------------------------
+def test_classification(stub: Stub, remote: Remote) -> None:
+    rows = [
+        {"index": 1, "label": "LABEL_0", "probs": [0.9, 0.1]},
+        {"index": 0, "label": "LABEL_1", "probs": [0.2, 0.8]},
+    ]
+    stub.replies["POST /classify"] = lambda h: h.answer(200, {"data": rows})
+    stub.faults["POST"] = [lose_answer]
+    found = remote.classify("m", [np.array([5, 6], np.int32), [7]], [np.zeros(2, np.int8), [0]])
+    assert [one.label for one in found] == [1, 0]
+    assert found[0].probabilities == (0.2, 0.8)
+    asked = json.loads(stub.calls[-1][2])
+    assert asked == {"model": "m", "input": [[5, 6], [7]], "token_type_ids": [[0, 0], [0]]}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"index": 1, "label": "LABEL_0", "probs": [1.0]},
+        {"index": 0, "label": "ill", "probs": [1.0]},
+        {"index": 0, "label": "LABEL_0", "probs": "x"},
+        {"index": 0, "label": "LABEL_0", "probs": [None]},
+        {"index": 0, "label": "LABEL_0"},
+    ],
+)
+def test_classifications_that_cannot_be(stub: Stub, remote: Remote, row: dict[str, Any]) -> None:
+    stub.replies["POST /classify"] = lambda h: h.answer(200, {"data": [row]})
+    with pytest.raises(RemoteError):
+        remote.classify("m", [[1]])
+
+
+def chunk(*ids: Any) -> str:
+    return f"data: {json.dumps({'choices': [{'index': 0, 'text': '', 'token_ids': list(ids)}]})}\n\n"
+
+
+def test_generation_streams(stub: Stub, remote: Remote) -> None:
+    lines = [chunk(5), chunk(6, 7), 'data: {"choices": []}\n\n', "data: [DONE]\n\n"]
+    stub.replies["POST /v1/completions"] = lambda h: h.events(lines)
+    sampling = Sampling(9, 0.5, 0.9, 3, 1, (2,))
+    assert list(remote.generate("m", np.array([1, 2], np.int32), sampling)) == [[5], [6, 7]]
+    assert json.loads(stub.calls[-1][2]) == {
+        "model": "m", "prompt": [1, 2], "stream": True, "return_token_ids": True, "max_tokens": 9, "temperature": 0.5,
+        "top_p": 0.9, "top_k": 3, "seed": 1, "stop_token_ids": [2],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "lines", [[chunk(5)], [chunk("5")], ["data: x\n\n"], ['data: {"error": {"message": "full"}}\n\n']]
+)
+def test_answers_that_break_off_are_not_taken_for_whole(stub: Stub, remote: Remote, lines: list[str]) -> None:
+    stub.replies["POST /v1/completions"] = lambda h: h.events(lines)
+    with pytest.raises(RemoteError):
+        list(remote.generate("m", [1]))
+
+
+def test_whole_completions(stub: Stub, remote: Remote) -> None:
+    rows = [{"index": 1, "token_ids": [9]}, {"index": 0, "token_ids": [7, 8]}]
+    stub.replies["POST /v1/completions"] = lambda h: h.answer(200, {"choices": rows})
+    assert remote.complete("m", [[1], [2]]) == [[7, 8], [9]]
+    with pytest.raises(RemoteError, match="2 answers do not fit the 3 questions"):
+        remote.complete("m", [[1], [2], [3]])

@@ -1,0 +1,58 @@
+"""Obeys server/spec.py and trains nothing: the job's `seed` says how it behaves. Its result is the model it was given.
+
+Each start adds a line to `starts`, and each step one to `steps`, which a restart goes on from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+job = Path(sys.argv[1])
+spec = json.loads((job / "spec.json").read_text())
+SUCCEED, FAIL, CRASH, LONG, STUBBORN = range(5)
+mode = spec["hyperparameters"]["seed"]
+stopped: list[int] = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+
+
+def tell(message: str, **data: object) -> None:
+    line = {"time": time.time(), "type": "metrics" if data else "message", "message": message, "data": data}
+    with (job / "events.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def finish(state: str, error: str | None = None) -> None:
+    (job / "status.tmp").write_text(json.dumps({"state": state, "error": error, "trained_tokens": 7}))
+    (job / "status.tmp").rename(job / "status.json")
+    sys.exit(0)
+
+
+with (job / "starts").open("a") as file:
+    file.write(f"{os.getpid()}\n")
+if mode == CRASH:
+    os.kill(os.getpid(), signal.SIGKILL)
+if mode == FAIL:
+    finish("failed", "out of memory; lower batch_size or max_length")
+
+steps = job / "steps"
+for step in range(len(steps.read_text().split()) if steps.exists() else 0, 3 if mode == SUCCEED else 200):
+    if (job / "cancel").exists() and mode != STUBBORN:
+        finish("cancelled")
+    if stopped and mode != STUBBORN:
+        (job / "saved").write_text(str(step))
+        sys.exit(143)
+    if (job / "release").exists():
+        break
+    with steps.open("a") as file:
+        file.write(f"{step}\n")
+    tell(f"step {step}", step=step, loss=1.0)
+    time.sleep(0.05)
+
+shutil.copytree(spec["model"], job / "result")
+finish("succeeded")

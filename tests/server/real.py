@@ -1,0 +1,127 @@
+"""A real server on a free loopback port: in a thread, or as a process of its own that can be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import uvicorn
+
+from milkglass.server.app import create_app
+from tests.server.kit import TOKEN, settings, until
+
+ROOT = Path(__file__).parents[2]
+_PROGRAM = """
+import json, sys
+from pathlib import Path
+from milkglass.server.app import serve
+from milkglass.server.settings import Settings
+given = json.loads(sys.argv[1])
+worker = tuple(given.pop("worker"))
+serve(Settings(Path(given.pop("home")), worker=worker, **given))
+"""
+
+
+class Server:
+    def __init__(self, home: Path, in_thread: bool = False, **more: Any) -> None:
+        self.home, self.more, self.in_thread = home, more, in_thread
+        self.steps = 0
+
+    def __enter__(self) -> Server:
+        if self.in_thread:
+            self._start_thread()
+        else:
+            self._start_process()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.in_thread:
+            self._uvicorn.should_exit = True
+            self._thread.join(20)
+            self._socket.close()
+        else:
+            self.stop()
+
+    def _start_thread(self) -> None:
+        self.app = create_app(settings(self.home, **self.more))
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._uvicorn = uvicorn.Server(uvicorn.Config(self.app, log_config=None, access_log=False, ws="none"))
+        self._thread = threading.Thread(target=self._uvicorn.run, kwargs={"sockets": [self._socket]})
+        self._thread.start()
+        until(lambda: self._uvicorn.started)
+
+    def _start_process(self) -> None:
+        chosen = settings(self.home, **self.more)
+        told = {"home": str(self.home), "port": 0, "token": TOKEN, "worker": chosen.worker, "spare_disk": 1} | self.more
+        self.log = (self.home.parent / "server.log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, json.dumps(told)],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+        )
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        found = re.fullmatch(r"milkglass serve: listening on (http://127\.0\.0\.1:\d+)\n", line)
+        assert found, f"{line!r}; {(self.home.parent / 'server.log').read_text()}"
+        self.url = found[1]
+
+    def kill(self) -> None:
+        """As a power cut would."""
+        self.process.kill()
+        self._gone()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self._gone()
+
+    def _gone(self) -> None:
+        self.process.wait(30)
+        assert self.process.stdout
+        self.process.stdout.close()
+        self.log.close()
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30)
+
+    def ask_and_leave(self, path: str, body: dict[str, Any]) -> None:
+        """Send a request on a bare connection; close it when the model is at work on it."""
+        data = json.dumps(body).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
+        host, port = self.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(head.encode() + data)
+            self.wait_until(lambda: self.steps >= 2)
+
+    def slow_down(self, engine: Any) -> None:
+        """Count an engine's steps, and make each last."""
+        step = engine.step
+
+        def slow() -> None:
+            self.steps += 1
+            time.sleep(0.02)
+            step()
+
+        engine.step = slow
+
+    @staticmethod
+    def wait_until(found: Callable[[], Any]) -> None:
+        until(found)

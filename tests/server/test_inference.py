@@ -1,0 +1,168 @@
+"""Inference over HTTP: shapes, streams, company, and clients that go away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from tests.server.kit import error, register, registration, running
+from tests.server.real import Server
+from tests.server.test_generating import alone, prompts
+
+GREEDY = {"model": "llama", "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def served(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    with running(tmp_path_factory.mktemp("inference") / "home") as client:
+        register(client, "llama", folders["llama-untied"])
+        register(client, "bert", folders["classifier"])
+        yield client
+
+
+@pytest.fixture(scope="module")
+def model(folders: dict[str, Path]) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folders["llama-untied"]).eval()
+
+
+def test_a_completion(served: TestClient, model: Any) -> None:
+    asked = prompts(3)
+    answer = served.post("/v1/completions", json={**GREEDY, "prompt": asked, "max_tokens": 5, "ignore_eos": True})
+    body = answer.json()
+    assert body["object"] == "text_completion" and body["model"] == "llama"
+    for place, (choice, prompt) in enumerate(zip(body["choices"], asked, strict=True)):
+        assert choice["token_ids"] == alone(model, prompt, 5)
+        assert (choice["index"], choice["text"], choice["finish_reason"], choice["stop_reason"]) == (
+            place, "", "length", None,
+        )  # fmt: skip
+    read = sum(map(len, asked))
+    assert body["usage"] == {"prompt_tokens": read, "completion_tokens": 15, "total_tokens": read + 15}
+    default = served.post("/v1/completions", json={**GREEDY, "prompt": asked[0], "ignore_eos": True}).json()
+    assert len(default["choices"][0]["token_ids"]) == 16
+
+
+def test_a_stop_id(served: TestClient, model: Any) -> None:
+    whole = alone(model, [5, 6], 8)
+    body = {**GREEDY, "prompt": [5, 6], "max_tokens": 8, "stop_token_ids": [whole[2]], "ignore_eos": True}
+    choice = served.post("/v1/completions", json=body).json()["choices"][0]
+    assert choice["token_ids"] == whole[: whole.index(whole[2]) + 1]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", whole[2])
+
+
+@pytest.mark.parametrize("ends", [lambda t: t, lambda t: [299, t]])
+def test_the_models_own_end_ids(folders: dict[str, Path], tmp_path: Path, model: Any, ends: Any) -> None:
+    whole = alone(model, [5, 6], 8)
+    with running(tmp_path / "home") as client:
+        body = registration(client, "llama", folders["llama-untied"])
+        body["generation_config"] = {"eos_token_id": ends(whole[1])}
+        client.post("/v1/models", json=body)
+        choice = client.post("/v1/completions", json={**GREEDY, "prompt": [5, 6]}).json()["choices"][0]
+        assert choice["token_ids"] == whole[: whole.index(whole[1]) + 1] and choice["stop_reason"] == whole[1]
+
+
+def chunks(text: str) -> list[Any]:
+    data = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert data[-1] == "[DONE]"
+    return [json.loads(one) for one in data[:-1]]
+
+
+def test_a_stream_gives_the_same_ids(served: TestClient, model: Any) -> None:
+    asked = prompts(2)
+    body = {**GREEDY, "prompt": asked, "max_tokens": 6, "stream": True, "ignore_eos": True}
+    body["stream_options"] = {"include_usage": True}
+    answer = served.post("/v1/completions", json=body)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *parts, last = chunks(answer.text)
+    for place, prompt in enumerate(asked):
+        mine = [part["choices"][0] for part in parts if part["choices"][0]["index"] == place]
+        assert [token for one in mine for token in one["token_ids"]] == alone(model, prompt, 6)
+        assert [one["finish_reason"] for one in mine] == [None] * 5 + ["length"]
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 12
+
+
+def test_seeds(served: TestClient) -> None:
+    body = {"model": "llama", "prompt": [[5], [5]], "max_tokens": 12, "seed": 3, "temperature": 1.5, "ignore_eos": True}
+    first, again = (served.post("/v1/completions", json=body).json()["choices"] for _ in range(2))
+    assert [c["token_ids"] for c in first] == [c["token_ids"] for c in again]
+    assert first[0]["token_ids"] != first[1]["token_ids"]
+    other = served.post("/v1/completions", json=body | {"seed": 4}).json()["choices"]
+    assert other[0]["token_ids"] != first[0]["token_ids"]
+
+
+def test_many_at_once(served: TestClient, model: Any, folders: dict[str, Path]) -> None:
+    asked = prompts(12)
+    network = AutoModelForSequenceClassification.from_pretrained(folders["classifier"]).eval()
+
+    def complete(prompt: list[int]) -> list[int]:
+        body = {**GREEDY, "prompt": prompt, "max_tokens": 8, "ignore_eos": True}
+        return served.post("/v1/completions", json=body).json()["choices"][0]["token_ids"]
+
+    def classify(prompt: list[int]) -> list[float]:
+        return served.post("/classify", json={"model": "bert", "input": prompt}).json()["data"][0]["probs"]
+
+    with ThreadPoolExecutor(12) as pool:
+        completed, classified = list(pool.map(complete, asked)), list(pool.map(classify, asked))
+    assert completed == [alone(model, prompt, 8) for prompt in asked]
+    for prompt, found in zip(asked, classified, strict=True):
+        expected = network(torch.tensor([prompt])).logits.softmax(-1)[0]
+        torch.testing.assert_close(torch.tensor(found), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_classification_in_vllms_shape(served: TestClient, folders: dict[str, Path]) -> None:
+    rows, types = [[5, 6, 7], [8]], [[0, 1, 1], [1]]
+    body = served.post("/classify", json={"model": "bert", "input": rows, "token_type_ids": types}).json()
+    network = AutoModelForSequenceClassification.from_pretrained(folders["classifier"]).eval()
+    assert body["object"] == "list" and body["usage"]["prompt_tokens"] == 4
+    for place, one in enumerate(body["data"]):
+        expected = network(torch.tensor([rows[place]]), token_type_ids=torch.tensor([types[place]])).logits.softmax(-1)[0]
+        torch.testing.assert_close(torch.tensor(one["probs"]), expected, atol=1e-5, rtol=1e-4)
+        assert one["label"] == f"LABEL_{int(expected.argmax())}" and one["num_classes"] == 3 and one["index"] == place
+
+
+def test_the_longest_unused_model_is_put_out(folders: dict[str, Path], tmp_path: Path) -> None:
+    with running(tmp_path / "home", max_loaded_models=1) as client:
+        register(client, "llama", folders["llama-untied"])
+        register(client, "bert", folders["classifier"])
+        loaded = client.app.state.context.loader._entries
+        for _ in range(2):
+            assert client.post("/v1/completions", json={**GREEDY, "prompt": [1]}).status_code == 200
+            assert list(loaded) == [("llama", "generate")]
+            assert client.post("/classify", json={"model": "bert", "input": [1]}).status_code == 200
+            assert list(loaded) == [("bert", "classify")]
+        loaded["bert", "classify"].users += 1  # somebody is being answered
+        answer = client.post("/v1/completions", json={**GREEDY, "prompt": [1]})
+        assert answer.status_code == 503 and answer.headers["Retry-After"] and error(answer)["code"] == "busy"
+        assert client.delete("/v1/models/bert").status_code == 409
+        loaded["bert", "classify"].users -= 1
+
+
+def test_more_than_may_wait_is_busy(folders: dict[str, Path], tmp_path: Path) -> None:
+    with running(tmp_path / "home", max_waiting=2) as client:
+        register(client, "llama", folders["llama-untied"])
+        answer = client.post("/v1/completions", json={**GREEDY, "prompt": [[1], [2], [3]]})
+        assert answer.status_code == 503 and error(answer)["code"] == "busy"
+        assert client.post("/v1/completions", json={**GREEDY, "prompt": [[1], [2]]}).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_row(folders: dict[str, Path], tmp_path: Path, stream: bool) -> None:
+    """One row only: if the first client kept it, the second would wait for 120 tokens, and the third for both."""
+    with Server(tmp_path / "home", in_thread=True, max_batch=1) as server:
+        with server.client() as client:
+            register(client, "llama", folders["llama-untied"])
+            client.post("/v1/completions", json={**GREEDY, "prompt": [1], "max_tokens": 1})
+        loader = server.app.state.context.loader
+        engine = loader._entries["llama", "generate"].engine.result()
+        body = {**GREEDY, "prompt": [1], "max_tokens": 127, "stream": stream, "ignore_eos": True}
+        server.slow_down(engine)
+        server.ask_and_leave("/v1/completions", body)
+        server.wait_until(lambda: not engine.active() and not loader._entries["llama", "generate"].users)
+        assert server.steps < 100, "the row ran to its end"

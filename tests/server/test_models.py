@@ -1,0 +1,220 @@
+"""Models: whole, in shards, as deltas; what a config may not say; fetching and deleting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save
+from starlette.testclient import TestClient
+
+from milkglass.checkpoint import Checkpoint, read_json
+from milkglass.staging import Configs, Staging, write_delta
+from tests import tiny
+from tests.server.kit import error, parquet, register, registration, running, sha256, upload
+
+
+def left_over(tmp_path: Path) -> list[str]:
+    return [path.name for room in ("models", "work") for path in (tmp_path / "home" / room).iterdir()]
+
+
+def test_a_model_is_an_ordinary_folder(client: TestClient, tmp_path: Path, folders: dict[str, Path]) -> None:
+    register(client, "llama", folders["llama-untied"])
+    listed = client.get("/v1/models").json()
+    assert listed["object"] == "list" and [m["id"] for m in listed["data"]] == ["llama"]
+    model = client.get("/v1/models/llama").json()
+    assert (model["kind"], model["vocab_size"], model["max_model_len"]) == ("decoder", tiny.VOCAB, 128)
+    made = Checkpoint.open(tmp_path / "home" / "models" / "llama")
+    assert made.digest() == Checkpoint.open(folders["llama-untied"]).digest()
+    names = {file["name"] for file in client.get("/v1/models/llama/files").json()["data"]}
+    assert names == {"config.json", "generation_config.json", "model.safetensors"}
+
+
+def test_shards_and_their_index(client: TestClient, tmp_path: Path) -> None:
+    folder = tiny.save("llama-untied", tmp_path / "sharded", shard="40KB")
+    body = registration(client, "sharded", folder)
+    assert len(body["files"]) > 1
+    short = client.post("/v1/models", json=body | {"files": body["files"][1:]})
+    assert short.status_code == 400 and "files are given" in error(short)["message"]
+    assert client.post("/v1/models", json=body).status_code == 200
+    assert Checkpoint.open(tmp_path / "home" / "models" / "sharded").digest() == Checkpoint.open(folder).digest()
+
+
+def test_fetching_resumes_and_can_be_checked(client: TestClient, folders: dict[str, Path]) -> None:
+    register(client, "bert", folders["bert"])
+    files = {file["name"]: file for file in client.get("/v1/models/bert/files").json()["data"]}
+    weights = client.get("/v1/models/bert/files/model.safetensors").content
+    assert files["model.safetensors"]["sha256"] == sha256(weights)
+    assert files["model.safetensors"]["bytes"] == len(weights)
+    part = client.get("/v1/models/bert/files/model.safetensors", headers={"Range": f"bytes={len(weights) - 10}-"})
+    assert part.status_code == 206 and part.content == weights[-10:]
+
+
+def test_deleting(client: TestClient, tmp_path: Path, folders: dict[str, Path]) -> None:
+    register(client, "bert", folders["classifier"])
+    assert client.post("/classify", json={"model": "bert", "input": [1, 2]}).status_code == 200  # loaded: put out first
+    assert client.delete("/v1/models/bert").json() == {"id": "bert", "object": "model", "deleted": True}
+    assert client.delete("/v1/models/bert").status_code == 404
+    assert left_over(tmp_path) == []
+    register(client, "bert", folders["classifier"])
+
+
+def test_a_file_may_go_when_its_model_is_made(client: TestClient, folders: dict[str, Path]) -> None:
+    body = registration(client, "bert", folders["classifier"])
+    client.post("/v1/models", json=body)
+    assert client.delete(f"/v1/files/{body['files'][0]['file_id']}").status_code == 200
+    assert client.post("/classify", json={"model": "bert", "input": [1, 2]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("config", "code"),
+    [
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "unsupported_model"),
+        ({"nested": {"auto_map": {}}}, "unsupported_model"),
+        ({"custom_pipelines": {}}, "unsupported_model"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "unsupported_model"),
+        ({"_attn_implementation": "somebody/kernel"}, "unsupported_model"),
+        ({"model_type": "mamba"}, "unsupported_model"),
+        ({"model_type": None}, "unsupported_model"),
+        ({"num_hidden_layers": 2**60}, "unsupported_model"),
+        ({"num_hidden_layers": 10**9}, "corrupt_checkpoint"),
+        ({"num_hidden_layers": -1}, "corrupt_checkpoint"),
+        ({"num_hidden_layers": "two"}, "corrupt_checkpoint"),
+        ({"vocab_size": 299}, "corrupt_checkpoint"),
+        ({"hidden_size": 64}, "corrupt_checkpoint"),
+        ({"num_attention_heads": 0}, "corrupt_checkpoint"),
+        ({"max_position_embeddings": {"a": "the-private-diagnosis"}}, "corrupt_checkpoint"),
+    ],
+)
+def test_configs_that_are_refused(
+    client: TestClient, tmp_path: Path, folders: dict[str, Path], config: dict[str, Any], code: str
+) -> None:
+    body = registration(client, "llama", folders["llama-untied"])
+    answer = client.post("/v1/models", json=body | {"config": body["config"] | config})
+    assert answer.status_code == 400, answer.text
+    assert error(answer)["code"] == code and "private" not in answer.text
+    assert left_over(tmp_path) == [] and client.get("/v1/models").json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "../evil"},
+        {"id": ".hidden"},
+        {"id": "a..b"},
+        {"id": ""},
+        {"files": []},
+        {"files": [{"name": "../../token", "file_id": "x"}]},
+        {"files": [{"name": "pytorch_model.bin", "file_id": "file-1"}]},
+        {"config": []},
+        {"config": {"a": float("1e300")}},
+        {"index": {"weight_map": {"a": "../../etc/passwd"}}},
+        {"index": {"weight_map": 5}},
+        {"index": {}},
+        {"delta": {"format": "other/1", "base": "sha256:" + "0" * 64}},
+        {"delta": {"format": "milkglass-delta/1", "base": "sha256:short"}},
+        {"trust_remote_code": True},
+    ],
+)
+def test_registrations_that_are_refused(
+    client: TestClient, tmp_path: Path, folders: dict[str, Path], change: dict[str, Any]
+) -> None:
+    answer = client.post("/v1/models", json=registration(client, "bert", folders["bert"]) | change)
+    assert answer.status_code == 400, answer.text
+    assert error(answer) and left_over(tmp_path) == []
+
+
+def test_names_files_and_purposes_must_be_real(client: TestClient, folders: dict[str, Path]) -> None:
+    body = registration(client, "bert", folders["bert"])
+    assert client.post("/v1/models", json=body).status_code == 200
+    assert error(client.post("/v1/models", json=body))["code"] == "conflict"
+    gone = body | {"id": "b", "files": [{"name": "model.safetensors", "file_id": "file-none"}]}
+    assert client.post("/v1/models", json=gone).status_code == 404
+    rows = upload(client, "t.parquet", parquet([[1]], [0]), "fine-tune")
+    wrong = body | {"id": "b", "files": [{"name": "model.safetensors", "file_id": rows}]}
+    assert "was not uploaded for a model" in error(client.post("/v1/models", json=wrong))["message"]
+    twice = body | {"id": "b", "files": body["files"] * 2}
+    assert "same name" in error(client.post("/v1/models", json=twice))["message"]
+
+
+def test_weights_that_lack_tensors_are_never_made_up(client: TestClient, tmp_path: Path, folders: dict[str, Path]) -> None:
+    tensors = load_file(folders["llama-untied"] / "model.safetensors")
+    tensors.pop("model.layers.1.mlp.up_proj.weight")
+    body = registration(client, "llama", folders["llama-untied"])
+    file = upload(client, "model.safetensors", save(tensors, {"format": "pt"}), "model")
+    body["files"] = [{"name": "model.safetensors", "file_id": file}]
+    assert client.post("/v1/models", json=body).status_code == 200
+    answer = client.post("/v1/completions", json={"model": "llama", "prompt": [1]})
+    assert answer.status_code == 400 and "1 tensors are missing" in error(answer)["message"]
+    register(client, "plain", folders["bert"])  # never fine-tuned: it has no classifier
+    answer = client.post("/classify", json={"model": "plain", "input": [1]})
+    assert answer.status_code == 400 and "fine-tune it first" in error(answer)["message"]
+
+
+def test_weights_of_another_shape(client: TestClient, folders: dict[str, Path]) -> None:
+    body = registration(client, "llama", folders["llama-untied"])
+    body["config"] |= {"intermediate_size": 1 << 36}
+    client.post("/v1/models", json=body)
+    answer = client.post("/v1/completions", json={"model": "llama", "prompt": [1]})
+    assert answer.status_code == 400 and error(answer)["code"] == "corrupt_checkpoint"
+
+
+class Doubled:
+    """Rows of a table, times two: what a scheme would replace a table with."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self.table = table
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        return self.table[start:stop] * 2
+
+
+def delta_of(folder: Path, target: Path) -> dict[str, Any]:
+    base = Checkpoint.open(folder)
+    table = base.read("model.embed_tokens.weight")
+    configs = Configs(base.config, base.generation_config)
+    write_delta(base, base.digest(), {"model.embed_tokens.weight": Doubled(table)}, configs, Staging(target, "test"))
+    return read_json(target / "delta.json")
+
+
+def test_a_delta_is_assembled_with_its_base(tmp_path: Path, folders: dict[str, Path]) -> None:
+    folder = folders["llama-untied"]
+    about = delta_of(folder, tmp_path / "delta")
+    with running(tmp_path / "home", base_models=(folder.parent,)) as client:
+        body = registration(client, "scrambled", tmp_path / "delta") | {"delta": about}
+        answer = client.post("/v1/models", json=body)
+        assert answer.status_code == 200, answer.text
+        made = Checkpoint.open(tmp_path / "home" / "models" / "scrambled")
+        plain = Checkpoint.open(folder)
+        assert torch.equal(made.read("model.embed_tokens.weight"), 2 * plain.read("model.embed_tokens.weight"))
+        assert torch.equal(made.read("model.norm.weight"), plain.read("model.norm.weight"))
+        assert left_over(tmp_path) == ["scrambled"]
+        names = {path.name for path in made.folder.iterdir()}
+        assert not any("token" in name for name in names), "the base's tokenizer came along"
+        assert client.post("/v1/completions", json={"model": "scrambled", "prompt": [1]}).status_code == 200
+
+        other = body | {"id": "other", "delta": about | {"base": "sha256:" + "0" * 64}}
+        refused = client.post("/v1/models", json=other)
+        assert refused.status_code == 400 and error(refused)["code"] == "wrong_base_model"
+        assert left_over(tmp_path) == ["scrambled"]
+
+
+def test_digests_are_remembered_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from milkglass.server.bases import Bases
+    from milkglass.server.store import Store
+    from milkglass.tensorfile import read_header
+
+    folder = tiny.save("gpt2", tmp_path / "bases" / "gpt2")
+    digest, calls = Checkpoint.open(folder).digest(), []
+    counted = Checkpoint.digest
+    monkeypatch.setattr(Checkpoint, "digest", lambda self: (calls.append(1), counted(self))[1])
+    store = Store(tmp_path / "state.sqlite")
+    bases, changed = Bases((tmp_path / "bases",), store), read_header(folder / "model.safetensors")
+    assert bases.find(digest, changed).folder == bases.find(digest, changed).folder == folder
+    assert len(calls) == 1
+    (folder / "model.safetensors").touch()
+    bases.find(digest, changed)
+    assert len(calls) == 2
+    store.close()

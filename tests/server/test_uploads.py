@@ -1,0 +1,242 @@
+"""Uploads: cut, resumed, damaged, too large, on a full disk; and what is not safetensors or Parquet."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import save
+from starlette.testclient import TestClient
+
+from tests.server.kit import announce, error, parquet, put, running, sha256, upload
+
+WEIGHTS = save({"a": torch.arange(4000.0), "b": torch.ones(3, 5)})
+ROWS = parquet([[1, 2, 3], [4, 5]], [0, 1])
+
+
+def test_chunks_become_a_file(client: TestClient) -> None:
+    key = announce(client, "model.safetensors", WEIGHTS, "model")
+    assert client.get(f"/v1/uploads/{key}").json()["received"] == 0
+    assert put(client, key, 0, WEIGHTS[:5000]).json() == {"id": key, "received": 5000}
+    answer = put(client, key, 0, WEIGHTS[:5000])  # the answer was lost; the client sends again
+    assert answer.status_code == 409 and error(answer)["received"] == 5000
+    answer = client.post(f"/v1/uploads/{key}/complete")
+    assert answer.status_code == 409 and "5000 of" in error(answer)["message"]
+    put(client, key, 5000, WEIGHTS[5000:])
+    file = client.post(f"/v1/uploads/{key}/complete").json()
+    assert (file["object"], file["bytes"], file["sha256"]) == ("file", len(WEIGHTS), sha256(WEIGHTS))
+    assert client.get(f"/v1/files/{file['id']}/content").content == WEIGHTS
+    assert client.get(f"/v1/uploads/{key}").status_code == 404
+    assert [f["id"] for f in client.get("/v1/files").json()["data"]] == [file["id"]]
+    assert client.get("/v1/files", params={"purpose": "fine-tune"}).json()["data"] == []
+    assert client.delete(f"/v1/files/{file['id']}").json()["deleted"]
+    assert client.get(f"/v1/files/{file['id']}").status_code == 404
+
+
+def test_a_restarted_server_goes_on(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with running(home) as client:
+        key = announce(client, "m.safetensors", WEIGHTS, "model")
+        put(client, key, 0, WEIGHTS[:7000])
+    with (home / "uploads" / key).open("ab") as file:
+        file.write(b"half of a chunk that was never acknowledged")
+    (home / "uploads" / "stray").write_bytes(b"x")
+    with running(home) as client:
+        assert client.get(f"/v1/uploads/{key}").json()["received"] == 7000
+        assert put(client, key, 7000, WEIGHTS[7000:]).json()["received"] == len(WEIGHTS)
+        assert client.post(f"/v1/uploads/{key}/complete").json()["sha256"] == sha256(WEIGHTS)
+        assert list((home / "uploads").iterdir()) == []
+
+
+def test_a_chunk_that_changed_on_its_way_changes_nothing(client: TestClient, tmp_path: Path) -> None:
+    key = announce(client, "m.safetensors", WEIGHTS, "model")
+    answer = put(client, key, 0, WEIGHTS[:100], checksum=sha256(b"other"))
+    assert answer.status_code == 400 and "checksum" in error(answer)["message"]
+    assert (tmp_path / "home" / "uploads" / key).stat().st_size == 0
+    answer = put(client, key, 0, WEIGHTS + b"x")
+    assert answer.status_code == 400 and "beyond" in error(answer)["message"]
+    assert client.get(f"/v1/uploads/{key}").json()["received"] == 0
+
+
+def test_the_whole_is_checked_too(client: TestClient, tmp_path: Path) -> None:
+    body = {"filename": "m.safetensors", "bytes": len(WEIGHTS), "sha256": sha256(b"x"), "purpose": "model"}
+    key = client.post("/v1/uploads", json=body).json()["id"]
+    put(client, key, 0, WEIGHTS)
+    assert "checksum" in error(client.post(f"/v1/uploads/{key}/complete"))["message"]
+    assert client.get(f"/v1/uploads/{key}").status_code == 404
+    assert list((tmp_path / "home" / "uploads").iterdir()) == []
+
+
+def header_of(table: dict[str, Any], data: bytes = b"") -> bytes:
+    head = json.dumps(table).encode()
+    return struct.pack("<Q", len(head)) + head + data
+
+
+def tensor(**more: Any) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | more
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps({"weights": [1, 2, 3]}),
+        b"PK\x03\x04" + b"\0" * 200,  # what torch.save writes
+        WEIGHTS[:-1],
+        WEIGHTS + b"\0",
+        b"\0",
+        b"\xff" * 64,
+        header_of({}),
+        header_of({"a": tensor()}),
+        header_of({"a": tensor(shape=[-2])}, b"\0" * 8),
+        header_of({"a": tensor(shape=[2**62, 4])}, b"\0" * 8),
+        header_of({"a": tensor(dtype="PICKLE")}, b"\0" * 8),
+        header_of({"a": tensor(), "b": tensor()}, b"\0" * 8),
+        header_of({"a": tensor(data_offsets=[0, 10**30])}, b"\0" * 8),
+        header_of({"a": 5}, b"\0" * 8),
+        struct.pack("<Q", 200_000) + b"[" * 200_000,
+    ],
+)
+def test_what_is_not_safetensors_is_thrown_away(client: TestClient, tmp_path: Path, data: bytes) -> None:
+    key = announce(client, "model.safetensors", data, "model")
+    put(client, key, 0, data)
+    answer = client.post(f"/v1/uploads/{key}/complete")
+    assert answer.status_code == 400, answer.text
+    assert error(answer)["code"] == "bad_upload" and key not in error(answer)["message"]
+    home = tmp_path / "home"
+    assert not [*(home / "uploads").iterdir(), *(home / "files").iterdir()]
+
+
+def table(**columns: pa.Array) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer)
+    return buffer.getvalue()
+
+
+IDS = pa.array([[1, 2], [3]], pa.list_(pa.int32()))
+LABELS = pa.array([0, 1], pa.int32())
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (ROWS[:-20], "not readable"),
+        (ROWS[:100] + b"\xff" * 200 + ROWS[300:], "not readable"),
+        (b"PAR1" + b"\0" * 50 + b"PAR1", "not readable"),
+        (table(input_ids=IDS), "columns"),
+        (table(input_ids=IDS, labels=LABELS, text=pa.array(["private", "text"])), "columns"),
+        (table(input_ids=pa.array(["private", "text"]), labels=LABELS), "input_ids"),
+        (table(input_ids=pa.array([[1.0], [2.0]]), labels=LABELS), "input_ids"),
+        (table(input_ids=IDS, labels=pa.array(["yes", "no"])), "labels"),
+        (table(input_ids=IDS, labels=pa.array([[0], [1]], pa.list_(pa.int32()))), "differ in length"),
+        (table(input_ids=pa.array([[1], []], pa.list_(pa.int32())), labels=LABELS), "no ids"),
+        (table(input_ids=pa.array([[1], [-2]], pa.list_(pa.int32())), labels=LABELS), "outside 0"),
+        (table(input_ids=pa.array([[1], [2**40]], pa.list_(pa.int64())), labels=LABELS), "outside 0"),
+        (table(input_ids=pa.array([[1], None], pa.list_(pa.int32())), labels=LABELS), "empty cells"),
+        (table(input_ids=pa.array([[1], [None]], pa.list_(pa.int32())), labels=LABELS), "empty cells"),
+        (table(input_ids=IDS, labels=pa.array([0, None], pa.int32())), "empty cells"),
+        (parquet([[1, 2]], [0], attention_mask=[[1, 0]]), "other than 1"),
+        (parquet([[1, 2]], [0], token_type_ids=[[0, -1]]), "negative"),
+        (table(input_ids=IDS[:0], labels=LABELS[:0]), "no rows"),
+    ],
+)
+def test_what_is_not_training_data(client: TestClient, data: bytes, named: str) -> None:
+    answer = client.post("/v1/files", files={"file": ("train.parquet", data)}, data={"purpose": "fine-tune"})
+    assert answer.status_code == 400, answer.text
+    assert named in error(answer)["message"] and "private" not in answer.text
+    assert client.get("/v1/files").json()["data"] == []
+
+
+def test_a_form_becomes_a_file(client: TestClient, tmp_path: Path) -> None:
+    answer = client.post("/v1/files", files={"file": ("train.parquet", ROWS)}, data={"purpose": "fine-tune"})
+    assert answer.json()["sha256"] == sha256(ROWS)
+    assert not list((tmp_path / "home" / "work").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "purpose"),
+    [
+        ("train.jsonl", "fine-tune"),
+        ("model.safetensors", "fine-tune"),
+        ("pytorch_model.bin", "model"),
+        ("../m.safetensors", "model"),
+        (".m.safetensors", "model"),
+        ("a..safetensors", "model"),
+        ("m\n.safetensors", "model"),
+        ("m.safetensors", "assistants"),
+    ],
+)
+def test_names_and_purposes(client: TestClient, name: str, purpose: str) -> None:
+    body = {"filename": name, "bytes": 10, "sha256": "0" * 64, "purpose": purpose}
+    assert error(client.post("/v1/uploads", json=body)) and client.post("/v1/uploads", json=body).status_code == 400
+    form = client.post("/v1/files", files={"file": (name, ROWS)}, data={"purpose": purpose})
+    assert form.status_code == 400 and error(form)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Upload-Offset": "0"},
+        {"Upload-Offset": "-1", "Chunk-SHA256": "0" * 64},
+        {"Upload-Offset": "9" * 30, "Chunk-SHA256": "0" * 64},
+        {"Upload-Offset": "0", "Chunk-SHA256": "not a checksum"},
+    ],
+)
+def test_chunk_headers(client: TestClient, headers: dict[str, str]) -> None:
+    key = announce(client, "m.safetensors", WEIGHTS, "model")
+    answer = client.put(f"/v1/uploads/{key}", content=b"x", headers=headers)
+    assert answer.status_code == 400 and error(answer)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(client: TestClient, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    key = announce(client, "m.safetensors", WEIGHTS, "model")
+    part = home / "uploads" / key
+    part.unlink()
+    part.symlink_to("/dev/full")  # the kernel's own ENOSPC
+    answer = put(client, key, 0, WEIGHTS)
+    assert answer.status_code == 507 and error(answer)["code"] == "disk_full"
+    part.unlink()
+    part.touch()  # somebody made room
+    assert put(client, key, 0, WEIGHTS).json()["received"] == len(WEIGHTS)
+    assert client.post(f"/v1/uploads/{key}/complete").status_code == 200
+
+
+def test_a_disk_without_room_is_told_beforehand(tmp_path: Path) -> None:
+    with running(tmp_path / "home", spare_disk=1 << 60) as client:
+        body = {"filename": "m.safetensors", "bytes": 10, "sha256": "0" * 64, "purpose": "model"}
+        assert client.post("/v1/uploads", json=body).status_code == 507
+        answer = client.post("/v1/files", files={"file": ("t.parquet", ROWS)}, data={"purpose": "fine-tune"})
+        assert answer.status_code == 507 and error(answer)["code"] == "disk_full"
+        assert not list((tmp_path / "home" / "uploads").iterdir())
+
+
+def test_limits(tmp_path: Path) -> None:
+    with running(tmp_path / "home", max_upload=1000, max_body=500) as client:
+        body = {"filename": "m.safetensors", "bytes": 1001, "sha256": "0" * 64, "purpose": "model"}
+        assert client.post("/v1/uploads", json=body).status_code == 413
+        key = client.post("/v1/uploads", json=body | {"bytes": 1000}).json()["id"]
+        assert put(client, key, 0, b"x" * 501).status_code == 413
+        form = client.post("/v1/files", files={"file": ("t.parquet", b"x" * 600)}, data={"purpose": "fine-tune"})
+        assert form.status_code == 413 and error(form)["code"] == "too_large"
+        assert client.delete(f"/v1/uploads/{key}").json()["deleted"]
+
+
+def test_a_file_in_use_stays(client: TestClient, folders: dict[str, Path]) -> None:
+    from tests.server.kit import register
+
+    register(client, "bert", folders["classifier"])
+    train = upload(client, "t.parquet", ROWS, "fine-tune")
+    wanted = {"model": "bert", "training_file": train, "hyperparameters": {"seed": 3}}
+    job = client.post("/v1/fine_tuning/jobs", json=wanted).json()
+    assert client.delete(f"/v1/files/{train}").status_code == 409
+    assert client.delete("/v1/models/bert").status_code == 409
+    client.post(f"/v1/fine_tuning/jobs/{job['id']}/cancel")
