@@ -15,7 +15,7 @@ from pathlib import Path
 
 job = Path(sys.argv[1])
 spec = json.loads((job / "spec.json").read_text())
-SUCCEED, FAIL, CRASH, LONG, STUBBORN = range(5)
+SUCCEED, FAIL, CRASH, LONG, STUBBORN = range(5)  # fake_modes.py, which this cannot import
 mode = spec["hyperparameters"]["seed"]
 stopped: list[int] = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
@@ -28,6 +28,7 @@ def tell(message: str, **data: object) -> None:
 
 
 def finish(state: str, error: str | None = None) -> None:
+    tell(f"job {state}")
     (job / "status.tmp").write_text(json.dumps({"state": state, "error": error, "trained_tokens": 7}))
     (job / "status.tmp").rename(job / "status.json")
     sys.exit(0)
@@ -41,7 +42,7 @@ if mode == FAIL:
     finish("failed", "out of memory; lower batch_size or max_length")
 
 steps = job / "steps"
-for step in range(len(steps.read_text().split()) if steps.exists() else 0, 3 if mode == SUCCEED else 200):
+for step in range(len(steps.read_text().split()) if steps.exists() else 0, 3 if mode == SUCCEED else 4000):
     if (job / "cancel").exists() and mode != STUBBORN:
         finish("cancelled")
     if stopped and mode != STUBBORN:

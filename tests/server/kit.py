@@ -1,4 +1,4 @@
-"""What the server's tests share: a client that knows the token, tiny models on the wire, a worker that only pretends."""
+"""What the server's tests share: a client that has the token, tiny models on the wire, a worker that only pretends."""
 
 from __future__ import annotations
 

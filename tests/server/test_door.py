@@ -170,7 +170,9 @@ def test_path_tricks(served: TestClient, path: str) -> None:
 
 def test_a_wrong_method_and_a_wrong_content_type(served: TestClient) -> None:
     assert error(served.delete("/v1/completions"))["code"] == "http_405"
-    answer = served.post("/classify", content=b'{"model": "bert", "input": [1]}', headers={"Content-Type": "text/plain"})
+    answer = served.post(
+        "/classify", content=b'{"model": "bert", "input": [1]}', headers={"Content-Type": "text/plain"}
+    )
     assert answer.status_code == 400 and error(answer)
 
 

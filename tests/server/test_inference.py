@@ -122,7 +122,9 @@ def test_classification_in_vllms_shape(served: TestClient, folders: dict[str, Pa
     network = AutoModelForSequenceClassification.from_pretrained(folders["classifier"]).eval()
     assert body["object"] == "list" and body["usage"]["prompt_tokens"] == 4
     for place, one in enumerate(body["data"]):
-        expected = network(torch.tensor([rows[place]]), token_type_ids=torch.tensor([types[place]])).logits.softmax(-1)[0]
+        expected = network(torch.tensor([rows[place]]), token_type_ids=torch.tensor([types[place]])).logits.softmax(-1)[
+            0
+        ]
         torch.testing.assert_close(torch.tensor(one["probs"]), expected, atol=1e-5, rtol=1e-4)
         assert one["label"] == f"LABEL_{int(expected.argmax())}" and one["num_classes"] == 3 and one["index"] == place
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,9 @@ def test_names_files_and_purposes_must_be_real(client: TestClient, folders: dict
     assert "same name" in error(client.post("/v1/models", json=twice))["message"]
 
 
-def test_weights_that_lack_tensors_are_never_made_up(client: TestClient, tmp_path: Path, folders: dict[str, Path]) -> None:
+def test_weights_that_lack_tensors_are_never_made_up(
+    client: TestClient, tmp_path: Path, folders: dict[str, Path]
+) -> None:
     tensors = load_file(folders["llama-untied"] / "model.safetensors")
     tensors.pop("model.layers.1.mlp.up_proj.weight")
     body = registration(client, "llama", folders["llama-untied"])
@@ -159,6 +162,25 @@ def test_weights_of_another_shape(client: TestClient, folders: dict[str, Path]) 
     client.post("/v1/models", json=body)
     answer = client.post("/v1/completions", json={"model": "llama", "prompt": [1]})
     assert answer.status_code == 400 and error(answer)["code"] == "corrupt_checkpoint"
+
+
+@pytest.mark.parametrize("place", ["write_json", "link_or_copy", "the store"])
+def test_a_disk_that_fills_meanwhile_leaves_nothing(
+    client: TestClient, tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "the-private-diagnosis")
+
+    body = registration(client, "bert", folders["bert"])
+    if place == "the store":
+        monkeypatch.setattr(client.app.state.context.store.models, "add", full)
+    else:
+        monkeypatch.setattr(f"milkglass.server.registry.{place}", full)
+    answer = client.post("/v1/models", json=body)
+    assert answer.status_code == 507 and "private" not in answer.text
+    assert left_over(tmp_path) == []
+    monkeypatch.undo()
+    assert client.post("/v1/models", json=body).status_code == 200
 
 
 class Doubled:

@@ -34,6 +34,7 @@ def test_chunks_become_a_file(client: TestClient) -> None:
     file = client.post(f"/v1/uploads/{key}/complete").json()
     assert (file["object"], file["bytes"], file["sha256"]) == ("file", len(WEIGHTS), sha256(WEIGHTS))
     assert client.get(f"/v1/files/{file['id']}/content").content == WEIGHTS
+    assert client.post(f"/v1/uploads/{key}/complete").json() == file  # the answer was lost; the client asks again
     assert client.get(f"/v1/uploads/{key}").status_code == 404
     assert [f["id"] for f in client.get("/v1/files").json()["data"]] == [file["id"]]
     assert client.get("/v1/files", params={"purpose": "fine-tune"}).json()["data"] == []
@@ -208,6 +209,42 @@ def test_a_full_disk_is_said_and_leaves_nothing(client: TestClient, tmp_path: Pa
     part.touch()  # somebody made room
     assert put(client, key, 0, WEIGHTS).json()["received"] == len(WEIGHTS)
     assert client.post(f"/v1/uploads/{key}/complete").status_code == 200
+
+
+def test_a_store_without_room_leaves_the_upload_whole(client: TestClient, tmp_path: Path) -> None:
+    store, home = client.app.state.context.store, tmp_path / "home"
+    key = announce(client, "m.safetensors", WEIGHTS, "model")
+    put(client, key, 0, WEIGHTS)
+    pages = store.execute("PRAGMA page_count")[0][0]
+    store.execute(f"PRAGMA max_page_count = {pages}")
+    answers = [client.post("/v1/uploads", json=_big(n)) for n in range(200)]  # until SQLite's own SQLITE_FULL
+    full = next(answer for answer in answers if answer.status_code != 200)
+    assert full.status_code == 507 and error(full)["code"] == "disk_full"
+    assert len(list((home / "uploads").iterdir())) == sum(a.status_code == 200 for a in answers) + 1
+    store.execute("PRAGMA max_page_count = 1000000")
+    assert client.post(f"/v1/uploads/{key}/complete").status_code == 200
+
+
+def _big(number: int) -> dict[str, Any]:
+    return {"filename": f"{'n' * 100}{number}.safetensors", "bytes": 9, "sha256": "0" * 64, "purpose": "model"}
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_kill_while_an_upload_becomes_a_file(tmp_path: Path, renamed: bool) -> None:
+    home = tmp_path / "home"
+    with running(home) as client:
+        key = announce(client, "m.safetensors", WEIGHTS, "model")
+        put(client, key, 0, WEIGHTS)
+        store = client.app.state.context.store
+        upload_record = store.uploads.get(key)
+        file_id = client.post(f"/v1/uploads/{key}/complete").json()["id"]
+        store.uploads.add(upload_record)  # as it was just before the end
+        if not renamed:
+            (home / "files" / file_id).rename(home / "uploads" / key)
+    with running(home) as client:
+        assert client.post(f"/v1/uploads/{key}/complete").json()["id"] == file_id
+        assert client.get(f"/v1/files/{file_id}/content").content == WEIGHTS
+        assert not list((home / "uploads").iterdir())
 
 
 def test_a_disk_without_room_is_told_beforehand(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""One shape for every error, OpenAI's: `{"error": {"message", "type", "code", "hint"}}`, and it never repeats the request.
+"""One shape for every error, OpenAI's: `{"error": {"message", "type", "code", "hint"}}`.
 
-A validation library's own messages quote what was sent; these name the place and the rule instead.
+No answer repeats the request. A validation library's own messages quote what was sent; these name the place and the
+rule instead.
 """
 
 from __future__ import annotations

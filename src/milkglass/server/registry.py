@@ -11,17 +11,20 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milkglass import architectures
 from milkglass.checkpoint import INDEX, Checkpoint, write_json
-from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, ModelError, NotFound, UnsupportedModel
+from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, NotFound, UnsupportedModel
 from milkglass.server.bases import Bases
 from milkglass.server.home import Home
 from milkglass.server.store import Model, Store, new_id
 from milkglass.server.uploads import Locks, Uploads, sha256_of
 from milkglass.staging import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, assemble, link_or_copy
 from milkglass.tensorfile import read_header
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 # Each makes from_pretrained fetch, run or decode something that is not in the folder
 FORBIDDEN = ("auto_map", "custom_pipelines", "custom_generate", "quantization_config", "trust_remote_code")
@@ -67,7 +70,9 @@ class Registry:
             work = self._home.work / new_id("model")
             try:
                 made = self._build_delta(asked, work) if asked.delta else self._build_whole(asked, work)
-                known = {} if asked.delta else {name: self._store.files.get(key).sha256 for name, key in sources.items()}
+                known = (
+                    {} if asked.delta else {name: self._store.files.get(key).sha256 for name, key in sources.items()}
+                )
                 return self._publish(asked.id, made, known, job=None)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
@@ -138,7 +143,12 @@ class Registry:
         if made != target:
             shutil.rmtree(target, ignore_errors=True)  # left by a kill before the store knew of it
             made.rename(target)
-        return self._store.models.add(model)
+        try:
+            return self._store.models.add(model)
+        except BaseException:
+            if job is None:  # a job's result stays: it is adopted again
+                shutil.rmtree(target, ignore_errors=True)
+            raise
 
     def remove(self, model_id: str) -> None:
         """Raises NotFound, or Conflict while a job needs it."""
@@ -206,41 +216,44 @@ def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def describe(model_id: str, checkpoint: Checkpoint) -> Model:
     """Check a config against its weights. Raises ModelError."""
-    config = checkpoint.config
     architecture = architectures.of(checkpoint)
-    if config.get("vocab_size") != architecture.vocab_size:
-        raise CorruptCheckpoint(
-            f"the config's vocab_size is not the {architecture.vocab_size} rows of the embedding table",
-            "obfuscate the model again, then send its own config",
-        )
-    for name in ("num_hidden_layers", "n_layer", "n_layers"):
-        layers = config.get(name)
-        if layers is not None and not (type(layers) is int and 0 < layers <= len(checkpoint.tensors)):
-            raise CorruptCheckpoint(f"the config's {name} is not backed by the weights", "send the model's own config")
-    width = checkpoint.tensors[architecture.table].shape[-1]
-    for name in ("hidden_size", "n_embd", "dim"):
-        if name in config and config[name] != width:
-            raise CorruptCheckpoint(f"the config's {name} is not the table's {width}", "send the model's own config")
-    types = config.get("type_vocab_size", 0)
+    config = resolve(checkpoint.folder)
+    table = checkpoint.tensors[architecture.table].shape
+    layers = getattr(config, "num_hidden_layers", 0)
+    for name, is_right in (
+        ("vocab_size", config.vocab_size == architecture.vocab_size),
+        ("hidden_size", len(table) == 2 and config.hidden_size == table[1]),
+        ("num_hidden_layers", type(layers) is int and 0 < layers <= len(checkpoint.tensors)),
+    ):
+        if not is_right:
+            raise CorruptCheckpoint(f"the config's {name} is not what the weights say", "send the model's own config")
     return Model(
         id=model_id,
         kind=architecture.kind,
         vocab_size=architecture.vocab_size,
         positions=positions(config),
-        token_types=types if type(types) is int else 0,
+        token_types=getattr(config, "type_vocab_size", 0) or 0,
         sha256={},
     )
 
 
-def positions(config: Mapping[str, Any]) -> int | None:
+def resolve(folder: Path) -> PreTrainedConfig:
+    """The config with Transformers' defaults filled in. Raises CorruptCheckpoint."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001  (a library's validation raises what it likes; it may quote the config)
+        raise CorruptCheckpoint(
+            f"the config does not describe a model: {type(error).__name__}", "send the model's own config.json"
+        ) from error
+
+
+def positions(config: PreTrainedConfig) -> int | None:
     """How many tokens the model takes at most. RoBERTa counts from its padding id plus one."""
-    for name in ("max_position_embeddings", "n_positions"):
-        limit = config.get(name)
-        if type(limit) is int and limit > 0:
-            if config.get("model_type") in ("roberta", "xlm-roberta"):
-                return limit - int(config.get("pad_token_id") or 1) - 1
-            return limit
-    return None
-
-
-__all__ = ["Delta", "ModelError", "Registration", "Registry", "check_config", "describe", "positions"]
+    limit = getattr(config, "max_position_embeddings", None)
+    if type(limit) is not int or limit < 1:
+        return None
+    if config.model_type in ("roberta", "xlm-roberta"):
+        return limit - (config.pad_token_id or 0) - 1
+    return limit

@@ -9,7 +9,8 @@ A job is a folder that the server makes and a worker process fills:
     status.json     a `Status`, written once, at the end; absent while the job runs or after it was killed
     cancel          exists when the job is to stop for good
 
-Training data is Parquet: `input_ids` (list of int32), optionally `attention_mask` and `token_type_ids` (lists of int8),
+Training data is Parquet: `input_ids` (list of int32), optionally `attention_mask` (lists of int8, all 1: rows are not
+padded) and `token_type_ids` (lists of int8),
 and `labels`: an int32 a row for classification, a list of int32 for causal-lm, -100 where no loss is wanted.
 """
 

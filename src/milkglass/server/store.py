@@ -1,4 +1,4 @@
-"""What the server remembers: four SQLite tables of JSON records. Safe across threads; one process at a time (home.py)."""
+"""What the server remembers: four SQLite tables of JSON records. Safe across threads, for one process (home.py)."""
 
 from __future__ import annotations
 

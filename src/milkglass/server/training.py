@@ -205,6 +205,7 @@ def save_result(model: PreTrainedModel, job: Path) -> None:
     partial = job / "result.partial"
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
+    shutil.rmtree(job / "result", ignore_errors=True)  # of a run that was killed before it could say that it was done
     partial.rename(job / "result")
 
 

@@ -62,8 +62,9 @@ class Uploads:
             raise TooLarge(f"{size} bytes are more than the {self._max} that a file may have", "split the model")
         self._home.require_space(size)
         upload = Upload(id=new_id("upload"), filename=filename, bytes=size, sha256=sha256, purpose=purpose)
+        self._store.uploads.add(upload)
         self._part(upload.id).touch()
-        return self._store.uploads.add(upload)
+        return upload
 
     def get(self, key: str) -> Upload:
         return self._store.uploads.get(key)
@@ -84,29 +85,39 @@ class Uploads:
 
     def cancel(self, key: str) -> None:
         with self._locks.hold(key):
-            self._store.uploads.remove(key)
-            self._part(key).unlink(missing_ok=True)
+            self.get(key)
+            self._forget(key)
 
     def complete(self, key: str) -> File:
-        """Check the whole and make it a file. Raises BadUpload, which throws a damaged upload away."""
+        """Check the whole and make it a file; asked again, the same file: the first answer may have been lost.
+
+        Raises Conflict when bytes are missing, BadUpload (which throws a damaged upload away).
+        """
         with self._locks.hold(key):
+            done = self._store.files.find(_file_id(key))
+            if done:
+                self._forget(key)
+                return done
             upload = self.get(key)
-            part = self._part(key)
             if upload.received != upload.bytes:
                 raise Conflict(
                     f"{upload.received} of {upload.bytes} bytes have arrived",
                     f"go on with `Upload-Offset: {upload.received}`",
                 )
             try:
-                if sha256_of(part) != upload.sha256:
+                if sha256_of(self._part(key)) != upload.sha256:
                     raise BadUpload("the file's checksum is wrong: it is not the file that was announced", "start anew")
-                file = self._adopt(part, upload.filename, upload.purpose, upload.sha256)
+                file = self._adopt(self._part(key), _file_id(key), upload.filename, upload.purpose, upload.sha256)
             except BadUpload:
-                self._store.uploads.remove(key)
-                part.unlink()
+                self._forget(key)
                 raise
-            self._store.uploads.remove(key)
+            self._forget(key)
             return file
+
+    def _forget(self, key: str) -> None:
+        if self._store.uploads.find(key):
+            self._store.uploads.remove(key)
+        self._part(key).unlink(missing_ok=True)
 
     def take(self, source: BinaryIO, size: int, filename: str, purpose: Purpose) -> File:
         """A file that came whole, in one form."""
@@ -121,16 +132,21 @@ class Uploads:
                     file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
-            return self._adopt(part, filename, purpose, digest.hexdigest())
+            return self._adopt(part, new_id("file"), filename, purpose, digest.hexdigest())
         finally:
             part.unlink(missing_ok=True)
 
-    def _adopt(self, part: Path, filename: str, purpose: Purpose, sha256: str) -> File:
+    def _adopt(self, part: Path, key: str, filename: str, purpose: Purpose, sha256: str) -> File:
         rows = formats.check(part, purpose)
         size = part.stat().st_size
-        file = File(id=new_id("file"), filename=filename, bytes=size, sha256=sha256, purpose=purpose, rows=rows)
-        part.rename(self.path(file.id))
-        return self._store.files.add(file)
+        file = File(id=key, filename=filename, bytes=size, sha256=sha256, purpose=purpose, rows=rows)
+        self._store.files.add(file)  # first the record: killed in between, `sweep` drops it and the part is still there
+        try:
+            part.rename(self.path(key))
+        except OSError:
+            self._store.files.remove(key)
+            raise
+        return file
 
     def path(self, file_id: str) -> Path:
         return self._home.files / file_id
@@ -144,19 +160,25 @@ class Uploads:
         self.path(key).unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """At start: remove what a kill left between the disk and the store."""
-        uploads = {upload.id for upload in self._store.uploads.all()}
-        files = {file.id for file in self._store.files.all()}
-        for folder, wanted in ((self._home.uploads, uploads), (self._home.files, files)):
-            for path in folder.iterdir():
-                if path.name not in wanted:
-                    path.unlink()
-        for key in uploads:
-            if not self._part(key).is_file():
-                self._store.uploads.remove(key)
+        """At start: make the disk and the store agree again, where a kill came between them."""
+        for upload in self._store.uploads.all():
+            if not self._part(upload.id).is_file():
+                self._store.uploads.remove(upload.id)
+        for file in self._store.files.all():
+            if not self.path(file.id).is_file():
+                self._store.files.remove(file.id)
+        known = {record.id for record in [*self._store.uploads.all(), *self._store.files.all()]}
+        for path in [*self._home.uploads.iterdir(), *self._home.files.iterdir()]:
+            if path.name not in known:
+                path.unlink()
 
     def _part(self, key: str) -> Path:
         return self._home.uploads / key
+
+
+def _file_id(upload_id: str) -> str:
+    """An upload becomes one file, whose name follows from its own."""
+    return "file-" + upload_id.removeprefix("upload-")
 
 
 def _append(path: Path, offset: int, chunk: bytes) -> None:

@@ -1,0 +1,134 @@
+"""The server: ids in, ids out. It never holds a key, a tokenizer or plain text.
+
+`create_app` makes the web application; `serve` runs it until it is told to stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.concurrency import run_in_threadpool
+from starlette.types import Scope
+
+import milkglass.server.context as contexts
+from milkglass.errors import UsageError
+from milkglass.server import answers, routes_files, routes_inference, routes_jobs, routes_models
+from milkglass.server.guard import Guard
+from milkglass.server.home import Home
+from milkglass.server.settings import Settings
+
+log = logging.getLogger("milkglass.server")
+DRAIN = 5  # seconds that open requests get when the server stops
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Opens nothing but the token yet: the home is taken when the application starts, and given back when it ends."""
+    home = Home(settings.home, settings.spare_disk)
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    token = home.token(settings.token)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        lock = home.lock()
+        app.state.context = contexts.build(settings, home)
+        yield
+        await run_in_threadpool(contexts.close, app.state.context)
+        lock.close()
+
+    refusals = {"4XX": {"model": answers.Refusal}, "5XX": {"model": answers.Refusal}}
+    app = FastAPI(title="Milkglass", lifespan=lifespan, responses=refusals, docs_url=None, redoc_url=None)  # type: ignore[arg-type]
+    for routes in (routes_files, routes_models, routes_jobs, routes_inference):
+        app.include_router(routes.router)
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    answers.install(app)
+    app.add_middleware(Guard, token=token, limit=lambda scope: body_limit(settings, scope))
+    app.state.token = token
+    return app
+
+
+def body_limit(settings: Settings, scope: Scope) -> int:
+    path, method = scope["path"], scope["method"]
+    chunk = path.startswith("/v1/uploads/") and method == "PUT"
+    form = path == "/v1/files" and method == "POST"
+    return settings.max_body if chunk or form else settings.max_json
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready, and tells streams to end as soon as it is asked to stop."""
+
+    def __init__(self, config: uvicorn.Config, address: str, on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._address, self._on_stop = address, on_stop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(f"milkglass serve: listening on {self._address}", flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._on_stop()
+        super().handle_exit(sig, frame)
+
+
+def serve(settings: Settings) -> None:
+    """Run until SIGINT or SIGTERM. Raises UsageError when the address cannot be had, Conflict when the home cannot."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # a model that names something on a hub must not make us fetch it
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    Home(settings.home, settings.spare_disk).lock().close()  # say so before anything else, not in a traceback
+    app = create_app(settings)
+    listener = _listen(settings)
+    host, port = listener.getsockname()[:2]
+    if not _is_loopback(host) and settings.tls_certificate is None:
+        log.warning("listening on %s without TLS: the token can be read on the way", host)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,  # the guard has its own, without names
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=DRAIN,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,
+    )
+    shown = f"[{host}]" if ":" in host else host
+    server = _Server(config, f"{settings.scheme}://{shown}:{port}", lambda: _stop_streams(app))
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        log.info("stopped")
+    finally:
+        listener.close()
+
+
+def _stop_streams(app: FastAPI) -> None:
+    if hasattr(app.state, "context"):
+        app.state.context.stopping.set()
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else "no such address"
+        raise UsageError(
+            f"cannot listen on {settings.host} port {settings.port}: {why.lower()}", "choose another port; 0 is any"
+        ) from error
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "::1" or host.startswith("127.")

@@ -1,0 +1,70 @@
+"""Classification in micro-batches: what waits together is padded and run together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from milkglass.errors import MilkglassError
+from milkglass.server.engine import Engine, ModelFailed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(eq=False)
+class Row:
+    """`on_done` gets the probabilities of all classes, in the engine's thread."""
+
+    ids: list[int]
+    token_types: list[int] | None
+    on_done: Callable[[list[float]], None]
+    on_error: Callable[[MilkglassError], None]
+    cancelled: bool = False
+
+    def fail(self, error: MilkglassError) -> None:
+        self.on_error(error)
+
+
+class Classifier(Engine[Row]):
+    def __init__(self, model: PreTrainedModel, max_batch: int, max_waiting: int, needs_pad: bool = False) -> None:
+        super().__init__("classifier", max_waiting)
+        self._model = model
+        pad = model.config.pad_token_id
+        # A decoder finds a row's last token by its padding id; without one, rows go one by one
+        self._max_batch = max_batch if pad is not None or not needs_pad else 1
+        self._pad = 0 if pad is None else pad
+        self._rows: list[Row] = []
+
+    def step(self) -> None:
+        """Run what is waiting, up to one batch."""
+        self._rows = [row for row in self.take(self._max_batch) if not row.cancelled]
+        if self._rows:
+            for row, chances in zip(self._rows, self._forward(), strict=True):
+                row.on_done(chances)
+        self._rows = []
+
+    def active(self) -> bool:
+        return False  # a step finishes what it takes
+
+    def drop(self) -> list[Row]:
+        rows, self._rows = self._rows, []
+        return rows
+
+    def _forward(self) -> list[list[float]]:
+        batch = {"input_ids": self._padded([row.ids for row in self._rows], self._pad)}
+        batch["attention_mask"] = self._padded([[1] * len(row.ids) for row in self._rows], 0)
+        if any(row.token_types for row in self._rows):
+            types = [row.token_types or [0] * len(row.ids) for row in self._rows]
+            batch["token_type_ids"] = self._padded(types, 0)
+        chances = self._model(**batch).logits.float().softmax(-1)
+        if not torch.isfinite(chances).all():
+            raise ModelFailed("the model gives numbers that are none", "were its weights damaged or mixed up?")
+        return chances.cpu().tolist()
+
+    def _padded(self, rows: list[list[int]], fill: int) -> torch.Tensor:
+        width = max(len(row) for row in rows)
+        return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=self._model.device)

@@ -1,0 +1,57 @@
+"""What the routes share: one object, made once, closed once."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from milkglass.server.bases import Bases
+from milkglass.server.home import Home
+from milkglass.server.jobs import Jobs
+from milkglass.server.loading import Loader
+from milkglass.server.registry import Registry
+from milkglass.server.settings import Settings
+from milkglass.server.store import Store
+from milkglass.server.uploads import Uploads
+
+
+@dataclass(frozen=True)
+class Context:
+    settings: Settings
+    home: Home
+    store: Store
+    uploads: Uploads
+    registry: Registry
+    jobs: Jobs
+    loader: Loader
+    stopping: threading.Event  # set when the server is asked to stop: streams end by themselves
+
+
+def build(settings: Settings, home: Home) -> Context:
+    """Open the home, tidy what a kill left, start the job thread. The caller holds the home's lock."""
+    home.prepare()
+    store = Store(home.root / "state.sqlite")
+    uploads = Uploads(home, store, settings.max_upload)
+    uploads.sweep()
+    registry = Registry(home, store, uploads, Bases(settings.base_models, store))
+    registry.sweep()
+    loader = Loader(settings, registry.folder)
+    registry.on_remove.append(loader.forget)
+    jobs = Jobs(settings, home, store, registry, uploads)
+    jobs.start()
+    return Context(settings, home, store, uploads, registry, jobs, loader, threading.Event())
+
+
+def close(context: Context) -> None:
+    """Let the worker checkpoint, then close the rest. May take the grace time."""
+    context.stopping.set()
+    context.jobs.stop()
+    context.loader.close()
+    context.store.close()
+
+
+def of(request: Request) -> Context:
+    found: Context = request.app.state.context
+    return found

@@ -1,0 +1,211 @@
+"""/v1/completions (OpenAI's shape, ids in and out) and /classify (vLLM's)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+
+from milkglass.checkpoint import read_json
+from milkglass.errors import MilkglassError
+from milkglass.server.answers import error_body
+from milkglass.server.classifying import Row
+from milkglass.server.context import Context, of
+from milkglass.server.generating import Sequence
+from milkglass.server.prompts import (
+    Classification,
+    Completion,
+    as_rows,
+    require_new,
+    require_rows,
+    token_types,
+)
+from milkglass.server.store import new_id
+from milkglass.server.streaming import GONE, EventStream, disconnect, event, first
+from milkglass.server.strict import StrictRoute
+
+router = APIRouter(route_class=StrictRoute)
+Shared = Annotated[Context, Depends(of)]
+
+
+def end_ids(shared: Context, model_id: str) -> frozenset[int]:
+    """The ids that end an answer, as generation_config.json has them, or else config.json."""
+    folder = shared.registry.folder(model_id)
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            found = read_json(folder / name).get("eos_token_id")
+            if found is not None:
+                many = found if isinstance(found, list) else [found]
+                return frozenset(one for one in many if type(one) is int)
+    return frozenset()
+
+
+# --- completions ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Token:
+    place: int
+    id: int
+    reason: str | None
+
+
+@dataclass(eq=False)
+class Run:
+    """One request's prompts on their way through an engine, seen from the event loop."""
+
+    body: Completion
+    prompts: list[list[int]]
+    key: str = field(default_factory=lambda: new_id("cmpl"))
+    created: int = field(default_factory=lambda: int(time.time()))
+    sequences: list[Sequence] = field(default_factory=list)
+
+    def prepare(self, ends: frozenset[int]) -> None:
+        loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[_Token | MilkglassError]()
+
+        def put(item: _Token | MilkglassError) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._queue.put_nowait, item)
+
+        def on_token(place: int, token: int, reason: str | None) -> None:
+            put(_Token(place, token, reason))
+
+        for place, prompt in enumerate(self.prompts):
+            sampling = self.body.sampling(ends, place)
+            self.sequences.append(Sequence(prompt, sampling, partial(on_token, place), put))
+
+    async def tokens(self) -> AsyncIterator[_Token]:
+        """Until every prompt has ended. Raises what the engine gave instead."""
+        left = len(self.sequences)
+        while left:
+            item = await self._queue.get()
+            if isinstance(item, MilkglassError):
+                raise item
+            left -= item.reason is not None
+            yield item
+
+    def cancel(self) -> None:
+        """Free the rows that are still running."""
+        for sequence in self.sequences:
+            sequence.cancelled = True
+
+    def usage(self) -> dict[str, int]:
+        read, made = sum(map(len, self.prompts)), sum(sequence.made for sequence in self.sequences)
+        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+
+    def answer(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        head = {"id": self.key, "object": "text_completion", "created": self.created, "model": self.body.model}
+        return {**head, "choices": choices, **more}
+
+
+def _choice(place: int, ids: list[int], reason: str | None) -> dict[str, Any]:
+    """The id that stopped it is the last of `token_ids`, as in vLLM, and `stop_reason` names it."""
+    stop = ids[-1] if reason == "stop" else None
+    return {
+        "index": place, "text": "", "token_ids": ids, "logprobs": None, "finish_reason": reason, "stop_reason": stop
+    }  # fmt: skip
+
+
+@router.post("/v1/completions")
+async def completions(body: Completion, request: Request, shared: Shared) -> Response:
+    model = await run_in_threadpool(shared.store.models.get, body.model)
+    run = Run(body, body.prompts())
+    require_new(body.max_tokens, shared.settings)
+    require_rows(run.prompts, model, shared.settings, extra=body.max_tokens)
+    engine = await run_in_threadpool(shared.loader.acquire, model, "generate")
+
+    def close() -> None:
+        run.cancel()
+        shared.loader.release(model.id, "generate")
+
+    try:
+        run.prepare(await run_in_threadpool(end_ids, shared, model.id))
+        engine.submit(run.sequences)
+        if body.stream:
+            stream = EventStream(_stream(run), close)
+            close = _nothing  # the stream's business now
+            return stream
+        return await first(_whole(run), disconnect(request)) or GONE
+    finally:
+        close()
+
+
+def _nothing() -> None: ...
+
+
+async def _whole(run: Run) -> Response:
+    ids: list[list[int]] = [[] for _ in run.prompts]
+    reasons: list[str | None] = [None for _ in run.prompts]
+    async for token in run.tokens():
+        ids[token.place].append(token.id)
+        reasons[token.place] = token.reason
+    choices = [_choice(place, ids[place], reasons[place]) for place in range(len(ids))]
+    return JSONResponse(run.answer(choices, usage=run.usage()))
+
+
+async def _stream(run: Run) -> AsyncIterator[str]:
+    try:
+        async for token in run.tokens():
+            yield event(run.answer([_choice(token.place, [token.id], token.reason)]))
+        if run.body.stream_options and run.body.stream_options.include_usage:
+            yield event(run.answer([], usage=run.usage()))
+    except MilkglassError as error:
+        yield event(error_body(error))
+    yield event("[DONE]")
+
+
+# --- classification ---------------------------------------------------------------------------------------------------
+@router.post("/classify")
+async def classify(body: Classification, request: Request, shared: Shared) -> Response:
+    model = await run_in_threadpool(shared.store.models.get, body.model)
+    inputs = as_rows(body.input)
+    require_rows(inputs, model, shared.settings)
+    types = token_types(body, inputs, model)
+    engine = await run_in_threadpool(shared.loader.acquire, model, "classify")
+    rows: list[Row] = []
+    try:
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in inputs]
+        for ids, kinds, future in zip(inputs, types, futures, strict=True):
+            done, failed = partial(_resolve, loop, future), partial(_reject, loop, future)
+            rows.append(Row(ids, kinds, done, failed))
+        engine.submit(rows)
+        found = await first(asyncio.gather(*futures), disconnect(request))
+    finally:
+        for row in rows:
+            row.cancelled = True
+        shared.loader.release(model.id, "classify")
+    if found is None:
+        return GONE
+    return JSONResponse(_classified(model.id, inputs, found))
+
+
+def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[float]], chances: list[float]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(chances))
+
+
+def _reject(loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[float]], error: MilkglassError) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_exception(error))
+
+
+def _classified(model: str, inputs: list[list[int]], found: list[list[float]]) -> dict[str, Any]:
+    data = []
+    for place, chances in enumerate(found):
+        best = max(range(len(chances)), key=chances.__getitem__)
+        data.append({"index": place, "label": f"LABEL_{best}", "probs": chances, "num_classes": len(chances)})
+    read = sum(map(len, inputs))
+    return {
+        "id": new_id("classify"),
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": data,
+        "usage": {"prompt_tokens": read, "completion_tokens": 0, "total_tokens": read},
+    }

@@ -1,0 +1,55 @@
+"""Server-sent events, and answers whose asker may go away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+GONE = Response(status_code=499)  # nobody reads it
+
+
+def event(data: Any, kind: str | None = None, key: str | None = None) -> str:
+    lines = [f"event: {kind}"] if kind else []
+    if key is not None:
+        lines.append(f"id: {key}")
+    text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
+    return "\n".join([*lines, f"data: {text}"]) + "\n\n"
+
+
+class EventStream(StreamingResponse):
+    """`on_close` runs once, however it ends: also when the client left before the first event."""
+
+    def __init__(self, events: AsyncIterator[str], on_close: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._on_close = on_close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await first(self.stream_response(send), self.listen_for_disconnect(receive))
+        finally:
+            self._on_close()
+
+
+async def first(work: Awaitable[T], gone: Awaitable[Any]) -> T | None:
+    """What `work` gives; None when `gone` came first, and then `work` is cancelled."""
+    tasks: tuple[asyncio.Future[Any], ...] = (asyncio.ensure_future(work), asyncio.ensure_future(gone))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # they end before what they use is given back
+
+
+async def disconnect(request: Request) -> None:
+    """Returns when the client left. Only once the whole body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

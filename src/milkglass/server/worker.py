@@ -1,0 +1,103 @@
+"""A job's process: started in a group of its own, found again by a server that was restarted, never started twice.
+
+The worker inherits a lock on `worker.lock`. The kernel drops it when the worker dies, however it dies, so whether a
+worker lives is a question to the lock and never a guess from a process id.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+POLL = 0.1  # seconds between looks at a worker that is not our child
+_SHELL = 'echo $$ > worker.pid && exec "$@"'  # the worker's own hand writes its id: no gap in which it is unknown
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what was meant for other parts of Milkglass (a passphrase, a token), and never online."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MILKGLASS_")}
+    return kept | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+class Worker:
+    def __init__(self, folder: Path, command: tuple[str, ...]) -> None:
+        self._folder, self._command = folder, command
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> bool:
+        """False when one is running already."""
+        with (self._folder / "worker.lock").open("ab") as lock, (self._folder / "worker.log").open("ab") as log:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            (self._folder / "worker.pid").unlink(missing_ok=True)
+            self._child = subprocess.Popen(
+                ["/bin/sh", "-c", _SHELL, "sh", *self._command, str(self._folder)],
+                cwd=self._folder,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[lock.fileno()],
+                start_new_session=True,
+            )
+        return True
+
+    def alive(self) -> bool:
+        if self._child is not None:
+            return self._child.poll() is None  # reaps it, too
+        try:
+            with (self._folder / "worker.lock").open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    @property
+    def exit_code(self) -> int | None:
+        """None when it was another server's child."""
+        return None if self._child is None else self._child.returncode
+
+    def wait(self, seconds: float) -> bool:
+        """True when it is dead."""
+        end = time.monotonic() + seconds
+        while self.alive():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(POLL, left))
+        return True
+
+    def signal(self, which: signal.Signals) -> None:
+        """SIGTERM goes to the worker alone, which saves a checkpoint; SIGKILL to its whole group."""
+        pid = self._pid()
+        if pid is None or not self.alive():
+            return
+        try:
+            if which == signal.SIGKILL:
+                os.killpg(pid, which)
+            else:
+                os.kill(pid, which)
+        except ProcessLookupError:
+            return  # it died by itself meanwhile, which is what was wanted
+
+    def stop(self, grace: float) -> None:
+        """Ask it to checkpoint; after `grace` seconds make it stop."""
+        self.signal(signal.SIGTERM)
+        if not self.wait(grace):
+            self.signal(signal.SIGKILL)
+            self.wait(grace)
+
+    def _pid(self) -> int | None:
+        if self._child is not None:
+            return self._child.pid
+        path = self._folder / "worker.pid"
+        text = path.read_text("ascii").strip() if path.is_file() else ""
+        return int(text) if text.isdigit() else None

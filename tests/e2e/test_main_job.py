@@ -1,0 +1,153 @@
+"""The main job as a person does it, with the command line and a real server process; then look for what leaked.
+
+Everything the server can know is searched: its home folder, what it printed, and every byte on the wire.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milkglass.client.key import Key, read_key
+from tests import tiny
+from tests.e2e.proxy import Tap
+
+PASSPHRASE = "a passphrase that must stay home"
+TICKETS = [
+    {"text": "Marguerite Oyelaran asks for amoxicillin again", "label": "pharmacy-desk"},
+    {"text": "invoice 4471 for the scan was paid twice", "label": "billing-office"},
+    {"text": "the fever of Tobias is back since yesterday", "label": "pharmacy-desk"},
+    {"text": "please send the receipt to Hollowbrook Lane 12", "label": "billing-office"},
+]
+REPLIES = [{"instruction": "Answer in one sentence.", "input": t["text"], "output": "We will call you."} for t in TICKETS]
+ASKED = "does Marguerite Oyelaran owe anything"
+CHAT = "tell Tobias that the results are fine"
+
+
+class Person:
+    """Runs `milkglass` as a process of its own, in a home of its own."""
+
+    def __init__(self, home: Path, server: str, token_file: Path) -> None:
+        self.environment = os.environ | {
+            "HOME": str(home),
+            "MILKGLASS_PASSPHRASE": PASSPHRASE,
+            "MILKGLASS_SERVER": server,
+            "OMP_NUM_THREADS": "1",
+        }
+        self.token_file = token_file
+
+    def __call__(self, *words: object, remote: bool = False) -> dict[str, Any]:
+        token = ["--token-file", str(self.token_file)] if remote else []
+        done = subprocess.run(
+            [sys.executable, "-m", "milkglass.cli.main", *map(str, words), *token, "--json"],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, f"{words[0]}: {done.stdout}\n{done.stderr}"
+        return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str, Path]]:
+    """Its folder (home and output), and its address."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "bases").mkdir()
+    tiny.save("llama-tied", folder / "bases" / "base-llama")
+    for file in (folder / "bases" / "base-llama").glob("*token*"):
+        file.unlink()  # a provider needs no tokenizer
+    (folder / "bases" / "base-llama" / "chat_template.jinja").unlink()
+    output = folder / "output.log"
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "milkglass.cli.main", "serve", "--home", str(folder / "home"), "--port", "0",
+             "--base-models", str(folder / "bases")],
+            env=os.environ | {"HOME": str(folder / "user"), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )  # fmt: skip
+        assert process.stdout
+        line = process.stdout.readline()
+        found = re.search(r"listening on (http://127\.0\.0\.1:\d+)", line)
+        assert found, output.read_text()
+        yield folder, found[1], folder / "home" / "token"
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        process.stdout.close()
+
+
+def written_forms(texts: list[str], key: Key, model: Path) -> tuple[list[bytes], list[bytes]]:
+    """How original ids, and how scrambled ids, of these texts could look in a file or a request."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    plain, scrambled = [], []
+    for text in texts:
+        inner = " " + text.split(" ", 1)[1]  # a first word's tokens differ with what comes before it
+        ids = np.array(tokenizer(inner, add_special_tokens=False)["input_ids"][:8])
+        for found, forms in ((ids, plain), (key.sigma[ids], scrambled)):
+            numbers = [str(int(one)) for one in found]
+            forms += [", ".join(numbers).encode(), ",".join(numbers).encode()]
+            forms += [found.astype(kind).tobytes() for kind in ("<i2", "<i4", "<i8")]
+    return plain, scrambled
+
+
+def everything(folder: Path) -> bytes:
+    return b"\n".join(p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and "bases" not in p.parts)
+
+
+def test_only_scrambled_ids_leave(server: tuple[Path, str, Path], tmp_path: Path) -> None:
+    folder, url, token_file = server
+    home = tmp_path / "me"
+    home.mkdir()
+    bert = tiny.save("bert", home / "bert")
+    llama = tiny.save("llama-tied", home / "llama")
+    tickets, replies = home / "tickets.jsonl", home / "replies.jsonl"
+    tickets.write_text("\n".join(map(json.dumps, TICKETS)))
+    replies.write_text("\n".join(map(json.dumps, REPLIES)))
+    with Tap(url) as tap:
+        me = Person(home, tap.url, token_file)
+        small = ("--k", 4, "--beta", "0.9")
+        me("obfuscate", bert, home / "bert-s", "--key", home / "bert.mgkey", *small)
+        me("obfuscate", llama, home / "llama-s", "--key", home / "llama.mgkey", *small, "--delta")
+        assert me("verify", home / "bert-s", "--key", home / "bert.mgkey")["passed"]
+        me("upload", home / "bert-s", "--name", "clinic-bert", remote=True)
+        me("upload", home / "llama-s", "--name", "clinic-llama", remote=True)
+        brief = ("--max-steps", 2, "--batch-size", 2)
+        labelled = me("finetune", "clinic-bert", tickets, "--key", home / "bert.mgkey", *brief, remote=True)
+        lora = ("--lora-rank", 4, "--full-first", 1, "--full-last", 0)
+        chatty = me("finetune", "clinic-llama", replies, "--key", home / "llama.mgkey", *brief, *lora, remote=True)
+        sorted_ = me("classify", labelled["model"], ASKED, "--key", home / "bert.mgkey", remote=True)
+        assert sorted_["results"][0]["label"] in {t["label"] for t in TICKETS}
+        me("generate", chatty["model"], CHAT, "--key", home / "llama.mgkey", "--max-tokens", 8, remote=True)
+        heard = bytes(tap.heard)
+    left = {"the wire": heard, "the server's files": everything(folder)}
+    texts = [t["text"] for t in TICKETS] + [ASKED, CHAT]
+    words = {w for text in texts for w in re.findall(r"[A-Za-z]{6,}|\d{3,}", text) if not w.isdigit()}
+    secret = [text.encode() for text in texts] + [w.encode() for w in words] + [PASSPHRASE.encode()]
+    secret += [t["label"].encode() for t in TICKETS]
+    for name, model in (("bert", bert), ("llama", llama)):
+        key = read_key(home / f"{name}.mgkey", PASSPHRASE)
+        plain, scrambled = written_forms(texts, key, model)
+        secret += [*plain, key.root, key.root.hex().encode(), key.sigma.tobytes()[:400]]
+        said = scrambled[5 * texts.index(ASKED if name == "bert" else CHAT) :][:2]
+        assert any(form in heard for form in said), "the tap must hear the scrambled ids, or it proves nothing"
+    for place, seen in left.items():
+        assert len(seen) > 100_000
+        lower = seen.lower()
+        leaked = [s for s in secret if s in seen or s.lower() in lower]
+        assert not leaked, f"{place} holds {len(leaked)} secrets, the first {leaked[0]!r}"
+    names = {p.name for p in folder.rglob("*") if "bases" not in p.parts}
+    assert not {n for n in names if "tokenizer" in n or "vocab" in n or n.endswith(".mgkey")}

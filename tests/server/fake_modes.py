@@ -1,0 +1,3 @@
+"""How fake_worker.py behaves: the `seed` of a job."""
+
+SUCCEED, FAIL, CRASH, LONG, STUBBORN = range(5)

@@ -1,0 +1,236 @@
+"""Jobs: queued, watched, cancelled, crashed; their events; and data that cannot belong to a model."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from milkglass.server import events
+from tests.server.fake_modes import CRASH, FAIL, LONG, STUBBORN, SUCCEED
+from tests.server.kit import error, events_of, job_state, parquet, register, running, until, upload
+
+ROWS = parquet([[1, 2, 3], [4, 5]], [0, 1])
+
+
+def ready(client: TestClient, folders: dict[str, Path], rows: bytes = ROWS) -> dict[str, Any]:
+    """A model and a file on the server; the body that makes a job of them."""
+    register(client, "bert", folders["classifier"])
+    return {"model": "bert", "training_file": upload(client, "t.parquet", rows, "fine-tune")}
+
+
+def create(client: TestClient, body: dict[str, Any], mode: int, **more: Any) -> str:
+    answer = client.post("/v1/fine_tuning/jobs", json=body | {"hyperparameters": {"seed": mode}} | more)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["id"]
+
+
+def over(client: Any, key: str) -> dict[str, Any]:
+    until(lambda: job_state(client, key) in ("succeeded", "failed", "cancelled"))
+    return client.get(f"/v1/fine_tuning/jobs/{key}").json()
+
+
+def starts(home: Path, key: str) -> list[int]:
+    path = home / "jobs" / key / "starts"
+    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+
+def test_a_job_makes_a_model(client: TestClient, tmp_path: Path, folders: dict[str, Path]) -> None:
+    body = ready(client, folders)
+    key = create(client, body, SUCCEED, suffix="notes")
+    job = over(client, key)
+    assert (job["object"], job["status"], job["trained_tokens"]) == ("fine_tuning.job", "succeeded", 7)
+    name = f"ft-{key.removeprefix('ftjob-')}-notes"
+    assert job["fine_tuned_model"] == name and job["error"] is None and job["finished_at"] >= job["created_at"]
+    assert client.get(f"/v1/models/{name}").json()["job"] == key
+    assert client.post("/classify", json={"model": name, "input": [1]}).status_code == 200
+    assert not (tmp_path / "home" / "jobs" / key / "result").exists()
+    assert [j["id"] for j in client.get("/v1/fine_tuning/jobs").json()["data"]] == [key]
+    assert error(client.post(f"/v1/fine_tuning/jobs/{key}/cancel"))["code"] == "conflict"
+    assert client.delete("/v1/models/bert").status_code == 200  # nothing needs it any more
+
+
+def test_events_as_a_list_and_as_a_stream(client: TestClient, folders: dict[str, Path]) -> None:
+    key = create(client, ready(client, folders), SUCCEED)
+    address = f"/v1/fine_tuning/jobs/{key}/events"
+    streamed = events_of(client.get(address, headers={"Accept": "text/event-stream"}).text)  # followed to its end
+    assert streamed[-1][0] == "done" and streamed[-1][2]["status"] == "succeeded"
+    listed = client.get(address).json()["data"]
+    assert [one for _, _, one in streamed[:-1]] == listed
+    messages = [one["message"] for one in listed]
+    assert messages == ["job queued", "job started", "step 0", "step 1", "step 2", "job succeeded"]
+    assert [kind for kind, _, _ in streamed[2:5]] == ["metrics"] * 3 and listed[2]["data"] == {"step": 0, "loss": 1.0}
+
+    seen = streamed[3][1]
+    resumed = events_of(client.get(address, params={"stream": True}, headers={"Last-Event-ID": seen}).text)
+    assert resumed == streamed[4:]
+    assert client.get(address, params={"after": seen}).json()["data"] == listed[4:]
+    bad = client.get(address, headers={"Last-Event-ID": "the-private-diagnosis"})
+    assert bad.status_code == 400 and "private" not in error(bad)["message"]
+    assert client.get("/v1/fine_tuning/jobs/ftjob-none/events", params={"stream": True}).status_code == 404
+
+
+def test_a_line_cut_by_a_kill_is_not_an_event(tmp_path: Path) -> None:
+    events.tell(tmp_path, "one")
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(b'{"time": 1, "mess')
+    assert [told.event.message for told in events.read(tmp_path)] == ["one"]
+    events.mend(tmp_path)
+    events.tell(tmp_path, "two")
+    told = events.read(tmp_path)
+    assert [one.event.message for one in told] == ["one", "two"]
+    assert [one.event.message for one in events.read(tmp_path, told[0].id)] == ["two"]
+    assert events.read(tmp_path, told[1].id) == []
+
+
+def test_a_failure_is_told(client: TestClient, folders: dict[str, Path]) -> None:
+    job = over(client, create(client, ready(client, folders), FAIL))
+    assert job["status"] == "failed" and "out of memory" in job["error"]["message"]
+    told = client.get(f"/v1/fine_tuning/jobs/{job['id']}/events").json()["data"]
+    assert told[-1]["level"] == "error" and "out of memory" in told[-1]["message"]
+    assert job["fine_tuned_model"] is None
+
+
+def test_a_worker_that_keeps_dying_is_given_up(client: TestClient, tmp_path: Path, folders: dict[str, Path]) -> None:
+    key = create(client, ready(client, folders), CRASH)
+    job = over(client, key)
+    assert job["status"] == "failed" and "died 3 times" in job["error"]["message"]
+    assert len(starts(tmp_path / "home", key)) == 3
+
+
+def test_one_runs_the_others_wait_and_can_be_cancelled(
+    client: TestClient, tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    body = ready(client, folders)
+    first, second, third = create(client, body, LONG), create(client, body, LONG), create(client, body, SUCCEED)
+    until(lambda: starts(tmp_path / "home", first))
+    assert [job_state(client, key) for key in (first, second, third)] == ["running", "queued", "queued"]
+    assert client.post(f"/v1/fine_tuning/jobs/{second}/cancel").json()["status"] == "cancelled"
+    assert client.post(f"/v1/fine_tuning/jobs/{first}/cancel").json()["cancelling"]
+    assert over(client, first)["status"] == "cancelled"
+    assert over(client, third)["status"] == "succeeded"
+    assert starts(tmp_path / "home", second) == []
+    told = client.get(f"/v1/fine_tuning/jobs/{second}/events").json()["data"]
+    assert [one["message"] for one in told] == ["job queued", "job cancelled"]
+
+
+def test_a_worker_that_does_not_obey_is_killed(tmp_path: Path, folders: dict[str, Path]) -> None:
+    with running(tmp_path / "home", cancel_grace=0.3) as client:
+        key = create(client, ready(client, folders), STUBBORN)
+        until(lambda: starts(tmp_path / "home", key))
+        client.post(f"/v1/fine_tuning/jobs/{key}/cancel")
+        assert over(client, key)["status"] == "cancelled"
+        assert len(starts(tmp_path / "home", key)) == 1
+
+
+def test_an_orderly_stop_lets_the_worker_save_and_a_start_resumes(tmp_path: Path, folders: dict[str, Path]) -> None:
+    home = tmp_path / "home"
+    with running(home) as client:
+        key = create(client, ready(client, folders), LONG)
+        until((home / "jobs" / key / "steps").exists)
+    assert (home / "jobs" / key / "saved").exists()
+    with running(home) as client:
+        until(lambda: len(starts(home, key)) == 2)
+        assert job_state(client, key) == "running"
+        (home / "jobs" / key / "release").touch()
+        assert over(client, key)["status"] == "succeeded"
+        steps = (home / "jobs" / key / "steps").read_text().split()
+        assert steps == [str(n) for n in range(len(steps))]  # none was done twice, none left out
+
+
+def test_a_stream_ends_when_the_server_stops(tmp_path: Path, folders: dict[str, Path]) -> None:
+    with running(tmp_path / "home") as client:
+        key = create(client, ready(client, folders), LONG)
+        threading.Timer(0.5, client.app.state.context.stopping.set).start()
+        told = events_of(client.get(f"/v1/fine_tuning/jobs/{key}/events", params={"stream": True}).text)
+        assert told and told[-1][0] != "done"
+
+
+def test_a_result_that_is_no_model_fails_the_job(
+    client: TestClient, tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from milkglass.errors import CorruptCheckpoint
+    from milkglass.server.registry import Registry
+
+    def broken(*_: object) -> None:
+        raise CorruptCheckpoint("the result is broken", "")
+
+    monkeypatch.setattr(Registry, "_publish", broken)
+    client.app.state.context.store.models.add(_model())
+    train = upload(client, "t.parquet", ROWS, "fine-tune")
+    (tmp_path / "home" / "models" / "bert").symlink_to(folders["classifier"])
+    job = over(client, create(client, {"model": "bert", "training_file": train}, SUCCEED))
+    assert job["status"] == "failed" and job["error"]["message"] == "the result is broken"
+
+
+def _model() -> Any:
+    from milkglass.server.store import Model
+
+    return Model(id="bert", kind="encoder", vocab_size=300, positions=128, token_types=2, sha256={})
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen", "named"),
+    [
+        (parquet([[1, 300]], [0]), {}, "vocabulary of 300"),
+        (parquet([[1, 2]], [2]), {}, "labels outside 0 to 1"),
+        (parquet([[1, 2]], [-1]), {}, "labels outside"),
+        (parquet([[1, 2]], [-100]), {}, "nothing to learn"),
+        (parquet([[1, 2]], [[1, 2]]), {}, "does not fit classification"),
+        (parquet([[1, 2]], [[1, 2]]), {"task": "causal-lm"}, "encoder"),
+        (parquet([[1] * 200], [0]), {}, "longer than the model's 130"),
+        (parquet([[1, 2]], [0], token_type_ids=[[0, 2]]), {}, "2 token types"),
+    ],
+)
+def test_data_that_cannot_belong_to_the_model(
+    client: TestClient, folders: dict[str, Path], rows: bytes, chosen: dict[str, Any], named: str
+) -> None:
+    body = ready(client, folders, rows)
+    answer = client.post("/v1/fine_tuning/jobs", json=body | {"hyperparameters": chosen})
+    assert answer.status_code == 400 and named in error(answer)["message"], answer.text
+    assert client.get("/v1/fine_tuning/jobs").json()["data"] == []
+
+
+def test_causal_data_for_a_decoder(client: TestClient, folders: dict[str, Path]) -> None:
+    register(client, "llama", folders["llama-untied"])
+    good = upload(client, "t.parquet", parquet([[1, 2, 3]], [[-100, 2, 3]]), "fine-tune")
+    bad = upload(client, "t.parquet", parquet([[1, 2, 3]], [[-100, 2, 300]]), "fine-tune")
+    body = {"model": "llama", "training_file": good, "hyperparameters": {"task": "causal-lm"}}
+    assert "labels outside" in error(client.post("/v1/fine_tuning/jobs", json=body | {"training_file": bad}))["message"]
+    key = client.post("/v1/fine_tuning/jobs", json=body).json()["id"]
+    assert over(client, key)["status"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"model": "nobody"}, 404),
+        ({"training_file": "file-none"}, 404),
+        ({"validation_file": "file-none"}, 404),
+        ({"suffix": "../evil"}, 400),
+        ({"suffix": "a" * 65}, 400),
+        ({"hyperparameters": {"n_epochs": -1}}, 400),
+        ({"hyperparameters": {"n_epochs": 1e999}}, 400),
+        ({"hyperparameters": {"learning_rate": "fast"}}, 400),
+        ({"hyperparameters": {"output_dir": "/etc"}}, 400),
+        ({"hyperparameters": {"seed": 10**40}}, 400),
+        ({"integrations": ["the-private-diagnosis"]}, 400),
+    ],
+)
+def test_bad_jobs(client: TestClient, folders: dict[str, Path], change: dict[str, Any], status: int) -> None:
+    import json
+
+    body = json.dumps(ready(client, folders) | change)
+    answer = client.post("/v1/fine_tuning/jobs", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status and "private" not in answer.text
+    assert error(answer)
+
+
+def test_weights_are_no_training_data(client: TestClient, folders: dict[str, Path]) -> None:
+    body = ready(client, folders)
+    weights = next(f["id"] for f in client.get("/v1/files").json()["data"] if f["purpose"] == "model")
+    answer = client.post("/v1/fine_tuning/jobs", json=body | {"training_file": weights})
+    assert answer.status_code == 400 and "no training data" in error(answer)["message"]
