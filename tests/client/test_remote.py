@@ -244,6 +244,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_model_is_sent_shard_by_shard(stub: Stub, remote: Remote, folder: Path) -> None:
+    stub.chunk_bytes = 1 << 20
     assert remote.upload_model(folder, "mine") == "mine"
     sent = stub.models["mine"]
     assert sent["config"] == json.loads((folder / "config.json").read_text())
@@ -369,7 +370,7 @@ def test_following_survives_restarts_and_repeats_nothing(stub: Stub, remote: Rem
             lambda h: h.events([told(3), told(4), "event: done\nid: 4\ndata: {}\n\n", told(5)]),
         ]
     )
-    stub.replies["GET /v1/fine_tuning/jobs/ftjob-1/events"] = lambda h: next(parts)(h)
+    stub.replies["GET /v1/fine_tuning/jobs/ftjob-1/events"] = lambda h: next(parts)(h)  # noqa: PLW0108
     stub.replies["GET /v1/fine_tuning/jobs/ftjob-1"] = lambda h: h.answer(200, {"status": "running"})
     events = [event["message"] for event in remote.follow("ftjob-1")]
     assert events == ["step 1", "step 2", "step 3", "step 4"]

@@ -23,6 +23,7 @@ from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
 BUSY = frozenset({429, 502, 503, 504})  # the server, or a proxy before it, asks for patience
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 MAX_ANSWER = 64 << 20  # bytes of one JSON answer
+CONNECT = 10.0  # seconds
 MAX_MESSAGE = 500  # characters of the server's that are shown
 
 
@@ -61,8 +62,8 @@ class Connection:
         self._client = httpx2.Client(
             base_url=self.url,
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=httpx2.Timeout(timeout, connect=10.0),
-            verify=_tls(authority),
+            timeout=httpx2.Timeout(timeout, connect=CONNECT),
+            verify=_tls(authority) if self.url.startswith("https") else False,  # certificates take 0.1 s to load
             trust_env=not local,  # a proxy from the environment has no business between a machine and itself
         )
 
@@ -77,13 +78,16 @@ class Connection:
         again: bool | None = None,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> dict[str, Any]:
         """The JSON object that the server answers. `again`: whether the call may be repeated though it may have been
-        carried out (None: a GET may). What never reached the server is always tried again."""
+        carried out (None: a GET may). What never reached the server is always tried again. `timeout`: in seconds."""
         again = method == "GET" if again is None else again
         arguments: dict[str, Any] = {"content": content} if content is not None else {"json": body}
         if body is None and content is None:
             arguments = {}
+        if timeout is not None:
+            arguments["timeout"] = httpx2.Timeout(timeout, connect=CONNECT)
         for attempt in range(self.patience.attempts):
             last = attempt == self.patience.attempts - 1
             try:
@@ -122,7 +126,8 @@ class Connection:
 
 def server_events(answer: httpx2.Response) -> Iterator[tuple[str | None, str, str]]:
     """(id, event, data) of each server-sent event."""
-    number, kind, data = None, "message", []
+    number: str | None = None
+    kind, data = "message", list[str]()
     for line in answer.iter_lines():
         if not line:
             if data:

@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -127,26 +128,33 @@ def write_parquet(
     Too long rows are cut to `max_length` tokens and counted. `out` appears under its name only when it is complete.
     """
     partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
-    writer: pq.ParquetWriter | None = None
-    rows = tokens = longest = cut = 0
+    counts: list[Written] = []
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            for batch in _batches(read_examples(source)):
-                table, was_cut = _encoded(codec, batch, labels, max_length)
-                writer = writer or pq.ParquetWriter(file, table.schema)
-                writer.write_table(table)
-                lengths = table["input_ids"].combine_chunks().value_lengths().to_numpy()
-                rows, tokens, longest = rows + len(batch), tokens + int(lengths.sum()), max(longest, int(lengths.max()))
-                cut += was_cut
-                progress(len(batch))
-            if writer is not None:
-                writer.close()
+            with ExitStack() as writers:
+                writer: pq.ParquetWriter | None = None
+                for batch in _batches(read_examples(source)):
+                    table, cut = _encoded(codec, batch, labels, max_length)
+                    writer = writer or writers.enter_context(pq.ParquetWriter(file, table.schema))
+                    writer.write_table(table)
+                    counts.append(_count(table, cut))
+                    progress(len(batch))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(out)
     finally:
         partial.unlink(missing_ok=True)
-    return Written(rows, tokens, longest, cut)
+    return Written(
+        sum(one.rows for one in counts),
+        sum(one.tokens for one in counts),
+        max(one.longest for one in counts),
+        sum(one.cut for one in counts),
+    )
+
+
+def _count(table: pa.Table, cut: int) -> Written:
+    lengths = table["input_ids"].combine_chunks().value_lengths().to_numpy()
+    return Written(table.num_rows, int(lengths.sum()), int(lengths.max()), cut)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
 Stage = Callable[[str, int], Callable[[int], None]]  # a stage's name and size in bytes; told what was just done
 Ids = Sequence[int] | NDArray[Any]
 
+ASSEMBLY = 1800.0  # seconds that a server may take to put a delta and its base together
 FINISHED = ("succeeded", "failed", "cancelled")
 
 
@@ -105,7 +106,7 @@ class Remote:
             "delta": json_file(folder / DELTA_CONFIG),
             "files": files,
         }
-        return str(self.connection.json("POST", "/v1/models", body)["id"])
+        return str(self.connection.json("POST", "/v1/models", body, timeout=ASSEMBLY)["id"])
 
     def models(self) -> list[dict[str, Any]]:
         return rows(self.connection.json("GET", "/v1/models"))

@@ -27,9 +27,7 @@ class StreamDecoder:
     _read: int = 0  # this many of the window's ids are context, shown in full
     _shown: int = 0
 
-    MAX_WINDOW: ClassVar[int] = (
-        64  # ids: where no character ends for so long, the bytes are garbage, or each id ends inside one
-    )
+    MAX_WINDOW: ClassVar[int] = 64  # ids without a clean end: garbage bytes, or ids that each end inside a character
     KEPT: ClassVar[int] = 4  # ids that surely hold the start of an unfinished character of at most 4 bytes
 
     def push(self, ids: Sequence[int] | NDArray[Any]) -> str:

@@ -34,9 +34,13 @@ def file_sha256(path: Path) -> str:
 
 
 def send(connection: Connection, path: Path, purpose: str, name: str, tell: Tell = quiet) -> str:
-    """Upload one file, or what is missing of it. Returns the server's id of the file."""
+    """Upload one file, or what is missing of it; one that the server has already is not sent again. Returns its id."""
     digest, size = file_sha256(path), path.stat().st_size
     note = _note(connection.url, digest, purpose)
+    if (known := _file_there(connection, digest, purpose)) is not None:
+        tell(size)
+        note.unlink(missing_ok=True)
+        return known
     upload = _unfinished(connection, note)
     if upload is None:
         asked = {"filename": name, "bytes": size, "sha256": digest, "purpose": purpose}
@@ -47,14 +51,39 @@ def send(connection: Connection, path: Path, purpose: str, name: str, tell: Tell
     tell(int(upload["received"]))
     _send_chunks(connection, path, size, route, int(upload["received"]), step, tell)
     try:
-        done = connection.json("POST", f"{route}/complete", again=True)
+        done = _complete(connection, route, digest, purpose)
     except Unreachable:
         raise  # all of it is there: the next try only has to complete it
     except RemoteError:
         note.unlink(missing_ok=True)  # what arrived was not what was announced: the next try starts anew
         raise
     note.unlink(missing_ok=True)
-    return str(done["id"])
+    return done
+
+
+def _complete(connection: Connection, route: str, digest: str, purpose: str) -> str:
+    """Close the upload. When the first answer was lost, the second finds the server busy with it, or done."""
+    for attempt in range(connection.patience.attempts):
+        try:
+            return str(connection.json("POST", f"{route}/complete", again=True)["id"])
+        except RemoteError as error:
+            if error.status not in GONE:
+                raise
+            if (known := _file_there(connection, digest, purpose)) is not None:
+                return known
+            if error.status != 409 or attempt == connection.patience.attempts - 1:
+                raise
+        connection.patience.wait(attempt)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _file_there(connection: Connection, digest: str, purpose: str) -> str | None:
+    """The server's id of a file with this content, if it has one."""
+    files = connection.json("GET", "/v1/files").get("data")
+    for file in files if isinstance(files, list) else ():
+        if isinstance(file, dict) and file.get("sha256") == digest and file.get("purpose") == purpose:
+            return str(file["id"])
+    return None
 
 
 def _send_chunks(
@@ -117,14 +146,14 @@ def receive(
 
 
 def _receive_rest(connection: Connection, route: str, target: Path, have: int, size: int, tell: Tell) -> None:
-    headers = {"Range": f"bytes={have}-"} if have else {}
+    headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
     with connection.stream("GET", route, headers=headers) as answer:
         if have and answer.status_code != 206:  # it sends everything anew
             target.unlink()
             tell(-have)
             have = 0
         with target.open("ab") as file:
-            for chunk in answer.iter_bytes(1 << 20):
+            for chunk in answer.iter_bytes():  # as they come: nothing waits in memory when it breaks off
                 have += len(chunk)
                 if have > size:
                     raise RemoteError(f"the server sends more than the {size} bytes of {target.name}")

@@ -1,0 +1,186 @@
+"""`milkglass encode` and `decode`: text to scrambled ids and back, on this machine alone.
+
+Without arguments both read lines: `encode` reads text, or the JSON Lines of a data set; `decode` reads the ids.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milkglass.cli.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key
+from milkglass.cli.terminal import note, shown
+from milkglass.errors import CodecError, UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.codec import Codec, Encoded
+
+BATCH = 1000
+In = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Write this file, not stdout.")]
+
+
+def encode(
+    key: KeyFile,
+    text: Annotated[list[str] | None, typer.Argument(help="Texts; none: each line of stdin or of --in.")] = None,
+    pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each pair, in order.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Each text is a user's message, in the chat template.")] = False,
+    max_length: Annotated[int | None, typer.Option(help="Longer texts are refused.")] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut longer texts instead.")] = False,
+    source: In = None,
+    out: Out = None,
+    model: ModelRef = None,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Text to scrambled ids: a JSON list a line, or with --json one document.
+
+    A line that is a JSON object is read as {"text": ...} or {"text": ..., "text_pair": ...}.
+    """
+    if text and source:
+        raise UsageError("texts and --in were both given", "give one of them")
+    if pair and (chat or not text or len(pair) != len(text)):
+        raise UsageError("--pair needs as many texts as pairs, and no --chat", "give --pair once for each text")
+    codec = open_codec(open_key(key, passphrase_file).key, model)
+    with _reading(source) as lines, _writing(out) as sink:
+        rows = _arguments(text, pair) if text else _texts(lines)
+        documents: list[dict[str, Any]] = []
+        for batch in _batches(rows):
+            for document in _encoded(codec, batch, chat, max_length, truncate):
+                if as_json:
+                    documents.append(document)
+                else:
+                    sink.write(json.dumps(document["ids"]) + "\n")
+        if as_json:
+            sink.write(json.dumps({"encoded": documents}) + "\n")
+
+
+def decode(
+    key: KeyFile,
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Ids, as numbers or JSON lists; none: a list a line of stdin or --in.")
+    ] = None,
+    special: Annotated[bool, typer.Option("--special", help="Show special tokens, too.")] = False,
+    source: In = None,
+    out: Out = None,
+    model: ModelRef = None,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Scrambled ids to text: a line for each list, or with --json one document."""
+    if ids and source:
+        raise UsageError("ids and --in were both given", "give one of them")
+    codec = open_codec(open_key(key, passphrase_file).key, model)
+    with _reading(source) as lines, _writing(out) as sink:
+        lists = _lists(ids) if ids else (_ids(number, line) for number, line in enumerate(lines, 1) if line.strip())
+        documents = []
+        for one in lists:
+            decoded = codec.decode(one, skip_special=not special)
+            if as_json:
+                documents.append({"text": decoded, "unknown": codec.count_unknown(one)})
+            else:
+                sink.write((decoded if out else shown(decoded)) + "\n")
+        if as_json:
+            sink.write(json.dumps({"decoded": documents}, ensure_ascii=False) + "\n")
+
+
+# --- inside -----------------------------------------------------------------------------------------------------------
+def _encoded(
+    codec: Codec, batch: list[tuple[str, str | None]], chat: bool, max_length: int | None, truncate: bool
+) -> Iterator[dict[str, Any]]:
+    if chat:
+        for content, _ in batch:
+            yield {"ids": codec.encode_chat([{"role": "user", "content": content}]).tolist()}
+        return
+    texts, pairs = [one for one, _ in batch], [two for _, two in batch]
+    if any(two is None for two in pairs) and any(two is not None for two in pairs):
+        raise CodecError("some rows have a text_pair and some have none", "give one kind of row")
+    encoded: Encoded = codec.encode(texts, None if pairs[0] is None else [p or "" for p in pairs], max_length, truncate)
+    for number, one in enumerate(encoded.ids):
+        types = {} if encoded.token_type_ids is None else {"token_type_ids": encoded.token_type_ids[number].tolist()}
+        yield {"ids": one.tolist(), **types}
+
+
+def _arguments(texts: list[str], pairs: list[str] | None) -> Iterator[tuple[str, str | None]]:
+    for number, text in enumerate(texts):
+        yield text, pairs[number] if pairs else None
+
+
+def _texts(lines: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    for number, line in enumerate(lines, 1):
+        text = line.rstrip("\r\n")
+        if text.startswith("{"):
+            try:
+                row = json.loads(text)
+                yield str(row["text"]), None if row.get("text_pair") is None else str(row["text_pair"])
+                continue
+            except (ValueError, KeyError, RecursionError):  # the decoder's own error carries the line's text
+                raise CodecError(f"line {number} is no JSON object with a text", 'write {"text": ...}') from None
+        yield text, None
+
+
+def _batches(rows: Iterable[tuple[str, str | None]]) -> Iterator[list[tuple[str, str | None]]]:
+    rows = iter(rows)
+    while batch := list(islice(rows, BATCH)):
+        yield batch
+
+
+def _lists(words: list[str]) -> list[list[int]]:
+    """Arguments: JSON lists each of their own, or bare numbers that make one list."""
+    if any(word.lstrip().startswith("[") for word in words):
+        return [_ids(number, word) for number, word in enumerate(words, 1)]
+    return [_ids(1, "[" + ",".join(words) + "]")]
+
+
+def _ids(number: int, text: str) -> list[int]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, dict):
+        value = value.get("ids")
+    if not isinstance(value, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in value):
+        raise CodecError(f"line {number} is no list of ids", "write a JSON list of whole numbers, such as [5, 17, 2]")
+    return value
+
+
+@contextmanager
+def _reading(source: Path | None) -> Iterator[Iterable[str]]:
+    if source is None:
+        yield sys.stdin
+        return
+    if not source.is_file():
+        raise UsageError(f"there is no file {source}", "give a text file, or JSON Lines")
+    with source.open(encoding="utf-8") as file:
+        yield file
+
+
+@contextmanager
+def _writing(out: Path | None) -> Iterator[IO[str]]:
+    """Stdout, or a file that appears under its name only when it is complete, for its owner's eyes."""
+    if out is None:
+        yield sys.stdout
+        return
+    import os
+    import secrets
+
+    partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            yield file
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+    note(f"wrote {out}")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(encode)
+    app.command()(decode)

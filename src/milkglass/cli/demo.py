@@ -1,0 +1,24 @@
+"""`milkglass demo`: the whole way, on the embedded models and invented private texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="The folder to write the page and the results to.")] = Path(
+        "milkglass-demo"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: shows the way, not the quality.")] = False,
+) -> None:
+    """Obfuscate, serve, fine-tune and use both embedded models, then show who saw what. Takes some minutes."""
+    from milkglass.demo.run import run_demo
+
+    run_demo(out, quick=quick)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(demo)

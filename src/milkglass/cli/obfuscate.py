@@ -1,0 +1,183 @@
+"""`milkglass obfuscate` and `verify`: scramble a model with a key, and check what was written."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from milkglass.cli.options import AsJson, KeyFile, ModelRef, Opened, PassphraseFile, open_key
+from milkglass.cli.passphrase import passphrase
+from milkglass.cli.terminal import Stage, bars, duration, emit, note
+from milkglass.errors import CorruptCheckpoint, KeyExists, UsageError
+
+if TYPE_CHECKING:
+    from milkglass.checkpoint import Checkpoint
+    from milkglass.client.key import Key
+    from milkglass.schemes.obfuslm import ObfusLM, Promise
+
+LOSS = (
+    "made a new key: {path}\n"
+    "  Without this file and its passphrase, models trained with it are useless, and nobody can recover them.\n"
+    "  Keep a copy of it somewhere safe, and never give it to the server."
+)
+HONEST = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
+
+
+def obfuscate(
+    model: Annotated[str, typer.Argument(help="A folder, a hub id (owner/name), demo:minilm or demo:smollm2.")],
+    out: Annotated[Path, typer.Argument(help="The new folder to write.")],
+    key: KeyFile,
+    k: Annotated[int | None, typer.Option(help="Cluster size.  [default: 10]")] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="How strongly likeness decides the mixture.  [default: 0.1 for encoders, 1 for decoders]"),
+    ] = None,
+    beta: Annotated[
+        float | None, typer.Option(help="Quantile of similarity that a neighbour must reach.  [default: 0.99]")
+    ] = None,
+    leftover: Annotated[
+        Literal["merge", "paper"] | None,
+        typer.Option(help="Small clusters: merge them, or leave them as the paper does.  [default: merge]"),
+    ] = None,
+    cluster_special: Annotated[bool, typer.Option("--cluster-special", help="Mix special tokens, too.")] = False,
+    delta: Annotated[
+        bool, typer.Option("--delta", help="Write only what changes; the server must have the original model.")
+    ] = False,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Insist on making a new key: refuse if the file exists.")
+    ] = False,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Scramble MODEL into the folder OUT. Makes the key file if it doesn't exist, else uses it."""
+    started = time.monotonic()
+    if out.exists():
+        raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
+    from milkglass.checkpoint import Checkpoint
+    from milkglass.client.scramble import scramble
+    from milkglass.models import resolve
+
+    folder = resolve(model)
+    base = Checkpoint.open(folder)
+    asked = {"k": k, "epsilon": epsilon, "beta": beta, "leftover": leftover, "cluster_special": cluster_special or None}
+    chosen = {name: value for name, value in asked.items() if value is not None}
+    ref = str(folder) if Path(model).expanduser().is_dir() else model
+    with bars(as_json) as stage:
+        opened, created = _key(key, base, ref, chosen, new_key, passphrase_file, stage)
+        if created:
+            note(LOSS.format(path=key))
+        promise = scramble(base, opened.key, out, delta, stage)
+    seconds = time.monotonic() - started
+    document = {
+        "out": str(out),
+        "key": str(key),
+        "created_key": created,
+        "delta": delta,
+        "scheme": dict(opened.key.about["scheme"]),
+        "promise": asdict(promise),
+        "seconds": round(seconds, 2),
+    }
+    emit(as_json, document, lambda: _words(opened.key, out, promise, seconds))
+
+
+def _key(
+    path: Path,
+    base: Checkpoint,
+    ref: str,
+    chosen: dict[str, Any],
+    new_key: bool,
+    passphrase_file: Path | None,
+    stage: Stage,
+) -> tuple[Opened, bool]:
+    """The key, and whether it was made now. It is written before anything is scrambled with it."""
+    from milkglass.client.key import write_key
+    from milkglass.client.scramble import new_key as make
+
+    total = sum(tensor.bytes for tensor in base.tensors.values())
+    if path.exists():
+        if new_key:
+            raise KeyExists(f"{path} exists already", "give another file, or leave --new-key out to use this one")
+        opened = open_key(path, passphrase_file)
+        opened.key.require_model(base.digest(stage("check the model", total)))
+        _require_same_scheme(opened.key, chosen)
+        return opened, False
+    scheme = _scheme(base, chosen)
+    secret = passphrase(passphrase_file, creating=True)
+    key = make(base, ref, scheme, base.digest(stage("read the model", total)))
+    write_key(path, key, secret)
+    return Opened(path, key, secret), True
+
+
+def _scheme(base: Checkpoint, chosen: dict[str, Any]) -> ObfusLM | None:
+    """None where nothing was chosen: the model's kind decides."""
+    from milkglass.architectures import of
+    from milkglass.schemes.obfuslm import ObfusLM
+
+    if not chosen:
+        return None
+    usual = 0.1 if of(base).kind == "encoder" else 1.0
+    return ObfusLM(**{"epsilon": usual, **chosen})
+
+
+def _require_same_scheme(key: Key, chosen: dict[str, Any]) -> None:
+    for name, value in chosen.items():
+        fixed = key.about["scheme"].get(name)
+        if value != fixed:
+            raise UsageError(
+                f"this key was made with {name} = {fixed}, not {value}",
+                "leave the option out, or give the file of a new key",
+            )
+
+
+def _words(key: Key, out: Path, promise: Promise, seconds: float) -> str:
+    sizes = sorted(promise.sizes)
+    spread = f"of {sizes[0]} to {sizes[-1]} tokens" if sizes else ""
+    return "\n".join(
+        [
+            f"scrambled into {out} in {duration(seconds)}",
+            f"  {len(key.sigma):,} tokens permuted; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
+            f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
+            f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
+            f"  {HONEST}",
+            f"next: milkglass upload {out} --server URL",
+        ]
+    )
+
+
+def verify(
+    out: Annotated[Path, typer.Argument(help="A folder that `obfuscate` wrote.")],
+    key: KeyFile,
+    model: ModelRef = None,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that OUT is the key's model, scrambled, and holds nothing that it shouldn't."""
+    from milkglass.checkpoint import Checkpoint
+    from milkglass.client.scramble import verify as check
+    from milkglass.models import resolve
+
+    if not out.is_dir():
+        raise UsageError(f"there is no folder {out}", "give the folder that `milkglass obfuscate` wrote")
+    opened = open_key(key, passphrase_file)
+    base = Checkpoint.open(resolve(model or str(opened.key.about["model"])))
+    with bars(as_json) as stage:
+        opened.key.require_model(base.digest(stage("check the model", sum(t.bytes for t in base.tensors.values()))))
+        checks = check(base, opened.key, out, stage)
+    passed = all(one.passed for one in checks)
+    emit(
+        as_json,
+        {"out": str(out), "passed": passed, "checks": [asdict(one) for one in checks]},
+        "\n".join(f"{'ok  ' if one.passed else 'FAIL'}  {one.name}: {one.detail}" for one in checks),
+    )
+    if not passed:
+        failed = ", ".join(one.name for one in checks if not one.passed)
+        raise CorruptCheckpoint(f"{out} fails: {failed}", "don't upload it; make it again with `milkglass obfuscate`")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(obfuscate)
+    app.command()(verify)

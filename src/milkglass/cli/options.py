@@ -1,0 +1,106 @@
+"""Options that several commands share, and what they open: the key, the codec, the server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milkglass.cli.passphrase import passphrase
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.codec import Codec
+    from milkglass.client.key import Key
+    from milkglass.client.remote import Remote
+
+TOKEN_VARIABLE = "MILKGLASS_TOKEN"
+
+KeyFile = Annotated[Path, typer.Option("--key", help="The key file.", show_default=False)]
+PassphraseFile = Annotated[
+    Path | None, typer.Option("--passphrase-file", help="A file with the key's passphrase on its first line.")
+]
+ModelRef = Annotated[
+    str | None, typer.Option("--model", help="The original model, if it moved since the key was made.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, errors as JSON on stderr.")]
+ServerUrl = Annotated[
+    str,
+    typer.Option(
+        "--server", envvar="MILKGLASS_SERVER", help="The server's address, such as https://gpu.example:8420.",
+        show_default=False,
+    ),
+]  # fmt: skip
+TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", help=f"A file with the server's token (else ${TOKEN_VARIABLE}).")
+]
+Certificate = Annotated[
+    Path | None, typer.Option("--certificate", help="The server's certificate (PEM), if it signed its own.")
+]
+AllowHttp = Annotated[bool, typer.Option("--allow-http", help="Let the token cross a network in the clear.")]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A key file that was opened: enough to write it again."""
+
+    path: Path
+    key: Key
+    passphrase: str
+
+    def __repr__(self) -> str:
+        return f"Opened({self.path})"
+
+    def remember(self, **about: Any) -> Opened:
+        """The key with these entries in its sealed `about`, written over the old file if anything changed."""
+        from dataclasses import replace
+
+        from milkglass.client.key import write_key
+
+        if all(self.key.about.get(name) == value for name, value in about.items()):
+            return self
+        key = replace(self.key, about={**self.key.about, **about})
+        write_key(self.path, key, self.passphrase, replace=True)
+        return Opened(self.path, key, self.passphrase)
+
+    def labels_of(self, model: str) -> Mapping[str, int] | None:
+        """The label names of a fine-tuned model, or the newest ones where the model is not known."""
+        for job, labels in (self.key.about.get("fine_tunes") or {}).items():
+            if job.removeprefix("ftjob-") in model:  # a job's number is part of its model's name
+                return labels
+        return self.key.about.get("labels")
+
+
+def open_key(path: Path, passphrase_file: Path | None) -> Opened:
+    from milkglass.client.key import read_key
+    from milkglass.errors import KeyFileError
+
+    if not path.is_file():  # before anybody is asked for a passphrase
+        raise KeyFileError(f"there is no key file at {path}", "give the file that `milkglass obfuscate` wrote")
+    secret = passphrase(passphrase_file)
+    return Opened(path, read_key(path, secret), secret)
+
+
+def open_codec(key: Key, model: str | None) -> Codec:
+    from milkglass.client.codec import Codec
+    from milkglass.models import resolve
+
+    return Codec.open(key, resolve(model or str(key.about["model"])))
+
+
+def open_remote(url: str, token_file: Path | None, certificate: Path | None, allow_http: bool) -> Remote:
+    from milkglass.client.remote import Remote
+
+    return Remote(url, read_token(token_file), allow_http, certificate)
+
+
+def read_token(token_file: Path | None) -> str | None:
+    if token_file is None:
+        return os.environ.get(TOKEN_VARIABLE) or None
+    if not token_file.is_file():
+        raise UsageError(f"there is no token file {token_file}", "give the file `token` of the server's home folder")
+    return token_file.read_text("utf-8").strip()

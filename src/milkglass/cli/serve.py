@@ -1,0 +1,81 @@
+"""`milkglass serve`: train and serve scrambled models. Needs no key and no tokenizer, and must never have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from milkglass.cli.options import read_token
+from milkglass.cli.terminal import note
+from milkglass.errors import UsageError
+
+
+def serve(
+    home: Annotated[Path, typer.Option(help="The folder that holds everything the server keeps.")] = Path(
+        "milkglass-server"
+    ),
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any free one.")] = 8420,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="A file with the token  [default: made in HOME/token]")
+    ] = None,
+    cert: Annotated[Path | None, typer.Option("--cert", help="The TLS certificate (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="The TLS key (PEM).")] = None,
+    base_models: Annotated[
+        list[Path] | None,
+        typer.Option("--base-models", help="Folders of original models that deltas are assembled with; repeatable."),
+    ] = None,
+    insecure_http: Annotated[
+        bool, typer.Option("--insecure-http", help="Listen on a network without TLS: anyone there can read the token.")
+    ] = False,
+    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest prompt.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens a request may ask for.")] = None,
+    max_loaded_models: Annotated[int | None, typer.Option(min=1, help="Models kept in memory.")] = None,
+    max_batch: Annotated[int | None, typer.Option(min=1, help="Requests that share a forward pass.")] = None,
+    training_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a training job.")] = None,
+) -> None:
+    """Start the server. It prints its address when it is ready; the token lies in HOME/token."""
+    from milkglass.client.connection import is_loopback
+
+    if not is_loopback(host) and cert is None and not insecure_http:
+        raise UsageError(
+            f"listening on {host} without TLS would let anyone on the way read the token",
+            "give --cert and --tls-key, listen on 127.0.0.1 behind an ssh tunnel, or accept it with --insecure-http",
+        )
+    for file in (cert, tls_key):
+        if file is not None and not file.is_file():
+            raise UsageError(f"there is no file {file}", "give the TLS certificate and key as PEM files")
+    for folder in base_models or ():
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {folder}", "give folders of original models")
+    limits = {
+        "max_prompt_tokens": max_prompt_tokens,
+        "max_new_tokens": max_new_tokens,
+        "max_loaded_models": max_loaded_models,
+        "max_batch": max_batch,
+        "training_threads": training_threads,
+    }
+    _serve(
+        home=home.resolve(),  # workers run in folders of their own
+        host=host,
+        port=port,
+        token=None if token_file is None else read_token(token_file),
+        tls_certificate=cert,
+        tls_key=tls_key,
+        base_models=tuple(folder.resolve() for folder in base_models or ()),
+        **{name: value for name, value in limits.items() if value is not None},
+    )
+
+
+def _serve(**settings: Any) -> None:
+    from milkglass.server.app import serve as run
+    from milkglass.server.settings import Settings
+
+    note(f"home: {settings['home']} (the token is in {settings['home'] / 'token'})")
+    run(Settings(**settings))
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(serve)

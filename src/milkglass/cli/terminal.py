@@ -1,0 +1,94 @@
+"""What the commands say: results to stdout, everything else to stderr; bars only where somebody watches.
+
+What this module does not know: any command.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from milkglass.errors import MilkglassError
+
+Stage = Callable[[str, int], Callable[[int], None]]
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def shown(text: str) -> str:
+    """Text that came from a server's model, as stdout may have it: on a terminal without control characters, which
+    could rewrite what stands there; in a pipe as it is."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def emit(as_json: bool, document: Mapping[str, Any], human: Callable[[], str] | str) -> None:
+    """One JSON document, or words, on stdout."""
+    say(json.dumps(document, ensure_ascii=False) if as_json else human if isinstance(human, str) else human())
+
+
+def report(error: MilkglassError, as_json: bool) -> None:
+    """An error on stderr."""
+    if as_json:
+        told = {
+            "type": type(error).__name__,
+            "message": error.message,
+            "hint": error.hint,
+            "exit_code": error.exit_code,
+        }
+        note(json.dumps({"error": told}, ensure_ascii=False))
+        return
+    note(f"error: {error.message}")
+    if error.hint:
+        note(f"  hint: {error.hint}")
+
+
+def watched() -> bool:
+    return sys.stderr.isatty()
+
+
+def no_stage(name: str, total: int) -> Callable[[int], None]:
+    return lambda done: None
+
+
+@contextmanager
+def bars(as_json: bool = False) -> Iterator[Stage]:
+    """Progress bars on stderr, one a stage; nothing where nobody watches."""
+    if as_json or not watched():
+        yield no_stage
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+
+        def stage(name: str, total: int) -> Callable[[int], None]:
+            task = progress.add_task(name, total=total)
+            return lambda done: progress.advance(task, done)
+
+        yield stage
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Columns, padded."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def duration(seconds: float) -> str:
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"

@@ -1,0 +1,69 @@
+"""`milkglass upload`: hand a scrambled model, or a scrambled Parquet file, to a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milkglass.cli.options import AllowHttp, AsJson, Certificate, ServerUrl, TokenFile, open_remote
+from milkglass.cli.terminal import bars, emit
+from milkglass.errors import UsageError
+
+
+def upload(
+    path: Annotated[Path, typer.Argument(help="A folder that `obfuscate` wrote, or a scrambled Parquet file.")],
+    server: ServerUrl,
+    name: Annotated[str | None, typer.Option("--name", help="The model's name there  [default: the folder's]")] = None,
+    token_file: TokenFile = None,
+    certificate: Certificate = None,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """Upload a scrambled folder, a delta, or a Parquet file; goes on where an interrupted upload stopped.
+
+    A folder with a tokenizer, or with a config that scrambling would have changed, is refused.
+    """
+    from milkglass.client.outgoing import require_scrambled
+
+    if path.is_dir():
+        require_scrambled(path)
+    elif not path.is_file() or path.suffix != ".parquet":
+        raise UsageError(
+            f"{path} is no scrambled folder and no Parquet file",
+            "give a folder that `milkglass obfuscate` wrote; `milkglass finetune` scrambles and uploads data by itself",
+        )
+    elif name:
+        raise UsageError("--name was given for a file", "only models have names")
+    with open_remote(server, token_file, certificate, allow_http) as remote, bars(as_json) as stage:
+        if path.is_dir():
+            model = remote.upload_model(path, name, stage)
+            emit(as_json, {"model": model}, f"uploaded: {model}\nnext: milkglass finetune {model} DATA --key K")
+        else:
+            _require_ids_only(path)
+            file = remote.upload(path, "fine-tune", stage)
+            emit(as_json, {"file": file}, f"uploaded: {file}")
+
+
+def _require_ids_only(path: Path) -> None:
+    """Raises UsageError for a Parquet file with any column that could hold text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(path)
+    except pa.ArrowInvalid:
+        raise UsageError(f"{path.name} is not Parquet", "scramble the data with `milkglass finetune`") from None
+    allowed = {"input_ids", "attention_mask", "token_type_ids", "labels"}
+    strange = [name for name in schema.names if name not in allowed]
+    numbers = all(pa.types.is_integer(kind.value_type if pa.types.is_list(kind) else kind) for kind in schema.types)
+    if strange or not numbers or "input_ids" not in schema.names or schema.metadata:
+        raise UsageError(
+            f"{path.name} holds more than ids and labels, so it is not scrambled data",
+            "scramble the data with `milkglass finetune`",
+        )
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(upload)

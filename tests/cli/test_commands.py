@@ -1,0 +1,473 @@
+"""The commands, called in this process; the server is the stub of tests/client."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+import milkglass.cli.terminal as terminal
+from milkglass.checkpoint import Checkpoint
+from milkglass.cli.main import app
+from milkglass.cli.options import Opened
+from milkglass.client.codec import Codec
+from milkglass.client.key import Key, read_key, write_key
+from milkglass.client.scramble import new_key, scramble
+from milkglass.schemes.obfuslm import ObfusLM
+from tests import tiny
+from tests.client.stub import TOKEN, Handler, Stub, running
+
+PASSPHRASE = "correct horse battery"
+SECRET = "zanzibar"
+SMALL = ["--k", "4", "--beta", "0.9"]
+SCHEME = ObfusLM(k=4, beta=0.9)
+
+
+class Owner:
+    """A model, its key and its scrambled folder."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.model = tiny.save(name, folder / "model")
+        base = Checkpoint.open(self.model)
+        self.key = new_key(base, str(self.model), SCHEME, base.digest())
+        self.path = folder / "owner.mgkey"
+        self.scrambled = folder / "scrambled"
+        scramble(base, self.key, self.scrambled)
+        self.codec = Codec.open(self.key, self.model)
+        self.reset()
+
+    def reset(self) -> Key:
+        write_key(self.path, self.key, PASSPHRASE, scrypt_n=2, replace=True)
+        return self.key
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return dict(read_key(self.path, PASSPHRASE).about)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Owner:
+    return Owner(tmp_path_factory.mktemp("encoder"), "bert")
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Owner:
+    return Owner(tmp_path_factory.mktemp("decoder"), "llama-tied")
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    with running() as server:
+        monkeypatch.setenv("MILKGLASS_SERVER", server.url)
+        monkeypatch.setenv("MILKGLASS_TOKEN", TOKEN)
+        server.chunk_bytes = 1 << 20
+        yield server
+
+
+def call(*words: Any, stdin: str | None = None, passphrase: str | None = PASSPHRASE) -> Result:
+    environment = {"MILKGLASS_PASSPHRASE": passphrase or ""}
+    return CliRunner().invoke(app, [str(word) for word in words], input=stdin, env=environment)
+
+
+def document(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def refused(result: Result, code: int, message: str) -> None:
+    assert result.exit_code == code, (result.exit_code, result.stderr, result.exception)
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.stderr
+
+
+# --- errors and the frame ---------------------------------------------------------------------------------------------
+def test_errors_as_json_are_one_document_on_stderr(encoder: Owner) -> None:
+    result = call("decode", "--key", encoder.path, "99999", "--json")
+    assert result.exit_code == 5 and result.stdout == ""
+    told = json.loads(result.stderr)["error"]
+    assert told["type"] == "IdOutOfRange" and told["exit_code"] == 5 and told["hint"]
+
+
+def test_wrong_usage_as_json_too() -> None:
+    result = call("models", "--nope", "--json")
+    assert result.exit_code == 2 and "--nope" in json.loads(result.stderr)["error"]["message"]
+
+
+def test_json_after_a_double_dash_is_a_word(encoder: Owner) -> None:
+    refused(call("decode", "--key", encoder.path, "--", "--json"), 5, "no list of ids")
+
+
+def test_interruption(encoder: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("milkglass.models.resolve", interrupt)
+    result = call("models", "demo:minilm")
+    assert result.exit_code == 130 and result.stderr == "interrupted\n"
+
+
+def test_a_full_disk_is_told_in_words(encoder: Owner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    result = call("obfuscate", encoder.model, tmp_path / "out", "--key", tmp_path / "k", *SMALL)
+    refused(result, 1, "no space left on device")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "k").exists()
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+def test_models_lists_what_there_is() -> None:
+    found = document(call("models", "--json"))
+    assert {one["ref"] for one in found["embedded"]} == {"demo:minilm", "demo:smollm2"}
+    assert "llama" in {name for family in found["families"] for name in family["model_types"]}
+    assert "demo:smollm2" in call("models").stdout
+
+
+def test_one_model(encoder: Owner, tmp_path: Path) -> None:
+    found = document(call("models", encoder.model, "--json"))
+    assert (found["kind"], found["vocabulary"], found["dimensions"]) == ("encoder", 300, 32)
+    assert "BERT (encoder)" in call("models", encoder.model).stdout
+    refused(call("models", tmp_path / "nowhere"), 3, "no model folder")
+
+
+# --- the passphrase ---------------------------------------------------------------------------------------------------
+def test_a_passphrase_file(encoder: Owner, tmp_path: Path) -> None:
+    file = tmp_path / "pass"
+    file.write_text(PASSPHRASE + "\nsecond line\n")
+    file.chmod(0o644)
+    result = call("decode", "--key", encoder.path, "5", "--passphrase-file", file, passphrase="not this")
+    assert result.exit_code == 0 and f"chmod 600 {file}" in result.stderr
+    file.chmod(0o600)
+    assert call("decode", "--key", encoder.path, "5", "--passphrase-file", file, passphrase=None).stderr == ""
+
+
+def test_wrong_and_missing_passphrases(encoder: Owner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    refused(call("decode", "--key", encoder.path, "5", passphrase="wrong"), 4, "the passphrase is wrong")
+    refused(call("decode", "--key", tmp_path / "none", "5"), 4, "there is no key file")
+    refused(call("decode", "--key", encoder.path, "5", "--passphrase-file", tmp_path / "no"), 2, "no passphrase file")
+    monkeypatch.setattr("milkglass.cli.passphrase._has_terminal", lambda: False)
+    refused(call("decode", "--key", encoder.path, "5", passphrase=None), 2, "no passphrase was given")
+
+
+def test_a_new_passphrase_is_asked_twice(encoder: Owner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("milkglass.cli.passphrase._has_terminal", lambda: True)
+    given = iter(["one", "two"])
+    monkeypatch.setattr("getpass.getpass", lambda prompt: next(given))
+    out, key = tmp_path / "out", tmp_path / "k"
+    refused(call("obfuscate", encoder.model, out, "--key", key, *SMALL, passphrase=None), 2, "passphrases differ")
+    assert not key.exists() and not out.exists()
+
+
+# --- obfuscate and verify ---------------------------------------------------------------------------------------------
+def test_the_way_of_a_model(decoder: Owner, tmp_path: Path) -> None:
+    out, key = tmp_path / "out", tmp_path / "new.mgkey"
+    result = call("obfuscate", decoder.model, out, "--key", key, *SMALL)
+    assert result.exit_code == 0, result.stderr
+    assert "nobody can recover them" in result.stderr
+    assert "obfuscation is not encryption" in result.stdout and "300 tokens permuted" in result.stdout
+    assert key.stat().st_mode & 0o077 == 0
+    assert sorted(p.name for p in out.iterdir()) == ["config.json", "generation_config.json", "model.safetensors"]
+    assert document(call("verify", out, "--key", key, "--json"))["passed"]
+
+    again = document(call("obfuscate", decoder.model, tmp_path / "delta", "--key", key, "--delta", "--json"))
+    assert not again["created_key"] and again["scheme"]["k"] == 4 and again["promise"]["below_k"] == 0
+    assert (tmp_path / "delta" / "delta.json").is_file()
+    assert document(call("verify", tmp_path / "delta", "--key", key, "--json"))["passed"]
+
+
+def test_obfuscate_refuses(encoder: Owner, decoder: Owner, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = ("obfuscate", encoder.model)
+    refused(call(*run, encoder.scrambled, "--key", encoder.path), 2, "exists already")
+    refused(call(*run, out, "--key", encoder.path, "--k", 5), 2, "made with k = 4, not 5")
+    refused(call(*run, out, "--key", encoder.path, "--new-key"), 4, "exists already")
+    refused(call(*run, out, "--key", decoder.path), 4, "this key belongs to the model")
+    refused(call(*run, out, "--key", tmp_path / "k", "--k", 0), 2, "k is 0, at least 1")
+    assert not out.exists() and not (tmp_path / "k").exists()
+
+
+def test_verify_sees_what_is_wrong(encoder: Owner, tmp_path: Path) -> None:
+    result = call("verify", encoder.model, "--key", encoder.path, "--json")
+    assert result.exit_code == 3
+    failed = {one["name"] for one in json.loads(result.stdout)["checks"] if not one["passed"]}
+    assert failed == {"tables", "config", "no tokenizer"}
+    refused(call("verify", tmp_path / "none", "--key", encoder.path), 2, "there is no folder")
+
+
+# --- encode and decode ------------------------------------------------------------------------------------------------
+def test_text_and_back(encoder: Owner, tmp_path: Path) -> None:
+    texts = [tiny.TEXTS[0], "émigré 👩‍👩‍👧 नमस्ते"]
+    ids = call("encode", "--key", encoder.path, *texts)
+    assert [json.loads(line) for line in ids.stdout.splitlines()] == [
+        one.tolist() for one in encoder.codec.encode(texts).ids
+    ]
+    back = call("decode", "--key", encoder.path, stdin=ids.stdout)
+    assert back.stdout.splitlines() == texts
+    numbers = json.loads(ids.stdout.splitlines()[0])
+    assert call("decode", "--key", encoder.path, *numbers).stdout.strip() == texts[0]
+
+
+def test_files_in_and_out(encoder: Owner, tmp_path: Path) -> None:
+    source, middle, end = (tmp_path / name for name in ("in.jsonl", "ids.jsonl", "out.txt"))
+    source.write_text("\n".join(json.dumps({"text": text}) for text in tiny.TEXTS) + "\n")
+    assert call("encode", "--key", encoder.path, "--in", source, "--out", middle).exit_code == 0
+    assert call("decode", "--key", encoder.path, "--in", middle, "--out", end).exit_code == 0
+    assert end.read_text().splitlines() == tiny.TEXTS
+    assert end.stat().st_mode & 0o077 == 0
+
+
+def test_pairs_and_chat(encoder: Owner, decoder: Owner) -> None:
+    found = document(call("encode", "--key", encoder.path, "one", "--pair", "two", "--json"))["encoded"]
+    assert found[0]["ids"] == encoder.codec.encode(["one"], ["two"]).ids[0].tolist()
+    chat = document(call("encode", "--key", decoder.path, "hello", "--chat", "--json"))["encoded"]
+    assert chat[0]["ids"] == decoder.codec.encode_chat([{"role": "user", "content": "hello"}]).tolist()
+
+
+def test_encode_and_decode_refuse(encoder: Owner, tmp_path: Path) -> None:
+    key = ("--key", encoder.path)
+    refused(call("encode", *key, ""), 5, "text 0 is empty")
+    refused(call("encode", *key, "word " * 300), 5, "at most 130 fit")
+    refused(call("encode", *key, stdin='{"txt": "zanzibar"}\n'), 5, "line 1 is no JSON object with a text")
+    refused(call("encode", *key, "a", "--in", "b"), 2, "both given")
+    refused(call("encode", *key, "a", "--pair", "b", "--pair", "c"), 2, "--pair needs")
+    refused(call("decode", *key, stdin="zanzibar\n"), 5, "line 1 is no list of ids")
+    refused(call("decode", *key, "300"), 5, "outside 0 to 299")
+    refused(call("decode", *key, "--in", tmp_path / "none"), 2, "there is no file")
+
+
+def test_bytes_that_are_no_text(encoder: Owner, tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes("grün".encode("latin-1"))
+    refused(call("encode", "--key", encoder.path, "--in", tmp_path / "latin"), 2, "not UTF-8")
+
+
+# --- serve ------------------------------------------------------------------------------------------------------------
+def test_serve_refuses_a_network_without_tls(tmp_path: Path) -> None:
+    refused(call("serve", "--host", "0.0.0.0", "--home", tmp_path / "h"), 2, "without TLS")
+    refused(call("serve", "--cert", tmp_path / "no.pem", "--home", tmp_path / "h"), 2, "no file")
+    refused(call("serve", "--base-models", tmp_path / "no", "--home", tmp_path / "h"), 2, "no folder")
+    assert not (tmp_path / "h").exists()
+
+
+# --- upload -----------------------------------------------------------------------------------------------------------
+def test_upload_of_a_model(stub: Stub, encoder: Owner) -> None:
+    assert document(call("upload", encoder.scrambled, "--name", "mine", "--json")) == {"model": "mine"}
+    assert list(stub.models) == ["mine"]
+
+
+def test_upload_refuses_the_original_before_it_calls(stub: Stub, encoder: Owner, tmp_path: Path) -> None:
+    refused(call("upload", encoder.model), 2, "holds a tokenizer")
+    text = tmp_path / "data.jsonl"
+    text.write_text("{}")
+    refused(call("upload", text), 2, "no scrambled folder and no Parquet")
+    assert not stub.calls
+
+
+def test_upload_refuses_parquet_with_text(stub: Stub, tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    for columns in ({"text": [SECRET]}, {"input_ids": [[1]], "labels": ["x"]}, {"labels": [1]}):
+        pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+        refused(call("upload", tmp_path / "a.parquet"), 2, "more than ids and labels")
+    (tmp_path / "b.parquet").write_text("zanzibar")
+    refused(call("upload", tmp_path / "b.parquet"), 2, "is not Parquet")
+    assert not stub.calls
+
+
+def test_a_server_must_be_named(encoder: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MILKGLASS_SERVER", raising=False)
+    result = call("upload", encoder.scrambled)
+    assert result.exit_code == 2 and "--server" in result.stderr
+    refused(call("upload", encoder.scrambled, "--server", "http://gpu.example"), 2, "in the clear")
+
+
+# --- finetune ---------------------------------------------------------------------------------------------------------
+def job_server(stub: Stub, state: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Accepts a job and has it done at once; returns what it was asked."""
+    asked: dict[str, Any] = {}
+
+    def create(handler: Handler) -> None:
+        asked.update(json.loads(handler.body))
+        handler.answer(200, {"id": "ftjob-77aa", "status": "queued"})
+
+    events = ['id: 1\ndata: {"message": "x", "data": {"step": 2, "loss": 0.5}}\n\n', "event: done\ndata: {}\n\n"]
+    done = {"id": "ftjob-77aa", "status": "succeeded", "fine_tuned_model": "ft-77aa", "trained_tokens": 9}
+    stub.replies["POST /v1/fine_tuning/jobs"] = create
+    stub.replies["GET /v1/fine_tuning/jobs/ftjob-77aa/events"] = lambda h: h.events(events)
+    stub.replies["GET /v1/fine_tuning/jobs/ftjob-77aa"] = lambda h: h.answer(200, state or done)
+    return asked
+
+
+@pytest.fixture
+def tickets(tmp_path: Path) -> Path:
+    path = tmp_path / "tickets.jsonl"
+    rows = [{"text": f"{SECRET} {tiny.TEXTS[i % 4]}", "label": ("urgent", "billing")[i % 2]} for i in range(8)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_finetune_sends_ids_and_keeps_names(stub: Stub, encoder: Owner, tickets: Path) -> None:
+    encoder.reset()
+    asked = job_server(stub)
+    words = ("finetune", "mine", tickets, "--key", encoder.path, "--epochs", 2, "--learning-rate", "0.001", "--json")
+    found = document(call(*words))
+    assert found["model"] == "ft-77aa" and found["metrics"] == {"loss": 0.5}
+    assert asked["hyperparameters"] == {
+        "n_epochs": 2.0, "learning_rate": 0.001, "max_length": 130, "task": "classification", "num_labels": 2,
+    }  # fmt: skip
+    raw = stub.content[asked["training_file"]]
+    table = pq.read_table(io.BytesIO(raw))
+    assert [encoder.codec.decode(ids.as_py()) for ids in table["input_ids"]][0] == f"{SECRET} {tiny.TEXTS[0]}"
+    assert table["labels"].to_pylist()[:2] == [1, 0]
+    assert encoder.about["labels"] == {"billing": 0, "urgent": 1}
+    assert encoder.about["fine_tunes"] == {"ftjob-77aa": {"billing": 0, "urgent": 1}}
+    wire = b"".join(body + json.dumps(headers).encode() + call.encode() for call, headers, body in stub.calls)
+    plain = json.dumps(encoder.codec.tokenizer([f"{SECRET} {tiny.TEXTS[0]}"])["input_ids"][0][:6])
+    for private in (SECRET, "urgent", "billing", "tickets", plain[1:-1], PASSPHRASE):
+        assert private.encode() not in wire
+
+
+def test_a_job_may_be_left_and_found_again(stub: Stub, encoder: Owner, tickets: Path) -> None:
+    encoder.reset()
+    job_server(stub)
+    assert (
+        document(call("finetune", "mine", tickets, "--key", encoder.path, "--detach", "--json"))["job"] == "ftjob-77aa"
+    )
+    assert document(call("job", "ftjob-77aa", "--follow", "--json"))["model"] == "ft-77aa"
+    assert "status: succeeded" in call("job", "ftjob-77aa").stdout
+
+
+def test_interrupting_leaves_the_job(
+    stub: Stub, encoder: Owner, tickets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder.reset()
+    job_server(stub)
+
+    def interrupt(*_: Any, **__: Any) -> Iterator[dict[str, Any]]:
+        raise KeyboardInterrupt
+        yield {}
+
+    monkeypatch.setattr("milkglass.client.remote.Remote.follow", interrupt)
+    result = call("finetune", "mine", tickets, "--key", encoder.path)
+    assert result.exit_code == 130
+    assert "milkglass job ftjob-77aa --follow" in result.stderr
+    assert not stub.count("POST /v1/fine_tuning/jobs/ftjob-77aa/cancel")
+    monkeypatch.setattr("milkglass.cli.finetune.watched", lambda: True)
+    stub.replies["POST /v1/fine_tuning/jobs/ftjob-77aa/cancel"] = lambda h: h.answer(200, {})
+    result = call("finetune", "mine", tickets, "--key", encoder.path, stdin="n\n")
+    assert result.exit_code == 130 and "cancelled ftjob-77aa" in result.stderr
+    assert stub.count("POST /v1/fine_tuning/jobs/ftjob-77aa/cancel") == 1
+
+
+def test_finetune_refuses_before_it_sends(stub: Stub, encoder: Owner, tickets: Path, tmp_path: Path) -> None:
+    run = ("finetune", "mine", tickets, "--key", encoder.path)
+    refused(call(*run, "--learning-rate", "-1"), 2, "learning_rate is -1.0")
+    refused(call(*run, "--task", "causal-lm"), 5, "data for classification, not for causal-lm")
+    refused(call("finetune", "mine", tmp_path / "no", "--key", encoder.path), 2, "there is no file")
+    one = tmp_path / "one.jsonl"
+    one.write_text('{"text": "zanzibar", "label": "a"}\n')
+    refused(call("finetune", "mine", one, "--key", encoder.path), 5, "has 1 label only")
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"text": "zanzibar", "label": "a"}\n{"text": "zanzibar"\n')
+    result = call("finetune", "mine", broken, "--key", encoder.path)
+    refused(result, 5, "line 2 of broken.jsonl is not JSON")
+    assert SECRET not in result.stderr and not stub.calls
+
+
+def test_a_failed_job_is_an_error(stub: Stub, encoder: Owner, tickets: Path) -> None:
+    job_server(stub, {"status": "failed", "error": {"message": "out of memory"}})
+    refused(call("finetune", "mine", tickets, "--key", encoder.path), 6, "failed: out of memory")
+
+
+# --- inference --------------------------------------------------------------------------------------------------------
+def test_classify_says_names(stub: Stub, encoder: Owner) -> None:
+    labels = {"billing": 0, "urgent": 1}
+    about = {**encoder.key.about, "labels": {"x": 0, "y": 1}, "fine_tunes": {"ftjob-77aa": labels}}
+    write_key(encoder.path, replace(encoder.key, about=about), PASSPHRASE, scrypt_n=2, replace=True)
+
+    def answer(handler: Handler) -> None:
+        rows = json.loads(handler.body)["input"]
+        data = [{"index": i, "label": "LABEL_1", "probs": [0.25, 0.75]} for i in range(len(rows))]
+        handler.answer(200, {"data": data})
+
+    stub.replies["POST /classify"] = answer
+    run = ("--key", encoder.path)
+    assert call("classify", "ft-77aa-x", "the nurse", "a scan", *run).stdout == "urgent\t0.750\nurgent\t0.750\n"
+    assert call("classify", "ft-other", "the nurse", *run).stdout == "y\t0.750\n"
+    many = "".join(f"{tiny.TEXTS[i % 4]}\n" for i in range(130))
+    found = document(call("classify", "ft-77aa", *run, "--json", stdin=many))
+    assert len(found["results"]) == 130
+    assert found["results"][0] == {"label": "urgent", "probabilities": {"billing": 0.25, "urgent": 0.75}}
+    sent = [json.loads(body) for name, _, body in stub.calls if name == "POST /classify"]
+    assert [len(one["input"]) for one in sent] == [2, 1, 64, 64, 2]
+    refused(call("classify", "ft-77aa", *run, stdin="one\n\ntwo\n"), 5, "text 1 is empty")
+    encoder.reset()
+
+
+def completions(stub: Stub, owner: Owner, text: str) -> None:
+    """Streams `text`, an id at a time."""
+    ids = owner.codec.encode([text]).ids[0].tolist()
+    lines = [f"data: {json.dumps({'choices': [{'token_ids': [one]}]})}\n\n" for one in ids] + ["data: [DONE]\n\n"]
+    stub.replies["POST /v1/completions"] = lambda h: h.events(lines)
+
+
+def test_generate(stub: Stub, decoder: Owner) -> None:
+    completions(stub, decoder, "naïve 👩‍👩‍👧 नमस्ते")
+    run = ("generate", "mine", "--key", decoder.path)
+    assert call(*run, "hello").stdout == "naïve 👩‍👩‍👧 नमस्ते\n"
+    sent = json.loads(stub.calls[-1][2])
+    assert sent["prompt"] == decoder.codec.encode_chat([{"role": "user", "content": "hello"}]).tolist()
+    assert sent["stop_token_ids"] == [int(decoder.key.sigma[2])]
+    found = document(call(*run, "--raw", "--json", "--max-tokens", 7, stdin="from a pipe\n"))
+    assert found["text"] == "naïve 👩‍👩‍👧 नमस्ते"
+    sent = json.loads(stub.calls[-1][2])
+    assert sent["prompt"] == decoder.codec.encode(["from a pipe"]).ids[0].tolist() and sent["max_tokens"] == 7
+    refused(call(*run, "", "--chat"), 5, "prompt is empty")
+    refused(call(*run, "x", "--raw", "--system", "y"), 2, "--system needs")
+
+
+def test_an_answer_that_breaks_off_is_an_error(stub: Stub, decoder: Owner) -> None:
+    stub.replies["POST /v1/completions"] = lambda h: h.events(['data: {"choices": [{"token_ids": [5]}]}\n\n'])
+    result = call("generate", "mine", "--key", decoder.path, "hello")
+    assert result.exit_code == 6 and "broke off" in result.stderr
+
+
+def test_chat_remembers_and_forgets(stub: Stub, decoder: Owner) -> None:
+    completions(stub, decoder, "hi there")
+    talk = "hello\nand then?\n/new\nagain\n/exit\nnever sent\n"
+    result = call("chat", "mine", "--key", decoder.path, "--system", "be kind", stdin=talk)
+    assert result.exit_code == 0 and result.stdout == "hi there\n" * 3
+    sent = [json.loads(body)["prompt"] for name, _, body in stub.calls if name == "POST /v1/completions"]
+    said = [decoder.codec.decode(one, skip_special=False) for one in sent]
+    first = "<s>system: be kind</s><s>user: hello</s>"
+    assert said == [
+        f"{first}<s>assistant: ",
+        f"{first}<s>assistant: hi there</s><s>user: and then?</s><s>assistant: ",
+        "<s>system: be kind</s><s>user: again</s><s>assistant: ",
+    ]
+
+
+def test_chat_goes_on_after_an_error(stub: Stub, decoder: Owner) -> None:
+    completions(stub, decoder, "hi")
+    result = call("chat", "mine", "--key", decoder.path, stdin="word " * 200 + "\nhello\n")
+    assert result.exit_code == 0 and result.stdout == "hi\n"
+    assert "tokens long, at most 128 fit" in result.stderr and "/new" in result.stderr
+
+
+def test_a_models_control_characters_stay_off_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert terminal.shown("a\x1b[2Jb") == "a\x1b[2Jb"
+    monkeypatch.setattr("sys.stdout", type("Tty", (io.StringIO,), {"isatty": lambda self: True})())
+    assert terminal.shown("a\x1b[2J\tb\n\x9bç👩") == "a\ufffd[2J\tb\n\ufffdç👩"
+
+
+def test_an_opened_key_shows_nothing(encoder: Owner) -> None:
+    assert PASSPHRASE not in repr(Opened(encoder.path, encoder.key, PASSPHRASE))

@@ -1,0 +1,199 @@
+"""The command line and the real server as processes of their own, killed and interrupted as people do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.codec import Codec
+from milkglass.client.key import write_key
+from milkglass.client.remote import Remote, Sampling
+from milkglass.client.scramble import new_key, scramble
+from milkglass.schemes.obfuslm import ObfusLM
+from tests import tiny
+
+MILKGLASS = (sys.executable, "-m", "milkglass.cli.main")
+PASSPHRASE = "correct horse battery"
+SECRET = "zanzibar"
+READY = "milkglass serve: listening on "
+SERVER = """
+import sys
+from pathlib import Path
+from milkglass.server.app import serve
+from milkglass.server.settings import Settings
+serve(Settings(home=Path(sys.argv[1]), port=int(sys.argv[2]), chunk_bytes=4096))
+"""
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MILKGLASS_PASSPHRASE": PASSPHRASE, **more}
+
+
+class Server:
+    """One server process at a time on one home and port."""
+
+    def __init__(self, home: Path, command: tuple[str, ...] = ()) -> None:
+        self.home, self.command = home, command
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        command = self.command or (sys.executable, "-c", SERVER, str(self.home), str(self.port))
+        if self.command:
+            command = (*self.command, "--home", str(self.home), "--port", str(self.port))
+        log = self.home.with_suffix(".log").open("ab")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment())
+        log.close()
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().startswith(READY), self.home.with_suffix(".log").read_text()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+        self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    @property
+    def token(self) -> str:
+        return (self.home / "token").read_text().strip()
+
+
+def run(*words: object, stdin: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [*MILKGLASS, *map(str, words)]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=120, env=environment(**more), check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def owner(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Codec]:
+    """A folder with model/, scrambled/ and owner.mgkey, and the key's codec."""
+    folder = tmp_path_factory.mktemp("owner")
+    base = Checkpoint.open(tiny.save("llama-tied", folder / "model"))
+    key = new_key(base, str(folder / "model"), ObfusLM(k=4, beta=0.9), base.digest())
+    write_key(folder / "owner.mgkey", key, PASSPHRASE, scrypt_n=2)
+    scramble(base, key, folder / "scrambled")
+    return folder, Codec.open(key, folder / "model")
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    made = Server(tmp_path / "server")
+    yield made
+    if made.process.poll() is None:
+        made.stop()
+
+
+def test_help_and_version_load_nothing_heavy() -> None:
+    code = "import sys; sys.argv = ['milkglass', {!r}]\nfrom milkglass.cli.main import main\ntry: main()\nfinally: "
+    code += "print([m for m in ('torch', 'numpy', 'transformers', 'rich', 'httpx2', 'pydantic') if m in sys.modules])"
+    for word, told in (("--help", "obfuscate"), ("--version", "milkglass 0.")):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(word)], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert told in done.stdout and done.stdout.rstrip().endswith("[]"), done
+
+
+def test_a_reader_that_has_enough_is_no_error(owner: tuple[Path, Codec]) -> None:
+    folder, _ = owner
+    lines = "the nurse called\n" * 20_000
+    command = f"{sys.executable} -m milkglass.cli.main encode --key {folder / 'owner.mgkey'} | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], input=lines, capture_output=True, text=True, timeout=120, env=environment(), check=True
+    )
+    assert len(done.stdout.splitlines()) == 1 and "Traceback" not in done.stderr
+
+
+def test_ctrl_c_ends_with_130(owner: tuple[Path, Codec]) -> None:
+    """While it reads: the first line is answered, so it is surely at work."""
+    folder, _ = owner
+    command = [*MILKGLASS, "decode", "--key", str(folder / "owner.mgkey")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment(PYTHONUNBUFFERED="1"),
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write("[5]\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read() == "interrupted\n"
+
+
+def test_an_upload_outlives_a_killed_server(server: Server, owner: tuple[Path, Codec]) -> None:
+    folder, codec = owner
+    killed: list[int] = []
+
+    def progress(name: str, total: int) -> object:
+        sent = 0
+
+        def tell(done: int) -> None:
+            nonlocal sent
+            sent += done
+            if sent > total // 2 and not killed:
+                killed.append(sent)
+                server.stop(signal.SIGKILL)
+                server.start()
+
+        return tell
+
+    with Remote(server.url, server.token) as remote:
+        assert remote.upload_model(folder / "scrambled", "mine", progress) == "mine"  # type: ignore[arg-type]
+        assert killed
+        stored = server.home / "models" / "mine" / "model.safetensors"
+        assert stored.read_bytes() == (folder / "scrambled" / "model.safetensors").read_bytes()
+        assert len(list((server.home / "files").iterdir())) == 1
+        prompt = codec.encode_chat([{"role": "user", "content": "hello"}])
+        sampling = Sampling(max_tokens=6)
+        streamed = [one for part in remote.generate("mine", prompt, sampling) for one in part]
+        assert streamed == remote.complete("mine", [prompt], sampling)[0] and 1 <= len(streamed) <= 6
+
+
+@pytest.mark.slow
+def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """obfuscate, verify, serve, upload, finetune, classify: processes only, as a person types them. The server's files
+    and logs hold neither the text, nor the label names, nor the plain ids."""
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    model, out, key = tiny.save("bert", tmp_path / "model"), tmp_path / "scrambled", tmp_path / "k.mgkey"
+    data = tmp_path / "data.jsonl"
+    rows = [{"text": f"{SECRET} {tiny.TEXTS[i % 2]}", "label": ("urgent-x", "moving-x")[i % 2]} for i in range(32)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = run("obfuscate", model, out, "--key", key, "--k", 4, "--beta", 0.9)
+    assert made.returncode == 0, made.stderr
+    assert run("verify", out, "--key", key).returncode == 0
+    server = Server(tmp_path / "server", (*MILKGLASS, "serve"))
+    try:
+        door = {"MILKGLASS_SERVER": server.url, "MILKGLASS_TOKEN": server.token}
+        assert run("upload", out, "--name", "mine", **door).returncode == 0
+        tuned = run(
+            "finetune", "mine", data, "--key", key, "--epochs", 10, "--batch-size", 8, "--learning-rate", 0.003,
+            "--fetch", tmp_path / "fetched", "--json", **door,
+        )  # fmt: skip
+        assert tuned.returncode == 0, tuned.stderr
+        name = json.loads(tuned.stdout)["model"]
+        assert Checkpoint.open(tmp_path / "fetched").tensors
+        found = run("classify", name, "--key", key, "--json", stdin="".join(f"{r['text']}\n" for r in rows[:2]), **door)
+        labels = [one["label"] for one in json.loads(found.stdout)["results"]]
+        assert labels == ["urgent-x", "moving-x"]
+    finally:
+        server.stop()
+    codec_ids = tiny.tokenizer()(rows[0]["text"])["input_ids"][:8]
+    private = (SECRET, "urgent-x", "moving-x", "data.jsonl", json.dumps(codec_ids)[1:-1], PASSPHRASE)
+    kept = [path for path in server.home.rglob("*") if path.is_file()] + [server.home.with_suffix(".log")]
+    for path in kept:
+        raw = path.read_bytes()
+        assert not [word for word in private if word.encode() in raw], path

@@ -1,0 +1,204 @@
+"""The user's data: every shape, every broken line, and that no message quotes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from milkglass.client.codec import IGNORED, Codec
+from milkglass.client.dataset import BATCH, number_labels, read_examples, summarise, write_parquet
+from milkglass.client.key import Key
+from milkglass.client.scramble import tokenizer_digest
+from milkglass.errors import CodecError, TooLong
+from tests import tiny
+
+SECRET = "zanzibar"
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
+    folder = tiny.save("llama-tied", tmp_path_factory.mktemp("model") / "llama")
+    key = Key.new("sha256:test", tiny.VOCAB, (), {"tokenizer_sha256": tokenizer_digest(folder)})
+    return Codec.open(key, folder)
+
+
+def lines(path: Path, *rows: Any) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), "utf-8")
+    return path
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+def test_labelled_lines(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"text": "one", "label": "b"}, "", {"text": "two", "label": "a", "id": 7})
+    assert [(e.line, e.text, e.label) for e in read_examples(path)] == [(1, "one", "b"), (3, "two", "a")]
+    found = summarise(path)
+    assert (found.kind, found.task, found.rows, found.pairs, found.labels) == (
+        "labelled", "classification", 2, False, ("a", "b"),
+    )  # fmt: skip
+
+
+def test_numbers_as_labels_keep_their_order(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", *({"text": "x", "label": n} for n in (10, 2, 0)))
+    assert summarise(path).labels == ("0", "2", "10")
+
+
+def test_instructions_become_conversations(tmp_path: Path) -> None:
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"instruction": "Sum up.", "input": "A text.", "output": "Sum."},
+        {"instruction": "Greet.", "input": "", "output": "Hi."},
+    )
+    first, second = read_examples(path)
+    assert first.messages == (
+        {"role": "user", "content": "Sum up.\n\nA text."},
+        {"role": "assistant", "content": "Sum."},
+    )
+    assert second.messages[0]["content"] == "Greet."
+    assert summarise(path).task == "causal-lm"
+
+
+def test_tsv_as_glue_writes_it(tmp_path: Path) -> None:
+    """Quotes mean nothing, and the header says `sentence`."""
+    path = lines(tmp_path / "dev.tsv", "sentence\tlabel", 'it "is" good\t1', '"half a quote\t0')
+    assert [(e.text, e.label) for e in read_examples(path)] == [('it "is" good', "1"), ('"half a quote', "0")]
+
+
+def test_csv_with_quotes_and_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('text,text_pair,label\n"one, two\nthree",other,yes\n', "utf-8-sig")
+    (example,) = read_examples(path)
+    assert (example.text, example.pair, example.label) == ("one, two\nthree", "other", "yes")
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ('{"text": "zanzibar", ', "line 2 of data.jsonl is not JSON"),
+        ("[" * 100_000, "line 2 of data.jsonl is not JSON"),
+        ('["zanzibar"]', "line 2 of data.jsonl is not a JSON object"),
+        ({"txt": SECRET, "label": "a"}, "line 2 has no text"),
+        ({"text": 5, "label": "a"}, "line 2 has no text"),
+        ({"text": " ", "label": SECRET}, "line 2 has an empty text"),
+        ({"text": SECRET, "label": None}, "line 2 has a label that is no name"),
+        ({"text": SECRET, "label": True}, "line 2 has a label that is no name"),
+        ({"text": SECRET, "label": 0.5}, "line 2 has a label that is no name"),
+        ({"text": SECRET}, "line 2 holds another kind of row than line 1"),
+        ({"text": SECRET, "text_pair": SECRET, "label": "a"}, "line 2 holds another kind of row than line 1"),
+        ({"text": SECRET, "text_pair": SECRET}, "line 2 has a text_pair and no label"),
+        ({"messages": SECRET}, "line 2 has no list of messages"),
+        ({"messages": [{"role": SECRET, "content": "x"}]}, "line 2 has a message of no known role"),
+        ({"messages": [{"role": "user", "content": SECRET}]}, "line 2 has no assistant's answer"),
+        ({"instruction": SECRET, "output": ""}, "line 2 has an empty output"),
+    ],
+)
+def test_broken_lines_are_named_and_never_quoted(tmp_path: Path, row: Any, told: str) -> None:
+    path = lines(tmp_path / "data.jsonl", {"text": "fine", "label": "a"}, row)
+    with pytest.raises(CodecError) as caught:
+        summarise(path)
+    assert caught.value.message.startswith(told)
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.tsv", "body\tlabel\nx\ty\n", "the header of a.tsv names no column text"),
+        ("a.tsv", "text\tlabel\nzanzibar\n", "line 2 has 1 cells, the header 2"),
+        ("a.csv", 'text,label\n"zanzibar" x,y\n', "line 2 of a.csv is no row"),
+        ("a.csv", "", "the header of a.csv names no column text"),
+        ("a.jsonl", "\n\n", "a.jsonl has no rows"),
+    ],
+)
+def test_broken_files(tmp_path: Path, name: str, content: str, told: str) -> None:
+    (tmp_path / name).write_text(content, "utf-8")
+    with pytest.raises(CodecError) as caught:
+        summarise(tmp_path / name)
+    assert caught.value.message.startswith(told)
+    assert SECRET not in str(caught.value)
+
+
+def test_other_encodings_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes('{"text": "grün", "label": "a"}'.encode("latin-1"))
+    with pytest.raises(CodecError, match=r"a\.jsonl is not UTF-8 text"):
+        summarise(tmp_path / "a.jsonl")
+
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+def test_labels_keep_their_numbers() -> None:
+    known = {"urgent": 0, "billing": 1, "other": 2}
+    assert number_labels(("billing", "urgent"), known) == known
+    assert number_labels(("billing", "new"), known) == {"billing": 0, "new": 1}
+    assert number_labels(("a", "b"), None) == {"a": 0, "b": 1}
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+def test_columns_of_classification(tmp_path: Path, codec: Codec) -> None:
+    rows = [{"text": tiny.TEXTS[i % 4], "label": "ab"[i % 2]} for i in range(BATCH + 5)]
+    told: list[int] = []
+    out = tmp_path / "out.parquet"
+    done = write_parquet(codec, lines(tmp_path / "a.jsonl", *rows), out, {"a": 0, "b": 1}, progress=told.append)
+    table = pq.read_table(out)
+    assert table.schema.field("input_ids").type == pa.list_(pa.int32())
+    assert table.schema.field("attention_mask").type == pa.list_(pa.int8())
+    assert table.schema.field("labels").type == pa.int32()
+    assert done.rows == table.num_rows == sum(told) == BATCH + 5
+    assert done.tokens == sum(map(len, table["input_ids"].to_pylist()))
+    assert table["labels"].to_pylist()[:3] == [0, 1, 0]
+    assert codec.decode(table["input_ids"][1].as_py()) == tiny.TEXTS[1]
+    assert table["attention_mask"][1].as_py() == [1] * len(table["input_ids"][1])
+
+
+def test_columns_of_conversations(tmp_path: Path, codec: Codec) -> None:
+    row = {"instruction": tiny.TEXTS[0], "input": "", "output": tiny.TEXTS[1]}
+    out = tmp_path / "out.parquet"
+    write_parquet(codec, lines(tmp_path / "a.jsonl", row), out)
+    table = pq.read_table(out)
+    assert table.schema.field("labels").type == pa.list_(pa.int32())
+    ids, labels = table["input_ids"][0].as_py(), table["labels"][0].as_py()
+    assert len(ids) == len(labels) and labels[0] == IGNORED
+    assert codec.decode([one for one in labels if one != IGNORED]) == tiny.TEXTS[1]
+
+
+def test_long_rows_are_cut_and_counted(tmp_path: Path, codec: Codec) -> None:
+    rows = [{"text": "please " * n, "label": "a"} for n in (1, 50)]
+    done = write_parquet(codec, lines(tmp_path / "a.jsonl", *rows), tmp_path / "out.parquet", {"a": 0}, max_length=20)
+    assert (done.cut, done.longest) == (1, 20)
+
+
+def test_the_same_data_is_the_same_file(tmp_path: Path, codec: Codec) -> None:
+    """So that an interrupted upload is found again."""
+    source = lines(tmp_path / "a.jsonl", {"text": tiny.TEXTS[0], "label": "a"})
+    for name in ("one", "two"):
+        write_parquet(codec, source, tmp_path / name, {"a": 0})
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_a_file_appears_only_when_it_is_whole(tmp_path: Path, codec: Codec) -> None:
+    rows = [{"text": "fine", "label": "a"}] * (BATCH + 1) + [{"text": "fine", "label": "b"}]
+    source = lines(tmp_path / "a.jsonl", *rows)
+    with pytest.raises(CodecError, match=f"line {BATCH + 2} has a label that the training file lacks"):
+        write_parquet(codec, source, tmp_path / "out.parquet", {"a": 0})
+    assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_nothing_but_scrambled_ids_is_written(tmp_path: Path, codec: Codec) -> None:
+    row = {"text": f"the {SECRET} called", "label": SECRET}
+    out = tmp_path / "out.parquet"
+    write_parquet(codec, lines(tmp_path / "a.jsonl", row), out, {SECRET: 0})
+    raw = out.read_bytes()
+    assert SECRET.encode() not in raw and b"a.jsonl" not in raw
+    plain = codec.tokenizer([row["text"]])["input_ids"][0]
+    assert pq.read_table(out)["input_ids"][0].as_py() != plain
+    assert out.stat().st_mode & 0o077 == 0
+
+
+def test_a_conversation_without_room_names_its_lines(tmp_path: Path, codec: Codec) -> None:
+    talk = {"messages": [{"role": "user", "content": "please " * 60}, {"role": "assistant", "content": "no"}]}
+    with pytest.raises(TooLong, match="between lines 1 and 1: conversation 0 is"):
+        write_parquet(codec, lines(tmp_path / "a.jsonl", talk), tmp_path / "out.parquet", max_length=20)
