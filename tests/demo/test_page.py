@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from demo_samples import HOSTILE, result
 
 from milkglass.demo.page import percent, render, size, write_page
+from tests.demo.demo_samples import HOSTILE, result
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 

@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 
 from milkglass.demo.result import DemoResult
 
-IDS_SHOWN = 60  # of a prompt; the rest is counted
+IDS_SHOWN = 90  # of a text; the rest is counted
 
 
 def percent(fraction: float) -> str:

@@ -83,7 +83,6 @@ class ModelRun:
     """One model's way through the demo. Sizes are in bytes; `kept` is what of the (k, epsilon) promise was kept."""
 
     ref: str
-    title: str
     k: int
     epsilon: float
     vocabulary: int
@@ -100,7 +99,6 @@ class DemoResult:
 
     version: str
     seconds: float
-    server: str
     classifier: ModelRun
     asked: int
     correct: int

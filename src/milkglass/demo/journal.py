@@ -1,0 +1,75 @@
+"""What the demo tells while it runs: a bar a stage, a line a finished step, and the loss as the server reports it.
+
+What this module does not know: what the steps are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from milkglass.demo.result import Step
+
+
+class Journal:
+    """Use as a context. Bars appear only where somebody watches; finished steps are printed always."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        columns = (TextColumn("  {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+    def __enter__(self) -> Journal:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._progress.__exit__(*error)
+
+    @contextmanager
+    def step(self, into: list[Step], name: str) -> Iterator[list[str]]:
+        """Time what happens inside; what is put into the list becomes the step's detail. Bars of it vanish after."""
+        details: list[str] = []
+        self._progress.add_task(name, total=None)
+        started = time.monotonic()
+        try:
+            yield details
+        finally:
+            for task in list(self._progress.task_ids):
+                self._progress.remove_task(task)
+        done = Step(name, time.monotonic() - started, ", ".join(details))
+        into.append(done)
+        self.console.print(f"  [green]done[/] {name} [dim]{done.seconds:.1f} s  {done.detail}[/]", highlight=False)
+
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """A bar for something that is no step of the job."""
+        task = self._progress.add_task(name, total=None)
+        yield
+        self._progress.remove_task(task)
+
+    def stage(self, name: str, total: int) -> Callable[[int], None]:
+        """A bar, in the shape that the client's classes ask for."""
+        task = self._progress.add_task(name, total=total)
+        return lambda done: self._progress.advance(task, done)
+
+    def follow(self, events: Iterator[Mapping[str, Any]]) -> tuple[float, ...]:
+        """Show a job's events to the end; the losses that it reported."""
+        losses: list[float] = []
+        task = self._progress.add_task("training", total=None)
+        for event in events:
+            data = event.get("data") or {}
+            if "loss" in data:
+                losses.append(float(data["loss"]))
+                self._progress.update(
+                    task,
+                    total=data.get("total_steps"),
+                    completed=data.get("step"),
+                    description=f"loss {losses[-1]:.3f}, {data.get('eta_seconds', 0):.0f} s left",
+                )
+        return tuple(losses)

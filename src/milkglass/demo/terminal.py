@@ -1,0 +1,51 @@
+"""The end of the demo in the terminal: side by side, in short. The page tells all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from milkglass.demo.page import duration, percent
+from milkglass.demo.result import DemoResult, View
+
+SHOWN = 3
+CUT = 18  # ids and guesses of each text
+
+
+def show(console: Console, result: DemoResult, page: Path) -> None:
+    table = Table(title="The same texts, three times", title_justify="left", show_lines=True, expand=True)
+    for heading in ("the client sees", "the server saw", "a nearest-neighbour attacker reads"):
+        table.add_column(heading, ratio=1)
+    for one in result.classified[:SHOWN]:
+        _row(table, f"{one.text.client}\n-> {one.predicted}", one.text)
+    for two in result.generated[:SHOWN]:
+        _row(table, two.prompt.client, two.prompt)
+        _row(table, f"reply: {two.reply.client or '(empty)'}", two.reply)
+    console.print(table)
+    right = f"{result.correct} of {result.asked} unseen messages sorted rightly ({percent(result.accuracy)})"
+    console.print(Text(right), highlight=False)
+    for model in (result.classifier, result.generator):
+        found = model.recovery
+        console.print(
+            Text(
+                f"{model.ref}: the attacker reads {percent(found.running_top1)} of the running tokens and "
+                f"{percent(found.vocabulary_top1)} of the vocabulary at its first guess "
+                f"(blind guess {percent(found.guess)}, nominal 1/k {percent(found.nominal)})"
+            ),
+            highlight=False,
+        )
+    console.print(Text("Obfuscation is not encryption: stronger attacks read most of a large corpus (THREATS.md)."))
+    console.print(Text(f"{duration(result.seconds)}; the page: {page.resolve()}"), soft_wrap=True, highlight=False)
+
+
+def _row(table: Table, client: str, view: View) -> None:
+    """Texts are data, not markup: they go in as Text."""
+    ids = " ".join(map(str, view.server[:CUT]))
+    guess = Text()
+    for piece in view.attacker[:CUT]:
+        guess.append(piece.text, style="bold underline" if piece.right else "dim").append(" ")
+    more = " ..." if len(view.server) > CUT else ""
+    table.add_row(Text(client), Text(ids + more), guess.append(more))

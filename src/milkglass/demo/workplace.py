@@ -1,0 +1,75 @@
+"""The demo's folder: whose it is, what of it stays, and the private texts that come with the package.
+
+    index.html, result.json    what happened, with the private texts in the clear
+    client/                    keys and scrambled files, the data owner's
+    server/, server.log        all that the server has; nothing of the client's ever lies here
+
+Models are removed at the end, they are large and of no further use; the rest stays to be looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from milkglass.errors import UsageError
+
+MARK = ".milkglass-demo"  # tells a folder that an earlier demo made, which may be replaced
+LARGE = 8 << 20  # bytes; files above are models and their training states
+
+
+@dataclass(frozen=True)
+class Workplace:
+    out: Path
+
+    @property
+    def client(self) -> Path:
+        return self.out / "client"
+
+    @property
+    def server(self) -> Path:
+        return self.out / "server"
+
+    @property
+    def log(self) -> Path:
+        return self.out / "server.log"
+
+    @classmethod
+    @contextmanager
+    def claim(cls, out: Path) -> Iterator[Workplace]:
+        """A fresh one in `out`. Raises UsageError when a folder is there that no demo made."""
+        if out.exists() and not out.is_dir():
+            raise UsageError(f"{out} is a file", "give a new folder with --out")
+        if out.is_dir() and any(out.iterdir()) and not (out / MARK).is_file():
+            raise UsageError(f"{out} holds other things than an earlier demo", "give a new folder with --out")
+        place = cls(out)
+        for folder in (place.client, place.server):
+            shutil.rmtree(folder, ignore_errors=not folder.exists())
+        for file in (place.log, out / "index.html", out / "result.json"):
+            file.unlink(missing_ok=True)
+        out.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (out / MARK).touch()
+        place.client.mkdir(mode=0o700)
+        try:
+            yield place
+        finally:
+            place.trim()
+
+    def trim(self) -> None:
+        for path in [*self.client.rglob("*"), *self.server.rglob("*")]:
+            if path.is_file() and path.stat().st_size > LARGE:
+                path.unlink()
+
+
+def data_file(name: str) -> Path:
+    """A file of the demo's texts. The package is installed as a folder, never run from an archive."""
+    return Path(str(files("milkglass.demo"))) / "data" / name
+
+
+def read_rows(name: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in data_file(name).read_text("utf-8").splitlines()]
