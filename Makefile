@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
+# Threads that wait by spinning slow everything down on a busy machine.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .PHONY: setup demo test test-all check lint types bench clean
 
 setup: $(STAMP)

@@ -176,7 +176,12 @@ def test_the_way_of_a_model(decoder: Owner, tmp_path: Path) -> None:
     assert "nobody can recover them" in result.stderr
     assert "obfuscation is not encryption" in result.stdout and "300 tokens permuted" in result.stdout
     assert key.stat().st_mode & 0o077 == 0
-    assert sorted(p.name for p in out.iterdir()) == ["config.json", "generation_config.json", "model.safetensors"]
+    assert sorted(p.name for p in out.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "milkglass.json",
+        "model.safetensors",
+    ]
     assert document(call("verify", out, "--key", key, "--json"))["passed"]
 
     again = document(call("obfuscate", decoder.model, tmp_path / "delta", "--key", key, "--delta", "--json"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -161,39 +160,3 @@ def test_an_upload_outlives_a_killed_server(server: Server, owner: tuple[Path, C
         sampling = Sampling(max_tokens=6)
         streamed = [one for part in remote.generate("mine", prompt, sampling) for one in part]
         assert streamed == remote.complete("mine", [prompt], sampling)[0] and 1 <= len(streamed) <= 6
-
-
-@pytest.mark.slow
-def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """obfuscate, verify, serve, upload, finetune, classify: processes only, as a person types them. The server's files
-    and logs hold neither the text, nor the label names, nor the plain ids."""
-    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
-    model, out, key = tiny.save("bert", tmp_path / "model"), tmp_path / "scrambled", tmp_path / "k.mgkey"
-    data = tmp_path / "data.jsonl"
-    rows = [{"text": f"{SECRET} {tiny.TEXTS[i % 2]}", "label": ("urgent-x", "moving-x")[i % 2]} for i in range(32)]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = run("obfuscate", model, out, "--key", key, "--k", 4, "--beta", 0.9)
-    assert made.returncode == 0, made.stderr
-    assert run("verify", out, "--key", key).returncode == 0
-    server = Server(tmp_path / "server", (*MILKGLASS, "serve"))
-    try:
-        door = {"MILKGLASS_SERVER": server.url, "MILKGLASS_TOKEN": server.token}
-        assert run("upload", out, "--name", "mine", **door).returncode == 0
-        tuned = run(
-            "finetune", "mine", data, "--key", key, "--epochs", 10, "--batch-size", 8, "--learning-rate", 0.003,
-            "--fetch", tmp_path / "fetched", "--json", **door,
-        )  # fmt: skip
-        assert tuned.returncode == 0, tuned.stderr
-        name = json.loads(tuned.stdout)["model"]
-        assert Checkpoint.open(tmp_path / "fetched").tensors
-        found = run("classify", name, "--key", key, "--json", stdin="".join(f"{r['text']}\n" for r in rows[:2]), **door)
-        labels = [one["label"] for one in json.loads(found.stdout)["results"]]
-        assert labels == ["urgent-x", "moving-x"]
-    finally:
-        server.stop()
-    codec_ids = tiny.tokenizer()(rows[0]["text"])["input_ids"][:8]
-    private = (SECRET, "urgent-x", "moving-x", "data.jsonl", json.dumps(codec_ids)[1:-1], PASSPHRASE)
-    kept = [path for path in server.home.rglob("*") if path.is_file()] + [server.home.with_suffix(".log")]
-    for path in kept:
-        raw = path.read_bytes()
-        assert not [word for word in private if word.encode() in raw], path

@@ -240,6 +240,7 @@ def folder(tmp_path: Path) -> Path:
     """As `obfuscate` leaves it: no tokenizer, no names."""
     target = tmp_path / "scrambled"
     tiny.build("llama-tied").save_pretrained(target, max_shard_size="40KB")
+    (target / "milkglass.json").write_text("{}")
     return target
 
 
@@ -272,6 +273,13 @@ def test_a_config_with_names_stays_here(stub: Stub, remote: Remote, folder: Path
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, name: {"0": "ill"}}))
     with pytest.raises(UsageError, match=f"holds {name}"):
+        remote.upload_model(folder)
+    assert not stub.calls
+
+
+def test_an_unmarked_folder_stays_here(stub: Stub, remote: Remote, folder: Path) -> None:
+    (folder / "milkglass.json").unlink()
+    with pytest.raises(UsageError, match="nothing says that it was scrambled"):
         remote.upload_model(folder)
     assert not stub.calls
 

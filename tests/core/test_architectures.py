@@ -57,7 +57,7 @@ def test_what_is_written_is_verified_and_holds_no_tokenizer(name: str, tmp_path:
     assert promise.below_k == 0
     assert [check for check in verify(base, key, tmp_path / "out") if not check.passed] == []
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"config.json", "model.safetensors"} | (names & {"generation_config.json"})
+    assert names == {"config.json", "milkglass.json", "model.safetensors"} | (names & {"generation_config.json"})
     ids = torch.from_numpy(np.random.default_rng(0).integers(4, tiny.VOCAB, (2, 9)))
     assert logits(tmp_path / "out", ids, torch.ones_like(ids)).isfinite().all()
 

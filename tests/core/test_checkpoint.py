@@ -50,7 +50,7 @@ def test_a_delta_holds_only_the_tables_and_assembles_to_the_same_model(tmp_path:
     changed = read_header(tmp_path / "delta" / "delta.safetensors")
     assert set(changed) == {"model.embed_tokens.weight", "lm_head.weight"}
     assert {p.name for p in (tmp_path / "delta").iterdir()} == {
-        "config.json", "generation_config.json", "delta.json", "delta.safetensors",
+        "config.json", "generation_config.json", "delta.json", "delta.safetensors", "milkglass.json",
     }  # fmt: skip
     assert all(check.passed for check in verify(base, key, tmp_path / "delta"))
     assemble(base, key.model_digest, tmp_path / "delta", tmp_path / "again")

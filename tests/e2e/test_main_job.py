@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from milkglass.checkpoint import Checkpoint
 from milkglass.client.key import Key, read_key
 from tests import tiny
 from tests.e2e.proxy import Tap
@@ -29,7 +30,7 @@ TICKETS = [
     {"text": "the fever of Tobias is back since yesterday", "label": "pharmacy-desk"},
     {"text": "please send the receipt to Hollowbrook Lane 12", "label": "billing-office"},
 ]
-REPLIES = [{"instruction": "Answer in one sentence.", "input": t["text"], "output": "We will call you."} for t in TICKETS]
+REPLIES = [{"instruction": "Answer briefly.", "input": t["text"], "output": "We will call you."} for t in TICKETS]
 ASKED = "does Marguerite Oyelaran owe anything"
 CHAT = "tell Tobias that the results are fine"
 
@@ -54,6 +55,7 @@ class Person:
             capture_output=True,
             text=True,
             timeout=240,
+            check=False,
         )
         assert done.returncode == 0, f"{words[0]}: {done.stdout}\n{done.stderr}"
         return json.loads(done.stdout)
@@ -126,11 +128,14 @@ def test_only_scrambled_ids_leave(server: tuple[Path, str, Path], tmp_path: Path
         me("upload", home / "bert-s", "--name", "clinic-bert", remote=True)
         me("upload", home / "llama-s", "--name", "clinic-llama", remote=True)
         brief = ("--max-steps", 2, "--batch-size", 2)
-        labelled = me("finetune", "clinic-bert", tickets, "--key", home / "bert.mgkey", *brief, remote=True)
+        learn = ("--max-steps", 30, "--batch-size", 4, "--learning-rate", 0.003, "--fetch", home / "fetched")
+        labelled = me("finetune", "clinic-bert", tickets, "--key", home / "bert.mgkey", *learn, remote=True)
         lora = ("--lora-rank", 4, "--full-first", 1, "--full-last", 0)
         chatty = me("finetune", "clinic-llama", replies, "--key", home / "llama.mgkey", *brief, *lora, remote=True)
-        sorted_ = me("classify", labelled["model"], ASKED, "--key", home / "bert.mgkey", remote=True)
-        assert sorted_["results"][0]["label"] in {t["label"] for t in TICKETS}
+        asked = [t["text"] for t in TICKETS] + [ASKED]
+        answers = me("classify", labelled["model"], *asked, "--key", home / "bert.mgkey", remote=True)["results"]
+        assert [a["label"] for a in answers[:-1]] == [t["label"] for t in TICKETS]
+        assert Checkpoint.open(home / "fetched").config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
         me("generate", chatty["model"], CHAT, "--key", home / "llama.mgkey", "--max-tokens", 8, remote=True)
         heard = bytes(tap.heard)
     left = {"the wire": heard, "the server's files": everything(folder)}

@@ -17,7 +17,7 @@ from milkglass.errors import CorruptCheckpoint, KeyExists, UsageError
 if TYPE_CHECKING:
     from milkglass.checkpoint import Checkpoint
     from milkglass.client.key import Key
-    from milkglass.schemes.obfuslm import ObfusLM, Promise
+    from milkglass.schemes.obfuslm import Promise
 
 LOSS = (
     "made a new key: {path}\n"
@@ -96,6 +96,7 @@ def _key(
     """The key, and whether it was made now. It is written before anything is scrambled with it."""
     from milkglass.client.key import write_key
     from milkglass.client.scramble import new_key as make
+    from milkglass.client.scramble import scheme_for
 
     total = sum(tensor.bytes for tensor in base.tensors.values())
     if path.exists():
@@ -105,22 +106,11 @@ def _key(
         opened.key.require_model(base.digest(stage("check the model", total)))
         _require_same_scheme(opened.key, chosen)
         return opened, False
-    scheme = _scheme(base, chosen)
+    scheme = scheme_for(base, **chosen)
     secret = passphrase(passphrase_file, creating=True)
     key = make(base, ref, scheme, base.digest(stage("read the model", total)))
     write_key(path, key, secret)
     return Opened(path, key, secret), True
-
-
-def _scheme(base: Checkpoint, chosen: dict[str, Any]) -> ObfusLM | None:
-    """None where nothing was chosen: the model's kind decides."""
-    from milkglass.architectures import of
-    from milkglass.schemes.obfuslm import ObfusLM
-
-    if not chosen:
-        return None
-    usual = 0.1 if of(base).kind == "encoder" else 1.0
-    return ObfusLM(**{"epsilon": usual, **chosen})
 
 
 def _require_same_scheme(key: Key, chosen: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ def serve(
         "training_threads": training_threads,
     }
     _serve(
-        home=home.resolve(),  # workers run in folders of their own
+        home=home.resolve(),
         host=host,
         port=port,
         token=None if token_file is None else read_token(token_file),

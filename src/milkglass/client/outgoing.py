@@ -12,7 +12,7 @@ from typing import Any
 
 from milkglass.errors import ModelNotFound, UsageError
 
-INDEX, DELTA_CONFIG = "model.safetensors.index.json", "delta.json"
+INDEX, DELTA_CONFIG, MARKER = "model.safetensors.index.json", "delta.json", "milkglass.json"
 TOKENIZER = re.compile(
     r"(tokenizer.*|.*vocab.*|merges.*|special_tokens_map.*|added_tokens.*|chat_template.*|.*\.model|.*\.tiktoken)", re.I
 )
@@ -38,6 +38,11 @@ def require_scrambled(folder: Path) -> list[Path]:
     if names:
         raise UsageError(
             f"the config of {folder.name} holds {names[0]}, so the model is not scrambled",
+            "upload the folder that `milkglass obfuscate` wrote, never the original",
+        )
+    if not (folder / MARKER).is_file():
+        raise UsageError(
+            f"{folder.name} has no {MARKER}, so nothing says that it was scrambled",
             "upload the folder that `milkglass obfuscate` wrote, never the original",
         )
     weights = sorted(folder.glob("*.safetensors"))

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.architectures import Architecture, of
-from milkglass.checkpoint import Checkpoint, read_json
+from milkglass.checkpoint import Checkpoint, read_json, write_json
 from milkglass.client.key import Key
 from milkglass.client.specials import remap, special_ids
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
@@ -28,6 +28,7 @@ from milkglass.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, Staging, rew
 from milkglass.tensorfile import Rows, TensorRef, read_header
 
 Stage = Callable[[str, int], Callable[[int], None]]  # a stage's name and size; told what was just done
+MARKER, MARKED = "milkglass.json", {"format": "milkglass-scrambled/1"}  # says that a folder may leave this machine
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")
 TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
                      "chat_template.json")  # fmt: skip
@@ -61,10 +62,15 @@ def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
     return np.array(sorted(one for one in ids if 0 <= one < vocab_size), np.int64)
 
 
+def scheme_for(base: Checkpoint, **chosen: Any) -> ObfusLM:
+    """The scheme with these parameters; unless chosen, epsilon is the paper's: 0.1 for encoders, 1 for decoders."""
+    return ObfusLM(**{"epsilon": 0.1 if of(base).kind == "encoder" else 1.0, **chosen})
+
+
 def new_key(base: Checkpoint, ref: str, scheme: ObfusLM | None, digest: str) -> Key:
-    """A fresh key for this model. Without a scheme, epsilon is the paper's: 0.1 for encoders, 1 for decoders."""
+    """A fresh key for this model; None: the scheme that `scheme_for` chooses."""
     architecture = of(base)
-    scheme = scheme or ObfusLM(epsilon=0.1 if architecture.kind == "encoder" else 1.0)
+    scheme = scheme or scheme_for(base)
     about = {
         "model": ref,
         "kind": architecture.kind,
@@ -171,6 +177,7 @@ def scramble(
     staging = Staging(out, job.hexdigest())
     replaced, mixture = replacements(base, architecture, key, progress, mixture)
     configs = scrambled_configs(base, key)
+    write_json(staging.folder / MARKER, MARKED)
     if delta:
         total = sum(base.tensors[name].bytes for name in replaced)
         write_delta(base, key.model_digest, replaced, configs, staging, progress("write", total))

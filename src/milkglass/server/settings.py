@@ -45,6 +45,7 @@ class Settings:
     shutdown_grace: float = 60.0  # then a worker that doesn't checkpoint is killed, and resumes from an older one
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "home", self.home.absolute())  # workers run in folders of their own
         if not 0 <= self.port <= 65535:
             raise UsageError(f"port {self.port} is not between 0 and 65535", "0 takes any free port")
         if (self.tls_certificate is None) != (self.tls_key is None):
