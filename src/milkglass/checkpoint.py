@@ -46,6 +46,14 @@ class Checkpoint:
         )
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The one that most of the weights, by size, are stored in."""
+        sizes: dict[str, int] = {}
+        for ref in self.tensors.values():
+            sizes[ref.dtype] = sizes.get(ref.dtype, 0) + ref.bytes
+        return DTYPES[max((name for name in sizes if name in DTYPES), key=lambda name: sizes[name])]
+
+    @property
     def files(self) -> list[Path]:
         return sorted({ref.file for ref in self.tensors.values()})
 

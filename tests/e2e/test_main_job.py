@@ -135,7 +135,7 @@ def test_only_scrambled_ids_leave(server: tuple[Path, str, Path], tmp_path: Path
         asked = [t["text"] for t in TICKETS] + [ASKED]
         answers = me("classify", labelled["model"], *asked, "--key", home / "bert.mgkey", remote=True)["results"]
         assert [a["label"] for a in answers[:-1]] == [t["label"] for t in TICKETS]
-        assert Checkpoint.open(home / "fetched").config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
+        assert "classifier.weight" in Checkpoint.open(home / "fetched").tensors
         me("generate", chatty["model"], CHAT, "--key", home / "llama.mgkey", "--max-tokens", 8, remote=True)
         heard = bytes(tap.heard)
     left = {"the wire": heard, "the server's files": everything(folder)}

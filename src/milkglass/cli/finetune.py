@@ -53,6 +53,7 @@ def finetune(
     learning_rate: Annotated[float | None, typer.Option(help="The highest learning rate.")] = None,
     warmup_ratio: Annotated[float | None, typer.Option(help="Part of the steps that warm up.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay.")] = None,
+    adam_beta2: Annotated[float | None, typer.Option(help="Adam's second decay rate.")] = None,
     method: Annotated[
         Literal["full", "lora"] | None,
         typer.Option(help="All weights, or LoRA.  [default: full for classification, lora for causal-lm]"),
@@ -68,6 +69,7 @@ def finetune(
     dtype: Annotated[Literal["float32", "bfloat16"] | None, typer.Option(help="Arithmetic of the training.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the training.")] = None,
     save_steps: Annotated[int | None, typer.Option(help="Steps between checkpoints on the server.")] = None,
+    logging_steps: Annotated[int | None, typer.Option(help="Steps between reports of the loss.")] = None,
     suffix: Annotated[str | None, typer.Option("--suffix", help="Ends the fine-tuned model's name.")] = None,
     fetch: Fetch = None,
     detach: Annotated[bool, typer.Option("--detach", help="Don't wait: print the job's id.")] = False,
@@ -92,7 +94,8 @@ def finetune(
         "n_epochs": epochs, "max_steps": max_steps, "batch_size": batch_size, "learning_rate": learning_rate,
         "warmup_ratio": warmup_ratio, "weight_decay": weight_decay, "method": method, "lora_rank": lora_rank,
         "lora_alpha": lora_alpha, "full_first": full_first, "full_last": full_last, "train_tables": train_tables,
-        "dtype": dtype, "seed": seed, "save_steps": save_steps, "max_length": min(max_length, codec.limit),
+        "adam_beta2": adam_beta2, "dtype": dtype, "seed": seed, "save_steps": save_steps,
+        "logging_steps": logging_steps, "max_length": min(max_length, codec.limit),
         "task": train.task, "num_labels": len(labels) if labels else None,
     }  # fmt: skip
     hyperparameters = require_hyperparameters({n: v for n, v in asked.items() if v is not None})

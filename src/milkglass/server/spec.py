@@ -10,24 +10,28 @@ A job is a folder that the server makes and a worker process fills:
     cancel          exists when the job is to stop for good
 
 Training data is Parquet: `input_ids` (list of int32), optionally `attention_mask` (lists of int8, all 1: rows are not
-padded) and `token_type_ids` (lists of int8),
-and `labels`: an int32 a row for classification, a list of int32 for causal-lm, -100 where no loss is wanted.
+padded) and `token_type_ids` (lists of int8), and `labels`: an int32 a row for classification, a list of int32 for
+causal-lm, -100 where no loss is wanted.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Task = Literal["classification", "causal-lm"]
 Method = Literal["full", "lora"]
 MAX_LENGTH = 8192
+# ObfusLM, appendix C.3 and Table 8; what it does not say is transformers' default.
+GENERATION = {"learning_rate": 1e-4, "batch_size": 8, "adam_beta2": 0.95}
 
 
 class Hyperparameters(BaseModel):
-    """Defaults are ObfusLM's appendix C.3: encoders in full; decoders with LoRA of rank 256 and alpha 16 on every
-    linear layer, the first two layers and the last one in full, and the tables trainable."""
+    """What is trained, and how fast, is by default ObfusLM's appendix C.3: encoders in full; decoders with LoRA of rank
+    256 and alpha 16 on every linear layer, the first two layers and the last one in full, and the tables trainable.
+    Two defaults are ours: 3 epochs (the paper trains 10) and fp32 (the paper trains Llama-3 in bf16).
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,14 +47,21 @@ class Hyperparameters(BaseModel):
     max_steps: int | None = Field(None, ge=1)  # overrides n_epochs
     batch_size: int = Field(32, ge=1, le=4096)
     learning_rate: float = Field(2e-5, gt=0, le=1)
-    warmup_ratio: float = Field(0.0, ge=0, le=1)
+    warmup_ratio: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0, le=1)
     adam_beta2: float = Field(0.999, gt=0, lt=1)
     max_length: int = Field(512, ge=1, le=MAX_LENGTH)  # longer rows are cut
     seed: int = Field(0, ge=0, lt=2**32)
     save_steps: int = Field(200, ge=1)
     logging_steps: int = Field(10, ge=1)
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the arithmetic; the weights are fp32 while they train
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_task(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("task") == "causal-lm":
+            return {**GENERATION, **given}
+        return given
 
     @property
     def chosen_method(self) -> Method:
@@ -83,6 +94,8 @@ class Event(BaseModel):
 
 
 class Status(BaseModel):
+    model_config = ConfigDict(allow_inf_nan=False)
+
     state: Literal["succeeded", "failed", "cancelled"]
     error: str | None = None  # never contains training data
     trained_tokens: int = 0

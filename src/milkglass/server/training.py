@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import shutil
 import signal
 import sys
@@ -25,6 +26,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     EvalPrediction,
+    GenerationConfig,
     PreTrainedModel,
     Trainer,
     TrainerCallback,
@@ -34,7 +36,8 @@ from transformers import (
     set_seed,
 )
 
-from milkglass.errors import MilkglassError
+from milkglass.checkpoint import Checkpoint
+from milkglass.errors import BadUpload, MilkglassError
 from milkglass.server import lora
 from milkglass.server.data import Collate, Rows
 from milkglass.server.spec import Event, Hyperparameters, JobSpec, Status
@@ -112,18 +115,32 @@ class Reporter(TrainerCallback):
 
 
 def _kept_metrics(metrics: dict[str, float] | None) -> dict[str, float]:
+    """Numbers only: a loss that is none (training diverged, or nothing to learn from) is left out."""
     names = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy"}
-    return {names[name]: float(value) for name, value in (metrics or {}).items() if name in names}
+    return {names[n]: float(value) for n, value in (metrics or {}).items() if n in names and math.isfinite(value)}
 
 
 def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
-    """The model in training dtype; a new classifier head is drawn from the seed."""
-    dtype = getattr(torch, chosen.dtype)
-    if chosen.task == "causal-lm":
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
-    config = AutoConfig.from_pretrained(folder, num_labels=chosen.num_labels)
-    config.problem_type = "single_label_classification"
-    return AutoModelForSequenceClassification.from_pretrained(folder, config=config, dtype=dtype, use_safetensors=True)
+    """The model, its weights in fp32; a new classifier head is drawn from the seed, nothing else is ever made up."""
+    config = AutoConfig.from_pretrained(folder)
+    kind = AutoModelForCausalLM
+    if chosen.task == "classification":
+        kind = AutoModelForSequenceClassification
+        config.num_labels = chosen.num_labels
+        config.problem_type = "single_label_classification"
+    model, told = kind.from_pretrained(
+        folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+    )
+    inside = f"{model.base_model_prefix}."
+    new = (n for n in told["missing_keys"] if chosen.task == "classification" and not n.startswith(inside))
+    missing = sorted(set(told["missing_keys"]) - set(new) - {n for n in told["missing_keys"] if ".pooler." in n})
+    if missing or told["mismatched_keys"]:
+        raise BadUpload(f"{len(missing)} weights are missing, such as {missing[:1]}", "upload the whole model again")
+    if model.can_generate():
+        # What a generation config says beside ids may be unfit to be saved; the original is put beside the result.
+        ids = {n: v for n, v in vars(model.generation_config).items() if n.endswith("_token_id")}
+        model.generation_config = GenerationConfig(**ids)
+    return model
 
 
 def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArguments:
@@ -137,6 +154,7 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArg
         warmup_steps=chosen.warmup_ratio,
         weight_decay=chosen.weight_decay,
         adam_beta2=chosen.adam_beta2,
+        bf16=chosen.dtype == "bfloat16",
         seed=chosen.seed,
         save_steps=chosen.save_steps,
         save_total_limit=2,
@@ -194,17 +212,26 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
         return Status(state="cancelled")
     if reporter.interrupted and trainer.state.global_step < trainer.state.max_steps:
         return None
-    metrics = _kept_metrics(trainer.evaluate()) if held_out is not None else {}
+    metrics = final_metrics(trainer) if held_out is not None else {}
     if chosen.chosen_method == "lora":
         lora.merge(model)
-    save_result(model, job)
+    save_result(model, job, Path(spec.model))
     return Status(state="succeeded", trained_tokens=int(trainer.state.num_input_tokens_seen), metrics=metrics)
 
 
-def save_result(model: PreTrainedModel, job: Path) -> None:
+def final_metrics(trainer: Trainer) -> dict[str, float]:
+    """Those of the last epoch's end, if that is where training ended."""
+    now = [told for told in trainer.state.log_history if told.get("step") == trainer.state.global_step]
+    return _kept_metrics(next((told for told in now if "eval_loss" in told), None) or trainer.evaluate())
+
+
+def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
+    """In the dtype that the model came in, with the generation config that it came with."""
     partial = job / "result.partial"
     shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial)
+    model.to(Checkpoint.open(base).dtype).save_pretrained(partial)
+    if (base / "generation_config.json").is_file():
+        shutil.copyfile(base / "generation_config.json", partial / "generation_config.json")
     shutil.rmtree(job / "result", ignore_errors=True)  # of a run that was killed before it could say that it was done
     partial.rename(job / "result")
 

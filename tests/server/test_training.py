@@ -1,0 +1,130 @@
+"""The worker by itself: what is interrupted comes out the same, what is broken is not called a success."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from milkglass.server import training
+from milkglass.server.spec import Hyperparameters, JobSpec, Status
+from tests import tiny
+from tests.server.kit import parquet
+
+CHOSEN: dict[str, Any] = {"max_steps": 6, "batch_size": 4, "learning_rate": 1e-3, "save_steps": 2, "logging_steps": 2}
+LORA = {"method": "lora", "lora_rank": 4, "full_first": 1, "full_last": 0}
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def make_job(folder: Path, model: Path, causal: bool, validation: bytes | None = None, **chosen: Any) -> Path:
+    folder.mkdir()
+    ids = [[i % 290 + 1, 5, 6, 7 + i % 3][: 2 + i % 3] for i in range(24)]
+    labels = ids if causal else [i % 2 for i in range(24)]
+    (folder / "train.parquet").write_bytes(parquet(ids, labels))
+    if validation is not None:
+        (folder / "validation.parquet").write_bytes(validation)
+    task = "causal-lm" if causal else "classification"
+    spec = JobSpec(
+        model=str(model),
+        train=str(folder / "train.parquet"),
+        validation=None if validation is None else str(folder / "validation.parquet"),
+        hyperparameters=Hyperparameters(task=task, **{**CHOSEN, **chosen}),
+    )
+    (folder / "spec.json").write_text(spec.model_dump_json())
+    return folder
+
+
+def status(job: Path) -> Status:
+    return Status.model_validate_json((job / "status.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "causal", "method"),
+    [("bert", False, {}), ("llama-tied", True, LORA), ("llama-untied", True, LORA), ("gpt2", True, LORA)],
+)
+def test_an_interrupted_job_ends_with_the_same_weights(
+    name: str, causal: bool, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.save(name, tmp_path / "model")
+    whole = make_job(tmp_path / "whole", model, causal, **method)
+    assert training.main(whole) == 0
+    cut = make_job(tmp_path / "cut", model, causal, **method)
+    step_end = training.Reporter.on_step_end
+
+    def interrupt_at_3(self: training.Reporter, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if state.global_step == 3:
+            self.interrupt()
+        step_end(self, args, state, control, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training.Reporter, "on_step_end", interrupt_at_3)
+        assert training.main(cut) == training.INTERRUPTED
+    assert not (cut / "status.json").exists()
+    (cut / "checkpoints" / "checkpoint-5").mkdir()  # as a kill leaves one: not complete
+    assert training.main(cut) == 0
+    assert "resuming from checkpoint-3" in (cut / "events.jsonl").read_text()
+    first, second = (load_file(job / "result" / "model.safetensors") for job in (whole, cut))
+    assert set(first) == set(second)
+    assert all(torch.equal(first[one], second[one]) for one in first)
+    start = load_file(model / "model.safetensors")
+    table = next(one for one in start if "embed" in one or "wte" in one)
+    assert not torch.equal(start[table], first[table])  # the tables learn
+
+
+def test_a_loss_that_is_no_number_is_not_reported_as_one(tmp_path: Path) -> None:
+    model = tiny.save("llama-tied", tmp_path / "model")
+    unlabelled = parquet([[5, 6, 7]], [[-100, -100, -100]])
+    job = make_job(tmp_path / "job", model, True, unlabelled, **LORA)
+    assert training.main(job) == 0
+    assert status(job).metrics == {}
+    assert "NaN" not in (job / "events.jsonl").read_text()
+
+
+def test_a_missing_weight_is_an_error_and_not_made_up(tmp_path: Path) -> None:
+    model = tiny.save("llama-tied", tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    del tensors["model.layers.0.self_attn.q_proj.weight"]
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    job = make_job(tmp_path / "job", model, True, **LORA)
+    with pytest.raises(training.BadUpload):
+        training.main(job)
+    assert status(job).state == "failed"
+    assert "1 weights are missing" in str(status(job).error)
+
+
+def test_the_result_keeps_dtype_and_generation_config(tmp_path: Path) -> None:
+    model = tiny.save("llama-tied", tmp_path / "model", dtype=torch.bfloat16)
+    generation = {"eos_token_id": [2, 5], "temperature": 0.6, "do_sample": False}
+    (model / "generation_config.json").write_text(json.dumps(generation))
+    job = make_job(tmp_path / "job", model, True, **LORA)
+    assert training.main(job) == 0
+    assert load_file(job / "result" / "model.safetensors")["model.embed_tokens.weight"].dtype == torch.bfloat16
+    assert json.loads((job / "result" / "generation_config.json").read_text()) == generation
+    assert training.load(str(model), Hyperparameters(task="causal-lm", dtype="bfloat16")).dtype == torch.float32
+
+
+def test_a_cancelled_job_says_so(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", tiny.save("bert", tmp_path / "model"), False)
+    (job / "cancel").touch()
+    assert training.main(job) == 0
+    assert status(job).state == "cancelled"
+    assert not (job / "result").exists()
+
+
+def test_defaults_follow_the_task() -> None:
+    sorting, writing = Hyperparameters(), Hyperparameters(task="causal-lm")
+    assert (sorting.learning_rate, sorting.batch_size, sorting.chosen_method) == (2e-5, 32, "full")
+    assert (writing.learning_rate, writing.batch_size, writing.chosen_method) == (1e-4, 8, "lora")
+    assert Hyperparameters(task="causal-lm", learning_rate=3e-4).learning_rate == 3e-4
