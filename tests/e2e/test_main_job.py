@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from milkglass.checkpoint import Checkpoint
@@ -106,6 +107,12 @@ def written_forms(texts: list[str], key: Key, model: Path) -> tuple[list[bytes],
     return plain, scrambled
 
 
+def uploaded_rows(folder: Path) -> list[str]:
+    """Every training row on the server, decoded from Parquet: compressed columns hide from a search of bytes."""
+    files = [p for p in folder.rglob("*") if p.is_file() and p.stat().st_size > 8 and p.read_bytes()[:4] == b"PAR1"]
+    return [",".join(map(str, row)) for path in files for row in pq.read_table(path)["input_ids"].to_pylist()]
+
+
 def everything(folder: Path) -> bytes:
     return b"\n".join(p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and "bases" not in p.parts)
 
@@ -138,7 +145,12 @@ def test_only_scrambled_ids_leave(server: tuple[Path, str, Path], tmp_path: Path
         assert "classifier.weight" in Checkpoint.open(home / "fetched").tensors
         me("generate", chatty["model"], CHAT, "--key", home / "llama.mgkey", "--max-tokens", 8, remote=True)
         heard = bytes(tap.heard)
-    left = {"the wire": heard, "the server's files": everything(folder)}
+    rows = uploaded_rows(folder)
+    left = {
+        "the wire": heard,
+        "the server's files": everything(folder),
+        "the training rows": "\n".join(f",{row}," for row in rows).encode(),
+    }
     texts = [t["text"] for t in TICKETS] + [ASKED, CHAT]
     words = {w for text in texts for w in re.findall(r"[A-Za-z]{6,}|\d{3,}", text) if not w.isdigit()}
     secret = [text.encode() for text in texts] + [w.encode() for w in words] + [PASSPHRASE.encode()]
@@ -149,8 +161,9 @@ def test_only_scrambled_ids_leave(server: tuple[Path, str, Path], tmp_path: Path
         secret += [*plain, key.root, key.root.hex().encode(), key.sigma.tobytes()[:400]]
         said = scrambled[5 * texts.index(ASKED if name == "bert" else CHAT) :][:2]
         assert any(form in heard for form in said), "the tap must hear the scrambled ids, or it proves nothing"
+        assert all(scrambled[5 * i + 1] in left["the training rows"] for i in range(len(TICKETS)))
     for place, seen in left.items():
-        assert len(seen) > 100_000
+        assert len(seen) > (100_000 if place != "the training rows" else 500)
         lower = seen.lower()
         leaked = [s for s in secret if s in seen or s.lower() in lower]
         assert not leaked, f"{place} holds {len(leaked)} secrets, the first {leaked[0]!r}"
