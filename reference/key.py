@@ -85,7 +85,7 @@ def laplace(key: bytes, count: int) -> list[float]:
     out = []
     for _ in range(count):
         word = next(source) | next(source) << 32
-        centred = ((word >> 11) + 0.5) / 2**53 - 0.5
+        centred = ((word >> 12) + 0.5) / 2**52 - 0.5
         out.append(-math.copysign(1, centred) * math.log1p(-2 * abs(centred)))
     return out
 

@@ -36,7 +36,10 @@ class Checkpoint:
             raise ModelNotFound(f"{folder} has no config.json", "give the folder of a Hugging Face checkpoint")
         tensors: dict[str, TensorRef] = {}
         for name in shard_names(folder):
-            tensors.update(read_header(folder / name))
+            found = read_header(folder / name)
+            if twice := sorted(found.keys() & tensors.keys()):  # one of the two would be read, the other shipped
+                raise CorruptCheckpoint(f"{twice[0]!r} is in two files of {folder.name}", "fetch the model again")
+            tensors.update(found)
         generation = folder / "generation_config.json"
         return cls(
             folder,
@@ -51,7 +54,7 @@ class Checkpoint:
         sizes: dict[str, int] = {}
         for ref in self.tensors.values():
             sizes[ref.dtype] = sizes.get(ref.dtype, 0) + ref.bytes
-        return DTYPES[max((name for name in sizes if name in DTYPES), key=lambda name: sizes[name])]
+        return DTYPES[max((name for name in sizes if name in DTYPES), key=lambda name: sizes[name], default="F32")]
 
     @property
     def files(self) -> list[Path]:
@@ -108,7 +111,7 @@ def shard_names(folder: Path) -> list[str]:
 def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptCheckpoint(f"{path.name} is not JSON", "fetch the model again") from error
     if not isinstance(value, dict):
         raise CorruptCheckpoint(f"{path.name} is not a JSON object", "fetch the model again")

@@ -6,6 +6,7 @@ delta and its base together again (this is what a server does with a delta).
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import torch
 
 from milkglass.checkpoint import INDEX, Checkpoint, read_json, write_json
 from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
-from milkglass.tensorfile import Progress, Rows, TensorRef, read_header, write_safetensors
+from milkglass.tensorfile import DTYPES, Progress, Rows, TensorRef, read_header, write_safetensors
 
 DELTA_WEIGHTS = "delta.safetensors"
 DELTA_CONFIG = "delta.json"
@@ -167,9 +168,11 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
     changed = read_header(delta / DELTA_WEIGHTS)
     for name, ref in changed.items():
         old = base.tensors.get(name)
-        if old is None or (old.dtype, old.shape) != (ref.dtype, ref.shape):
+        fits = old is not None and (old.dtype, old.shape) == (ref.dtype, ref.shape)
+        if not fits or ref.dtype not in DTYPES or not ref.shape:
             raise CorruptCheckpoint(f"the delta's tensor {name!r} does not fit the base model", "make the delta again")
     generation = delta / "generation_config.json"
     configs = Configs(read_json(delta / "config.json"), read_json(generation) if generation.is_file() else None)
-    staging = Staging(target, f"assemble {base_digest}")
+    with (delta / DELTA_WEIGHTS).open("rb") as file:
+        staging = Staging(target, f"assemble {base_digest} {hashlib.file_digest(file, 'sha256').hexdigest()}")
     rewrite(base, {name: _Stored(ref) for name, ref in changed.items()}, configs, staging, progress)

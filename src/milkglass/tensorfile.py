@@ -22,7 +22,8 @@ DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "B
 WIDTH = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
          "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
 CHUNK = 1 << 22  # bytes copied or hashed at a time
-MAX_HEADER = 100_000_000  # bytes; the safetensors library's own limit
+MAX_HEADER = 25_000_000  # bytes; a model of 100,000 tensors needs about 12 MB
+MAX_RANK, MAX_DIMENSION = 8, 1 << 40
 
 Progress = Callable[[int], None]  # told how many bytes were just done
 
@@ -66,7 +67,7 @@ def read_header(path: Path) -> dict[str, TensorRef]:
             raise CorruptCheckpoint(f"{path.name} is not a safetensors file", "save the weights with safetensors")
         try:
             header = json.loads(file.read(length))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptCheckpoint(f"the header of {path.name} is not JSON", "save or fetch it again") from error
     if not isinstance(header, dict):
         raise CorruptCheckpoint(f"the header of {path.name} is not a table of tensors", "save or fetch it again")
@@ -79,18 +80,21 @@ def read_header(path: Path) -> dict[str, TensorRef]:
 
 
 def _tensor_ref(path: Path, name: str, entry: Any, base: int, size: int) -> TensorRef:
-    try:
-        dtype, shape = str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-        begin, end = (int(n) for n in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptCheckpoint(f"{path.name} describes a tensor badly", "save or fetch it again") from error
+    """Every number is bounded before it is used: products of absurd ones take minutes by themselves."""
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
+            pass
+        case _:
+            raise CorruptCheckpoint(f"{path.name} describes a tensor badly", "save or fetch it again")
     if dtype not in WIDTH:
-        raise CorruptCheckpoint(f"{path.name} holds dtype {dtype!r}, which is not known", "convert it to F32 or BF16")
-    if min(shape, default=0) < 0 or begin < 0 or end - begin != math.prod(shape) * WIDTH[dtype]:
-        raise CorruptCheckpoint(f"{path.name} gives a tensor a size that is not its shape's", "fetch it again")
+        raise CorruptCheckpoint(f"{path.name} holds a dtype that is not known", f"known: {', '.join(WIDTH)}")
+    if len(shape) > MAX_RANK or not all(type(n) is int and 0 <= n < MAX_DIMENSION for n in shape):
+        raise CorruptCheckpoint(f"{path.name} holds a shape that is none", "save or fetch it again")
     if base + end > size:
-        raise CorruptCheckpoint(f"{path.name} is cut off: {size} bytes, {base + end} expected", "fetch it again")
-    return TensorRef(name, path, dtype, shape, base + begin, base + end)
+        raise CorruptCheckpoint(f"{path.name} is cut off: it has {size} bytes and needs more", "fetch it again")
+    if not 0 <= begin <= end or end - begin != math.prod(shape) * WIDTH[dtype]:
+        raise CorruptCheckpoint(f"{path.name} gives a tensor a size that is not its shape's", "fetch it again")
+    return TensorRef(name, path, dtype, tuple(shape), base + begin, base + end)
 
 
 def _require_contiguous(path: Path, refs: list[TensorRef], at: int, size: int) -> None:

@@ -8,8 +8,10 @@ import resource
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,6 +24,10 @@ from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.staging import assemble
 from milkglass.tensorfile import read_header
 from tests import tiny
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
+import key as literal_key  # noqa: E402
+import obfuslm as literal_obfuslm  # noqa: E402
 
 SCHEME = ObfusLM(k=4, beta=0.9)
 
@@ -63,11 +69,119 @@ def test_verify_notices_another_key_a_tokenizer_and_a_changed_config(tmp_path: P
     base, key = make(tmp_path)
     scramble(base, key, tmp_path / "out")
     other = new_key(base, "base", SCHEME, base.digest())
-    assert {c.name for c in verify(base, other, tmp_path / "out") if not c.passed} == {"tables", "config"}
+    assert failed(base, other, tmp_path / "out") == {"tables", "configs"}
     (tmp_path / "out" / "vocab.txt").write_text("a\nb\n")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     (tmp_path / "out" / "config.json").write_text(json.dumps(config | {"bos_token_id": 1, "eos_token_id": 2}))
-    assert {c.name for c in verify(base, key, tmp_path / "out") if not c.passed} == {"no tokenizer", "config"}
+    assert failed(base, key, tmp_path / "out") == {"files", "configs"}
+
+
+def failed(base: Checkpoint, key: Key, out: Path) -> set[str]:
+    return {check.name for check in verify(base, key, out) if not check.passed}
+
+
+def test_verify_notices_the_original_generation_config_and_any_stray_file(tmp_path: Path) -> None:
+    base, key = make(tmp_path)
+    scramble(base, key, tmp_path / "out")
+    (tmp_path / "out" / "generation_config.json").write_text(json.dumps(dict(base.generation_config or {})))
+    (tmp_path / "out" / "patients.txt").write_text("names")
+    assert failed(base, key, tmp_path / "out") == {"configs", "files"}
+
+
+def test_verify_notices_a_changed_layer(tmp_path: Path) -> None:
+    base, key = make(tmp_path)
+    scramble(base, key, tmp_path / "out")
+    ref = Checkpoint.open(tmp_path / "out").tensors["model.layers.0.mlp.up_proj.weight"]
+    with ref.file.open("r+b") as file:
+        file.seek(ref.start)
+        file.write(bytes(400))
+    assert failed(base, key, tmp_path / "out") == {"other weights"}
+
+
+def test_verify_notices_the_original_table_hidden_in_a_delta(tmp_path: Path) -> None:
+    base, key = make(tmp_path)
+    scramble(base, key, tmp_path / "delta", delta=True)
+    file = tmp_path / "delta" / "delta.safetensors"
+    save_file(load_file(file) | {"extra": base.read("model.embed_tokens.weight")}, file)
+    assert failed(base, key, tmp_path / "delta") == {"tensors"}
+    with pytest.raises(CorruptCheckpoint, match="'extra' does not fit"):
+        assemble(base, key.model_digest, tmp_path / "delta", tmp_path / "again")
+
+
+def test_a_broken_off_assembly_is_not_continued_with_another_delta(tmp_path: Path) -> None:
+    base, key = make(tmp_path, shard="10KB")
+    other = new_key(base, "base", SCHEME, base.digest())
+    for one, name in ((key, "first"), (other, "second")):
+        scramble(base, one, tmp_path / name, delta=True)
+
+    def stop(count: int, done: list[int] = []) -> None:  # noqa: B006  (one count over all calls is meant)
+        done.append(count)
+        if len(done) > 4:
+            raise Stop
+
+    with pytest.raises(Stop):
+        assemble(base, key.model_digest, tmp_path / "first", tmp_path / "out", stop)
+    assemble(base, key.model_digest, tmp_path / "second", tmp_path / "out")
+    (tmp_path / "out" / "milkglass.json").write_text((tmp_path / "second" / "milkglass.json").read_text())
+    assert failed(base, other, tmp_path / "out") == set()
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    folder = tiny.save("llama-untied", tmp_path / "base", shard="10KB")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    first, last = sorted(set(index["weight_map"].values()))[:: len(set(index["weight_map"].values())) - 1]
+    head = Checkpoint.open(folder).read("lm_head.weight")
+    target = last if index["weight_map"]["lm_head.weight"] != last else first
+    save_file(load_file(folder / target) | {"lm_head.weight": head}, folder / target)
+    with pytest.raises(CorruptCheckpoint, match="is in two files"):
+        Checkpoint.open(folder)
+
+
+def test_special_tokens_keep_a_row_of_their_own_unless_asked(tmp_path: Path) -> None:
+    folder = tiny.save("llama-untied", tmp_path / "base")
+    base = Checkpoint.open(folder)
+    special = [0, 1, 2, 3]  # the tokenizer's, of which the configs name three
+    ordinary = [i for i in range(tiny.VOCAB) if i not in special]
+    table = base.read("model.embed_tokens.weight")
+    for clustered in (False, True):
+        key = new_key(base, "base", replace(SCHEME, cluster_special=clustered), base.digest())
+        scramble(base, key, tmp_path / f"out-{clustered}")
+        made = Checkpoint.open(tmp_path / f"out-{clustered}")
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            rows, original = made.read(name)[torch.from_numpy(key.sigma).long()], base.read(name)
+            same = (rows == original).all(dim=1)
+            assert same[special].all() == (not clustered)
+            assert not same[ordinary].any()
+    assert len(table) == tiny.VOCAB
+
+
+def test_scrambling_is_the_literal_algorithms_with_the_keys_noise(tmp_path: Path) -> None:
+    """From the key's bytes to the rows on disk, against the programs in reference/."""
+    base = Checkpoint.open(tiny.save("llama-untied", tmp_path / "base"))
+    key = new_key(base, "base", replace(SCHEME, leftover="paper"), base.digest())
+    scramble(base, key, tmp_path / "out")
+    sigma = literal_key.permutation(literal_key.subkey(key.root, key.model_digest, "permutation"), tiny.VOCAB)
+    assert sigma == key.sigma.tolist()
+    order = [i for i in np.argsort(sigma).tolist() if i > 3]
+    x = base.read("model.embed_tokens.weight").double().numpy()[order]
+    clusters = literal_obfuslm.embed_cluster(x, SCHEME.k, SCHEME.beta)
+    secret = literal_key.subkey(key.root, key.model_digest, "noise/embedding")
+    noise = np.array(literal_key.laplace(secret, sum(len(c) ** 2 for c in clusters)))
+    w = literal_obfuslm.weight_synth(x, clusters, SCHEME.epsilon, noise)
+    places = [sigma[i] for i in order]
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        made = Checkpoint.open(tmp_path / "out").read(name).numpy()[places]
+        np.testing.assert_allclose(made, w @ base.read(name).double().numpy()[order], atol=2e-6)
+
+
+def test_a_table_with_a_row_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    folder = tiny.save("llama-tied", tmp_path / "base")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][17, 3] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    base = Checkpoint.open(folder)
+    with pytest.raises(CorruptCheckpoint, match="1 rows of the embedding table are not finite"):
+        scramble(base, new_key(base, "base", SCHEME, base.digest()), tmp_path / "out")
 
 
 class Stop(Exception):
@@ -136,6 +250,10 @@ BROKEN = {
     "overlap": header_of({"a": GOOD, "b": GOOD}) + b"0" * 8,
     "bytes after the end": header_of({"a": GOOD}) + b"0" * 20,
     "an entry that is no table": header_of({"a": 7}) + b"0" * 8,
+    "a shape of fractions": header_of({"a": GOOD | {"shape": [2.0]}}) + b"0" * 8,
+    "numbers that take minutes to multiply": header_of({"a": GOOD | {"shape": [10**4000] * 2000}}) + b"0" * 8,
+    "a thousand dimensions": header_of({"a": GOOD | {"shape": [2] * 1000}}) + b"0" * 8,
+    "a nest": struct.pack("<Q", 9000) + b"[" * 9000,
 }
 
 

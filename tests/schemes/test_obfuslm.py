@@ -120,7 +120,7 @@ def test_parameters_out_of_range_are_named(parameters: dict[str, object], named:
 
 
 def test_too_few_candidates_is_refused_before_any_work() -> None:
-    with pytest.raises(UsageError, match=r"500 tokens at beta = 0.99 leave 5.0 candidates for clusters of 10"):
+    with pytest.raises(UsageError, match=r"500 tokens at beta = 0.99 leave 5 candidates for clusters of 10"):
         ObfusLM().cluster(torch.randn(500, 8), np.arange(500))
 
 

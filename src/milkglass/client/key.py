@@ -22,6 +22,7 @@ import hmac
 import json
 import os
 import secrets
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,9 +74,9 @@ class Stream:
         return np.frombuffer(self._cipher.update(b"\0" * (4 * count)), dtype="<u4")
 
     def uniform(self, count: int) -> NDArray[np.float64]:
-        """`count` numbers strictly between 0 and 1, 53 bits each."""
+        """`count` numbers strictly between 0 and 1, 52 bits each (with 53, the largest would round to 1)."""
         words = np.frombuffer(self._cipher.update(b"\0" * (8 * count)), dtype="<u8")
-        return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
     def laplace(self, count: int) -> NDArray[np.float64]:
         """`count` draws of the Laplace distribution with scale 1, by its inverse distribution function."""
@@ -169,12 +170,13 @@ def seal(key: Key, passphrase: str, scrypt_n: int = SCRYPT_N) -> bytes:
 
 def unseal(data: bytes, passphrase: str) -> Key:
     """Raises TruncatedKey, DamagedKey, UnknownKeyVersion, WrongPassphrase or TamperedKey."""
-    header, line = _parse_header(data)
+    whole = hashlib.sha256(data[:-CHECKSUM]).digest() == data[-CHECKSUM:]
+    header, line = _parse_header(data, whole)
     expected = len(line) + int(header["length"]) + CHECKSUM
     if len(data) < expected:
         raise TruncatedKey(f"the key file is cut off: {len(data)} bytes, {expected} expected", "restore a backup")
-    body, checksum = data[:-CHECKSUM], data[-CHECKSUM:]
-    if len(data) > expected or hashlib.sha256(body).digest() != checksum:
+    body = data[:-CHECKSUM]
+    if len(data) > expected or not whole:
         raise DamagedKey("the key file is damaged: its checksum is wrong", "restore a backup")
     kdf = header["kdf"]
     sealing, check = _derive(passphrase, _unb64(kdf["salt"]), int(kdf["n"]), int(kdf["r"]), int(kdf["p"]))
@@ -191,7 +193,7 @@ def unseal(data: bytes, passphrase: str) -> Key:
 
 def _derive(passphrase: str, salt: bytes, n: int, r: int, p: int) -> tuple[bytes, bytes]:
     """The sealing key, and a value that tells a wrong passphrase from an altered file (it costs a guesser the same)."""
-    both = Scrypt(salt, 64, n, r, p).derive(passphrase.encode())
+    both = Scrypt(salt, 64, n, r, p).derive(unicodedata.normalize("NFC", passphrase).encode("utf-8", "surrogatepass"))
     return both[:32], hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:16]
 
 
@@ -199,7 +201,8 @@ def _header_line(header: Mapping[str, Any]) -> bytes:
     return json.dumps(header, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
-def _parse_header(data: bytes) -> tuple[dict[str, Any], bytes]:
+def _parse_header(data: bytes, whole: bool) -> tuple[dict[str, Any], bytes]:
+    """`whole`: the file's checksum holds, so that what is odd in the header was written so."""
     if not data.startswith(b"{"):
         if not data:
             raise TruncatedKey("the key file is empty", "restore a backup")
@@ -209,11 +212,11 @@ def _parse_header(data: bytes) -> tuple[dict[str, Any], bytes]:
         raise TruncatedKey(f"the key file is cut off in its header: {len(data)} bytes", "restore a backup")
     try:
         header = json.loads(line)
-        if header["format"] == FORMAT and header["version"] != VERSION:
+        if whole and header["format"] == FORMAT and header["version"] != VERSION:
             raise UnknownKeyVersion(f"key file version {header['version']!r}, this reads {VERSION}", "update milkglass")
         kdf = header["kdf"]
         plausible = (
-            header["format"] == FORMAT
+            (header["format"], header["version"]) == (FORMAT, VERSION)
             and kdf["name"] == "scrypt"
             and 2 <= int(kdf["n"]) <= MAX_SCRYPT_N
             and int(kdf["n"]) & (int(kdf["n"]) - 1) == 0
@@ -223,7 +226,7 @@ def _parse_header(data: bytes) -> tuple[dict[str, Any], bytes]:
             and len(_unb64(header["check"])) == 16
             and int(header["length"]) >= 16
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedKey("the header of the key file is damaged", "restore a backup") from error
     if not plausible:
         raise DamagedKey("the header of the key file asks for something impossible", "restore a backup")

@@ -19,19 +19,16 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.architectures import Architecture, of
-from milkglass.checkpoint import Checkpoint, read_json, write_json
+from milkglass.checkpoint import INDEX, Checkpoint, read_json, write_json
+from milkglass.client.folder import MARKED, MARKER, TOKENIZER, TOKENIZER_FILES
 from milkglass.client.key import Key
 from milkglass.client.specials import remap, special_ids
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
 from milkglass.schemes.obfuslm import Mixture, ObfusLM, Promise, zero_rows
 from milkglass.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, Staging, rewrite, write_delta
-from milkglass.tensorfile import Rows, TensorRef, read_header
+from milkglass.tensorfile import Rows, TensorRef, read_bytes, read_header
 
 Stage = Callable[[str, int], Callable[[int], None]]  # a stage's name and size; told what was just done
-MARKER, MARKED = "milkglass.json", {"format": "milkglass-scrambled/1"}  # says that a folder may leave this machine
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")
-TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-                     "chat_template.json")  # fmt: skip
 
 
 def no_progress(name: str, total: int) -> Callable[[int], None]:
@@ -39,7 +36,10 @@ def no_progress(name: str, total: int) -> Callable[[int], None]:
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """`sha256:...` of the files that decide how text becomes ids. Raises UnsupportedModel when there are none."""
+    """`sha256:...` of the vocabulary and its rules. Raises UnsupportedModel when there is none.
+
+    Not of the chat template or the tokenizer's settings: those may be improved, and ids still mean the same.
+    """
     present = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
     if not present:
         raise UnsupportedModel(f"{folder.name} has no tokenizer", f"one of {', '.join(TOKENIZER_FILES)} is needed")
@@ -125,12 +125,20 @@ class _Tables:
 def mix(base: Checkpoint, architecture: Architecture, key: Key, table: torch.Tensor, stage: Stage) -> Mixture:
     """EmbedCluster and WeightSynth over the tokens that take part, in the order of their scrambled ids."""
     scheme = scheme_of(key)
+    require_finite(table)
     order = np.argsort(key.sigma).astype(np.int64)
     outside = zero_rows(table)
     if not scheme.cluster_special:
         outside[reserved_ids(base, len(table))] = True
     order = order[~outside[order]]
     return scheme.mixture(table, order, key.stream("noise/embedding").laplace, stage("cluster", len(order)))
+
+
+def require_finite(table: torch.Tensor) -> None:
+    """One row that holds no numbers would make its whole cluster so."""
+    bad = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(4096))
+    if bad:
+        raise CorruptCheckpoint(f"{bad} rows of the embedding table are not finite", "repair or fetch the model again")
 
 
 def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
@@ -195,29 +203,56 @@ class Check:
 
 
 def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_progress) -> list[Check]:
-    """Recompute the tables from base and key and compare `out` (a folder or a delta) with them, and look for leaks."""
-    architecture = of(base)
-    made, scope = _written(out)
-    replaced, _ = replacements(base, architecture, key, progress)
-    tell = progress("compare", sum(base.tensors[name].bytes for name in replaced))
+    """Recompute everything from base and key and compare `out` (a folder or a delta) with it, file by file.
+
+    What is not expected is a failure: it could be what must not leave.
+    """
+    delta = (out / DELTA_CONFIG).is_file()
+    made = read_header(out / DELTA_WEIGHTS) if delta else Checkpoint.open(out).tensors
+    replaced, _ = replacements(base, of(base), key, progress)
+    kept = set() if delta else set(base.tensors) - set(replaced)
+    total = sum(base.tensors[name].bytes for name in (*replaced, *kept))
+    tell = progress("compare", total)
     wrong = [n for n in replaced if n not in made or not _equal(base.tensors[n], made[n], replaced[n], tell)]
-    configs = scrambled_configs(base, key)
-    stray = sorted(p.name for p in out.iterdir() if p.name in (*TOKENIZER_FILES, *TOKENIZER_CONFIGS))
+    changed = [n for n in sorted(kept & set(made)) if not _same_bytes(base.tensors[n], made[n], tell)]
+    odd = sorted(set(made) ^ (set(replaced) | kept))
     checks = [
-        Check("tables", not wrong, f"differ: {', '.join(wrong)}" if wrong else f"{len(replaced)} as the key says"),
-        Check("config", read_json(out / "config.json") == configs.config, "every special id re-mapped, no names"),
-        Check("no tokenizer", not stray, f"found: {', '.join(stray)}" if stray else "no file of one"),
+        _check("tables", wrong, f"{len(replaced)} as the key says"),
+        _check("other weights", changed, f"{len(kept)} untouched"),
+        _check("tensors", odd, f"{len(made)}, none missing, none more"),
+        _check("configs", _wrong_configs(out, scrambled_configs(base, key)), "special ids re-mapped, no names"),
+        _check("files", _strays(base, out, delta), "none but the model's"),
     ]
-    if scope == "whole":
-        names = set(base.tensors)
-        checks.append(Check("tensors", set(made) == names, f"{len(made)} of {len(names)}"))
+    if delta:
+        other = [] if read_json(out / DELTA_CONFIG).get("base") == key.model_digest else ["base"]
+        checks.append(_check("base model", other, "the key's"))
     return checks
 
 
-def _written(out: Path) -> tuple[Mapping[str, TensorRef], str]:
-    if (out / DELTA_CONFIG).is_file():
-        return read_header(out / DELTA_WEIGHTS), "delta"
-    return Checkpoint.open(out).tensors, "whole"
+def _check(name: str, wrong: list[str], right: str) -> Check:
+    return Check(name, not wrong, f"{len(wrong)} wrong: {', '.join(wrong[:5])}" if wrong else right)
+
+
+def _wrong_configs(out: Path, configs: Configs) -> list[str]:
+    wanted = {"config.json": configs.config, "generation_config.json": configs.generation, MARKER: MARKED}
+    found = {name: read_json(out / name) if (out / name).is_file() else None for name in wanted}
+    return [name for name, value in wanted.items() if found[name] != value]
+
+
+def _strays(base: Checkpoint, out: Path, delta: bool) -> list[str]:
+    weights = {DELTA_WEIGHTS, DELTA_CONFIG} if delta else {file.name for file in base.files} | {INDEX}
+    allowed = weights | {"config.json", "generation_config.json", MARKER}
+    names = {path.name for path in out.iterdir()} - allowed
+    return sorted(names, key=lambda name: (not TOKENIZER.fullmatch(name), name))
+
+
+def _same_bytes(one: TensorRef, other: TensorRef, tell: Callable[[int], None]) -> bool:
+    tell(one.bytes)
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    if one.start == other.start and one.file.samefile(other.file):  # a hard link
+        return True
+    return all(a == b for a, b in zip(read_bytes(one), read_bytes(other), strict=True))
 
 
 def _equal(old: TensorRef, new: TensorRef, source: Rows, tell: Callable[[int], None]) -> bool:

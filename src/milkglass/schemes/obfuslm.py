@@ -79,10 +79,10 @@ class ObfusLM:
 
     def cluster(self, table: torch.Tensor, order: Ids, progress: Callable[[int], None] | None = None) -> list[Ids]:
         """The clusters, each an array of rows, seed first."""
-        allowed = (1 - self.beta) * len(order)
-        if len(order) < self.k or allowed < self.k:
+        allowed = _reach(len(order), self.beta)
+        if allowed < self.k:
             raise UsageError(
-                f"{len(order)} tokens at beta = {self.beta} leave {allowed:.1f} candidates for clusters of {self.k}",
+                f"{len(order)} tokens at beta = {self.beta} leave {allowed} candidates for clusters of {self.k}",
                 "lower beta or k",
             )
         clusters = embed_cluster(table, order, self.k, self.beta, progress)
@@ -92,6 +92,12 @@ class ObfusLM:
 def unit_rows(table: torch.Tensor, rows: Ids, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Rows scaled to length 1, a zero row to zero; arithmetic in `dtype` whatever the checkpoint's is."""
     return torch.nn.functional.normalize(table[torch.from_numpy(rows)].to(dtype), dim=1, eps=1e-30)
+
+
+def _reach(n: int, beta: float) -> int:
+    """How many of n similarities reach their beta-quantile (NumPy's, linear), ties aside. The product is rounded, so
+    that 0.9 * 10 is 9."""
+    return n - int(np.ceil(round(beta * (n - 1), 9)))
 
 
 def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
@@ -110,7 +116,7 @@ def embed_cluster(
     seeds meet the table in blocks of columns and the n x n matrix never exists.
     """
     n = len(order)
-    above = n - int(np.ceil(beta * (n - 1)))  # this many similarities reach the quantile
+    above = _reach(n, beta)
     keep = min(n, above + 1 + max(32, k))  # one more for the quantile's interpolation, and a margin for fp32
     free = np.ones(n, dtype=bool)  # by position in order, as all indices below
     clusters: list[Ids] = []
