@@ -13,6 +13,8 @@ from transformers import (
     DistilBertForMaskedLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     GPT2Config,
@@ -29,6 +31,10 @@ from transformers import (
     Qwen3ForCausalLM,
     RobertaConfig,
     RobertaForMaskedLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
 )
 
 VOCAB = 300
@@ -98,6 +104,9 @@ BUILDERS = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**LLAMA, tie_word_embeddings=True)),
     "gemma": lambda: GemmaForCausalLM(GemmaConfig(**LLAMA)),
     "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**LLAMA)),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**LLAMA)),
+    "smollm3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**LLAMA, tie_word_embeddings=True)),
+    "xlm-roberta": lambda: XLMRobertaForMaskedLM(XLMRobertaConfig(**{**BERT, "pad_token_id": 1, "bos_token_id": 0})),
 }
 NAMES = tuple(BUILDERS)
 

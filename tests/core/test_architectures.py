@@ -28,7 +28,7 @@ def key_for(folder: Path) -> tuple[Checkpoint, Key]:
 
 def logits(folder: Path, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     config = json.loads((folder / "config.json").read_text())
-    masked = config["model_type"] in ("bert", "roberta", "distilbert")
+    masked = config["model_type"] in ("bert", "roberta", "xlm-roberta", "distilbert")
     model = (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_pretrained(folder).eval()
     with torch.no_grad():
         return model(input_ids=ids, attention_mask=mask).logits

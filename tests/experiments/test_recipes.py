@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from milkglass.errors import UsageError
 from milkglass.experiments.__main__ import run
 from milkglass.experiments.recipe import Recipe
 from tests import tiny
@@ -78,9 +79,13 @@ def test_a_recipe_runs_and_goes_on_where_it_stopped(kind: str, tmp_path: Path) -
     first = json.loads((tmp_path / "run" / "result.json").read_text())
     assert run(path, tmp_path, tmp_path / "run", at_once=2) == 0
     assert json.loads((tmp_path / "run" / "result.json").read_text()) == first
+    path.write_text(path.read_text().replace("k = 4", "k = 5"))
+    with pytest.raises(UsageError, match="a run of other settings"):
+        run(path, tmp_path, tmp_path / "run", at_once=2)
     names = set(first["figures"])
     if kind == "classification":
-        assert names == {"accuracy, plain", "accuracy, obfuslm", "accuracy loss", "knn top-1", "knn top-3"}
+        knn = {f"knn {over}{top}" for over in ("", "running ") for top in ("top-1", "top-3")}
+        assert names == {"accuracy, plain", "accuracy, obfuslm", "accuracy loss"} | knn
         assert first["figures"]["accuracy loss"]["published"] == 2.91
     else:
         assert names == {

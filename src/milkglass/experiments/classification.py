@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pyarrow.parquet as pq
 import torch
 
 from milkglass.architectures import of
 from milkglass.attacks.embedding.knn import nearest
 from milkglass.checkpoint import Checkpoint
+from milkglass.client.scramble import reserved_ids
 from milkglass.experiments.recipe import Variant
+from milkglass.models import resolve
 from milkglass.server.spec import Status
 
 
 def measure(base: Checkpoint, variants: list[Variant], statuses: dict[str, Status]) -> dict[str, float]:
-    """Accuracies in percent; top-1 and top-3 as shares of the whole vocabulary, before any training."""
+    """Accuracies in percent. Top-1 and top-3 as shares of the whole vocabulary, and of the running tokens of the
+    training data (which is what the paper's tables count); the table is attacked as it was uploaded.
+    """
     found = {f"accuracy, {v.name}": 100 * statuses[v.name].metrics["accuracy"] for v in variants}
     plain = next(v for v in variants if v.plain)
     table = base.read(of(base).table)
@@ -29,4 +35,16 @@ def measure(base: Checkpoint, variants: list[Variant], statuses: dict[str, Statu
             f"knn top-1{suffix}": float(hits[:, 0].float().mean()),
             f"knn top-3{suffix}": float(hits.any(1).float().mean()),
         }
+        counts = running_counts(variant)
+        for name, hit in (("knn running top-1", hits[:, 0]), ("knn running top-3", hits.any(1))):
+            found[f"{name}{suffix}"] = float((hit * counts).sum() / counts.sum())
     return found
+
+
+def running_counts(variant: Variant) -> torch.Tensor:
+    """(n,) how often each original id occurs in the training data, special tokens left out."""
+    column = pq.read_table(variant.job / "train.parquet", columns=["input_ids"])["input_ids"]
+    scrambled = np.bincount(column.combine_chunks().values.to_numpy(), minlength=len(variant.key.sigma))
+    counts = scrambled[variant.key.sigma]
+    counts[reserved_ids(Checkpoint.open(resolve(variant.key.about["model"])), len(counts))] = 0
+    return torch.from_numpy(counts)

@@ -1,7 +1,8 @@
 """A recipe file, and what a run of it leaves behind.
 
-A run folder holds, for each variant, `VARIANT-model/` (when it is scrambled) and the job folder `VARIANT/`; what is
-there already is not made again, so a run that was stopped goes on.
+A run folder holds `run.json` (what it is a run of) and for each variant `VARIANT-model/` (when it is scrambled) and the
+job folder `VARIANT/`. What is there already is not made again, so a run that was stopped goes on; a run of another
+recipe, model or data in the same folder is refused.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def prepare(recipe: Recipe, data: Path, out: Path, threads: int | None) -> tuple
     """Scramble the models and write the encoded data and the jobs' specs, where they are not there yet."""
     base = Checkpoint.open(resolve(recipe.model))
     digest = base.digest()
+    _require_same_run(recipe, digest, data, out)
     variants = []
     for name, parameters in recipe.variants.items():
         scheme = ObfusLM(**parameters) if parameters else None
@@ -101,13 +103,43 @@ def prepare(recipe: Recipe, data: Path, out: Path, threads: int | None) -> tuple
     return base, variants
 
 
+def _require_same_run(recipe: Recipe, digest: str, data: Path, out: Path) -> None:
+    """Figures of one setting must never appear under the name of another."""
+    for path in recipe.data.values():
+        if not (data / path).is_file():
+            raise UsageError(
+                f"there is no {data / path}", "give --data the folder that the recipe's data paths start from"
+            )
+    sums = {path: hashlib.sha256((data / path).read_bytes()).hexdigest() for path in recipe.data.values()}
+    this = {**_about(recipe), "base": digest, "data": sums}
+    record = out / "run.json"
+    if record.is_file():
+        if json.loads(record.read_text("utf-8")) != this:
+            raise UsageError(f"{out} holds a run of other settings, model or data", "give a new folder")
+        return
+    if out.is_dir() and any(out.iterdir()):
+        raise UsageError(f"{out} is no run folder and is not empty", "give a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps(this, indent=1) + "\n", "utf-8")
+
+
+def _about(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "recipe": recipe.name,
+        "paper": recipe.paper,
+        "model": recipe.model,
+        "seed": recipe.seed,
+        "training": recipe.training.model_dump(),
+        "variants": {name: dict(parameters) for name, parameters in recipe.variants.items()},
+        "evaluation": dict(recipe.evaluation),
+    }
+
+
 def _write_job(recipe: Recipe, base: Checkpoint, data: Path, variant: Variant, threads: int | None) -> None:
     variant.job.mkdir(parents=True, exist_ok=True)
     codec = Codec.open(variant.key, base.folder)
     paths = {split: variant.job / f"{split}.parquet" for split in SPLITS}
     train = data / recipe.data["train"]
-    if not train.is_file():
-        raise UsageError(f"there is no {train}", "give --data the folder that holds the recipe's data")
     numbers = number_labels(summarise(train).labels, None) if recipe.kind == "classification" else None
     for split, path in paths.items():
         if not path.is_file():
@@ -123,13 +155,15 @@ def _write_job(recipe: Recipe, base: Checkpoint, data: Path, variant: Variant, t
 
 
 def train(variants: list[Variant], at_once: int) -> dict[str, Status]:
-    """Run the jobs with the server's own worker; a finished one is not run again."""
+    """Run the jobs with the server's own worker; one that succeeded is not run again."""
     with ThreadPoolExecutor(at_once) as pool:
         return dict(zip((v.name for v in variants), pool.map(_train_one, variants), strict=True))
 
 
 def _train_one(variant: Variant) -> Status:
     status = variant.job / "status.json"
+    if status.is_file() and Status.model_validate_json(status.read_text("utf-8")).state != "succeeded":
+        status.unlink()  # what failed is tried again
     if not status.is_file():
         with (variant.job / "worker.log").open("ab") as log:
             command = [sys.executable, "-m", "milkglass.server.training", str(variant.job)]
@@ -152,16 +186,7 @@ def write_result(recipe: Recipe, out: Path, measured: Mapping[str, float]) -> Pa
         }
         for name, value in measured.items()
     }
-    about = {
-        "recipe": recipe.name,
-        "paper": recipe.paper,
-        "model": recipe.model,
-        "seed": recipe.seed,
-        "training": recipe.training.model_dump(),
-        "variants": {name: dict(parameters) for name, parameters in recipe.variants.items()},
-        "evaluation": dict(recipe.evaluation),
-        "figures": rows,
-    }
+    about = {**_about(recipe), "figures": rows}
     path = out / "result.json"
     path.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
     return path
