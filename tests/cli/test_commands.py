@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,6 +170,34 @@ def test_a_new_passphrase_is_asked_twice(encoder: Owner, monkeypatch: pytest.Mon
     assert not key.exists() and not out.exists()
 
 
+def test_a_passphrase_of_broken_bytes(encoder: Owner) -> None:
+    refused(call("decode", "--key", encoder.path, "5", passphrase="\udcff"), 2, "the passphrase is not UTF-8")
+
+
+def test_the_passphrase_is_asked_before_bars_are_drawn(
+    encoder: Owner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    order: list[str] = []
+
+    @contextmanager
+    def bars(as_json: bool) -> Iterator[terminal.Stage]:
+        order.append("bars")
+        yield terminal.no_stage
+
+    def ask(prompt: str) -> str:
+        order.append("asked")
+        return PASSPHRASE
+
+    monkeypatch.setattr("milkglass.cli.obfuscate.bars", bars)
+    monkeypatch.setattr("milkglass.cli.passphrase._has_terminal", lambda: True)
+    monkeypatch.setattr("getpass.getpass", ask)
+    for number, expected in enumerate((["asked", "asked", "bars"], ["asked", "bars"])):
+        order.clear()
+        out = tmp_path / f"out{number}"
+        result = call("obfuscate", encoder.model, out, "--key", tmp_path / "k", *SMALL, passphrase=None)
+        assert result.exit_code == 0 and order == expected, result.stderr
+
+
 # --- obfuscate and verify ---------------------------------------------------------------------------------------------
 def test_the_way_of_a_model(decoder: Owner, tmp_path: Path) -> None:
     out, key = tmp_path / "out", tmp_path / "new.mgkey"
@@ -205,7 +235,7 @@ def test_verify_sees_what_is_wrong(encoder: Owner, tmp_path: Path) -> None:
     result = call("verify", encoder.model, "--key", encoder.path, "--json")
     assert result.exit_code == 3
     failed = {one["name"] for one in json.loads(result.stdout)["checks"] if not one["passed"]}
-    assert failed == {"tables", "config", "no tokenizer"}
+    assert failed == {"tables", "configs", "files"}
     refused(call("verify", tmp_path / "none", "--key", encoder.path), 2, "there is no folder")
 
 
@@ -407,7 +437,8 @@ def test_classify_says_names(stub: Stub, encoder: Owner) -> None:
     stub.replies["POST /classify"] = answer
     run = ("--key", encoder.path)
     assert call("classify", "ft-77aa-x", "the nurse", "a scan", *run).stdout == "urgent\t0.750\nurgent\t0.750\n"
-    assert call("classify", "ft-other", "the nurse", *run).stdout == "y\t0.750\n"
+    unknown = call("classify", "ft-other", "the nurse", *run)
+    assert unknown.stdout == "LABEL_1\t0.750\n" and "knows no label names of ft-other" in unknown.stderr
     many = "".join(f"{tiny.TEXTS[i % 4]}\n" for i in range(130))
     found = document(call("classify", "ft-77aa", *run, "--json", stdin=many))
     assert len(found["results"]) == 130
@@ -415,6 +446,32 @@ def test_classify_says_names(stub: Stub, encoder: Owner) -> None:
     sent = [json.loads(body) for name, _, body in stub.calls if name == "POST /classify"]
     assert [len(one["input"]) for one in sent] == [2, 1, 64, 64, 2]
     refused(call("classify", "ft-77aa", *run, stdin="one\n\ntwo\n"), 5, "text 1 is empty")
+    encoder.reset()
+
+
+def test_names_that_do_not_fit_are_not_said(stub: Stub, encoder: Owner) -> None:
+    about = {**encoder.key.about, "fine_tunes": {"ftjob-77aa": {"billing": 0, "urgent": 1}}}
+    write_key(encoder.path, replace(encoder.key, about=about), PASSPHRASE, scrypt_n=2, replace=True)
+    rows = [{"index": 0, "label": "LABEL_2", "probs": [0.1, 0.1, 0.8]}]
+    stub.replies["POST /classify"] = lambda h: h.answer(200, {"data": rows})
+    result = call("classify", "ft-77aa", "the nurse", "--key", encoder.path)
+    assert result.stdout == "LABEL_2\t0.800\n" and "2 label names don't fit" in result.stderr
+    encoder.reset()
+
+
+def test_label_names_of_two_commands_are_both_kept(encoder: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("milkglass.client.key.SCRYPT_N", 2)
+    encoder.reset()
+    one, two = (Opened(encoder.path, encoder.key, PASSPHRASE) for _ in range(2))
+    threads = [
+        threading.Thread(target=opened.remember, args=({name: 0}, f"ftjob-{name}"))
+        for opened, name in ((one, "a"), (two, "b"), (one, "c"), (two, "d"))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert encoder.about["fine_tunes"] == {f"ftjob-{name}": {name: 0} for name in "abcd"}
     encoder.reset()
 
 

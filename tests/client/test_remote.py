@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkglass.client.connection import Patience, is_loopback
+from milkglass.client import connection
+from milkglass.client.connection import Patience
+from milkglass.client.outgoing import require_scrambled
 from milkglass.client.remote import Remote, Sampling
 from milkglass.errors import (
     CorruptCheckpoint,
@@ -65,8 +69,8 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 
 def test_loopback() -> None:
-    assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.9.9.9", "::1")))
-    assert not any(map(is_loopback, ("localhost.evil.example", "0.0.0.0", "10.0.0.1", "::", "")))
+    assert all(map(connection.is_loopback, ("localhost", "127.0.0.1", "127.9.9.9", "::1")))
+    assert not any(map(connection.is_loopback, ("localhost.evil.example", "0.0.0.0", "10.0.0.1", "::", "")))
 
 
 def test_a_proxy_of_the_environment_is_not_asked_about_this_machine(
@@ -141,6 +145,77 @@ def test_a_job_is_never_started_twice(stub: Stub, remote: Remote) -> None:
     with pytest.raises(Unreachable):
         remote.create_job("m", "file-1", {})
     assert stub.count("POST /v1/fine_tuning/jobs") == 1
+
+
+@pytest.mark.parametrize("status", [502, 504])
+def test_what_may_have_been_done_is_not_asked_twice(stub: Stub, remote: Remote, status: int) -> None:
+    def gateway(handler: Handler) -> bool:
+        handler.answer(status, {"error": {"message": "gateway"}})
+        return True
+
+    stub.replies["POST /v1/fine_tuning/jobs"] = lambda h: h.answer(200, {"id": "ftjob-1"})
+    stub.replies["GET /v1/models"] = lambda h: h.answer(200, {"data": []})
+    stub.faults = {"POST": [gateway], "GET": [gateway]}
+    with pytest.raises(RemoteError, match=f"{status}: gateway"):
+        remote.create_job("m", "file-1", {})
+    assert stub.count("POST /v1/fine_tuning/jobs") == 1
+    assert remote.models() == [] and stub.count("GET /v1/models") == 2
+
+
+@pytest.mark.parametrize("asked", ["²", "-1", "soon", "1e9"])
+def test_a_strange_retry_after_is_not_obeyed(stub: Stub, remote: Remote, asked: str) -> None:
+    def later(handler: Handler) -> bool:
+        handler.answer(503, {}, Retry_After=asked)
+        return True
+
+    stub.replies["GET /v1/models"] = lambda h: h.answer(200, {"data": []})
+    stub.faults["GET"] = [later]
+    assert remote.models() == []
+
+
+# --- no answer fills the memory ---------------------------------------------------------------------------------------
+def endless(status: int, piece: bytes) -> Any:
+    """Sends `piece` until the client hangs up, at most 1000 times; notes how often."""
+
+    def reply(handler: Handler) -> None:
+        handler.send_response(status)
+        handler.end_headers()
+        handler.close_connection = True
+        handler.server.sent = 0  # type: ignore[attr-defined]
+        for _ in range(1000):
+            handler.wfile.write(piece)
+            handler.server.sent += 1  # type: ignore[attr-defined]
+
+    return reply
+
+
+@pytest.mark.parametrize(("status", "told"), [(200, "more than 200000 bytes"), (400, "answered 400: no reason")])
+def test_a_long_answer_is_not_read_to_its_end(
+    stub: Stub, remote: Remote, monkeypatch: pytest.MonkeyPatch, status: int, told: str
+) -> None:
+    monkeypatch.setattr(connection, "MAX_ANSWER", 200_000)
+    stub.replies["GET /v1/models"] = endless(status, b" " * 100_000)
+    with pytest.raises(RemoteError, match=told):
+        remote.models()
+    assert stub.sent < 1000  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("piece", [b"x" * 100_000, b"data: " + b"x" * 99_993 + b"\n"])
+def test_a_long_event_is_not_read_to_its_end(
+    stub: Stub, remote: Remote, monkeypatch: pytest.MonkeyPatch, piece: bytes
+) -> None:
+    monkeypatch.setattr(connection, "MAX_EVENT", 200_000)
+    stub.replies["POST /v1/completions"] = endless(200, piece)
+    with pytest.raises(RemoteError, match="more than 200000 bytes"):
+        list(remote.generate("m", [1]))
+    assert stub.sent < 1000  # type: ignore[attr-defined]
+
+
+def test_a_compressed_answer_is_refused(stub: Stub, remote: Remote) -> None:
+    stub.replies["GET /v1/models"] = lambda h: h.answer(200, gzip.compress(b'{"data": []}'), Content_Encoding="gzip")
+    with pytest.raises(RemoteError, match="compressed"):
+        remote.models()
+    assert stub.calls[0][1]["Accept-Encoding"] == "identity"
 
 
 def test_waiting_grows_and_obeys_the_server() -> None:
@@ -234,6 +309,22 @@ def test_a_server_that_stands_still_is_given_up(stub: Stub, remote: Remote, file
         remote.upload(file)
 
 
+def test_the_name_of_a_file_stays_here(stub: Stub, remote: Remote, tmp_path: Path) -> None:
+    path = tmp_path / "zanzibar.parquet"
+    path.write_bytes(DATA)
+    remote.upload(path)
+    assert not [call for call in stub.calls if b"zanzibar" in repr(call).encode()]
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"id": "../x", "received": 0}, {"id": "u"}, {"id": "u", "received": "x"}, {"id": 5, "received": 0}]
+)
+def test_an_upload_that_cannot_be(stub: Stub, remote: Remote, file: Path, answer: dict[str, Any]) -> None:
+    stub.replies["POST /v1/uploads"] = lambda h: h.answer(200, answer)
+    with pytest.raises(RemoteError, match="the answer has no proper"):
+        remote.upload(file)
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -257,6 +348,13 @@ def test_a_model_is_sent_shard_by_shard(stub: Stub, remote: Remote, folder: Path
         assert stub.content[one["file_id"]] == (folder / one["name"]).read_bytes()
 
 
+def test_the_name_of_a_folder_stays_here(stub: Stub, remote: Remote, folder: Path) -> None:
+    stub.chunk_bytes = 1 << 20
+    first, second = (remote.upload_model(folder) for _ in range(2))
+    assert re.fullmatch("model-[0-9a-f]{8}", first) and first != second
+    assert not [call for call in stub.calls if b"scrambled" in repr(call).encode()]
+
+
 @pytest.mark.parametrize(
     "stray",
     ["tokenizer.json", "vocab.txt", "merges.txt", "chat_template.jinja", "spiece.model", "Tokenizer_Config.json"],
@@ -268,13 +366,28 @@ def test_a_folder_with_a_tokenizer_stays_here(stub: Stub, remote: Remote, folder
     assert not stub.calls
 
 
-@pytest.mark.parametrize("name", ["id2label", "_name_or_path"])
+@pytest.mark.parametrize("name", ["id2label", "label2id", "_name_or_path", "auto_map", "stop_strings"])
 def test_a_config_with_names_stays_here(stub: Stub, remote: Remote, folder: Path, name: str) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, name: {"0": "ill"}}))
+    (folder / "config.json").write_text(json.dumps({**config, "text_config": {name: {"0": "ill"}}}))
+    with pytest.raises(UsageError, match=f"holds {name}"):
+        remote.upload_model(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({name: {"0": "ill"}}))
     with pytest.raises(UsageError, match=f"holds {name}"):
         remote.upload_model(folder)
     assert not stub.calls
+
+
+def test_a_config_with_numbered_labels_may_go(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    numbered = {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}}
+    (folder / "config.json").write_text(json.dumps({**config, **numbered}))
+    assert require_scrambled(folder)
+    numbered["label2id"]["LABEL_ill"] = 1
+    (folder / "config.json").write_text(json.dumps({**config, **numbered}))
+    with pytest.raises(UsageError, match="holds label2id"):
+        require_scrambled(folder)
 
 
 def test_an_unmarked_folder_stays_here(stub: Stub, remote: Remote, folder: Path) -> None:
@@ -327,11 +440,30 @@ def test_a_fetched_model_is_the_servers(stub: Stub, remote: Remote, tmp_path: Pa
     stub.model_bytes = (source / "model.safetensors").read_bytes()  # type: ignore[attr-defined]
     stub.faults["GET /v1/models/ft/files/model.safetensors"] = [half]
     out = remote.fetch_model("ft", tmp_path / "fetched")
-    assert {p.name: p.read_bytes() for p in out.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
+    fetched = {p.name: p.read_bytes() for p in out.iterdir()}
+    assert json.loads(fetched.pop("milkglass.json")) == {"format": "milkglass-scrambled/1"}
+    assert fetched == {p.name: p.read_bytes() for p in source.iterdir()}
+    assert [p.name for p in require_scrambled(out)] == ["model.safetensors"]
     ranges = [h.get("Range") for call, h, _ in stub.calls if call.endswith("model.safetensors")]
     assert ranges == [None, "bytes=5000-"]
     with pytest.raises(UsageError, match="exists already"):
         remote.fetch_model("ft", out)
+
+
+def test_two_models_are_never_mixed(stub: Stub, remote: Remote, tmp_path: Path) -> None:
+    """The first one's download breaks off; the second has fewer files."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    tiny.build("llama-tied").save_pretrained(first)
+    tiny.build("bert").save_pretrained(second)
+    serve_model(stub, first)
+    stub.replies["GET /v1/models/ft/files/model.safetensors"] = lambda h: h.answer(404, {})
+    with pytest.raises(RemoteError, match="404"):
+        remote.fetch_model("ft", tmp_path / "out")
+    (staging,) = tmp_path.glob(".out*")
+    assert (staging / "generation_config.json").is_file()
+    serve_model(stub, second)
+    fetched = {p.name for p in remote.fetch_model("ft", tmp_path / "out").iterdir()}
+    assert fetched == {p.name for p in second.iterdir()} | {"milkglass.json"}
 
 
 @pytest.mark.parametrize(
@@ -400,6 +532,36 @@ def test_following_gives_up_on_what_waiting_does_not_mend(stub: Stub, remote: Re
         list(remote.follow("ftjob-1", patience=0.0))
 
 
+def test_a_restart_late_in_a_long_stream_is_waited_for(
+    stub: Stub, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One connection brings an event a minute for an hour, and breaks off: the server restarts."""
+
+    def broken(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "9999999")
+        handler.end_headers()
+        handler.wfile.write("".join(told(number) for number in range(60)).encode())
+        handler.wfile.flush()
+        handler.cut()
+
+    now = [0.0]
+    monkeypatch.setattr("milkglass.client.remote.time.monotonic", lambda: now[0])
+    parts = iter(
+        [
+            broken,
+            lambda h: h.cut(),
+            lambda h: h.events([told(60), "event: done\ndata: {}\n\n"]),
+        ]
+    )
+    stub.replies["GET /v1/fine_tuning/jobs/ftjob-1/events"] = lambda h: next(parts)(h)  # noqa: PLW0108
+    count = 0
+    for _ in remote.follow("ftjob-1"):
+        count += 1
+        now[0] += 60
+    assert count == 61
+
+
 def test_a_failed_job_says_why(stub: Stub, remote: Remote) -> None:
     state = {"status": "failed", "error": {"message": "out of memory\x1b[2J"}}
     stub.replies["GET /v1/fine_tuning/jobs/ftjob-1"] = lambda h: h.answer(200, state)
@@ -434,6 +596,8 @@ def test_classification(stub: Stub, remote: Remote) -> None:
     "row",
     [
         {"index": 1, "label": "LABEL_0", "probs": [1.0]},
+        {"index": [0], "label": "LABEL_0", "probs": [1.0]},
+        {"index": False, "label": "LABEL_0", "probs": [1.0]},
         {"index": 0, "label": "ill", "probs": [1.0]},
         {"index": 0, "label": "LABEL_0", "probs": "x"},
         {"index": 0, "label": "LABEL_0", "probs": [None]},

@@ -103,6 +103,7 @@ def test_every_special_id_is_remapped_and_no_name_is_left(tmp_path: Path) -> Non
     folder = tiny.save("llama-tied", tmp_path / "base")
     config = json.loads((folder / "config.json").read_text())
     config |= {"eos_token_id": [2, 5], "id2label": {"0": "urgent"}, "label2id": {"urgent": 0}, "_name_or_path": "me/it"}
+    config |= {"auto_map": {"AutoConfig": "me--code.It"}}
     (folder / "config.json").write_text(json.dumps(config))
     generation = {
         "eos_token_id": [2, 5],
@@ -110,6 +111,7 @@ def test_every_special_id_is_remapped_and_no_name_is_left(tmp_path: Path) -> Non
         "bad_words_ids": [[8, 9]],
         "forced_decoder_ids": [[1, 6]],
         "temperature": 0.6,
+        "stop_strings": ["urgent"],
     }
     (folder / "generation_config.json").write_text(json.dumps(generation))
     base, key = key_for(folder)
@@ -117,7 +119,8 @@ def test_every_special_id_is_remapped_and_no_name_is_left(tmp_path: Path) -> Non
     s = [int(i) for i in key.sigma]
     made = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (made["pad_token_id"], made["bos_token_id"], made["eos_token_id"]) == (s[0], s[1], [s[2], s[5]])
-    assert not {"id2label", "label2id", "_name_or_path"} & set(made)
+    assert (made["id2label"], made["label2id"]) == ({"0": "LABEL_0"}, {"LABEL_0": 0})
+    assert not {"_name_or_path", "auto_map"} & set(made)
     assert "urgent" not in json.dumps(made)
     assert json.loads((tmp_path / "out" / "generation_config.json").read_text()) == {
         "eos_token_id": [s[2], s[5]],
@@ -126,6 +129,20 @@ def test_every_special_id_is_remapped_and_no_name_is_left(tmp_path: Path) -> Non
         "forced_decoder_ids": [[1, s[6]]],
         "temperature": 0.6,
     }
+
+
+def test_a_scrambled_classifier_keeps_its_number_of_labels(tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
+
+    names = {0: "urgent", 1: "billing", 2: "other"}
+    BertForSequenceClassification(BertConfig(**tiny.BERT, id2label=names)).save_pretrained(tmp_path / "base")
+    tiny.tokenizer().save_pretrained(tmp_path / "base")
+    base, key = key_for(tmp_path / "base")
+    scramble(base, key, tmp_path / "out")
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert loaded.config.id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
+    assert loaded.classifier.out_features == 3
+    assert "urgent" not in (tmp_path / "out" / "config.json").read_text()
 
 
 @pytest.mark.parametrize("model_type", ["t5", "mamba", "(none)"])

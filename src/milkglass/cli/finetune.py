@@ -100,7 +100,7 @@ def finetune(
     }  # fmt: skip
     hyperparameters = require_hyperparameters({n: v for n, v in asked.items() if v is not None})
     if labels is not None:
-        opened = opened.remember(labels=labels)
+        opened = opened.remember(labels)
     with open_remote(server, token_file, certificate, allow_http) as remote:
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
             send = _Sender(remote, codec, Path(scratch), labels, hyperparameters["max_length"], stage)
@@ -108,7 +108,7 @@ def finetune(
             validation_file = None if validation is None or check is None else send(validation, check, "val.parquet")
         job = remote.create_job(model_id, training_file, hyperparameters, validation_file, suffix)
         if labels is not None:
-            opened.remember(fine_tunes={**(opened.key.about.get("fine_tunes") or {}), str(job["id"]): labels})
+            opened.remember(labels, str(job["id"]))
         if detach:
             emit(as_json, {"job": job["id"], "status": job.get("status")}, f"job: {job['id']}\n{_comeback(job['id'])}")
             return

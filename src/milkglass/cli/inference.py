@@ -30,7 +30,8 @@ from milkglass.errors import CodecError, EmptyText, MilkglassError, TooLong, Usa
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from milkglass.client.codec import Codec, Message
+    from milkglass.client.codec import Codec
+    from milkglass.client.conversation import Message
     from milkglass.client.remote import Remote, Sampling
 
 BATCH = 64  # texts a request
@@ -68,15 +69,22 @@ def classify(
     encoded = codec.encode(texts, pair or None, truncate=truncate)
     names = _names(opened, model_id)
     results: list[dict[str, Any]] = []
+    fits = True
     with open_remote(server, token_file, certificate, allow_http) as remote, bars(as_json) as stage:
         tell = stage("classify", len(texts))
         for start in range(0, len(texts), BATCH):
             part = slice(start, start + BATCH)
             types = encoded.token_type_ids[part] if encoded.token_type_ids is not None else None
             for found in remote.classify(model_id, encoded.ids[part], types):
-                by_name = {names.get(i, f"LABEL_{i}"): p for i, p in enumerate(found.probabilities)}
-                results.append({"label": names.get(found.label, f"LABEL_{found.label}"), "probabilities": by_name})
+                known = names if sorted(names) == list(range(len(found.probabilities))) else {}
+                fits = fits and bool(known)
+                by_name = {known.get(i, f"LABEL_{i}"): p for i, p in enumerate(found.probabilities)}
+                results.append({"label": known.get(found.label, f"LABEL_{found.label}"), "probabilities": by_name})
             tell(len(encoded.ids[part]))
+    if not fits and names:
+        note(f"the key's {len(names)} label names don't fit what {model_id} answers, so its numbers are shown")
+    elif not names:
+        note(f"the key knows no label names of {model_id}, so its numbers are shown")
     if as_json:
         say(json.dumps({"results": results}, ensure_ascii=False))
         return

@@ -35,7 +35,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             note("interrupted")
             code = INTERRUPTED
-        except UnicodeDecodeError:
+        except UnicodeError:
             report(UsageError("the input is not UTF-8 text", "convert it to UTF-8"), as_json)
             code = UsageError.exit_code
         except BrokenPipeError:

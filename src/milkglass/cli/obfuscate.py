@@ -11,11 +11,10 @@ import typer
 
 from milkglass.cli.options import AsJson, KeyFile, ModelRef, Opened, PassphraseFile, open_key
 from milkglass.cli.passphrase import passphrase
-from milkglass.cli.terminal import Stage, bars, duration, emit, note
+from milkglass.cli.terminal import bars, duration, emit, note
 from milkglass.errors import CorruptCheckpoint, KeyExists, UsageError
 
 if TYPE_CHECKING:
-    from milkglass.checkpoint import Checkpoint
     from milkglass.client.key import Key
     from milkglass.schemes.obfuslm import Promise
 
@@ -58,7 +57,9 @@ def obfuscate(
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
     from milkglass.checkpoint import Checkpoint
-    from milkglass.client.scramble import scramble
+    from milkglass.client.key import write_key
+    from milkglass.client.scramble import new_key as make_key
+    from milkglass.client.scramble import scheme_for, scramble
     from milkglass.models import resolve
 
     folder = resolve(model)
@@ -66,16 +67,26 @@ def obfuscate(
     asked = {"k": k, "epsilon": epsilon, "beta": beta, "leftover": leftover, "cluster_special": cluster_special or None}
     chosen = {name: value for name, value in asked.items() if value is not None}
     ref = str(folder) if Path(model).expanduser().is_dir() else model
+    # Whoever is asked for a passphrase is asked before bars are drawn over the question.
+    old = _existing(key, chosen, new_key, passphrase_file)
+    scheme = scheme_for(base, **chosen)
+    secret = passphrase(passphrase_file, creating=True) if old is None else old.passphrase
     with bars(as_json) as stage:
-        opened, created = _key(key, base, ref, chosen, new_key, passphrase_file, stage)
-        if created:
+        total = sum(tensor.bytes for tensor in base.tensors.values())
+        digest = base.digest(stage("read the model" if old is None else "check the model", total))
+        if old is None:
+            opened = Opened(key, make_key(base, ref, scheme, digest), secret)
+            write_key(key, opened.key, secret)  # before anything is scrambled with it
             note(LOSS.format(path=key))
+        else:
+            opened = old
+            opened.key.require_model(digest)
         promise = scramble(base, opened.key, out, delta, stage)
     seconds = time.monotonic() - started
     document = {
         "out": str(out),
         "key": str(key),
-        "created_key": created,
+        "created_key": old is None,
         "delta": delta,
         "scheme": dict(opened.key.about["scheme"]),
         "promise": asdict(promise),
@@ -84,33 +95,14 @@ def obfuscate(
     emit(as_json, document, lambda: _words(opened.key, out, promise, seconds))
 
 
-def _key(
-    path: Path,
-    base: Checkpoint,
-    ref: str,
-    chosen: dict[str, Any],
-    new_key: bool,
-    passphrase_file: Path | None,
-    stage: Stage,
-) -> tuple[Opened, bool]:
-    """The key, and whether it was made now. It is written before anything is scrambled with it."""
-    from milkglass.client.key import write_key
-    from milkglass.client.scramble import new_key as make
-    from milkglass.client.scramble import scheme_for
-
-    total = sum(tensor.bytes for tensor in base.tensors.values())
-    if path.exists():
-        if new_key:
-            raise KeyExists(f"{path} exists already", "give another file, or leave --new-key out to use this one")
-        opened = open_key(path, passphrase_file)
-        opened.key.require_model(base.digest(stage("check the model", total)))
-        _require_same_scheme(opened.key, chosen)
-        return opened, False
-    scheme = scheme_for(base, **chosen)
-    secret = passphrase(passphrase_file, creating=True)
-    key = make(base, ref, scheme, base.digest(stage("read the model", total)))
-    write_key(path, key, secret)
-    return Opened(path, key, secret), True
+def _existing(path: Path, chosen: dict[str, Any], new_key: bool, passphrase_file: Path | None) -> Opened | None:
+    if not path.exists():
+        return None
+    if new_key:
+        raise KeyExists(f"{path} exists already", "give another file, or leave --new-key out to use this one")
+    opened = open_key(path, passphrase_file)
+    _require_same_scheme(opened.key, chosen)
+    return opened
 
 
 def _require_same_scheme(key: Key, chosen: dict[str, Any]) -> None:

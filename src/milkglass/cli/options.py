@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -55,24 +56,40 @@ class Opened:
     def __repr__(self) -> str:
         return f"Opened({self.path})"
 
-    def remember(self, **about: Any) -> Opened:
-        """The key with these entries in its sealed `about`, written over the old file if anything changed."""
+    def remember(self, labels: Mapping[str, int], job: str | None = None) -> Opened:
+        """The key with these label names in its sealed `about`, as the newest ones and as the job's.
+
+        The file is read again and written under a lock, so that what another command noted meanwhile stays.
+        """
         from dataclasses import replace
 
-        from milkglass.client.key import write_key
+        from milkglass.client.key import read_key, write_key
 
-        if all(self.key.about.get(name) == value for name, value in about.items()):
-            return self
-        key = replace(self.key, about={**self.key.about, **about})
-        write_key(self.path, key, self.passphrase, replace=True)
+        with _locked(self.path):
+            key = read_key(self.path, self.passphrase)
+            fine_tunes = {**(key.about.get("fine_tunes") or {}), **({} if job is None else {job: dict(labels)})}
+            about = {**key.about, "labels": dict(labels), **({"fine_tunes": fine_tunes} if fine_tunes else {})}
+            if about != key.about:
+                key = replace(key, about=about)
+                write_key(self.path, key, self.passphrase, replace=True)
         return Opened(self.path, key, self.passphrase)
 
     def labels_of(self, model: str) -> Mapping[str, int] | None:
-        """The label names of a fine-tuned model, or the newest ones where the model is not known."""
+        """The label names of a fine-tuned model; None where the model is not known."""
         for job, labels in (self.key.about.get("fine_tunes") or {}).items():
             if job.removeprefix("ftjob-") in model:  # a job's number is part of its model's name
                 return labels
-        return self.key.about.get("labels")
+        return None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One command at a time. The lock is a file of its own: the key's is replaced by each writer."""
+    import fcntl
+
+    with path.with_name(f".{path.name}.lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed, or its process dies
+        yield
 
 
 def open_key(path: Path, passphrase_file: Path | None) -> Opened:

@@ -18,7 +18,7 @@ def passphrase(file: Path | None, creating: bool = False) -> str:
     if file is not None:
         return _from_file(file)
     if given := os.environ.get(VARIABLE):
-        return given
+        return _required(given)
     if not _has_terminal():
         raise UsageError(
             "no passphrase was given, and there is no terminal to ask at",
@@ -47,6 +47,8 @@ def _from_file(file: Path) -> str:
 def _required(text: str) -> str:
     if not text:
         raise UsageError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError("the passphrase is not UTF-8 text", "give it in UTF-8")
     return text
 
 

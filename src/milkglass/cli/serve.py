@@ -10,6 +10,7 @@ import typer
 from milkglass.cli.options import read_token
 from milkglass.cli.terminal import note
 from milkglass.errors import UsageError
+from milkglass.loopback import is_loopback
 
 
 def serve(
@@ -36,9 +37,7 @@ def serve(
     max_batch: Annotated[int | None, typer.Option(min=1, help="Requests that share a forward pass.")] = None,
     training_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a training job.")] = None,
 ) -> None:
-    """Start the server. It prints its address when it is ready; the token lies in HOME/token."""
-    from milkglass.client.connection import is_loopback
-
+    """Start the server. It prints its address when it is ready; the token lies in HOME/token, or in --token-file."""
     if not is_loopback(host) and cert is None and not insecure_http:
         raise UsageError(
             f"listening on {host} without TLS would let anyone on the way read the token",
@@ -57,6 +56,7 @@ def serve(
         "max_batch": max_batch,
         "training_threads": training_threads,
     }
+    note(f"home: {home.resolve()} (the token is in {token_file or home.resolve() / 'token'})")
     _serve(
         home=home.resolve(),
         host=host,
@@ -73,7 +73,6 @@ def _serve(**settings: Any) -> None:
     from milkglass.server.app import serve as run
     from milkglass.server.settings import Settings
 
-    note(f"home: {settings['home']} (the token is in {settings['home'] / 'token'})")
     run(Settings(**settings))
 
 

@@ -15,7 +15,7 @@ from milkglass.errors import UsageError
 def upload(
     path: Annotated[Path, typer.Argument(help="A folder that `obfuscate` wrote, or a scrambled Parquet file.")],
     server: ServerUrl,
-    name: Annotated[str | None, typer.Option("--name", help="The model's name there  [default: the folder's]")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The model's name there  [default: a random one]")] = None,
     token_file: TokenFile = None,
     certificate: Certificate = None,
     allow_http: AllowHttp = False,

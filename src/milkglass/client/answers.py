@@ -10,9 +10,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from milkglass.client.outgoing import PLAIN_NAME, TOKENIZER
+from milkglass.client.folder import TOKENIZER
+from milkglass.client.outgoing import PLAIN_NAME
 from milkglass.errors import RemoteError
 
 
@@ -31,9 +32,28 @@ def rows(answer: Mapping[str, Any], name: str = "data") -> list[dict[str, Any]]:
     return found
 
 
+def _whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def told_id(answer: Mapping[str, Any], name: str = "id") -> str:
+    """An id of the server's, which can stand in an address."""
+    value = answer.get(name)
+    if not isinstance(value, str) or not PLAIN_NAME.fullmatch(value) or ".." in value:
+        raise RemoteError(f"the answer has no proper {name}", "is this a milkglass server?")
+    return value
+
+
+def told_number(answer: Mapping[str, Any], name: str) -> int:
+    value = answer.get(name)
+    if not _whole(value) or value < 0:
+        raise RemoteError(f"the answer has no proper number of {name}", "is this a milkglass server?")
+    return value
+
+
 def in_order(found: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """By their `index`, which must be 0 to count - 1, each once."""
-    by_index = {row.get("index"): row for row in found}
+    by_index = {row["index"]: row for row in found if _whole(row.get("index"))}
     if len(found) != count or set(by_index) != set(range(count)):
         raise RemoteError(f"the server's {len(found)} answers do not fit the {count} questions", "try again")
     return [by_index[number] for number in range(count)]
@@ -45,7 +65,7 @@ def promised(entry: Mapping[str, Any]) -> tuple[str, int, str | None]:
     good_name = isinstance(name, str) and PLAIN_NAME.fullmatch(name) and ".." not in name
     if not good_name or not str(name).endswith((".safetensors", ".json")) or TOKENIZER.fullmatch(str(name)):
         raise RemoteError("the server lists a file that no checkpoint has", "don't trust this model")
-    if not isinstance(size, int) or size < 0 or not (digest is None or isinstance(digest, str)):
+    if not _whole(size) or size < 0 or not (digest is None or isinstance(digest, str)):
         raise RemoteError(f"the server describes {name} badly", "is this a milkglass server?")
     return str(name), size, digest
 
@@ -69,9 +89,9 @@ def event(data: str) -> dict[str, Any]:
 
 def classified(row: Mapping[str, Any]) -> Classified:
     label, probabilities = str(row.get("label", "")), row.get("probs")
-    if not re.fullmatch(r"LABEL_\d{1,5}", label) or not isinstance(probabilities, list):
+    if not re.fullmatch(r"LABEL_[0-9]{1,5}", label) or not isinstance(probabilities, list):
         raise RemoteError("the server's classification has no label or no probabilities", "is the model a classifier?")
-    if not all(isinstance(one, int | float) for one in probabilities):
+    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in probabilities):
         raise RemoteError("the server's probabilities are not numbers", "try again")
     return Classified(int(label.removeprefix("LABEL_")), tuple(float(one) for one in probabilities))
 
@@ -88,6 +108,6 @@ def token_ids(choice: Any) -> list[int]:
     ids = choice.get("token_ids") if isinstance(choice, dict) else None
     if ids is None:
         return []
-    if not isinstance(ids, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+    if not isinstance(ids, list) or not all(map(_whole, ids)):
         raise RemoteError("the server's token ids are not whole numbers", "try again")
     return ids

@@ -8,7 +8,7 @@ tokens is 40 scrambled tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from milkglass.architectures import family_of
 from milkglass.checkpoint import read_json
+from milkglass.client.conversation import Message, answers, render, require_ordinary, require_text
 from milkglass.client.key import Key
 from milkglass.client.streaming import StreamDecoder
 from milkglass.errors import (
@@ -26,13 +27,11 @@ from milkglass.errors import (
     IdOutOfRange,
     KeyForOtherModel,
     ModelError,
-    NoChatTemplate,
     TooLong,
     UsageError,
 )
 
 IGNORED = -100  # a label on which there is no loss
-Message = Mapping[str, str]  # role, content
 Ids = NDArray[np.int32]
 
 
@@ -102,29 +101,43 @@ class Codec:
         max_length: int | None = None,
         truncate: bool = False,
     ) -> Encoded:
-        """Raises EmptyText, TooLong (unless `truncate`) or IdOutOfRange; each names the text's number, from 0."""
-        _require_text(texts)
+        """What looks like a special token in a text is text: nobody can end a text early by writing "[SEP]".
+
+        Raises EmptyText, TooLong (unless `truncate`) or IdOutOfRange; each names the text's number, from 0.
+        """
+        return self._encode(texts, pairs, max_length, truncate)
+
+    def _encode(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        max_length: int | None,
+        truncate: bool,
+        reserved: int = 0,
+    ) -> Encoded:
+        """reserved: tokens that the caller adds to each text, and that the limit counts."""
+        require_text(texts)
         if pairs is not None:
             if len(pairs) != len(texts):
                 raise UsageError(f"{len(texts)} texts and {len(pairs)} pairs", "give one pair a text")
-            _require_text(pairs)
+            require_text(pairs)
         if not texts:
             return Encoded([], None if pairs is None else [])
-        batch = self.tokenizer(
-            list(texts), None if pairs is None else list(pairs), padding=False, truncation=False, verbose=False
-        )
         special = self.tokenizer.num_special_tokens_to_add(pair=pairs is not None)
+        limit = self._limit(max_length, special + reserved, 1 if pairs is None else 2)
+        asked = (list(texts), None if pairs is None else list(pairs))
+        batch = self.tokenizer(*asked, padding=False, truncation=False, verbose=False, split_special_tokens=True)
         lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
         if (lengths <= special).any():
             raise EmptyText(f"text {int((lengths <= special).argmax())} has no token", "leave empty texts out")
-        limit = self._limit(max_length)
-        over = int((lengths > limit).sum())
-        if over and not truncate:
-            self._refuse(lengths, limit)
-        if over:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
+        over = int((lengths + reserved > limit).sum())
+        if not truncate:
+            self._refuse(lengths + reserved, limit)
+        elif over:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
             batch = self.tokenizer(
-                list(texts), None if pairs is None else list(pairs), padding=False, truncation=True, max_length=limit
+                *asked, padding=False, truncation=True, max_length=limit - reserved, split_special_tokens=True
             )
+            self._refuse(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved, limit)
         types = batch.get("token_type_ids")
         return Encoded(
             self._scrambled(batch["input_ids"]),
@@ -133,8 +146,10 @@ class Codec:
         )
 
     def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> Ids:
-        """Scrambled ids of a conversation in the model's own template. Raises NoChatTemplate or TooLong."""
-        text = self._render(messages, add_generation_prompt)
+        """Scrambled ids of a conversation in the model's own template. Raises NoChatTemplate or TooLong, or CodecError
+        for a message that holds a special token's text, which the template would make an order."""
+        require_ordinary(self.tokenizer, [messages])
+        text = render(self.tokenizer, messages, add_generation_prompt)
         ids = self.tokenizer([text], add_special_tokens=False, padding=False, truncation=False, verbose=False)
         self._refuse(np.array([len(ids["input_ids"][0])]), self.limit)
         return self._scrambled(ids["input_ids"])[0]
@@ -148,11 +163,12 @@ class Codec:
         self, conversations: Sequence[Sequence[Message]], max_length: int | None = None, truncate: bool = False
     ) -> Labelled:
         """The same for many. With `truncate`, too long ones lose their end; one that loses all answers is refused."""
+        require_ordinary(self.tokenizer, conversations)
         texts, spans = [], []
         for messages in conversations:
-            text, answers = self._answers(messages)
+            text, inside = answers(self.tokenizer, messages)
             texts.append(text)
-            spans.append(answers)
+            spans.append(inside)
         if not texts:
             return Labelled([], [])
         batch = self.tokenizer(
@@ -164,8 +180,8 @@ class Codec:
             self._refuse(lengths, limit)
         ids = [one[:limit] for one in self._scrambled(batch["input_ids"])]
         labels = [
-            np.where(_inside(offsets[:limit], answers), one, np.int32(IGNORED)).astype(np.int32)
-            for one, offsets, answers in zip(ids, batch["offset_mapping"], spans, strict=True)
+            np.where(_inside(offsets[:limit], inside), one, np.int32(IGNORED)).astype(np.int32)
+            for one, offsets, inside in zip(ids, batch["offset_mapping"], spans, strict=True)
         ]
         for number, one in enumerate(labels):
             if (one == IGNORED).all():
@@ -177,7 +193,7 @@ class Codec:
 
     def encode_plain(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> Labelled:
         """Texts for causal training: an end-of-sequence token after each, and a loss on every token."""
-        encoded = self.encode(texts, None, self._limit(max_length) - len(self.stop_ids), truncate)
+        encoded = self._encode(texts, None, max_length, truncate, reserved=len(self.stop_ids))
         ids = [np.concatenate([one, self.stop_ids]).astype(np.int32) for one in encoded.ids]
         return Labelled(ids, [one.copy() for one in ids], encoded.cut)
 
@@ -212,10 +228,16 @@ class Codec:
         return bool(self.tokenizer.chat_template)
 
     # --- inside -------------------------------------------------------------------------------------------------------
-    def _limit(self, max_length: int | None) -> int:
-        if max_length is not None and max_length < 1:
-            raise UsageError(f"the length limit is {max_length}, at least 1 is needed")
-        return min(self.limit, max_length or self.limit)
+    def _limit(self, max_length: int | None, added: int = 0, least: int = 1) -> int:
+        """added: tokens around each text. least: tokens of text that must fit beside them."""
+        limit = self.limit if max_length is None else min(self.limit, max_length)
+        if limit < added + least:
+            asked = limit if max_length is None else max_length
+            raise UsageError(
+                f"the length limit is {asked}, at least {added + least} is needed",
+                f"{added} of them are put around each text" if added else "",
+            )
+        return limit
 
     def _refuse(self, lengths: NDArray[np.int64], limit: int) -> None:
         if (lengths > limit).any():
@@ -258,46 +280,6 @@ class Codec:
         # No clean-up after the fact: it would change text that a stream has already shown.
         return self.tokenizer.decode(original, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        import jinja2
-
-        if not self.has_chat_template:
-            raise NoChatTemplate("this model's tokenizer has no chat template", "encode plain text instead")
-        if not messages:
-            raise EmptyText("the conversation has no message", "give at least one")
-        for number, message in enumerate(messages):
-            if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-                raise CodecError(f"message {number} has no role or no content", 'give {"role": ..., "content": ...}')
-        _require_text([message["content"] for message in messages], empty_is_fine=True)
-        try:
-            return self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        except (jinja2.TemplateError, TypeError, KeyError, IndexError):
-            # Its own message may quote the conversation, so it is not passed on.
-            raise CodecError(
-                f"the model's chat template refuses this conversation of {len(messages)} messages",
-                "most want a user's message first, and then roles that alternate",
-            ) from None
-
-    def _answers(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
-        """The whole conversation's text, and where (start, stop) the assistant's turns lie in it."""
-        text = self._render(messages, add_generation_prompt=False)
-        spans = []
-        for number, message in enumerate(messages):
-            if message["role"] == "assistant" and number > 0:
-                before = self._render(messages[:number], add_generation_prompt=True)
-                until = self._render(messages[: number + 1], add_generation_prompt=False)
-                if not (until.startswith(before) and text.startswith(until)):
-                    raise CodecError(
-                        f"the chat template rewrites earlier turns, so turn {number}'s answer can't be told apart",
-                        "make one example of each answer",
-                    )
-                spans.append((len(before), len(until.rstrip())))  # what follows the end token is not the answer's
-        if not spans:
-            raise CodecError("the conversation has no answer to learn", 'end it with {"role": "assistant", ...}')
-        return text, spans
-
 
 def _load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
@@ -322,16 +304,6 @@ def _limit(folder: Path, tokenizer: Any) -> int:
         return int(tokenizer.model_max_length)
     unused = max(family_of(config).pinned(config), default=-1) + 1
     return min(int(positions) - unused, int(tokenizer.model_max_length))
-
-
-def _require_text(texts: Sequence[str], empty_is_fine: bool = False) -> None:
-    for number, text in enumerate(texts):
-        if not text and not empty_is_fine:
-            raise EmptyText(f"text {number} is empty", "leave empty texts out")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise CodecError(f"text {number} holds half a surrogate pair", "save it as proper UTF-8") from None
 
 
 def _inside(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:

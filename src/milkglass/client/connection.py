@@ -6,9 +6,9 @@ cleaned before a terminal shows them, and redirects are not followed.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,10 +19,14 @@ from typing import Any
 import httpx2
 
 from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
+from milkglass.loopback import is_loopback
 
-BUSY = frozenset({429, 502, 503, 504})  # the server, or a proxy before it, asks for patience
+BUSY = frozenset({429, 503})  # the server asks for patience, and did nothing
+LOST = frozenset({502, 504})  # a proxy has no answer; what was asked may have been done
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 MAX_ANSWER = 64 << 20  # bytes of one JSON answer
+MAX_ERROR = 64 << 10  # bytes read of an error's body
+MAX_EVENT = 4 << 20  # bytes of one server-sent event
 CONNECT = 10.0  # seconds
 MAX_MESSAGE = 500  # characters of the server's that are shown
 
@@ -39,7 +43,7 @@ class Patience:
     def wait(self, attempt: int, answer: httpx2.Response | None = None) -> None:
         asked = (answer.headers.get("Retry-After") or "") if answer is not None else ""
         seconds = min(self.longest, self.first * 2**attempt) * (0.5 + random.random() / 2)  # not all clients at once
-        self.pause(max(seconds, min(60.0, float(asked))) if asked.isdigit() else seconds)
+        self.pause(max(seconds, min(60.0, float(asked))) if re.fullmatch("[0-9]{1,9}", asked) else seconds)
 
 
 class Connection:
@@ -61,7 +65,8 @@ class Connection:
             raise UsageError("the token holds spaces or is not plain ASCII", "give it as the server printed it")
         self._client = httpx2.Client(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            # Never compressed: a small answer must not become a large one here.
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
             timeout=httpx2.Timeout(timeout, connect=CONNECT),
             verify=_tls(authority) if self.url.startswith("https") else False,  # certificates take 0.1 s to load
             trust_env=not local,  # a proxy from the environment has no business between a machine and itself
@@ -91,16 +96,16 @@ class Connection:
         for attempt in range(self.patience.attempts):
             last = attempt == self.patience.attempts - 1
             try:
-                answer = self._client.request(method, path, headers=headers, **arguments)
+                with self._client.stream(method, path, headers=headers, **arguments) as answer:
+                    status = answer.status_code
+                    if last or not (status in BUSY or (again and status in LOST)):
+                        return _object(answer)
             except httpx2.TransportError as error:
                 if last or not (again or isinstance(error, NEVER_SENT)):
                     raise self._unreachable(error) from error
                 self.patience.wait(attempt)
                 continue
-            if answer.status_code in BUSY and not last:  # it says that it did nothing
-                self.patience.wait(attempt, answer)
-                continue
-            return _object(answer)
+            self.patience.wait(attempt, answer)
         raise AssertionError("the last attempt returns or raises")
 
     @contextmanager
@@ -111,9 +116,9 @@ class Connection:
         arguments: dict[str, Any] = {} if body is None else {"json": body}
         try:
             with self._client.stream(method, path, headers=headers, **arguments) as answer:
-                if answer.status_code >= 400:
-                    answer.read()
+                if answer.status_code >= 300:
                     raise error_from(answer)
+                _require_plain(answer)
                 yield answer
         except httpx2.TransportError as error:
             raise self._unreachable(error) from error
@@ -127,8 +132,11 @@ class Connection:
 def server_events(answer: httpx2.Response) -> Iterator[tuple[str | None, str, str]]:
     """(id, event, data) of each server-sent event."""
     number: str | None = None
-    kind, data = "message", list[str]()
-    for line in answer.iter_lines():
+    kind, data, size = "message", list[str](), 0
+    for line in _lines(answer):
+        size = size + len(line) if line else 0
+        if size > MAX_EVENT:
+            raise RemoteError(f"an event of the answer has more than {MAX_EVENT} bytes", "is this a milkglass server?")
         if not line:
             if data:
                 yield number, kind, "\n".join(data)
@@ -144,10 +152,36 @@ def server_events(answer: httpx2.Response) -> Iterator[tuple[str | None, str, st
             number = value
 
 
+def _lines(answer: httpx2.Response) -> Iterator[str]:
+    rest = b""
+    for chunk in answer.iter_raw():
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line.removesuffix(b"\r").decode("utf-8", "replace") for line in whole)
+        if len(rest) > MAX_EVENT:
+            raise RemoteError(f"a line of the answer has more than {MAX_EVENT} bytes", "is this a milkglass server?")
+    if rest:
+        yield rest.decode("utf-8", "replace")
+
+
+def _require_plain(answer: httpx2.Response) -> None:
+    if answer.headers.get("Content-Encoding", "identity") != "identity":
+        raise RemoteError("the answer is compressed, which was not asked for", "is there a proxy before the server?")
+
+
+def _read(answer: httpx2.Response, limit: int) -> bytes:
+    """The body, or of a longer one a little more than `limit` bytes: the rest is never read."""
+    body = bytearray()
+    for chunk in answer.iter_raw():
+        body += chunk
+        if len(body) > limit:
+            break
+    return bytes(body)
+
+
 def error_from(answer: httpx2.Response) -> RemoteError:
-    """The server's own message and hint, as one of our errors. `status` is the HTTP status."""
+    """The server's own message and hint, as one of our errors; reads the body. `status` is the HTTP status."""
     try:
-        told = answer.json().get("error", {})
+        told = json.loads(_read(answer, MAX_ERROR)).get("error", {})
         message, hint = _clean(told.get("message")), _clean(told.get("hint"))
     except (ValueError, AttributeError, RecursionError):
         message, hint = "", ""
@@ -168,10 +202,12 @@ def _clean(text: Any) -> str:
 def _object(answer: httpx2.Response) -> dict[str, Any]:
     if answer.status_code >= 300:
         raise error_from(answer)
-    if len(answer.content) > MAX_ANSWER:
-        raise RemoteError(f"the answer has {len(answer.content)} bytes, {MAX_ANSWER} at most are read")
+    _require_plain(answer)
+    body = _read(answer, MAX_ANSWER)
+    if len(body) > MAX_ANSWER:
+        raise RemoteError(f"the answer has more than {MAX_ANSWER} bytes", "ask for less at a time")
     try:
-        value = json.loads(answer.content)
+        value = json.loads(body)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
@@ -194,15 +230,6 @@ def _check_url(url: str, allow_http: bool) -> bool:
             "use https, an ssh tunnel to 127.0.0.1, or --allow-http where the network is yours",
         )
     return local
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _tls(authority: Path | None) -> Any:

@@ -29,7 +29,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from milkglass.client.codec import Codec, Labelled, Message
+from milkglass.client.codec import Codec, Labelled
+from milkglass.client.conversation import Message
 from milkglass.errors import CodecError, EmptyText, UsageError
 
 Kind = Literal["labelled", "chat", "text"]

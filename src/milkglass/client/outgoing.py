@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from milkglass.client.folder import MARKER, TOKENIZER
+from milkglass.client.specials import LABELS, NAMES
 from milkglass.errors import ModelNotFound, UsageError
 
-INDEX, DELTA_CONFIG, MARKER = "model.safetensors.index.json", "delta.json", "milkglass.json"
-TOKENIZER = re.compile(
-    r"(tokenizer.*|.*vocab.*|merges.*|special_tokens_map.*|added_tokens.*|chat_template.*|.*\.model|.*\.tiktoken)", re.I
-)
-NAMES = ("id2label", "label2id", "tokenizer_class", "_name_or_path")  # a scrambled config has none of them
+INDEX, DELTA_CONFIG = "model.safetensors.index.json", "delta.json"
+CONFIGS = ("config.json", "generation_config.json")
+NUMBERED = re.compile(r"LABEL_[0-9]{1,5}")
+ORIGINS = "upload a folder that `milkglass obfuscate` or `--fetch` wrote, never the original"
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -31,24 +33,33 @@ def require_scrambled(folder: Path) -> list[Path]:
     strays = sorted(p.name for p in folder.iterdir() if TOKENIZER.fullmatch(p.name))
     if strays:
         raise UsageError(
-            f"{folder.name} holds a tokenizer ({strays[0]}): the server could read every id with it",
-            "upload the folder that `milkglass obfuscate` wrote, never the original",
+            f"{folder.name} holds a tokenizer ({strays[0]}): the server could read every id with it", ORIGINS
         )
-    names = [name for name in NAMES if name in (json_file(folder / "config.json") or {})]
-    if names:
-        raise UsageError(
-            f"the config of {folder.name} holds {names[0]}, so the model is not scrambled",
-            "upload the folder that `milkglass obfuscate` wrote, never the original",
-        )
+    for file in CONFIGS:
+        if name := next(_telling(json_file(folder / file) or {}), None):
+            raise UsageError(f"{file} of {folder.name} holds {name}, so the model is not scrambled", ORIGINS)
     if not (folder / MARKER).is_file():
-        raise UsageError(
-            f"{folder.name} has no {MARKER}, so nothing says that it was scrambled",
-            "upload the folder that `milkglass obfuscate` wrote, never the original",
-        )
+        raise UsageError(f"{folder.name} has no {MARKER}, so nothing says that it was scrambled", ORIGINS)
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise ModelNotFound(f"{folder} holds no safetensors file", "give the folder that `milkglass obfuscate` wrote")
     return weights
+
+
+def _telling(config: Mapping[str, Any]) -> Iterator[str]:
+    """The entries that scrambling would have taken out or numbered, nested configs too."""
+    for name, value in config.items():
+        if (name in NAMES and value) or (name in LABELS and value and not _numbered(name, value)):
+            yield name
+        elif isinstance(value, Mapping) and name.endswith("config"):
+            yield from _telling(value)
+
+
+def _numbered(name: str, value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    numbers, texts = (value, value.values()) if name == "id2label" else (value.values(), value)
+    return all(str(one).isdecimal() for one in numbers) and all(NUMBERED.fullmatch(str(text)) for text in texts)
 
 
 def json_file(path: Path) -> dict[str, Any] | None:

@@ -7,6 +7,9 @@ tokenizers. It refuses to send a model folder in which it sees a tokenizer or th
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +29,10 @@ from milkglass.client.answers import (
     promised,
     rows,
     token_ids,
+    told_id,
 )
 from milkglass.client.connection import Connection, Patience, server_events
+from milkglass.client.folder import MARKED, MARKER
 from milkglass.client.outgoing import DELTA_CONFIG, INDEX, PLAIN_NAME, json_file, plain_name, require_scrambled
 from milkglass.client.transfer import receive, send
 from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
@@ -83,21 +88,26 @@ class Remote:
         self.connection.close()
 
     # --- files and models ---------------------------------------------------------------------------------------------
-    def upload(self, path: Path, purpose: str = "fine-tune", progress: Stage = no_stage, name: str = "") -> str:
-        """Send a file, or what is missing of it; returns its id. purpose: "fine-tune" (Parquet) or "model"."""
+    def upload(
+        self, path: Path, purpose: str = "fine-tune", progress: Stage = no_stage, name: str = "data.parquet"
+    ) -> str:
+        """Send a file, or what is missing of it; returns its id. purpose: "fine-tune" (Parquet) or "model".
+
+        The server is told `name`; the file's own name, which may say what it is about, stays here."""
         if not path.is_file():
             raise UsageError(f"there is no file {path}", "give a scrambled Parquet file or model folder")
-        name = name or path.name
-        return send(self.connection, path, purpose, name, progress(f"upload {name}", path.stat().st_size))
+        return send(self.connection, path, purpose, name, progress(f"upload {path.name}", path.stat().st_size))
 
     def upload_model(self, folder: Path, name: str | None = None, progress: Stage = no_stage) -> str:
-        """Send a scrambled folder, or a delta folder, and register it; returns the model's id on the server."""
-        name = name or folder.resolve().name
+        """Send a scrambled folder, or a delta folder, and register it; returns the model's id on the server.
+
+        name: that id; by default a random one, because the folder's own name stays here."""
+        name = name or f"model-{secrets.token_hex(4)}"
         if not PLAIN_NAME.fullmatch(name) or ".." in name:
             raise UsageError("the model's name has other characters than A-Z a-z 0-9 . _ -", "give one with --name")
         weights = require_scrambled(folder)
         config = json_file(folder / "config.json")
-        files = [{"name": p.name, "file_id": self.upload(p, "model", progress)} for p in weights]
+        files = [{"name": p.name, "file_id": self.upload(p, "model", progress, p.name)} for p in weights]
         body = {
             "id": name,
             "config": config,
@@ -106,7 +116,7 @@ class Remote:
             "delta": json_file(folder / DELTA_CONFIG),
             "files": files,
         }
-        return str(self.connection.json("POST", "/v1/models", body, timeout=ASSEMBLY)["id"])
+        return told_id(self.connection.json("POST", "/v1/models", body, timeout=ASSEMBLY))
 
     def models(self) -> list[dict[str, Any]]:
         return rows(self.connection.json("GET", "/v1/models"))
@@ -115,21 +125,26 @@ class Remote:
         return self.connection.json("GET", f"/v1/models/{plain_name(model)}")
 
     def fetch_model(self, model: str, out: Path, progress: Stage = no_stage) -> Path:
-        """Download a model's folder to `out`, which must not exist; goes on where a killed run stopped."""
+        """Download a model's folder to `out`, which must not exist; goes on where a killed run of the same model
+        stopped. It is marked as scrambled, for the server has nothing else, and may be uploaded again."""
         if out.exists():
             raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
         route = f"/v1/models/{plain_name(model)}/files"
         files = [promised(entry) for entry in rows(self.connection.json("GET", route))]
         if not any(name == "config.json" for name, _, _ in files):
             raise RemoteError("the server's list of the model's files lacks config.json", "try again later")
-        staging = out.with_name(f".{out.name}.fetching")
+        bound = hashlib.sha256(json.dumps([self.connection.url, model, sorted(files, key=repr)]).encode())
+        staging = out.with_name(f".{out.name}.{bound.hexdigest()[:16]}.fetching")  # nothing of another model gets in
         staging.mkdir(parents=True, exist_ok=True)
+        for stray in {path.name for path in staging.iterdir()} - {name for name, _, _ in files}:
+            (staging / stray).unlink()
         for name, size, digest in files:
             tell = progress(f"fetch {name}", size)
             with contextlib.suppress(FileNotFoundError):
                 tell(min(size, (staging / name).stat().st_size))
             receive(self.connection, f"{route}/{name}", staging / name, size, digest, tell)
         check_fetched(staging)
+        (staging / MARKER).write_text(json.dumps(MARKED) + "\n", "utf-8")
         staging.rename(out)
         return out
 
@@ -151,7 +166,9 @@ class Remote:
             body["validation_file"] = validation_file
         if suffix:
             body["suffix"] = suffix
-        return self.connection.json("POST", "/v1/fine_tuning/jobs", body)
+        made = self.connection.json("POST", "/v1/fine_tuning/jobs", body)
+        told_id(made)
+        return made
 
     def job(self, job: str) -> dict[str, Any]:
         return self.connection.json("GET", f"/v1/fine_tuning/jobs/{plain_name(job)}")
@@ -172,14 +189,13 @@ class Remote:
                         return
                     last, fresh = number or last, True
                     yield event
+                    heard, attempt = time.monotonic(), 0  # a stream may last for hours
                 if not fresh and self.job(job).get("status") in FINISHED:
                     return
             except RemoteError as error:
                 away = isinstance(error, Unreachable) or error.status >= 500
                 if not away or time.monotonic() - heard > patience:
                     raise
-            if fresh:
-                heard, attempt = time.monotonic(), 0
             self.connection.patience.wait(min(attempt, 6))
             attempt += 1
 
@@ -199,6 +215,7 @@ class Remote:
             reason = told.get("message") if isinstance(told, dict) else told
             plain = "".join(c for c in str(reason or "no reason given") if c.isprintable())[:500]
             raise JobFailed(f"the job {job} is {state.get('status')}: {plain}", "its events say more")
+        told_id(state, "fine_tuned_model")
         return state
 
     # --- inference ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from milkglass.client.answers import told_id, told_number
 from milkglass.client.connection import Connection
 from milkglass.errors import RemoteError, Unreachable
 from milkglass.models import cache_folder
@@ -45,11 +46,11 @@ def send(connection: Connection, path: Path, purpose: str, name: str, tell: Tell
     if upload is None:
         asked = {"filename": name, "bytes": size, "sha256": digest, "purpose": purpose}
         upload = connection.json("POST", "/v1/uploads", asked, again=True)  # a lost answer leaves an empty upload
-        _write_note(note, str(upload["id"]))
-    route = f"/v1/uploads/{upload['id']}"
-    step = max(1, min(CHUNK, int(upload.get("chunk_bytes") or CHUNK)))
-    tell(int(upload["received"]))
-    _send_chunks(connection, path, size, route, int(upload["received"]), step, tell)
+        _write_note(note, told_id(upload))
+    route, received = f"/v1/uploads/{told_id(upload)}", told_number(upload, "received")
+    step = max(1, min(CHUNK, told_number(upload, "chunk_bytes") if upload.get("chunk_bytes") else CHUNK))
+    tell(received)
+    _send_chunks(connection, path, size, route, received, step, tell)
     try:
         done = _complete(connection, route, digest, purpose)
     except Unreachable:
@@ -65,7 +66,7 @@ def _complete(connection: Connection, route: str, digest: str, purpose: str) -> 
     """Close the upload. When the first answer was lost, the second finds the server busy with it, or done."""
     for attempt in range(connection.patience.attempts):
         try:
-            return str(connection.json("POST", f"{route}/complete", again=True)["id"])
+            return told_id(connection.json("POST", f"{route}/complete", again=True))
         except RemoteError as error:
             if error.status not in GONE:
                 raise
@@ -82,7 +83,7 @@ def _file_there(connection: Connection, digest: str, purpose: str) -> str | None
     files = connection.json("GET", "/v1/files").get("data")
     for file in files if isinstance(files, list) else ():
         if isinstance(file, dict) and file.get("sha256") == digest and file.get("purpose") == purpose:
-            return str(file["id"])
+            return told_id(file)
     return None
 
 
@@ -103,11 +104,11 @@ def _send_chunks(
                 "Content-Type": "application/octet-stream",
             }
             try:
-                now = int(connection.json("PUT", route, content=chunk, headers=headers, again=True)["received"])
+                now = told_number(connection.json("PUT", route, content=chunk, headers=headers, again=True), "received")
             except RemoteError as error:
                 if error.status != 409:
                     raise
-                now = int(connection.json("GET", route)["received"])
+                now = told_number(connection.json("GET", route), "received")
             stuck = stuck + 1 if now <= received else 0
             if stuck > 3 or not 0 <= now <= size:
                 raise RemoteError(
@@ -146,14 +147,14 @@ def receive(
 
 
 def _receive_rest(connection: Connection, route: str, target: Path, have: int, size: int, tell: Tell) -> None:
-    headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
+    headers = {"Range": f"bytes={have}-"} if have else {}
     with connection.stream("GET", route, headers=headers) as answer:
         if have and answer.status_code != 206:  # it sends everything anew
             target.unlink()
             tell(-have)
             have = 0
         with target.open("ab") as file:
-            for chunk in answer.iter_bytes():  # as they come: nothing waits in memory when it breaks off
+            for chunk in answer.iter_raw():  # as they come: nothing waits in memory when it breaks off
                 have += len(chunk)
                 if have > size:
                     raise RemoteError(f"the server sends more than the {size} bytes of {target.name}")
@@ -188,4 +189,4 @@ def _unfinished(connection: Connection, note: Path) -> dict[str, Any] | None:
         if error.status in GONE:
             return None
         raise
-    return {**state, "id": known} if isinstance(state.get("received"), int) else None
+    return {**state, "id": known}
