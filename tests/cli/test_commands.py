@@ -293,6 +293,20 @@ def test_serve_refuses_a_network_without_tls(tmp_path: Path) -> None:
     assert not (tmp_path / "h").exists()
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_serve_says_where_the_token_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool) -> None:
+    import milkglass.server.app
+
+    monkeypatch.setattr(milkglass.server.app, "serve", lambda settings: None)
+    (tmp_path / "secret").write_text("a-token-for-the-tests")
+    (tmp_path / "secret").chmod(0o600)
+    more = ("--token-file", tmp_path / "secret") if given else ()
+    result = call("serve", "--home", tmp_path / "h", *more)
+    assert result.exit_code == 0
+    place = tmp_path / "secret" if given else tmp_path / "h" / "token"
+    assert f"the token is in {place})" in result.stderr.replace("\n", "")
+
+
 # --- upload -----------------------------------------------------------------------------------------------------------
 def test_upload_of_a_model(stub: Stub, encoder: Owner) -> None:
     assert document(call("upload", encoder.scrambled, "--name", "mine", "--json")) == {"model": "mine"}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 job = Path(sys.argv[1])
 spec = json.loads((job / "spec.json").read_text())
-SUCCEED, FAIL, CRASH, LONG, STUBBORN = range(5)  # fake_modes.py, which this cannot import
+SUCCEED, FAIL, CRASH, LONG, STUBBORN, UNREADABLE, GETTING_ON = range(7)  # fake_modes.py, which this cannot import
 mode = spec["hyperparameters"]["seed"]
 stopped: list[int] = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
@@ -41,8 +41,19 @@ if mode == CRASH:
 if mode == FAIL:
     finish("failed", "out of memory; lower batch_size or max_length")
 
+if mode == UNREADABLE:
+    shutil.copytree(spec["model"], job / "result")
+    (job / "status.json").write_text('{"state": "succeeded", "metrics": {"eval_loss": NaN}}')
+    sys.exit(0)
+if mode == GETTING_ON and (lives := len((job / "starts").read_text().split())) < 5:
+    (job / "checkpoints" / f"checkpoint-{lives}").mkdir(parents=True)
+    (job / "checkpoints" / f"checkpoint-{lives}" / "complete").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
 steps = job / "steps"
-for step in range(len(steps.read_text().split()) if steps.exists() else 0, 3 if mode == SUCCEED else 4000):
+for step in range(
+    len(steps.read_text().split()) if steps.exists() else 0, 3 if mode in (SUCCEED, GETTING_ON) else 4000
+):
     if (job / "cancel").exists() and mode != STUBBORN:
         finish("cancelled")
     if stopped and mode != STUBBORN:

@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from milkglass.errors import Conflict, UsageError
+from milkglass.server import answers
 from milkglass.server.app import create_app
 from milkglass.server.home import Home
 from milkglass.server.settings import Settings
@@ -18,6 +19,10 @@ from tests.server.kit import error, register, running, settings
 
 SECRET = "the-private-diagnosis"
 JSON = {"Content-Type": "application/json"}
+
+
+def _many_fields() -> bytes:
+    return b", ".join(b'"f%d": 0' % number for number in range(50_000))
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +219,57 @@ def test_one_home_is_for_one_server(tmp_path: Path) -> None:
     Home(tmp_path / "home", 0).lock().close()
 
 
+def test_a_home_is_closed_to_others(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    home.chmod(0o755)
+    create_app(Settings(home))
+    assert home.stat().st_mode & 0o777 == 0o700
+    home.chmod(0o755)
+    (home / "token").chmod(0o644)
+    create_app(Settings(home))
+    assert home.stat().st_mode & 0o777 == 0o700 and (home / "token").stat().st_mode & 0o777 == 0o600
+
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    foreign.chmod(0o755)
+    (foreign / "diary").touch()
+    with pytest.raises(UsageError, match="not a server's home"):
+        create_app(Settings(foreign))
+    assert foreign.stat().st_mode & 0o777 == 0o755 and [path.name for path in foreign.iterdir()] == ["diary"]
+
+
 @pytest.mark.parametrize("bad", [{"port": 70000}, {"token": "short"}, {"max_batch": 0}, {"tls_key": Path("k")}])
 def test_settings_that_cannot_be(tmp_path: Path, bad: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         settings(tmp_path, **bad)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", b'{"model": "llama", "prompt": [%s]}' % (b"-1," * 300_000 + b"-1")),
+        ("/v1/completions", b'{"model": "llama", "prompt": [%s]}' % (b"[-1]," * 200_000 + b"[-1]")),
+        ("/v1/completions", b'{"model": "llama", "prompt": [[%s]]}' % (b"-1," * 300_000 + b"-1")),
+        ("/v1/completions", b'{"model": "llama", "prompt": [1], "stop_token_ids": [%s]}' % (b"-1," * 300_000 + b"-1")),
+        ("/v1/completions", b'{"model": "llama", "prompt": [1], %s}' % _many_fields()),
+        ("/classify", b'{"model": "bert", "input": [1], "token_type_ids": [%s]}' % (b"-1," * 300_000 + b"-1")),
+        ("/v1/models", b'{"id": "m", "config": {}, "files": [%s]}' % (b"0," * 300_000 + b"0")),
+        ("/v1/fine_tuning/jobs", b'{"model": "m", "training_file": "f", "hyperparameters": {%s}}' % _many_fields()),
+    ],
+    ids=["negative", "nested", "one row", "stop", "fields", "types", "files", "hyperparameters"],
+)
+def test_a_body_of_faults_is_refused_at_the_first(
+    served: TestClient, monkeypatch: pytest.MonkeyPatch, path: str, body: bytes
+) -> None:
+    """One error an item took ten seconds of everybody's time."""
+    counted: list[int] = []
+    message = answers.validation_message
+
+    def counting(found: Any) -> str:
+        counted.append(len(found.errors()))
+        return message(found)
+
+    monkeypatch.setattr(answers, "validation_message", counting)
+    assert served.post(path, content=body, headers=JSON).status_code == 400
+    assert counted and counted[0] < 5

@@ -194,6 +194,9 @@ def test_classification_in_company_is_classification_alone(folders: dict[str, An
         (Sampling(top_p=0.8), {2, 3}),
         (Sampling(top_p=1e-9), {3}),
         (Sampling(temperature=1e-12), {3}),
+        (Sampling(temperature=1e-39), {3}),
+        (Sampling(temperature=5e-324), {3}),
+        (Sampling(temperature=2e-6), {3}),
         (Sampling(), {0, 1, 2, 3}),
     ],
 )
@@ -208,3 +211,79 @@ def test_draws_follow_the_temperature() -> None:
     rng = torch.Generator().manual_seed(0)
     hits = sum(draw(logits, Sampling(temperature=2.0), rng) for _ in range(4000)) / 4000
     assert abs(hits - 2 / 3) < 0.03  # (0.8/0.2) ** (1/2) = 2 : 1; four standard deviations
+
+
+def test_large_logits_at_a_low_temperature_are_no_nan() -> None:
+    logits = torch.tensor([-3e38, 0.0, 3e38])
+    assert draw(logits, Sampling(temperature=1e-5, top_p=0.9), torch.Generator().manual_seed(0)) == 2
+
+
+def test_a_draw_that_fails_ends_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    from milkglass.server import generating
+
+    def fragile(logits: torch.Tensor, sampling: Sampling, rng: torch.Generator) -> int:
+        if sampling.seed == 13:
+            raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+        return draw(logits, sampling, rng)
+
+    monkeypatch.setattr(generating, "draw", fragile)
+    good, bad = Heard([5, 6], seed=1, max_tokens=3), Heard([7], seed=13, max_tokens=3)
+    engine = Generator(tiny.build("gpt2"), max_batch=2, max_waiting=2)
+    engine.submit([good.sequence, bad.sequence])
+    drain(engine)
+    assert bad.error is not None and "probability" not in str(bad.error)
+    assert len(good.tokens) == 3 and good.error is None
+
+
+def test_newcomers_that_cannot_be_read_fail_alone() -> None:
+    model = tiny.build("llama-untied")
+    running, new = Heard([5, 6], temperature=0, max_tokens=6), Heard([7, 8], temperature=0, max_tokens=6)
+    engine = Generator(model, max_batch=4, max_waiting=4)
+    engine.submit([running.sequence])
+    with torch.inference_mode():
+        engine.step()
+        engine.submit([new.sequence])
+        engine._model = None  # type: ignore[assignment]  # whatever a prefill may die of
+        engine.step()
+    engine._model = model
+    drain(engine)
+    assert new.error is not None and running.error is None
+    assert running.tokens == alone(model, [5, 6], 6)
+
+
+def classified(
+    folders: dict[str, Any], asked: list[list[int]], broken: int | None = None
+) -> tuple[Classifier, Any, Any]:
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(folders["classifier"]).eval()
+    if broken is not None:
+        with torch.no_grad():
+            model.bert.embeddings.word_embeddings.weight[broken] = torch.nan
+    found: dict[int, list[float]] = {}
+    failed: dict[int, MilkglassError] = {}
+    rows = [
+        Row(ids, None, lambda c, i=i: found.__setitem__(i, c), lambda e, i=i: failed.__setitem__(i, e))
+        for i, ids in enumerate(asked)
+    ]
+    engine = Classifier(model, max_batch=8, max_waiting=8)
+    engine.submit(rows)
+    return engine, found, failed
+
+
+def test_broken_weights_fail_their_own_row_of_a_classification(folders: dict[str, Any]) -> None:
+    engine, found, failed = classified(folders, [[5, 6], [7], [8]], broken=7)
+    with torch.inference_mode():
+        engine.step()
+    assert sorted(found) == [0, 2] and sorted(failed) == [1]
+
+
+def test_a_pass_of_a_classifier_is_bounded(folders: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("milkglass.server.classifying.TOKENS", 40)
+    engine, found, _ = classified(folders, [[5] * 15, [6] * 20, [7] * 30, [8]])
+    seen = []
+    with torch.inference_mode():
+        while engine._waiting:
+            engine.step()
+            seen.append(sorted(found))
+    assert seen == [[0, 1], [0, 1, 2], [0, 1, 2, 3]]

@@ -136,14 +136,14 @@ def test_the_longest_unused_model_is_put_out(folders: dict[str, Path], tmp_path:
         loaded = client.app.state.context.loader._entries
         for _ in range(2):
             assert client.post("/v1/completions", json={**GREEDY, "prompt": [1]}).status_code == 200
-            assert list(loaded) == [("llama", "generate")]
+            assert [(model, task) for model, _, task in loaded] == [("llama", "generate")]
             assert client.post("/classify", json={"model": "bert", "input": [1]}).status_code == 200
-            assert list(loaded) == [("bert", "classify")]
-        loaded["bert", "classify"].users += 1  # somebody is being answered
+            assert [(model, task) for model, _, task in loaded] == [("bert", "classify")]
+        next(iter(loaded.values())).users += 1  # somebody is being answered
         answer = client.post("/v1/completions", json={**GREEDY, "prompt": [1]})
         assert answer.status_code == 503 and answer.headers["Retry-After"] and error(answer)["code"] == "busy"
         assert client.delete("/v1/models/bert").status_code == 409
-        loaded["bert", "classify"].users -= 1
+        next(iter(loaded.values())).users -= 1
 
 
 def test_more_than_may_wait_is_busy(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -162,9 +162,111 @@ def test_a_client_that_goes_away_frees_its_row(folders: dict[str, Path], tmp_pat
             register(client, "llama", folders["llama-untied"])
             client.post("/v1/completions", json={**GREEDY, "prompt": [1], "max_tokens": 1})
         loader = server.app.state.context.loader
-        engine = loader._entries["llama", "generate"].engine.result()
+        (entry,) = loader._entries.values()
+        engine = entry.engine.result()
         body = {**GREEDY, "prompt": [1], "max_tokens": 127, "stream": stream, "ignore_eos": True}
         server.slow_down(engine)
         server.ask_and_leave("/v1/completions", body)
-        server.wait_until(lambda: not engine.active() and not loader._entries["llama", "generate"].users)
+        server.wait_until(lambda: not engine.active() and not entry.users)
         assert server.steps < 100, "the row ran to its end"
+
+
+def test_weights_go_before_new_ones_come(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gc
+    import weakref
+
+    from milkglass.server import loading
+
+    build, made, alive = loading.build, [], []
+
+    def watched(*given: Any) -> Any:
+        alive.append([weights() is not None for weights in made])
+        engine = build(*given)
+        made.append(weakref.ref(next(engine._model.parameters())))
+        return engine
+
+    monkeypatch.setattr(loading, "build", watched)
+    with running(tmp_path / "home", max_loaded_models=1) as client:
+        register(client, "llama", folders["llama-untied"])
+        register(client, "bert", folders["classifier"])
+        gc.disable()  # they must go by themselves, not when the collector happens to run
+        try:
+            client.post("/v1/completions", json={**GREEDY, "prompt": [1]})
+            client.post("/classify", json={"model": "bert", "input": [1]})
+        finally:
+            gc.enable()
+    assert alive == [[], [False]]
+
+
+def test_a_model_that_is_deleted_and_made_anew_answers_with_its_own_weights(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {**GREEDY, "prompt": [1, 2, 3], "max_tokens": 6, "ignore_eos": True}
+    with running(tmp_path / "home") as client:
+        register(client, "llama", folders["llama-untied"])
+        models = client.app.state.context.store.models
+        remove = models.remove
+
+        def late(key: str) -> None:
+            assert client.post("/v1/completions", json=body).status_code == 200  # comes in just before the record goes
+            remove(key)
+
+        monkeypatch.setattr(models, "remove", late)
+        assert client.delete("/v1/models/llama").status_code == 200
+        register(client, "llama", folders["gpt2"])
+        answer = client.post("/v1/completions", json=body).json()["choices"][0]["token_ids"]
+    assert answer == alone(AutoModelForCausalLM.from_pretrained(folders["gpt2"]).eval(), [1, 2, 3], 6)
+
+
+def test_a_model_that_loads_slowly_holds_up_nobody_else(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More requests wait for the model than the server has threads."""
+    import threading
+
+    from milkglass.server import loading
+
+    build, go = loading.build, threading.Event()
+
+    def slow(*given: Any) -> Any:
+        assert go.wait(60)
+        return build(*given)
+
+    with Server(tmp_path / "home", in_thread=True) as server, server.client() as client:
+        register(client, "llama", folders["llama-untied"])
+        monkeypatch.setattr(loading, "build", slow)
+        loader = server.app.state.context.loader
+
+        def ask() -> int:
+            with server.client() as another:
+                return another.post("/v1/completions", json={**GREEDY, "prompt": [1], "max_tokens": 1}).status_code
+
+        with ThreadPoolExecutor(45) as pool:
+            answers = [pool.submit(ask) for _ in range(45)]
+            try:
+                server.wait_until(lambda: any(entry.users == 45 for entry in loader._entries.values()))
+                assert client.get("/health", timeout=10).status_code == 200
+                assert client.get("/v1/models", timeout=10).status_code == 200
+                assert client.delete("/v1/models/llama").status_code == 409
+            finally:
+                go.set()
+            assert [answer.result() for answer in answers] == [200] * 45
+
+
+def test_a_load_that_fails_is_told_to_all_and_tried_again(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from milkglass.errors import CorruptCheckpoint
+    from milkglass.server import loading
+
+    def broken(*_: object) -> None:
+        raise CorruptCheckpoint("the weights are broken", "")
+
+    with running(tmp_path / "home") as client:
+        register(client, "llama", folders["llama-untied"])
+        with monkeypatch.context() as patch:
+            patch.setattr(loading, "build", broken)
+            assert client.post("/v1/completions", json={**GREEDY, "prompt": [1]}).status_code == 400
+        assert client.post("/v1/completions", json={**GREEDY, "prompt": [1]}).status_code == 200

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from milkglass.server import events
-from tests.server.fake_modes import CRASH, FAIL, LONG, STUBBORN, SUCCEED
+from tests.server.fake_modes import CRASH, FAIL, GETTING_ON, LONG, STUBBORN, SUCCEED, UNREADABLE
 from tests.server.kit import error, events_of, job_state, parquet, register, running, until, upload
 
 ROWS = parquet([[1, 2, 3], [4, 5]], [0, 1])
@@ -179,6 +179,7 @@ def _model() -> Any:
         (parquet([[1, 2]], [2]), {}, "labels outside 0 to 1"),
         (parquet([[1, 2]], [-1]), {}, "labels outside"),
         (parquet([[1, 2]], [-100]), {}, "nothing to learn"),
+        (parquet([[1, 2], [3]], [0, -100]), {}, "some labels are -100"),
         (parquet([[1, 2]], [[1, 2]]), {}, "does not fit classification"),
         (parquet([[1, 2]], [[1, 2]]), {"task": "causal-lm"}, "encoder"),
         (parquet([[1] * 200], [0]), {}, "longer than the model's 130"),
@@ -234,3 +235,121 @@ def test_weights_are_no_training_data(client: TestClient, folders: dict[str, Pat
     weights = next(f["id"] for f in client.get("/v1/files").json()["data"] if f["purpose"] == "model")
     answer = client.post("/v1/fine_tuning/jobs", json=body | {"training_file": weights})
     assert answer.status_code == 400 and "no training data" in error(answer)["message"]
+
+
+def test_an_unreadable_status_fails_its_job_and_no_other(tmp_path: Path, folders: dict[str, Path]) -> None:
+    with running(tmp_path / "home") as client:
+        body = ready(client, folders)
+        bad, good = create(client, body, UNREADABLE), create(client, body, SUCCEED)
+        job = over(client, bad)
+        assert job["status"] == "failed" and "readable status" in job["error"]["message"]
+        assert over(client, good)["status"] == "succeeded"
+    with running(tmp_path / "home") as client:
+        assert [job_state(client, key) for key in (bad, good)] == ["failed", "succeeded"]
+
+
+def test_an_unreadable_record_hides_and_stops_nothing(tmp_path: Path, folders: dict[str, Path]) -> None:
+    tables = ("uploads", "files", "models", "jobs")
+    with running(tmp_path / "home") as client:
+        ready(client, folders)
+        for table in tables:
+            client.app.state.context.store.execute(f"INSERT INTO {table} (id, body) VALUES ('bad', '{{}}')")
+    for folder in tables:
+        place = tmp_path / "home" / folder / "bad"
+        place.mkdir() if folder in ("models", "jobs") else place.touch()
+    with running(tmp_path / "home") as client:
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["bert"]
+        train = next(f["id"] for f in client.get("/v1/files").json()["data"] if f["purpose"] == "fine-tune")
+        assert over(client, create(client, {"model": "bert", "training_file": train}, SUCCEED))["status"] == "succeeded"
+        for folder, address in zip(tables, ("uploads", "files", "models", "fine_tuning/jobs"), strict=True):
+            answer = client.get(f"/v1/{address}/bad")
+            assert answer.status_code == 500 and error(answer)["code"] == "unreadable"
+            assert (tmp_path / "home" / folder / "bad").exists(), "what cannot be read may still be wanted"
+            assert client.delete(f"/v1/{address}/bad").status_code == 200
+            assert not (tmp_path / "home" / folder / "bad").exists()
+
+
+def test_a_queue_that_cannot_be_read_is_asked_again(
+    tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from milkglass.server.jobs import Jobs
+
+    found, asked = Jobs._next, []
+
+    def sometimes(self: Jobs) -> Any:
+        asked.append(1)
+        if len(asked) == 1:
+            raise OSError("the-private-diagnosis")
+        return found(self)
+
+    monkeypatch.setattr("milkglass.server.jobs.RETRY", 0.01)
+    monkeypatch.setattr(Jobs, "_next", sometimes)
+    with running(tmp_path / "home") as client:
+        assert over(client, create(client, ready(client, folders), SUCCEED))["status"] == "succeeded"
+
+
+def test_a_record_takes_no_number_that_json_has_not(client: TestClient, folders: dict[str, Path]) -> None:
+    from pydantic import ValidationError
+
+    key = create(client, ready(client, folders), SUCCEED)
+    over(client, key)
+    jobs = client.app.state.context.store.jobs
+    with pytest.raises(ValidationError):
+        jobs.update(key, lambda job: setattr(job, "metrics", {"eval_loss": float("nan")}))
+    assert jobs.get(key).metrics == {}
+
+
+def test_a_worker_that_gets_on_may_die_more_often(client: TestClient, tmp_path: Path, folders: dict[str, Path]) -> None:
+    key = create(client, ready(client, folders), GETTING_ON)
+    assert over(client, key)["status"] == "succeeded"
+    assert len(starts(tmp_path / "home", key)) == 5  # four deaths; three in one place would be the end
+
+
+def test_what_a_job_keeps_and_leaves(tmp_path: Path, folders: dict[str, Path]) -> None:
+    home = tmp_path / "home"
+    with running(home) as client:
+        key = create(client, ready(client, folders), LONG)
+        address, folder = f"/v1/fine_tuning/jobs/{key}", home / "jobs" / key
+        until(lambda: len(client.get(f"{address}/events").json()["data"]) > 4)
+        assert error(client.delete(address))["code"] == "conflict"
+        for step, complete in ((1, True), (2, False)):
+            (folder / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
+            if complete:
+                (folder / "checkpoints" / f"checkpoint-{step}" / "complete").touch()
+        found = client.get(f"{address}/checkpoints").json()["data"]
+        assert [(one["step_number"], one["metrics"]) for one in found] == [(1, {"step": 1, "loss": 1.0})]
+    assert (folder / "checkpoints").is_dir(), "an interrupted job needs them"
+    with running(home) as client:
+        until(lambda: len(starts(home, key)) == 2)
+        (folder / "release").touch()
+        name = over(client, key)["fine_tuned_model"]
+        until(lambda: not (folder / "checkpoints").exists())
+    (folder / "checkpoints").mkdir()  # as if a kill had come just before
+    (home / "jobs" / "ftjob-stray").mkdir()
+    with running(home) as client:
+        assert not (folder / "checkpoints").exists() and not (home / "jobs" / "ftjob-stray").exists()
+        assert client.delete(address).json() == {"id": key, "object": "fine_tuning.job", "deleted": True}
+        assert not folder.exists() and client.get(address).status_code == 404
+        assert client.delete(address).status_code == 404
+        assert client.get(f"/v1/models/{name}").status_code == 200
+
+
+def test_events_after_the_last_are_none(client: TestClient, folders: dict[str, Path]) -> None:
+    key = create(client, ready(client, folders), SUCCEED)
+    over(client, key)
+    address = f"/v1/fine_tuning/jobs/{key}/events"
+    told = client.get(address).json()["data"]
+    assert client.get(address, params={"after": told[1]["id"]}).json()["data"] == told[2:]  # OpenAI's form
+    for beyond in (10**9, 2**49, 999_999_999_999_999):
+        answer = client.get(address, params={"after": beyond})
+        assert answer.status_code == 200 and answer.json()["data"] == []
+    assert client.get(address, params={"after": "the-private-diagnosis"}).status_code == 400
+
+
+def test_a_decoder_without_a_padding_id_classifies_one_by_one(client: TestClient, folders: dict[str, Path]) -> None:
+    register(client, "gpt2", folders["gpt2"])
+    body = {"model": "gpt2", "training_file": upload(client, "t.parquet", ROWS, "fine-tune")}
+    answer = client.post("/v1/fine_tuning/jobs", json=body)
+    assert answer.status_code == 400 and "no padding id" in error(answer)["message"]
+    chosen = {"seed": SUCCEED, "batch_size": 1}
+    assert client.post("/v1/fine_tuning/jobs", json=body | {"hyperparameters": chosen}).status_code == 200

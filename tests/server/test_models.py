@@ -77,6 +77,19 @@ def test_a_file_may_go_when_its_model_is_made(client: TestClient, folders: dict[
         ({"custom_pipelines": {}}, "unsupported_model"),
         ({"quantization_config": {"quant_method": "gptq"}}, "unsupported_model"),
         ({"_attn_implementation": "somebody/kernel"}, "unsupported_model"),
+        ({"attn_implementation": "somebody/kernel"}, "unsupported_model"),
+        ({"text_config": {"_attn_implementation_internal": "somebody/kernel"}}, "unsupported_model"),
+        ({"experts_implementation": "somebody/code"}, "unsupported_model"),
+        ({"a": [{"_experts_implementation": "somebody/code"}]}, "unsupported_model"),
+        ({"use_kernels": True}, "unsupported_model"),
+        ({"num_labels": 10_001}, "unsupported_model"),
+        ({"num_labels": 1e9}, "unsupported_model"),
+        ({"text_config": {"num_labels": 2_000_000}}, "unsupported_model"),
+        ({"id2label": {str(n): "x" for n in range(10_001)}}, "unsupported_model"),
+        ({"intermediate_size": 4_000_000}, "corrupt_checkpoint"),
+        ({"head_dim": 1 << 20}, "corrupt_checkpoint"),
+        ({"tie_word_embeddings": False, "attention_bias": True}, "corrupt_checkpoint"),
+        ({"model_type": "qwen2", "num_hidden_layers": 10**9}, "corrupt_checkpoint"),
         ({"model_type": "mamba"}, "unsupported_model"),
         ({"model_type": None}, "unsupported_model"),
         ({"num_hidden_layers": 2**60}, "unsupported_model"),
@@ -144,8 +157,13 @@ def test_weights_that_lack_tensors_are_never_made_up(
     client: TestClient, tmp_path: Path, folders: dict[str, Path]
 ) -> None:
     tensors = load_file(folders["llama-untied"] / "model.safetensors")
-    tensors.pop("model.layers.1.mlp.up_proj.weight")
+    head, inner = tensors.pop("lm_head.weight"), tensors.pop("model.layers.1.mlp.up_proj.weight")
     body = registration(client, "llama", folders["llama-untied"])
+    file = upload(client, "model.safetensors", save(tensors | {"lm_head.weight": head}, {"format": "pt"}), "model")
+    body["files"] = [{"name": "model.safetensors", "file_id": file}]
+    answer = client.post("/v1/models", json=body)
+    assert answer.status_code == 400 and "lack model.layers.1.mlp.up_proj.weight" in error(answer)["message"]
+    tensors["model.layers.1.mlp.up_proj.weight"] = inner  # only the head is missing: a task may add one
     file = upload(client, "model.safetensors", save(tensors, {"format": "pt"}), "model")
     body["files"] = [{"name": "model.safetensors", "file_id": file}]
     assert client.post("/v1/models", json=body).status_code == 200
@@ -156,12 +174,53 @@ def test_weights_that_lack_tensors_are_never_made_up(
     assert answer.status_code == 400 and "fine-tune it first" in error(answer)["message"]
 
 
-def test_weights_of_another_shape(client: TestClient, folders: dict[str, Path]) -> None:
-    body = registration(client, "llama", folders["llama-untied"])
-    body["config"] |= {"intermediate_size": 1 << 36}
-    client.post("/v1/models", json=body)
-    answer = client.post("/v1/completions", json={"model": "llama", "prompt": [1]})
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("llama-untied", {"intermediate_size": 1 << 36}),
+        ("gpt2", {"n_positions": 30_000}),
+        ("bert", {"max_position_embeddings": 10_000_000}),
+        ("bert", {"intermediate_size": 10_000_000}),
+    ],
+)
+def test_weights_of_another_shape(client: TestClient, folders: dict[str, Path], name: str, change: Any) -> None:
+    body = registration(client, "m", folders[name])
+    answer = client.post("/v1/models", json=body | {"config": body["config"] | change})
     assert answer.status_code == 400 and error(answer)["code"] == "corrupt_checkpoint"
+    assert "shape that is not the weights'" in error(answer)["message"]
+
+
+@pytest.mark.parametrize("name", tiny.NAMES)
+def test_every_family_is_backed_by_its_own_weights(tmp_path: Path, name: str) -> None:
+    """Whole, without the base model's prefix, and with the norms' old names."""
+    from milkglass.server.description import describe
+
+    folder = tiny.save(name, tmp_path / "plain")
+    assert describe("m", Checkpoint.open(folder)).vocab_size == tiny.VOCAB
+    prefix = tiny.build(name).base_model_prefix + "."
+    bare = {n.removeprefix(prefix): t for n, t in load_file(folder / "model.safetensors").items()}
+    old = {
+        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("Norm.bias", "Norm.beta"): t for n, t in bare.items()
+    }
+    (folder / "model.safetensors").write_bytes(save(old, {"format": "pt"}))
+    assert describe("m", Checkpoint.open(folder)).vocab_size == tiny.VOCAB
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "status"), [({}, 200), ({"partial_rotary_factor": 1e8}, 400)])
+def test_a_buffer_that_no_file_backs_is_refused(
+    client: TestClient, folders: dict[str, Path], more: dict[str, Any], status: int
+) -> None:
+    body = registration(client, "m", folders["llama-untied"])
+    body["config"] |= {"rope_parameters": LLAMA3 | more}
+    answer = client.post("/v1/models", json=body)
+    assert answer.status_code == status
+    assert status == 200 or "a buffer of more than" in error(answer)["message"]
 
 
 @pytest.mark.parametrize("place", ["write_json", "link_or_copy", "the store"])

@@ -102,6 +102,9 @@ def tensor(**more: Any) -> dict[str, Any]:
         header_of({"a": tensor(), "b": tensor()}, b"\0" * 8),
         header_of({"a": tensor(data_offsets=[0, 10**30])}, b"\0" * 8),
         header_of({"a": 5}, b"\0" * 8),
+        save({"a": torch.ones(3)}, {"format": "pt", "notes": "private"}),
+        save({"a": torch.ones(3)}, {"format": "np"}),
+        header_of({"__metadata__": 5, "a": tensor()}, b"\0" * 8),
         struct.pack("<Q", 200_000) + b"[" * 200_000,
     ],
 )
@@ -125,6 +128,13 @@ IDS = pa.array([[1, 2], [3]], pa.list_(pa.int32()))
 LABELS = pa.array([0, 1], pa.int32())
 
 
+def _noted(schema: dict[str, str] | None = None, field: dict[str, str] | None = None) -> bytes:
+    fields = [pa.field("input_ids", IDS.type, metadata=field), pa.field("labels", pa.int32())]
+    buffer = io.BytesIO()
+    pq.write_table(pa.table([IDS, LABELS], schema=pa.schema(fields, metadata=schema)), buffer)
+    return buffer.getvalue()
+
+
 @pytest.mark.parametrize(
     ("data", "named"),
     [
@@ -146,6 +156,8 @@ LABELS = pa.array([0, 1], pa.int32())
         (parquet([[1, 2]], [0], attention_mask=[[1, 0]]), "other than 1"),
         (parquet([[1, 2]], [0], token_type_ids=[[0, -1]]), "negative"),
         (table(input_ids=IDS[:0], labels=LABELS[:0]), "no rows"),
+        (_noted(schema={"notes": "private"}), "metadata"),
+        (_noted(field={"notes": "private"}), "metadata"),
     ],
 )
 def test_what_is_not_training_data(client: TestClient, data: bytes, named: str) -> None:
@@ -277,3 +289,52 @@ def test_a_file_in_use_stays(client: TestClient, folders: dict[str, Path]) -> No
     assert client.delete(f"/v1/files/{train}").status_code == 409
     assert client.delete("/v1/models/bert").status_code == 409
     client.post(f"/v1/fine_tuning/jobs/{job['id']}/cancel")
+
+
+def test_a_small_file_that_claims_gigabytes_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from milkglass.errors import BadUpload
+    from milkglass.server import formats
+
+    count = 20_000_000
+    zeros = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.nulls(count, pa.int32()).fill_null(0))
+    path = tmp_path / "bomb.parquet"
+    pq.write_table(pa.table({"input_ids": zeros, "labels": pa.array([0], pa.int32())}), path, compression="zstd")
+    assert path.stat().st_size < 20_000
+
+    def read(*_: object, **__: object) -> None:
+        pytest.fail("it was read")
+
+    monkeypatch.setattr(formats.pq.ParquetFile, "iter_batches", read)
+    with pytest.raises(BadUpload, match="one column"):
+        formats.check(path, "fine-tune")
+
+
+@pytest.mark.parametrize("limit", ["MAX_ROW", "MAX_TOKENS"])
+def test_rows_are_counted_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    """What the file says of itself may be a lie, and one long row hides among short ones."""
+    from milkglass.errors import BadUpload
+    from milkglass.server import formats
+
+    path = tmp_path / "t.parquet"
+    path.write_bytes(parquet([[1]] * 300 + [[1] * 40] + [[1]] * 300, [0] * 601))
+    assert formats.check(path, "fine-tune").tokens == 640
+    monkeypatch.setattr(formats, limit, 39 if limit == "MAX_ROW" else 639)
+    with pytest.raises(BadUpload, match="a row has more than"):
+        formats.check(path, "fine-tune")
+
+
+def test_unfinished_uploads_are_found_and_deleted(client: TestClient) -> None:
+    keys = [announce(client, name, WEIGHTS, "model") for name in ("a.safetensors", "b.safetensors")]
+    put(client, keys[0], 0, WEIGHTS[:100])
+    listed = client.get("/v1/uploads").json()
+    assert [(one["id"], one["received"]) for one in listed["data"]] == [(keys[0], 100), (keys[1], 0)]
+    for key in keys:
+        client.delete(f"/v1/uploads/{key}")
+    assert client.get("/v1/uploads").json() == {"object": "list", "data": []}
+
+
+def test_a_full_disk_names_all_that_can_be_deleted(tmp_path: Path) -> None:
+    with running(tmp_path / "home", spare_disk=1 << 60) as client:
+        hint = error(client.post("/v1/uploads", json=_big(1)))["hint"]
+        for address in ("/v1/uploads", "/v1/files", "/v1/models", "/v1/fine_tuning/jobs"):
+            assert address in hint and client.get(address).status_code == 200

@@ -50,8 +50,10 @@ class Journal:
     def waiting(self, name: str) -> Iterator[None]:
         """A bar for something that is no step of the job."""
         task = self._progress.add_task(name, total=None)
-        yield
-        self._progress.remove_task(task)
+        try:
+            yield
+        finally:
+            self._progress.remove_task(task)
 
     def stage(self, name: str, total: int) -> Callable[[int], None]:
         """A bar, in the shape that the client's classes ask for."""

@@ -37,6 +37,7 @@ def show(console: Console, result: DemoResult, page: Path) -> None:
             ),
             highlight=False,
         )
+    console.print(Text("(Counted without special tokens and the chat template's, which every text shares.)"))
     console.print(Text("Obfuscation is not encryption: stronger attacks read most of a large corpus (THREATS.md)."))
     console.print(Text(f"{duration(result.seconds)}; the page: {page.resolve()}"), soft_wrap=True, highlight=False)
 

@@ -95,8 +95,9 @@ def internal() -> JSONResponse:
 
 
 def validation_message(error: RequestValidationError) -> str:
-    found = [f"{_place(one)}: {_rule(one)}" for one in error.errors()[:SHOWN]]
-    more = len(error.errors()) - SHOWN
+    errors = error.errors()
+    found = [f"{_place(one)}: {_rule(one)}" for one in errors[:SHOWN]]
+    more = len(errors) - SHOWN
     return "; ".join(found) + (f"; and {more} more" if more > 0 else "")
 
 

@@ -20,6 +20,7 @@ from starlette.types import Scope
 
 import milkglass.server.context as contexts
 from milkglass.errors import UsageError
+from milkglass.loopback import is_loopback
 from milkglass.server import answers, routes_files, routes_inference, routes_jobs, routes_models
 from milkglass.server.guard import Guard
 from milkglass.server.home import Home
@@ -32,7 +33,7 @@ DRAIN = 5  # seconds that open requests get when the server stops
 def create_app(settings: Settings) -> FastAPI:
     """Opens nothing but the token yet: the home is taken when the application starts, and given back when it ends."""
     home = Home(settings.home, settings.spare_disk)
-    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    home.claim()
     token = home.token(settings.token)
 
     @asynccontextmanager
@@ -49,7 +50,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(routes.router)
 
     @app.get("/health")
-    def health() -> dict[str, str]:
+    async def health() -> dict[str, str]:  # async: it answers when all threads are busy
         return {"status": "ok"}
 
     answers.install(app)
@@ -91,7 +92,7 @@ def serve(settings: Settings) -> None:
     app = create_app(settings)
     listener = _listen(settings)
     host, port = listener.getsockname()[:2]
-    if not _is_loopback(host) and settings.tls_certificate is None:
+    if not is_loopback(host) and settings.tls_certificate is None:
         log.warning("listening on %s without TLS: the token can be read on the way", host)
     config = uvicorn.Config(
         app,
@@ -128,7 +129,3 @@ def _listen(settings: Settings) -> socket.socket:
         raise UsageError(
             f"cannot listen on {settings.host} port {settings.port}: {why.lower()}", "choose another port; 0 is any"
         ) from error
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "::1" or host.startswith("127.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from milkglass.errors import MilkglassError
-from milkglass.server.engine import Engine, ModelFailed
+from milkglass.server.engine import Engine, not_finite, that_fit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+TOKENS = 8192  # padded tokens of one pass, unless one row alone is longer
 
 
 @dataclass(eq=False)
@@ -41,10 +44,16 @@ class Classifier(Engine[Row]):
 
     def step(self) -> None:
         """Run what is waiting, up to one batch."""
-        self._rows = [row for row in self.take(self._max_batch) if not row.cancelled]
+        waiting = [row for row in self.take(self._max_batch) if not row.cancelled]
+        count = that_fit([len(row.ids) for row in waiting], TOKENS)
+        self.put_back(waiting[count:])
+        self._rows = waiting[:count]
         if self._rows:
             for row, chances in zip(self._rows, self._forward(), strict=True):
-                row.on_done(chances)
+                if all(map(math.isfinite, chances)):
+                    row.on_done(chances)
+                else:
+                    row.fail(not_finite())
         self._rows = []
 
     def active(self) -> bool:
@@ -60,10 +69,7 @@ class Classifier(Engine[Row]):
         if any(row.token_types for row in self._rows):
             types = [row.token_types or [0] * len(row.ids) for row in self._rows]
             batch["token_type_ids"] = self._padded(types, 0)
-        chances = self._model(**batch).logits.float().softmax(-1)
-        if not torch.isfinite(chances).all():
-            raise ModelFailed("the model gives numbers that are none", "were its weights damaged or mixed up?")
-        return chances.cpu().tolist()
+        return self._model(**batch).logits.float().softmax(-1).cpu().tolist()
 
     def _padded(self, rows: list[list[int]], fill: int) -> torch.Tensor:
         width = max(len(row) for row in rows)

@@ -6,6 +6,7 @@ import abc
 import logging
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from milkglass.errors import Busy, MilkglassError, ServerError
@@ -76,12 +77,11 @@ class Engine(abc.ABC, Generic[W]):
                 try:
                     self.step()
                 except Exception as error:  # noqa: BLE001  (one bad batch must not end the model's thread)
-                    log.error("model: %s", place_of(error))
-                    self._fail_all(self.drop(), _explain(error))
+                    self.fail_all(self.drop(), explain(error))
         with self._changed:
             left = [*self.drop(), *self._waiting]
             self._waiting.clear()
-        self._fail_all(left, Busy("the server is stopping", "try again when it is back"))
+        self.fail_all(left, Busy("the server is stopping", "try again when it is back"))
 
     def _wait(self) -> bool:
         with self._changed:
@@ -90,7 +90,7 @@ class Engine(abc.ABC, Generic[W]):
             return not self._closed
 
     @staticmethod
-    def _fail_all(work: list[W], error: MilkglassError) -> None:
+    def fail_all(work: list[W], error: MilkglassError) -> None:
         for one in work:
             one.fail(error)
 
@@ -104,9 +104,25 @@ class Engine(abc.ABC, Generic[W]):
             self._waiting.extendleft(reversed(work))
 
 
-def _explain(error: Exception) -> MilkglassError:
+def that_fit(lengths: Sequence[int], limit: int) -> int:
+    """How many of the first rows fit, padded, in one pass of `limit` tokens; one always does."""
+    longest = 0
+    for count, length in enumerate(lengths):
+        longest = max(longest, length)
+        if count and longest * (count + 1) > limit:
+            return count
+    return len(lengths)
+
+
+def not_finite() -> ModelFailed:
+    return ModelFailed("the model gives numbers that are none", "were its weights damaged or mixed up?")
+
+
+def explain(error: Exception) -> MilkglassError:
+    """What somebody who waits is told; the place goes to the log, the message nowhere."""
     import torch
 
+    log.error("model: %s", place_of(error))
     if isinstance(error, MilkglassError):
         return error
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

@@ -35,7 +35,7 @@ class Told:
 def read(job: Path, after: int = 0) -> list[Told]:
     """The events after that id. A line that a killed worker left unfinished is not an event."""
     path = job / FILE
-    if not path.is_file():
+    if not path.is_file() or after >= path.stat().st_size:
         return []
     found = []
     with path.open("rb") as file:

@@ -24,6 +24,13 @@ def require_fit(model: Model, rows: Rows, chosen: Hyperparameters) -> None:
         )
     if rows.max_label is None or rows.min_label is None:
         raise UsageError("every label is -100: there is nothing to learn", "give the answers their ids as labels")
+    if not causal and rows.unlabelled:
+        raise UsageError("some labels are -100: a row for classification needs a class", "leave those rows out")
+    if not causal and model.kind == "decoder" and model.pad_token_id is None and chosen.batch_size > 1:
+        raise UsageError(
+            f"this model has no padding id: it cannot be trained for classification {chosen.batch_size} rows at a time",
+            "set batch_size to 1, or upload the model with a pad_token_id in its config",
+        )
     classes = model.vocab_size if causal else chosen.num_labels
     if rows.min_label < 0 or rows.max_label >= classes:
         raise IdOutOfRange(f"the data holds labels outside 0 to {classes - 1}", "is num_labels right?")

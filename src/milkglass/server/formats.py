@@ -5,6 +5,7 @@ Opens nothing that can run code. What it finds out about training rows is kept, 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from milkglass.errors import BadUpload, CorruptCheckpoint, MilkglassError
+from milkglass.server.spec import MAX_LENGTH
 from milkglass.server.store import Purpose, Rows
 from milkglass.tensorfile import read_header
 
@@ -19,7 +21,11 @@ SUFFIX: dict[Purpose, str] = {"model": ".safetensors", "fine-tune": ".parquet"}
 COLUMNS = frozenset({"input_ids", "attention_mask", "token_type_ids", "labels"})
 IGNORED = -100
 MAX_ID = 2**31 - 1
-BATCH = 65_536  # rows looked at together
+BATCH = 256  # rows looked at together
+MAX_ROW = 8 * MAX_LENGTH  # tokens of a row, which a worker cuts to MAX_LENGTH or less
+MAX_GROUP = 2**24  # numbers of a column in one row group, which a reader may hold at once
+MAX_TOKENS = 2**28  # of a whole file: a worker holds it in memory
+PLAIN = {"format": "pt"}  # what safetensors says of itself
 
 
 def require_suffix(filename: str, purpose: Purpose) -> None:
@@ -49,11 +55,20 @@ def _check_weights(path: Path) -> None:
         raise BadUpload("the header of the file is not sane", "save the weights with safetensors") from error
     if not refs:
         raise BadUpload("the file holds no tensors", "save the weights with safetensors")
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    if header.get("__metadata__", PLAIN) != PLAIN:
+        raise BadUpload(
+            "the file holds metadata of its own, which may say more than numbers do",
+            'save the weights with save_pretrained, which says only {"format": "pt"}',
+        )
 
 
 def _check_rows(path: Path) -> Rows:
     try:
         with pq.ParquetFile(path, memory_map=False) as file:
+            _check_sizes(file.metadata)
+            _check_metadata(file)
             nested = _check_schema(file.schema_arrow)
             found = _Tally(nested)
             for batch in file.iter_batches(BATCH):
@@ -63,10 +78,40 @@ def _check_rows(path: Path) -> Rows:
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
-        raise BadUpload("the file is not readable Parquet", "write it with pyarrow or pandas") from error
+        raise BadUpload("the file is not readable Parquet", "write it with pyarrow") from error
     if not found.rows:
         raise BadUpload("the file holds no rows", "send at least one example")
     return found.result()
+
+
+def _check_sizes(about: pq.FileMetaData) -> None:
+    """Before a byte of a column is read: a few hundred bytes can claim, and decode to, gigabytes."""
+    for number in range(about.num_row_groups):
+        group = about.row_group(number)
+        most = min(MAX_GROUP, group.num_rows * MAX_ROW)
+        for place in range(group.num_columns):
+            column = group.column(place)
+            if column.num_values > most or column.total_uncompressed_size > 8 * MAX_GROUP:
+                raise BadUpload(
+                    f"a row group holds more than {most} numbers in one column",
+                    f"write smaller row groups (row_group_size), and rows of {MAX_ROW} ids at most",
+                )
+
+
+def _check_metadata(file: pq.ParquetFile) -> None:
+    """pyarrow's own note of the types is fine; pandas' holds names and labels of rows, others may hold anything."""
+    notes = set(file.metadata.metadata or ()) - {b"ARROW:schema"}
+    schema = file.schema_arrow
+    notes |= set(schema.metadata or ()) - {b"ARROW:schema"}
+    for field in schema:
+        inner = [field.type.value_field] if pa.types.is_list(field.type) else []
+        for one in (field, *inner):
+            notes |= set(one.metadata or ()) - {b"PARQUET:field_id"}
+    if notes:
+        raise BadUpload(
+            "the file holds metadata of its own, which may say more than numbers do",
+            "write it with pyarrow, and without key-value metadata (a table from pandas: replace_schema_metadata())",
+        )
 
 
 def _check_schema(schema: pa.Schema) -> bool:
@@ -95,6 +140,7 @@ class _Tally:
         self.nested = nested
         self.rows = self.tokens = self.longest = self.max_id = 0
         self.labels: tuple[int, int] | None = None
+        self.unlabelled = False
         self.max_token_type: int | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -108,6 +154,10 @@ class _Tally:
         self.rows += batch.num_rows
         self.tokens += len(ids.flatten())
         self.longest = max(self.longest, pc.max(lengths).as_py() or 0)
+        if self.longest > MAX_ROW or self.tokens > MAX_TOKENS:
+            raise BadUpload(
+                f"a row has more than {MAX_ROW} ids, or the file more than {MAX_TOKENS}", "send shorter rows, or fewer"
+            )
         self.max_id = max(self.max_id, high)
         for name in ("attention_mask", "token_type_ids"):
             if name in batch.schema.names:
@@ -131,7 +181,9 @@ class _Tally:
             column = column.flatten()
         elif column.null_count:
             raise BadUpload("labels has empty cells", "give every row a label")
-        wanted = _extremes(column.filter(pc.not_equal(column, IGNORED)))
+        kept = column.filter(pc.not_equal(column, IGNORED))
+        self.unlabelled |= len(kept) < len(column)
+        wanted = _extremes(kept)
         if wanted is None:
             return
         old = self.labels or wanted
@@ -141,7 +193,7 @@ class _Tally:
         low, high = self.labels or (None, None)
         return Rows(
             rows=self.rows, tokens=self.tokens, longest=self.longest, max_id=self.max_id, nested_labels=self.nested,
-            min_label=low, max_label=high, max_token_type=self.max_token_type,
+            min_label=low, max_label=high, max_token_type=self.max_token_type, unlabelled=self.unlabelled,
         )  # fmt: skip
 
 

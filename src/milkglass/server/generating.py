@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import pad
 
 from milkglass.errors import MilkglassError
-from milkglass.server.engine import Engine, ModelFailed
+from milkglass.server.engine import Engine, explain, not_finite, that_fit
 from milkglass.server.sampling import Sampling, draw, generator
 
 if TYPE_CHECKING:
@@ -46,9 +46,13 @@ class Sequence:
     def choose(self, logits: torch.Tensor) -> int | None:
         """Draw the next id and tell it. None: this was the last one."""
         if not torch.isfinite(logits).any() or torch.isnan(logits).any():
-            self.fail(ModelFailed("the model gives numbers that are none", "were its weights damaged or mixed up?"))
+            self.fail(not_finite())
             return None
-        token = draw(logits, self.sampling, self.rng)
+        try:
+            token = draw(logits, self.sampling, self.rng)
+        except Exception as error:  # noqa: BLE001  (one row's draw must not end the others)
+            self.fail(explain(error))
+            return None
         self.made += 1
         stopped = token in self.sampling.stop
         reason = "stop" if stopped else "length" if self.made >= self.sampling.max_tokens else None
@@ -149,10 +153,20 @@ class Generator(Engine[Sequence]):
             self._running = self._running if self._running.rows else None
         self._reading = self._newcomers()
         if self._reading:
-            self._add(Batch.read(self._model, self._reading))
-            self._reading = []
+            self._read()
         elif self._running:
             self._running.advance(self._model)
+
+    def _read(self) -> None:
+        """Newcomers that the model cannot read fail alone: the running rows know nothing of them yet."""
+        try:
+            batch = Batch.read(self._model, self._reading)
+        except Exception as error:  # noqa: BLE001  (whatever it was)
+            self.fail_all(self._reading, explain(error))
+            self._reading = []
+            return
+        self._add(batch)
+        self._reading = []
 
     def _add(self, batch: Batch) -> None:
         if self._running is None:
@@ -172,10 +186,6 @@ class Generator(Engine[Sequence]):
         """As many as there are free rows for and as fit in one pass."""
         free = self._max_batch - (len(self._running.rows) if self._running else 0)
         waiting = [one for one in self.take(free) if not one.cancelled]
-        longest = 0
-        for count, one in enumerate(waiting):
-            longest = max(longest, len(one.prompt))
-            if count and longest * (count + 1) > PREFILL:
-                self.put_back(waiting[count:])
-                return waiting[:count]
-        return waiting
+        count = that_fit([len(one.prompt) for one in waiting], PREFILL)
+        self.put_back(waiting[count:])
+        return waiting[:count]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import secrets
 import shutil
@@ -23,11 +24,18 @@ from typing import IO
 
 from milkglass.errors import Conflict, DiskFull, UsageError
 
+log = logging.getLogger("milkglass.server")
+OTHERS = 0o077  # bits of a file's mode
+MARKS = frozenset({"token", "server.lock", "state.sqlite"})  # one of these makes a folder a home
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def disk_full() -> DiskFull:
-    return DiskFull("the server's disk is full", "delete files or models that you no longer need, then try again")
+    return DiskFull(
+        "the server's disk is full",
+        "delete what is no longer needed: jobs that are over, models, files, uploads that were never completed "
+        "(list them at /v1/fine_tuning/jobs, /v1/models, /v1/files and /v1/uploads)",
+    )
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,25 @@ class Home:
 
     def prepare(self) -> None:
         """Make the folders; throw away what a killed server was building."""
-        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.claim()
         shutil.rmtree(self.work, ignore_errors=True)
         for folder in (self.uploads, self.files, self.models, self.jobs, self.work):
             folder.mkdir(exist_ok=True)
+
+    def claim(self) -> None:
+        """Make the home, and close it to others. Raises UsageError for an open folder of something else."""
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not self.root.stat().st_mode & OTHERS:
+            return
+        names = {path.name for path in self.root.iterdir()}
+        if names and not names & MARKS:  # somebody's folder: closing it is not ours to do
+            raise UsageError(
+                f"{self.root} is open to others and is not a server's home", f"chmod 700 {self.root}, or name another"
+            )
+        try:
+            self.root.chmod(0o700)
+        except PermissionError:
+            raise UsageError(f"{self.root} is open to others and not ours to close", "name another folder") from None
 
     def require_space(self, size: int) -> None:
         """Raises DiskFull when `size` bytes more would not leave the spare ones."""
@@ -72,7 +95,7 @@ class Home:
 
         The lock is not inherited by workers: a server that was killed leaves its home free, its worker running.
         """
-        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.claim()
         file = (self.root / "server.lock").open("wb")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,6 +112,9 @@ class Home:
             return given
         path = self.root / "token"
         if path.is_file():
+            if path.stat().st_mode & OTHERS:
+                log.warning("the token could be read by others; it is closed now, but a new one would be safer")
+                path.chmod(0o600)
             stored = path.read_text("ascii").strip()
             if len(stored) < 16:
                 raise UsageError("the stored token is empty or too short", f"remove {path}; a new one is made")

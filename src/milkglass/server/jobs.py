@@ -7,11 +7,14 @@ folder; the thread keeps nothing else, so a server that starts again does exactl
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import signal
 import threading
 import time
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from milkglass.errors import Conflict, MilkglassError, UsageError
 from milkglass.server import events
@@ -22,13 +25,14 @@ from milkglass.server.home import Home
 from milkglass.server.registry import Registry
 from milkglass.server.settings import Settings
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
-from milkglass.server.store import File, Job, Model, Store, new_id
+from milkglass.server.store import File, Job, Model, Store, Unreadable, new_id
 from milkglass.server.uploads import Uploads
 from milkglass.server.worker import Worker
 
 log = logging.getLogger("milkglass.server")
 RETRY = 5.0  # seconds until a job that the disk had no room for is looked at again
 WATCH = 0.2  # seconds between looks at a running job
+_CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
 
 
 class Jobs:
@@ -94,11 +98,51 @@ class Jobs:
         self._wake.set()
         return job
 
+    def remove(self, key: str) -> None:
+        """Forget a job and everything in its folder; the model that it made stays. Raises NotFound, or Conflict while
+        it is not over."""
+        try:
+            job = self._store.jobs.get(key)
+        except Unreadable:
+            job = None  # nothing will ever work on it
+        if (job and not job.over) or Worker(self.folder(key), self._settings.worker).alive():
+            raise Conflict("the job is not over", "cancel it first, then wait until it has stopped")
+        self._store.jobs.remove(key)
+        shutil.rmtree(self.folder(key), ignore_errors=True)  # what stays behind goes at the next start
+
+    def checkpoints(self, key: str) -> list[tuple[int, float]]:
+        """Step and time of each complete one, the newest first."""
+        found = []
+        for path in self._checkpoints(key).glob("checkpoint-*"):
+            step = _CHECKPOINT.fullmatch(path.name)
+            if step and (path / "complete").is_file():
+                found.append((int(step[1]), path.stat().st_mtime))
+        return sorted(found, reverse=True)
+
+    def _checkpoints(self, key: str) -> Path:
+        return self.folder(key) / "checkpoints"
+
     def folder(self, key: str) -> Path:
         return self._home.jobs / key
 
     def start(self) -> None:
+        self._sweep()
         self._thread.start()
+
+    def _sweep(self) -> None:
+        """At start: what a kill kept from being thrown away."""
+        known = self._store.jobs.ids()
+        for folder in self._home.jobs.iterdir():
+            if folder.name not in known:
+                shutil.rmtree(folder)
+        for job in self._store.jobs.all():
+            if job.over:
+                self._drop_checkpoints(job.id)
+
+    def _drop_checkpoints(self, key: str) -> None:
+        """Optimiser state is twice a model's size, and serves only to resume."""
+        for folder in (self._checkpoints(key), self.folder(key) / "result.partial"):
+            shutil.rmtree(folder, ignore_errors=True)  # tried again at the next start
 
     def stop(self) -> None:
         """Let the running worker save a checkpoint; its job goes on when the server is started again."""
@@ -111,15 +155,19 @@ class Jobs:
     def _run(self) -> None:
         while not self._stopping.is_set():
             self._wake.clear()
-            job = self._next()
-            if job is None:
-                self._wake.wait()
-                continue
+            job = None
             try:
-                self._drive(job)
+                job = self._next()
+                if job is None:
+                    self._wake.wait()
+                else:
+                    self._drive(job)
             except Exception as error:  # noqa: BLE001  (one job's trouble must not stop the queue)
-                log.error("job %s: %s", job.id, place_of(error))
-                self._give_up(job.id, error)
+                log.error("job %s: %s", job.id if job else "?", place_of(error))
+                if job is None:
+                    self._stopping.wait(RETRY)
+                else:
+                    self._give_up(job.id, error)
 
     def _give_up(self, key: str, error: Exception) -> None:
         """Fail the job; when not even that can be written (a full disk), wait and try the whole job again."""
@@ -177,7 +225,13 @@ class Jobs:
     def _settle(self, key: str, worker: Worker) -> None:
         path = self.folder(key) / "status.json"
         if path.is_file():
-            self._finish(key, Status.model_validate_json(path.read_bytes()), told=True)
+            try:
+                status = Status.model_validate_json(path.read_bytes())
+            except ValidationError:
+                error = "the worker ended without a readable status; worker.log may say more"
+                self._finish(key, Status(state="failed", error=error))
+                return
+            self._finish(key, status, told=True)
             return
         job = self._store.jobs.get(key)
         if job.over or self._stopping.is_set():
@@ -185,11 +239,12 @@ class Jobs:
         if job.cancel_at is not None:
             self._finish(key, Status(state="cancelled"))
             return
-        crashes = self._store.jobs.update(key, _count_crash).crashes
+        newest = max((step for step, _ in self.checkpoints(key)), default=0)
+        crashes = self._store.jobs.update(key, lambda job: _count_crash(job, newest)).crashes
         why = "" if worker.exit_code is None else f" (exit code {worker.exit_code})"
         log.warning("job %s: worker died%s, %d of %d times", key, why, crashes, self._settings.max_crashes)
         if crashes >= self._settings.max_crashes:
-            error = f"the worker died {crashes} times without a word{why}; is memory short? worker.log may say more"
+            error = f"the worker died {crashes} times without getting on{why}; is memory short? worker.log may say more"
             self._finish(key, Status(state="failed", error=error))
 
     def _finish(self, key: str, status: Status, told: bool = False) -> None:
@@ -214,6 +269,7 @@ class Jobs:
             level = "error" if status.state == "failed" else "info"
             events.tell(folder, f"job {status.state}" + (f": {status.error}" if status.error else ""), level)
         self._store.jobs.update(key, lambda j: _close(j, status))
+        self._drop_checkpoints(key)
         log.info("job %s %s", key, status.state)
 
 
@@ -233,7 +289,10 @@ def _ended(job: Job) -> str:
     return "was cancelled" if job.state == "cancelled" else job.state
 
 
-def _count_crash(job: Job) -> None:
+def _count_crash(job: Job, newest: int) -> None:
+    """A worker that got on since the last crash, to a newer checkpoint, may crash as often as a fresh one."""
+    if newest > job.checkpoint:
+        job.checkpoint, job.crashes = newest, 0
     job.crashes += 1
 
 

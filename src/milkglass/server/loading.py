@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from milkglass.errors import Busy, Conflict, CorruptCheckpoint, MilkglassError, UnsupportedModel
+from milkglass.errors import Busy, Conflict, CorruptCheckpoint, MilkglassError, NotFound, UnsupportedModel
 from milkglass.server.engine import Engine
 from milkglass.server.guard import place_of
 from milkglass.server.settings import Settings
@@ -21,85 +21,106 @@ log = logging.getLogger("milkglass.server")
 Task = Literal["classify", "generate"]
 
 
-@dataclass
+Key = tuple[str, float, Task]  # with the time of the model's making: a name may be given again
+
+
+@dataclass(eq=False)
 class Entry:
-    model_id: str
+    """A model that is loaded, or being loaded: then `engine` is not done."""
+
+    model: Model
+    task: Task
     users: int = 0
     engine: Future[Engine[Any]] = field(default_factory=Future)
 
+    def __post_init__(self) -> None:
+        self.engine.set_running_or_notify_cancel()  # from here on nobody who waits can cancel it for the others
+
+    @property
+    def key(self) -> Key:
+        return (self.model.id, self.model.created_at, self.task)
+
+    def close(self) -> None:
+        """End the engine and let its weights go, though others may still hold this entry."""
+        engine, self.engine = self.engine.result(), Future()
+        engine.close()
+
 
 class Loader:
-    """`acquire` and `release` come in pairs; a model that is in use is never put out."""
+    """`acquire` and `release` come in pairs; a model that is in use is never put out. Each load has a thread of its
+    own: whoever waits for a model waits without one."""
 
     def __init__(self, settings: Settings, folder: Callable[[str], Path]) -> None:
         self._settings, self._folder = settings, folder
         self._lock = threading.Lock()
-        self._entries: OrderedDict[tuple[str, Task], Entry] = OrderedDict()  # the longest unused first
+        self._closed = False
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()  # the longest unused first
 
-    def acquire(self, model: Model, task: Task) -> Engine[Any]:
-        """Raises Busy when every loaded model is in use, ModelError when this one cannot be loaded. May take long."""
+    def acquire(self, model: Model, task: Task) -> Entry:
+        """An entry whose `engine` comes, or fails with ModelError or NotFound. Raises Busy when every loaded model is
+        in use. Never waits."""
         if task == "generate" and model.kind != "decoder":
             raise UnsupportedModel("this model is an encoder: it cannot generate", "use /classify")
-        key = (model.id, task)
         with self._lock:
-            entry, put_out = self._entries.get(key), None
-            mine = entry is None
+            entry = self._entries.get((model.id, model.created_at, task))
             if entry is None:
                 put_out = self._make_room()
-                entry = self._entries[key] = Entry(model.id)
+                entry = Entry(model, task)
+                self._entries[entry.key] = entry
+                threading.Thread(target=self._load, args=(entry, put_out), name="load", daemon=True).start()
             entry.users += 1
-            self._entries.move_to_end(key)
-        try:
-            if put_out:
-                put_out.engine.result().close()
-            if mine:
-                self._load(entry, model, task)
-            return entry.engine.result()
-        except BaseException as error:
-            if mine and not entry.engine.done():
-                entry.engine.set_exception(error)
-            with self._lock:
-                if self._entries.get(key) is entry:
-                    del self._entries[key]
-            raise
+            self._entries.move_to_end(entry.key)
+        return entry
 
     def _make_room(self) -> Entry | None:
         if len(self._entries) < self._settings.max_loaded_models:
             return None
         for key, entry in self._entries.items():
-            if not entry.users:
+            if not entry.users and entry.engine.done():
                 return self._entries.pop(key)
         raise Busy("every loaded model is in use", "try again in a moment, or raise max_loaded_models")
 
-    def release(self, model_id: str, task: Task) -> None:
+    def release(self, entry: Entry) -> None:
         with self._lock:
-            entry = self._entries.get((model_id, task))
-            if entry:
-                entry.users -= 1
+            entry.users -= 1
 
     def forget(self, model_id: str) -> None:
         """Put a model out for good. Raises Conflict while it is in use."""
         with self._lock:
-            keys = [key for key, entry in self._entries.items() if entry.model_id == model_id]
-            if any(self._entries[key].users for key in keys):
+            gone = [entry for entry in self._entries.values() if entry.model.id == model_id]
+            if any(entry.users or not entry.engine.done() for entry in gone):
                 raise Conflict("this model is answering somebody right now", "try again in a moment")
-            gone = [self._entries.pop(key) for key in keys]
+            for entry in gone:
+                del self._entries[entry.key]
         for entry in gone:
-            entry.engine.result().close()
+            entry.close()
 
     def close(self) -> None:
         with self._lock:
-            gone = list(self._entries.values())
+            self._closed = True  # what is still being loaded closes itself
+            gone = [entry for entry in self._entries.values() if entry.engine.done()]
             self._entries.clear()
         for entry in gone:
-            if entry.engine.done() and not entry.engine.exception():
-                entry.engine.result().close()
+            entry.close()
 
-    def _load(self, entry: Entry, model: Model, task: Task) -> None:
-        engine = build(self._folder(model.id), model, task, self._settings)
-        engine.start()
-        entry.engine.set_result(engine)
-        log.info("model loaded for %s", task)
+    def _load(self, entry: Entry, put_out: Entry | None) -> None:
+        """In a thread of its own."""
+        try:
+            if put_out:
+                put_out.close()  # its weights go before the new ones come
+            engine = build(self._folder(entry.model.id), entry.model, entry.task, self._settings)
+            engine.start()
+        except BaseException as error:  # noqa: BLE001  (whoever waits must hear of it)
+            with self._lock:
+                self._entries.pop(entry.key, None)
+            entry.engine.set_exception(error)
+            return
+        with self._lock:
+            closed = self._closed
+            entry.engine.set_result(engine)
+        if closed:
+            entry.close()
+        log.info("model loaded for %s", entry.task)
 
 
 def build(folder: Path, model: Model, task: Task, settings: Settings) -> Engine[Any]:
@@ -111,6 +132,8 @@ def build(folder: Path, model: Model, task: Task, settings: Settings) -> Engine[
     from milkglass.server.classifying import Classifier
     from milkglass.server.generating import Generator
 
+    if not folder.is_dir():
+        raise NotFound("there is no such model: it was deleted a moment ago", "list the models that the server has")
     disable_progress_bar()  # the log is no terminal
     if settings.inference_threads:
         torch.set_num_threads(settings.inference_threads)

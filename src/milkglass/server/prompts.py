@@ -19,7 +19,9 @@ from milkglass.server.store import Model
 from milkglass.server.strict import Body, Name
 
 Id = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
-Ids = list[Id]
+# A list ends at its first error: naming a million of them would hold up everybody else
+Ids = Annotated[list[Id], Field(fail_fast=True, max_length=2**20)]
+Rows = Annotated[list[Ids], Field(fail_fast=True, max_length=2**16)]
 # vLLM's and OpenAI's fields that only somebody with a tokenizer can honour; None and false are taken as "not asked for"
 CLIENTS_WORK = (
     "stop", "suffix", "echo", "logprobs", "prompt_logprobs", "logit_bias", "bad_words", "response_format",
@@ -42,7 +44,7 @@ class StreamOptions(Body):
 
 class Completion(Body):
     model: Name
-    prompt: Ids | list[Ids]
+    prompt: Ids | Rows
     max_tokens: int = Field(16, ge=1, lt=2**31, strict=True)
     temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -84,13 +86,13 @@ class Completion(Body):
 
 class Classification(Body):
     model: Name
-    input: Ids | list[Ids]
-    token_type_ids: Ids | list[Ids] | None = None
+    input: Ids | Rows
+    token_type_ids: Ids | Rows | None = None
 
     _no_text = field_validator("input", mode="before")(_no_text)
 
 
-def as_rows(value: Ids | list[Ids]) -> list[Ids]:
+def as_rows(value: Ids | Rows) -> list[Ids]:
     """`[]` is one empty row, which is refused later with the right words."""
     if value and isinstance(value[0], list):
         return value  # type: ignore[return-value]

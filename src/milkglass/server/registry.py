@@ -11,24 +11,18 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from milkglass import architectures
 from milkglass.checkpoint import INDEX, Checkpoint, write_json
-from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, NotFound, UnsupportedModel
+from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, NotFound
 from milkglass.server.bases import Bases
+from milkglass.server.description import check_config, describe
 from milkglass.server.home import Home
 from milkglass.server.store import Model, Store, new_id
 from milkglass.server.uploads import Locks, Uploads, sha256_of
 from milkglass.staging import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, assemble, link_or_copy
 from milkglass.tensorfile import read_header
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-# Each makes from_pretrained fetch, run or decode something that is not in the folder
-FORBIDDEN = ("auto_map", "custom_pipelines", "custom_generate", "quantization_config", "trust_remote_code")
-MAX_NUMBER = 2**40  # of any integer in a config
 PICKLES = re.compile(r"\.(bin|pt|pth|pkl|ckpt)$")
 
 
@@ -151,9 +145,9 @@ class Registry:
             raise
 
     def remove(self, model_id: str) -> None:
-        """Raises NotFound, or Conflict while a job needs it."""
+        """Raises NotFound, or Conflict while a job or a request needs it."""
         with self._locks.hold(model_id):
-            self._store.models.get(model_id)
+            self._store.models.require(model_id)
             for job in self._store.jobs.all():
                 if not job.over and job.model == model_id:
                     raise Conflict(f"the job {job.id} still needs this model", "cancel the job first")
@@ -177,7 +171,7 @@ class Registry:
 
     def sweep(self) -> None:
         """At start: folders that the store does not know were never finished, except a job's result that was moved."""
-        known = {model.id for model in self._store.models.all()}
+        known = self._store.models.ids()
         known |= {job.fine_tuned_model for job in self._store.jobs.all() if job.fine_tuned_model}
         for folder in self._home.models.iterdir():
             if folder.name not in known:
@@ -189,71 +183,3 @@ def _weight_map(index: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(f, str) for f in weight_map.values()):
         raise CorruptCheckpoint("the index has no weight_map of names", "send model.safetensors.index.json as it is")
     return weight_map
-
-
-def check_config(config: Mapping[str, Any]) -> None:
-    """Refuse what would run code, fetch something, or make a number of layers that no file backs. Raises ModelError."""
-    for key, value in _walk(config):
-        if key in FORBIDDEN or key.startswith("_attn_implementation"):
-            raise UnsupportedModel(f"the config has {_shown(key)}, which is not accepted", "send a plain architecture")
-        if isinstance(value, int) and abs(value) > MAX_NUMBER:
-            raise UnsupportedModel(f"a number in the config is beyond {MAX_NUMBER}", "send the model's own config")
-
-
-def _shown(key: str) -> str:
-    return key if key in FORBIDDEN else "_attn_implementation"
-
-
-def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    yield key, value
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _walk(inner, str(name))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _walk(inner, key)
-
-
-def describe(model_id: str, checkpoint: Checkpoint) -> Model:
-    """Check a config against its weights. Raises ModelError."""
-    architecture = architectures.of(checkpoint)
-    config = resolve(checkpoint.folder)
-    table = checkpoint.tensors[architecture.table].shape
-    layers = getattr(config, "num_hidden_layers", 0)
-    for name, is_right in (
-        ("vocab_size", config.vocab_size == architecture.vocab_size),
-        ("hidden_size", len(table) == 2 and config.hidden_size == table[1]),
-        ("num_hidden_layers", type(layers) is int and 0 < layers <= len(checkpoint.tensors)),
-    ):
-        if not is_right:
-            raise CorruptCheckpoint(f"the config's {name} is not what the weights say", "send the model's own config")
-    return Model(
-        id=model_id,
-        kind=architecture.kind,
-        vocab_size=architecture.vocab_size,
-        positions=positions(config),
-        token_types=getattr(config, "type_vocab_size", 0) or 0,
-        sha256={},
-    )
-
-
-def resolve(folder: Path) -> PreTrainedConfig:
-    """The config with Transformers' defaults filled in. Raises CorruptCheckpoint."""
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001  (a library's validation raises what it likes; it may quote the config)
-        raise CorruptCheckpoint(
-            f"the config does not describe a model: {type(error).__name__}", "send the model's own config.json"
-        ) from error
-
-
-def positions(config: PreTrainedConfig) -> int | None:
-    """How many tokens the model takes at most. RoBERTa counts from its padding id plus one."""
-    limit = getattr(config, "max_position_embeddings", None)
-    if type(limit) is not int or limit < 1:
-        return None
-    if config.model_type in ("roberta", "xlm-roberta"):
-        return limit - (config.pad_token_id or 0) - 1
-    return limit

@@ -82,6 +82,13 @@ def start_upload(body: NewUpload, shared: Shared) -> dict[str, Any]:
     return upload_json(upload, shared.settings.chunk_bytes)
 
 
+@router.get("/v1/uploads")
+def list_uploads(shared: Shared) -> dict[str, Any]:
+    """Those that are not complete: each takes room until it is completed or deleted."""
+    data = [upload_json(upload, shared.settings.chunk_bytes) for upload in shared.store.uploads.all()]
+    return {"object": "list", "data": data}
+
+
 @router.get("/v1/uploads/{key}")
 def get_upload(key: PathName, shared: Shared) -> dict[str, Any]:
     return upload_json(shared.uploads.get(key), shared.settings.chunk_bytes)

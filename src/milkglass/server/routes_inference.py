@@ -117,13 +117,14 @@ async def completions(body: Completion, request: Request, shared: Shared) -> Res
     run = Run(body, body.prompts())
     require_new(body.max_tokens, shared.settings)
     require_rows(run.prompts, model, shared.settings, extra=body.max_tokens)
-    engine = await run_in_threadpool(shared.loader.acquire, model, "generate")
+    entry = shared.loader.acquire(model, "generate")
 
     def close() -> None:
         run.cancel()
-        shared.loader.release(model.id, "generate")
+        shared.loader.release(entry)
 
     try:
+        engine = await asyncio.wrap_future(entry.engine)
         run.prepare(await run_in_threadpool(end_ids, shared, model.id))
         engine.submit(run.sequences)
         if body.stream:
@@ -166,9 +167,10 @@ async def classify(body: Classification, request: Request, shared: Shared) -> Re
     inputs = as_rows(body.input)
     require_rows(inputs, model, shared.settings)
     types = token_types(body, inputs, model)
-    engine = await run_in_threadpool(shared.loader.acquire, model, "classify")
+    entry = shared.loader.acquire(model, "classify")
     rows: list[Row] = []
     try:
+        engine = await asyncio.wrap_future(entry.engine)
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in inputs]
         for ids, kinds, future in zip(inputs, types, futures, strict=True):
@@ -179,7 +181,7 @@ async def classify(body: Classification, request: Request, shared: Shared) -> Re
     finally:
         for row in rows:
             row.cancelled = True
-        shared.loader.release(model.id, "classify")
+        shared.loader.release(entry)
     if found is None:
         return GONE
     return JSONResponse(_classified(model.id, inputs, found))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from milkglass.errors import UsageError
 from milkglass.server import events
@@ -19,13 +19,13 @@ from milkglass.server.context import Context, of
 from milkglass.server.spec import Hyperparameters
 from milkglass.server.store import Job
 from milkglass.server.streaming import EventStream, event
-from milkglass.server.strict import Body, Name, PathName, StrictRoute
+from milkglass.server.strict import Body, Name, PathName, StrictRoute, few_fields
 
 router = APIRouter(route_class=StrictRoute)
 Shared = Annotated[Context, Depends(of)]
 TAIL = 0.2  # seconds between looks for new events
 HEARTBEAT = 15.0  # seconds without an event after which a comment keeps the connection open
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+EventId = Annotated[str, Query(pattern=r"^(ftevent-)?[0-9]{1,15}$")]
 
 
 class NewJob(Body):
@@ -33,7 +33,7 @@ class NewJob(Body):
     training_file: Name
     validation_file: Name | None = None
     suffix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
-    hyperparameters: Hyperparameters = Hyperparameters()  # type: ignore[call-arg]
+    hyperparameters: Annotated[Hyperparameters, BeforeValidator(few_fields)] = Hyperparameters()  # type: ignore[call-arg]
 
 
 def job_json(job: Job) -> dict[str, Any]:
@@ -80,25 +80,29 @@ def cancel_job(key: PathName, shared: Shared) -> dict[str, Any]:
     return job_json(shared.jobs.cancel(key))
 
 
+@router.delete("/v1/fine_tuning/jobs/{key}")
+def delete_job(key: PathName, shared: Shared) -> dict[str, Any]:
+    """Only when it is over. The model that it made stays."""
+    shared.jobs.remove(key)
+    return {"id": key, "object": "fine_tuning.job", "deleted": True}
+
+
 @router.get("/v1/fine_tuning/jobs/{key}/checkpoints")
 def list_checkpoints(key: PathName, shared: Shared) -> dict[str, Any]:
+    """Of a job that is not over: nothing is resumed afterwards. `metrics` are those reported at that very step."""
     job = shared.store.jobs.get(key)
-    found = []
-    for path in (shared.jobs.folder(key) / "checkpoints").glob("checkpoint-*"):
-        step = _CHECKPOINT.fullmatch(path.name)
-        if step and (path / "complete").is_file():
-            found.append((int(step[1]), int(path.stat().st_mtime)))
+    told = [one.event.data for one in events.read(shared.jobs.folder(key)) if one.event.type == "metrics"]
     data: list[dict[str, Any]] = [
         {
             "id": f"ftckpt-{job.id.removeprefix('ftjob-')}-{step}",
             "object": "fine_tuning.job.checkpoint",
-            "created_at": made,
+            "created_at": int(made),
             "fine_tuning_job_id": job.id,
             "fine_tuned_model_checkpoint": None,  # to resume from; it is not a model that can be used
             "step_number": step,
-            "metrics": {},
+            "metrics": {name: value for data in told if data.get("step") == step for name, value in data.items()},
         }
-        for step, made in sorted(found, reverse=True)
+        for step, made in shared.jobs.checkpoints(key)
     ]
     return {"object": "list", "data": data, "has_more": False}
 
@@ -109,21 +113,22 @@ async def job_events(
     request: Request,
     shared: Shared,
     stream: bool = False,
-    after: Annotated[int, Query(ge=0, lt=2**53)] = 0,
+    after: EventId = "0",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """A list; or, asked with `stream` or `Accept: text/event-stream`, server-sent events that end with `done`.
 
-    `after` and `Last-Event-ID` are the id of the last event that was seen.
+    `after` and `Last-Event-ID` are the id of the last event that was seen, with or without its `ftevent-`.
     """
     await run_in_threadpool(shared.store.jobs.get, key)
     if last_event_id:
         if not re.fullmatch(r"(ftevent-)?\d{1,15}", last_event_id, re.ASCII):
             raise UsageError("Last-Event-ID is not an id of an event", "send the last id that you got, or none")
-        after = int(last_event_id.removeprefix("ftevent-"))
+        after = last_event_id
+    seen = int(after.removeprefix("ftevent-"))
     if stream or "text/event-stream" in request.headers.get("accept", ""):
-        return EventStream(_tail(shared, key, after), on_close=lambda: None)
-    told = await run_in_threadpool(events.read, shared.jobs.folder(key), after)
+        return EventStream(_tail(shared, key, seen), on_close=lambda: None)
+    told = await run_in_threadpool(events.read, shared.jobs.folder(key), seen)
     return JSONResponse({"object": "list", "data": [one.as_json() for one in told], "has_more": False})
 
 

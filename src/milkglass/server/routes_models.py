@@ -36,7 +36,7 @@ class NewModel(Body):
     generation_config: dict[str, Any] | None = None
     index: dict[str, Any] | None = None
     delta: DeltaBody | None = None
-    files: list[FileBody] = Field(min_length=1, max_length=10_000)
+    files: Annotated[list[FileBody], Field(fail_fast=True, min_length=1, max_length=10_000)]
 
     def registration(self) -> Registration:
         files = {file.name: file.file_id for file in self.files}

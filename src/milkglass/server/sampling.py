@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+COLD = 1e-6  # below it a draw is the most likely id, and fp32 can only spoil it
+
 
 @dataclass(frozen=True)
 class Sampling:
-    """`temperature` 0 takes the most likely id; `top_k` 0 and `top_p` 1 leave everything in."""
+    """`temperature` 0, or nearly 0, takes the most likely id; `top_k` 0 and `top_p` 1 leave everything in."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -28,10 +30,10 @@ def generator(sampling: Sampling) -> torch.Generator:
 
 def draw(logits: torch.Tensor, sampling: Sampling, rng: torch.Generator) -> int:
     """The next id from logits (v,)."""
-    if sampling.temperature == 0:
+    if sampling.temperature < COLD:
         return int(logits.argmax())
-    scaled = logits.float().cpu() / sampling.temperature
-    scaled -= scaled.max()  # a temperature near 0 overflows otherwise
+    scaled = logits.float().cpu()
+    scaled = (scaled - scaled.max()) / sampling.temperature  # in this order: nothing can become infinite minus infinite
     if 0 < sampling.top_k < len(scaled):
         scaled[scaled < scaled.topk(sampling.top_k).values[-1]] = -torch.inf
     if sampling.top_p < 1:

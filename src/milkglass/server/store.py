@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import sqlite3
 import threading
@@ -10,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from milkglass.errors import Conflict, NotFound
+from milkglass.errors import Conflict, NotFound, ServerError
 from milkglass.server.spec import Hyperparameters
 
+log = logging.getLogger("milkglass.server")
 Purpose = Literal["model", "fine-tune"]
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
@@ -23,7 +25,17 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(12)}"
 
 
+class Unreadable(ServerError):
+    """A record that does not say what it must: written by another version, or damaged."""
+
+    status = 500
+
+
 class Record(BaseModel):
+    """Checked when it is changed, too: what could not be read again is never written."""
+
+    model_config = ConfigDict(allow_inf_nan=False, validate_assignment=True)
+
     id: str
     created_at: float = Field(default_factory=time.time)
 
@@ -49,6 +61,7 @@ class Rows(BaseModel):
     min_label: int | None
     max_label: int | None
     max_token_type: int | None  # None: no such column
+    unlabelled: bool = False  # a label is -100; says nothing where labels are lists
 
 
 class File(Record):
@@ -66,6 +79,7 @@ class Model(Record):
     vocab_size: int
     positions: int | None  # tokens at most; None: no limit known
     token_types: int
+    pad_token_id: int | None = None
     sha256: dict[str, str]
     job: str | None = None  # the fine-tuning job that made it
 
@@ -80,7 +94,8 @@ class Job(Record):
     started_at: float | None = None
     finished_at: float | None = None
     cancel_at: float | None = None  # when its cancellation was asked for
-    crashes: int = 0
+    crashes: int = 0  # since the newest checkpoint
+    checkpoint: int = 0  # the step of the newest one at the last crash
     error: str | None = None
     fine_tuned_model: str | None = None
     trained_tokens: int = 0
@@ -112,18 +127,42 @@ class Table(Generic[R]):
 
     def find(self, key: str) -> R | None:
         rows = self._store.execute(f"SELECT body FROM {self._name} WHERE id = ?", key)
-        return self._kind.model_validate_json(rows[0][0]) if rows else None
+        return self._read(rows[0][0]) if rows else None
+
+    def _read(self, body: str) -> R:
+        try:
+            return self._kind.model_validate_json(body)
+        except ValidationError:
+            raise Unreadable(f"the record of this {self._noun} cannot be read", "delete it, and make it anew") from None
 
     def get(self, key: str) -> R:
-        """Raises NotFound."""
+        """Raises NotFound or Unreadable."""
         found = self.find(key)
         if found is None:
-            raise NotFound(f"there is no such {self._noun}", f"list the {self._noun}s that the server has")
+            raise self._absent()
         return found
 
+    def require(self, key: str) -> None:
+        """Raises NotFound; a record that cannot be read is there all the same."""
+        if not self._store.execute(f"SELECT 1 FROM {self._name} WHERE id = ?", key):
+            raise self._absent()
+
+    def _absent(self) -> NotFound:
+        return NotFound(f"there is no such {self._noun}", f"list the {self._noun}s that the server has")
+
     def all(self) -> list[R]:
-        rows = self._store.execute(f"SELECT body FROM {self._name} ORDER BY seq")
-        return [self._kind.model_validate_json(row[0]) for row in rows]
+        """Without those that cannot be read: one of them must not hide the others."""
+        found = []
+        for number, body in self._store.execute(f"SELECT seq, body FROM {self._name} ORDER BY seq"):
+            try:
+                found.append(self._read(body))
+            except Unreadable as error:
+                log.error("%s (number %d)", error.message, number)
+        return found
+
+    def ids(self) -> set[str]:
+        """All, also of records that cannot be read."""
+        return {row[0] for row in self._store.execute(f"SELECT id FROM {self._name}")}
 
     def update(self, key: str, change: Callable[[R], None]) -> R:
         """Read, change, write, with no other thread in between. Raises NotFound."""
@@ -134,9 +173,9 @@ class Table(Generic[R]):
             return record
 
     def remove(self, key: str) -> None:
-        """Raises NotFound."""
+        """Raises NotFound. A record that cannot be read can be removed."""
         with self._store.lock:
-            self.get(key)
+            self.require(key)
             self._store.execute(f"DELETE FROM {self._name} WHERE id = ?", key)
 
 

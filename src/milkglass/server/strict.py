@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import pydantic_core
 from fastapi import Path, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect
 
 from milkglass.errors import UsageError
@@ -19,11 +20,25 @@ PLAIN = r"^[A-Za-z0-9](\.?[A-Za-z0-9_-])*$"  # no slash, no leading dot, no two 
 Name = Annotated[str, Field(pattern=PLAIN, min_length=1, max_length=128)]
 PathName = Annotated[str, Path(pattern=PLAIN, min_length=1, max_length=128)]
 
+MAX_FIELDS = 64
+
+
+def few_fields(value: Any) -> Any:
+    """Stop before a million unknown fields become a million errors."""
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise PydanticCustomError("too_many_fields", f"has more than {MAX_FIELDS} fields")
+    return value
+
 
 class Body(BaseModel):
     """A request body: unknown fields are refused, since ignoring one would be a silent fallback."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        return few_fields(value)
 
 
 class _StrictRequest(Request):

@@ -85,7 +85,7 @@ class Uploads:
 
     def cancel(self, key: str) -> None:
         with self._locks.hold(key):
-            self.get(key)
+            self._store.uploads.require(key)
             self._forget(key)
 
     def complete(self, key: str) -> File:
@@ -115,7 +115,7 @@ class Uploads:
             return file
 
     def _forget(self, key: str) -> None:
-        if self._store.uploads.find(key):
+        if key in self._store.uploads.ids():
             self._store.uploads.remove(key)
         self._part(key).unlink(missing_ok=True)
 
@@ -161,13 +161,13 @@ class Uploads:
 
     def sweep(self) -> None:
         """At start: make the disk and the store agree again, where a kill came between them."""
-        for upload in self._store.uploads.all():
-            if not self._part(upload.id).is_file():
-                self._store.uploads.remove(upload.id)
-        for file in self._store.files.all():
-            if not self.path(file.id).is_file():
-                self._store.files.remove(file.id)
-        known = {record.id for record in [*self._store.uploads.all(), *self._store.files.all()]}
+        for key in self._store.uploads.ids():
+            if not self._part(key).is_file():
+                self._store.uploads.remove(key)
+        for key in self._store.files.ids():
+            if not self.path(key).is_file():
+                self._store.files.remove(key)
+        known = self._store.uploads.ids() | self._store.files.ids()
         for path in [*self._home.uploads.iterdir(), *self._home.files.iterdir()]:
             if path.name not in known:
                 path.unlink()

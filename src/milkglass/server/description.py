@@ -1,0 +1,141 @@
+"""What a config says, checked against the weights that came with it: before anything is made as large as it claims.
+
+Knows nothing of uploads, folders or names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milkglass import architectures
+from milkglass.architectures import Architecture
+from milkglass.checkpoint import Checkpoint
+from milkglass.errors import CorruptCheckpoint, UnsupportedModel
+from milkglass.server.store import Model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+# Each makes from_pretrained fetch, run or decode something that is not in the folder
+FORBIDDEN = ("auto_map", "custom_pipelines", "custom_generate", "quantization_config", "trust_remote_code")
+IMPLEMENTATIONS = ("attn_implementation", "experts_implementation", "kernel")  # may name code on a hub
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+LABELS = ("id2label", "label2id")
+MAX_NUMBER = 2**40  # of any integer in a config
+MAX_LABELS = 10_000
+MAX_BUFFER = 2**26  # numbers in a buffer that a model makes by itself: a causal mask of 8192 positions
+HINT = "send the model's own config"
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Refuse what would run code, fetch something, or make something large that no file backs. Raises ModelError."""
+    for key, value in _walk(config):
+        named = next((part for part in IMPLEMENTATIONS if part in key.lower()), key if key in FORBIDDEN else None)
+        if named:
+            raise UnsupportedModel(f"the config has {named}, which is not accepted", "send a plain architecture")
+        if isinstance(value, int) and abs(value) > MAX_NUMBER:
+            raise UnsupportedModel(f"a number in the config is beyond {MAX_NUMBER}", HINT)
+        many = len(value) if key in LABELS and isinstance(value, Mapping | list) else value
+        if key in ("num_labels", *LABELS) and isinstance(many, int | float) and many > MAX_LABELS:
+            raise UnsupportedModel(f"the config has more than {MAX_LABELS} labels", "leave the labels out")
+
+
+def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    yield key, value
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _walk(inner, str(name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _walk(inner, key)
+
+
+def describe(model_id: str, checkpoint: Checkpoint) -> Model:
+    """Check a config against its weights. Raises ModelError."""
+    architecture = architectures.of(checkpoint)
+    _require_layers(checkpoint)
+    config = resolve(checkpoint.folder)
+    table = checkpoint.tensors[architecture.table].shape
+    for name, is_right in (
+        ("vocab_size", config.vocab_size == architecture.vocab_size),
+        ("hidden_size", len(table) == 2 and config.hidden_size == table[1]),
+    ):
+        if not is_right:
+            raise CorruptCheckpoint(f"the config's {name} is not what the weights say", HINT)
+    _require_backed(_outline(config, architecture), architecture, checkpoint)
+    return Model(
+        id=model_id,
+        kind=architecture.kind,
+        vocab_size=architecture.vocab_size,
+        positions=positions(config),
+        token_types=getattr(config, "type_vocab_size", 0) or 0,
+        pad_token_id=config.pad_token_id,
+        sha256={},
+    )
+
+
+def _require_layers(checkpoint: Checkpoint) -> None:
+    """Before the config is resolved: some make a list as long as they claim to have layers."""
+    for key, value in _walk(checkpoint.config):
+        if key in LAYERS and not (type(value) is int and 0 < value <= len(checkpoint.tensors)):
+            raise CorruptCheckpoint(f"the config's {key} is not what the weights say", HINT)
+
+
+def resolve(folder: Path) -> PreTrainedConfig:
+    """The config with Transformers' defaults filled in. Raises CorruptCheckpoint."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001  (a library's validation raises what it likes; it may quote the config)
+        raise CorruptCheckpoint(f"the config does not describe a model: {type(error).__name__}", HINT) from error
+
+
+def _outline(config: PreTrainedConfig, architecture: Architecture) -> PreTrainedModel:
+    """The model with every tensor's name and shape, and without memory for any. Raises CorruptCheckpoint."""
+    import torch
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    kind = AutoModelForCausalLM if architecture.kind == "decoder" else AutoModel
+    try:
+        with torch.device("meta"):
+            return kind.from_config(config, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001  (as above)
+        raise CorruptCheckpoint(f"the config does not describe a model: {type(error).__name__}", HINT) from error
+
+
+def _require_backed(outline: PreTrainedModel, architecture: Architecture, checkpoint: Checkpoint) -> None:
+    """Every weight of the outline lies in the files, in its own shape. What a task adds may be missing: heads, poolers;
+    none of them is larger than the table or than hidden size squared."""
+    prefix = f"{outline.base_model_prefix}."
+    shapes = {_plain(name, prefix): ref.shape for name, ref in checkpoint.tensors.items()}
+    for name, weight in outline.named_parameters():
+        inside = architecture.kind == "encoder" or name.startswith(prefix)
+        found = shapes.get(_plain(name, prefix))
+        if found is None and inside and not _plain(name, prefix).startswith("pooler."):
+            raise CorruptCheckpoint(f"the weights lack {name}, which the config asks for", "upload the whole model")
+        if found is not None and found != tuple(weight.shape):
+            raise CorruptCheckpoint(f"the config gives {name} a shape that is not the weights'", HINT)
+    if any(buffer.numel() > MAX_BUFFER for buffer in outline.buffers()):
+        raise CorruptCheckpoint(f"the config asks for a buffer of more than {MAX_BUFFER} numbers", HINT)
+
+
+def _plain(name: str, prefix: str) -> str:
+    """As Transformers matches names: with or without the base model's prefix; norms may be called as in 2018."""
+    name = name.removeprefix(prefix)
+    for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def positions(config: PreTrainedConfig) -> int | None:
+    """How many tokens the model takes at most. RoBERTa counts from its padding id plus one."""
+    limit = getattr(config, "max_position_embeddings", None)
+    if type(limit) is not int or limit < 1:
+        return None
+    if config.model_type in ("roberta", "xlm-roberta"):
+        return limit - (config.pad_token_id or 0) - 1
+    return limit
