@@ -18,7 +18,7 @@ import torch
 
 from milkglass.checkpoint import INDEX, Checkpoint, read_json, write_json
 from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
-from milkglass.tensorfile import DTYPES, Progress, Rows, TensorRef, read_header, write_safetensors
+from milkglass.tensorfile import DTYPES, Progress, Rows, TensorRef, has_notes, read_header, write_safetensors
 
 DELTA_WEIGHTS = "delta.safetensors"
 DELTA_CONFIG = "delta.json"
@@ -93,16 +93,16 @@ def rewrite(
     staging: Staging,
     progress: Progress | None = None,
 ) -> None:
-    """Write the whole model: shards that hold a replaced tensor anew, the others as links or copies.
+    """Write the whole model: shards that hold a replaced tensor or notes anew, the others as links or copies.
 
-    Nothing else of the base folder comes along: no tokenizer, no README.
+    Nothing else of the base folder comes along: no tokenizer, no README, no metadata.
     """
     for file in base.files:
         refs = [ref for ref in base.tensors.values() if ref.file == file]
         if file.name in staging.done:
             _count(refs, progress)
             continue
-        if any(ref.name in replaced for ref in refs):
+        if any(ref.name in replaced for ref in refs) or has_notes(file):
             write_safetensors(staging.folder / file.name, refs, replaced, progress)
         else:
             link_or_copy(file, staging.folder / file.name)

@@ -23,6 +23,7 @@ WIDTH = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "
          "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
 CHUNK = 1 << 22  # bytes copied or hashed at a time
 MAX_HEADER = 25_000_000  # bytes; a model of 100,000 tensors needs about 12 MB
+PLAIN = {"format": "pt"}  # the only note that a file of ours carries
 MAX_RANK, MAX_DIMENSION = 8, 1 << 40
 
 Progress = Callable[[int], None]  # told how many bytes were just done
@@ -79,6 +80,13 @@ def read_header(path: Path) -> dict[str, TensorRef]:
     return found
 
 
+def has_notes(path: Path) -> bool:
+    """Whether a file, whose header `read_header` has accepted, carries notes of whoever wrote it."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return header.get("__metadata__", PLAIN) != PLAIN
+
+
 def _tensor_ref(path: Path, name: str, entry: Any, base: int, size: int) -> TensorRef:
     """Every number is bounded before it is used: products of absurd ones take minutes by themselves."""
     match entry:
@@ -126,7 +134,7 @@ def write_safetensors(
 
     The file appears under its name only when it is complete.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": PLAIN}
     at = 0
     for ref in refs:
         header[ref.name] = {"dtype": ref.dtype, "shape": list(ref.shape), "data_offsets": [at, at + ref.bytes]}

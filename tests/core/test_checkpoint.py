@@ -224,6 +224,17 @@ def test_what_another_key_left_is_not_continued(tmp_path: Path) -> None:
     assert all(check.passed for check in verify(base, key, tmp_path / "out"))
 
 
+def test_notes_in_untouched_shards_stay_at_home(tmp_path: Path) -> None:
+    folder = tiny.save("llama-untied", tmp_path / "base", shard="10KB")
+    for file in Checkpoint.open(folder).files:
+        save_file(load_file(file), file, metadata={"format": "pt", "author": "Dr Somebody"})
+    base = Checkpoint.open(folder)
+    key = new_key(base, "base", SCHEME, base.digest())
+    scramble(base, key, tmp_path / "out")
+    assert not [p.name for p in (tmp_path / "out").iterdir() if b"Somebody" in p.read_bytes()]
+    assert failed(base, key, tmp_path / "out") == set()
+
+
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     base, key = make(tmp_path)
     (tmp_path / "out").mkdir()

@@ -5,7 +5,6 @@ Opens nothing that can run code. What it finds out about training rows is kept, 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ import pyarrow.parquet as pq
 from milkglass.errors import BadUpload, CorruptCheckpoint, MilkglassError
 from milkglass.server.spec import MAX_LENGTH
 from milkglass.server.store import Purpose, Rows
-from milkglass.tensorfile import read_header
+from milkglass.tensorfile import has_notes, read_header
 
 SUFFIX: dict[Purpose, str] = {"model": ".safetensors", "fine-tune": ".parquet"}
 COLUMNS = frozenset({"input_ids", "attention_mask", "token_type_ids", "labels"})
@@ -25,7 +24,6 @@ BATCH = 256  # rows looked at together
 MAX_ROW = 8 * MAX_LENGTH  # tokens of a row, which a worker cuts to MAX_LENGTH or less
 MAX_GROUP = 2**24  # numbers of a column in one row group, which a reader may hold at once
 MAX_TOKENS = 2**28  # of a whole file: a worker holds it in memory
-PLAIN = {"format": "pt"}  # what safetensors says of itself
 
 
 def require_suffix(filename: str, purpose: Purpose) -> None:
@@ -55,9 +53,7 @@ def _check_weights(path: Path) -> None:
         raise BadUpload("the header of the file is not sane", "save the weights with safetensors") from error
     if not refs:
         raise BadUpload("the file holds no tensors", "save the weights with safetensors")
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    if header.get("__metadata__", PLAIN) != PLAIN:
+    if has_notes(path):
         raise BadUpload(
             "the file holds metadata of its own, which may say more than numbers do",
             'save the weights with save_pretrained, which says only {"format": "pt"}',
