@@ -1,5 +1,7 @@
 """Cut an Alpaca file (a JSON list of instruction, input, output) into train.jsonl and validation.jsonl (its last 64).
 
+Rows whose question is longer than 400 characters are left out: within the recipe's 192 tokens no answer might be left.
+
 python recipes/split_alpaca.py alpaca_5000.json OUT_FOLDER
 """
 
@@ -7,9 +9,10 @@ import json
 import sys
 from pathlib import Path
 
-HELD_OUT = 64
+HELD_OUT, LONGEST = 64, 400
 
-rows = [row for row in json.loads(Path(sys.argv[1]).read_text("utf-8")) if row["output"].strip()]
+rows = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+rows = [row for row in rows if row["output"].strip() and len(row["instruction"] + row["input"]) <= LONGEST]
 folder = Path(sys.argv[2])
 folder.mkdir(parents=True, exist_ok=True)
 for name, part in (("train", rows[:-HELD_OUT]), ("validation", rows[-HELD_OUT:])):
