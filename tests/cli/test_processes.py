@@ -116,18 +116,22 @@ def test_a_reader_that_has_enough_is_no_error(owner: tuple[Path, Codec]) -> None
     assert len(done.stdout.splitlines()) == 1 and "Traceback" not in done.stderr
 
 
-def hear_ctrl_c() -> None:
-    """A test run that was itself started in the background hands on that SIGINT is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@pytest.fixture
+def hears_ctrl_c() -> Iterator[None]:
+    """A test run that was itself started in the background would hand on that SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_ends_with_130(owner: tuple[Path, Codec]) -> None:
     """While it reads: the first line is answered, so it is surely at work."""
     folder, _ = owner
     command = [*MILKGLASS, "decode", "--key", str(folder / "owner.mgkey")]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment(PYTHONUNBUFFERED="1"), preexec_fn=hear_ctrl_c,
+        env=environment(PYTHONUNBUFFERED="1"),
     ) as process:  # fmt: skip
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         process.stdin.write("[5]\n")
