@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import struct
 import subprocess
 import sys
@@ -305,6 +304,7 @@ from milkglass.client.scramble import new_key, scramble
 from milkglass.schemes.obfuslm import ObfusLM
 base = Checkpoint.open(Path(sys.argv[1]))
 scramble(base, new_key(base, "base", ObfusLM(k=64), base.digest()), Path(sys.argv[2]), delta=sys.argv[3] == "delta")
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
 
@@ -327,12 +327,11 @@ def test_peak_memory_is_below_one_and_a_half_tables_and_a_gigabyte(dtype: torch.
     del table, tensors
     bound = 1.5 * rows * width * dtype.itemsize + 0.6 * 2**30
     command = [sys.executable, "-c", MEASURE, str(base), str(tmp_path / "out"), "delta"]
-    process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "2"})
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    peak = usage.ru_maxrss * 1024
-    assert resource.getpagesize() <= peak < bound, f"{peak / 2**20:.0f} MiB of {bound / 2**20:.0f}"
+    # The child says it itself: what the kernel tells of a child's peak includes that of the parent at its birth.
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=True)
+    peak = int(done.stdout) * 1024
+    assert 100 << 20 < peak < bound, f"{peak / 2**20:.0f} MiB of {bound / 2**20:.0f}"
 
 
 def test_a_loaded_scrambled_model_equals_the_safetensors(tmp_path: Path) -> None:
