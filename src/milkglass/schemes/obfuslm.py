@@ -229,23 +229,28 @@ class _Row:
 
 
 def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
-    """Join each cluster smaller than k, in order, to the one whose mean direction is nearest to its own."""
+    """Join each cluster smaller than k, in order, to the one whose mean direction is nearest, below 2k tokens in all.
+
+    The bound matters: without it the mean of a grown cluster draws every outlier (SmolLM2 had one of 3,077 tokens, all
+    of which then look like their common mean). Only where nothing fits below 2k does the nearest one grow further.
+    """
     merged = list(clusters)
     means = torch.stack([unit_rows(table, c).mean(0) for c in merged])
     unit = torch.nn.functional.normalize(means, dim=1)
-    gone = torch.zeros(len(merged), dtype=torch.bool)
+    sizes = torch.tensor([len(cluster) for cluster in merged])  # 0 once it has joined another
     for i in range(len(merged)):
-        if len(merged[i]) >= k or int(gone.sum()) == len(merged) - 1:
+        size = int(sizes[i])
+        others = sizes > 0
+        others[i] = False
+        if size >= k or not others.any():
             continue
-        near = unit @ unit[i]
-        near[gone] = -2
-        near[i] = -2
-        j = int(near.argmax())
-        means[j] = means[i].lerp(means[j], len(merged[j]) / (len(merged[i]) + len(merged[j])))
+        fits = others & (sizes + size < 2 * k)
+        j = int((unit @ unit[i]).masked_fill_(~(fits if fits.any() else others), -2).argmax())
+        means[j] = means[i].lerp(means[j], float(sizes[j] / (sizes[j] + size)))
         unit[j] = torch.nn.functional.normalize(means[j], dim=0)
         merged[j] = np.concatenate([merged[j], merged[i]])
-        gone[i] = True
-    return [cluster for cluster, empty in zip(merged, gone.tolist(), strict=True) if not empty]
+        sizes[j], sizes[i] = len(merged[j]), 0
+    return [cluster for cluster, size in zip(merged, sizes.tolist(), strict=True) if size]
 
 
 def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise: Noise) -> list[NDArray[np.float32]]:

@@ -1,4 +1,4 @@
-"""KNN: read each obfuscated embedding as the public token whose embedding is nearest (Qu et al. 2021).
+"""KNN: read each scrambled id as the public token whose embedding is nearest (Qu et al. 2021).
 
 The weakest attack of all, and the one that every paper prints. It looks at one token at a time: what frequencies,
 neighbours and repetition give away besides is not counted here (THREATS.md).
@@ -6,13 +6,60 @@ neighbours and repetition give away besides is not counted here (THREATS.md).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
 import torch
 
+from milkglass.paper import Paper
+from milkglass.threat import Attack, Budget, Guess, Knowledge, Observation, Transcript, Weights
 
-def nearest(obfuscated: torch.Tensor, public: torch.Tensor, k: int) -> torch.Tensor:
-    """For each row of `obfuscated` (n, d), the `k` rows of `public` (m, d) of highest cosine: (n, k), best first."""
-    unit = torch.nn.functional.normalize(public.float(), dim=1)
-    found = []
-    for block in obfuscated.float().split(512):
-        found.append((torch.nn.functional.normalize(block, dim=1) @ unit.T).topk(k, dim=1).indices)
-    return torch.cat(found)
+Metric = Literal["cosine", "euclidean"]
+ROWS = 512  # rows compared at a time
+
+
+def nearest(obfuscated: torch.Tensor, public: torch.Tensor, k: int, metric: Metric = "cosine") -> torch.Tensor:
+    """For each row of `obfuscated` (n, d), the `k` nearest rows of `public` (m, d): (n, k), best first.
+
+    One matrix product: |x - y|^2 ranks as x.y - |y|^2 / 2, since |x|^2 is the same for all y.
+    """
+    against = public.float()
+    if metric == "cosine":
+        against = torch.nn.functional.normalize(against, dim=1)
+    half = (against * against).sum(1) / 2 if metric == "euclidean" else torch.zeros(len(against))
+    turned = against.T.contiguous()
+    found = [(block @ turned - half).topk(k, dim=1).indices for block in obfuscated.float().split(ROWS)]
+    return torch.cat(found) if found else torch.empty(0, k, dtype=torch.long)
+
+
+def same_width(transcript: Transcript, knowledge: Knowledge) -> str | None:
+    assert knowledge.public_model is not None
+    seen, known = transcript.table.shape[1], knowledge.public_model.table.shape[1]
+    return None if seen == known else f"the scrambled embeddings have {seen} dimensions, the public ones {known}"
+
+
+@dataclass(frozen=True)
+class KNN(Attack):
+    """metric: what "nearest" means. k: how many ranks the guess has."""
+
+    metric: Metric = "cosine"
+    k: int = 10
+
+    name: ClassVar[str] = "knn"
+    title: ClassVar[str] = "Nearest neighbour"
+    paper: ClassVar[Paper] = Paper(
+        "Natural Language Understanding with Privacy-Preserving BERT",
+        "Qu, Kong, Yang, Zhang, Bendersky, Najork",
+        2021,
+        "CIKM",
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        return same_width(transcript, knowledge)
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.public_model is not None
+        return Guess(table=nearest(transcript.table, knowledge.public_model.table, self.k, self.metric).numpy())

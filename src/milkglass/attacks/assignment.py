@@ -1,0 +1,31 @@
+"""From likelihoods to a guess: within a group every public id is used at most once, so the best assignment as a whole
+(Kuhn 1955) beats each row's own favourite."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from milkglass.sequences import Ids
+from milkglass.threat import NO_BELIEF, Candidates, Guess
+
+
+def ranked(candidates: Candidates, size: int, k: int = 10) -> Guess:
+    """(size, k) public ids: first the jointly best assignment, then each row's others, likeliest first."""
+    table = np.full((size, k), NO_BELIEF, np.int64)
+    for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
+        scores = likelihood.copy()
+        rows, columns = best(scores)
+        scores[rows, columns] = np.inf
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        table[group.rows, : order.shape[1]] = group.members[order]
+    return Guess(table=table)
+
+
+def best(likelihood: NDArray[np.float64]) -> tuple[Ids, Ids]:
+    """Rows and columns of the assignment of greatest total likelihood, for any (r, m); -inf is very unlikely, not
+    forbidden, so that there is always an answer."""
+    worst = np.finfo(np.float64).min / 1e6
+    rows, columns = linear_sum_assignment(np.maximum(likelihood, worst), maximize=True)
+    return rows.astype(np.int64), columns.astype(np.int64)

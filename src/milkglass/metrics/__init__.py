@@ -1,0 +1,1 @@
+"""Measures on arrays and texts: they know nothing of attacks, defences or keys."""

@@ -1,0 +1,55 @@
+"""A share with its bootstrap interval (Efron 1979, percentile method)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+DRAWS = 1000
+LEVEL = 0.95
+BLOCK = 4_000_000  # resampling weights held at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """value: the measure. low, high: 95 %. units: how many independent units were resampled."""
+
+    value: float
+    low: float
+    high: float
+    units: int
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
+
+
+def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.random.Generator) -> Interval:
+    """sum(hits) / sum(weights), both (u,), one entry an independent unit (a sentence), which are what is resampled.
+
+    Tokens of one sentence fall together: resampling tokens would promise too much. No weight at all: the measure does
+    not exist, and is nan.
+    """
+    total = float(weights.sum())
+    if total == 0:
+        return Interval(float("nan"), float("nan"), float("nan"), 0)
+    units = len(weights)
+    drawn: list[NDArray[np.float64]] = []
+    step = max(1, BLOCK // units)
+    for start in range(0, DRAWS, step):
+        counts = rng.multinomial(units, np.full(units, 1 / units), size=min(step, DRAWS - start)).astype(np.float64)
+        below = counts @ weights
+        drawn.append(np.divide(counts @ hits, below, out=np.full(len(below), np.nan), where=below > 0))
+    low, high = np.nanquantile(np.concatenate(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(hits.sum()) / total, float(low), float(high), units)
+
+
+def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
+    """The mean of independent yes-or-no units. Their bootstrap is a binomial draw, so it is drawn as one."""
+    if not len(hits):
+        return Interval(float("nan"), float("nan"), float("nan"), 0)
+    mean = float(hits.mean())
+    drawn = rng.binomial(len(hits), mean, size=DRAWS) / len(hits)
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(mean, float(low), float(high), len(hits))

@@ -1,0 +1,78 @@
+"""How much of a text an attacker got back: shares of tokens, likeness of texts, and what guessing alone would give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.metrics import text
+from milkglass.metrics.interval import Interval, ratio, share
+from milkglass.sequences import Ids, Sequences
+
+TOP = (1, 3, 10)
+TEXTS = 500  # texts compared by ROUGE and METEOR: a sample, drawn by the caller's generator
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Each measure with its interval. Names: "tokens top-1", "content top-3", "vocabulary top-10", "rouge-1",
+    "exact texts" and so on. A measure that the guess cannot have (fewer than 10 ranks, places and not ids) is absent.
+    """
+
+    measures: dict[str, Interval]
+
+    def __getitem__(self, name: str) -> Interval:
+        return self.measures[name]
+
+
+def tokens(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
+    """Top-1, 3 and 10 over running tokens: guess (total, k), counted (total,) which tokens count."""
+    right = guess == truth.ids[:, None]
+    weights = np.bincount(truth.owner, weights=counted, minlength=len(truth)).astype(np.float64)
+    found = {}
+    for k in TOP:
+        if k <= guess.shape[1]:
+            hits = (right[:, :k].any(1) & counted).astype(np.float64)
+            found[k] = ratio(np.bincount(truth.owner, hits, len(truth)).astype(np.float64), weights, rng)
+    return found
+
+
+def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
+    """The same over the vocabulary: guess (n, k) by scrambled id, inverse (n,), counted (n,) by scrambled id."""
+    right = guess == inverse[:, None]
+    return {k: share(right[counted, :k].any(1), rng) for k in TOP if k <= guess.shape[1]}
+
+
+def exact(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
+    """The share of sequences of which every counted token is right; guess (total,)."""
+    wrong = np.bincount(truth.owner, weights=(guess != truth.ids) & counted, minlength=len(truth))
+    some = np.bincount(truth.owner, weights=counted, minlength=len(truth)) > 0
+    return share((wrong == 0)[some], rng)
+
+
+def texts(
+    guess: Sequences, truth: Sequences, read: Callable[[Ids], str], rng: np.random.Generator
+) -> dict[str, Interval]:
+    """ROUGE and METEOR of the texts as they are read; of a sample, where there are more than TEXTS."""
+    chosen = np.arange(len(truth)) if len(truth) <= TEXTS else np.sort(rng.choice(len(truth), TEXTS, replace=False))
+    pairs = zip(truth.chosen(chosen), guess.chosen(chosen), strict=True)
+    rows = np.array([text.likeness(read(one), read(other)) for one, other in pairs]).reshape(-1, len(text.NAMES))
+    ones = np.ones(len(rows))
+    return {name: ratio(rows[:, i], ones, rng) for i, name in enumerate(text.NAMES)}
+
+
+def floors(truth: Sequences, counted: NDArray[np.bool_], public: Ids | None, size: int) -> dict[str, float]:
+    """What costs nothing: a random id of the vocabulary's, and always the commonest token.
+
+    counted: (total,). size: n. public: counts (n,) of the attacker's text, else the truth's own commonest token is
+    taken, which no attacker knows: then it is an upper bound of this floor.
+    """
+    ids = truth.ids[counted]
+    if not len(ids):
+        return {"random guess": float("nan"), "commonest token": float("nan")}
+    own = np.bincount(ids)
+    commonest = int(np.argmax(own if public is None else public))
+    return {"random guess": 1 / size, "commonest token": float((ids == commonest).mean())}

@@ -1,0 +1,58 @@
+"""A model as an attacker has it: named tensors and a config, in memory or lying in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from milkglass.architectures import family_of
+from milkglass.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Stored(Mapping[str, torch.Tensor]):
+    """The tensors of a checkpoint, each read when it is asked for and not kept."""
+
+    checkpoint: Checkpoint
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.checkpoint.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.checkpoint.tensors)
+
+    def __len__(self) -> int:
+        return len(self.checkpoint.tensors)
+
+
+@dataclass(frozen=True)
+class Model:
+    """tensors: by their full names. folder: where the checkpoint lies, with its tokenizer if it is a public one."""
+
+    tensors: Mapping[str, torch.Tensor]
+    config: Mapping[str, Any]
+    folder: Path | None = None
+
+    @classmethod
+    def open(cls, folder: Path) -> Model:
+        checkpoint = Checkpoint.open(folder)
+        return cls(Stored(checkpoint), checkpoint.config, folder)
+
+    def _named(self, suffixes: tuple[str, ...]) -> list[str]:
+        return [name for name in self.tensors if any(name == s or name.endswith("." + s) for s in suffixes)]
+
+    @property
+    def table(self) -> torch.Tensor:
+        """(n, d) the input embeddings, fp32."""
+        names = self._named(family_of(self.config).table)
+        return self.tensors[names[0]].float()
+
+    @property
+    def head(self) -> torch.Tensor | None:
+        """(n, d) the output embeddings where they are a tensor of their own, fp32."""
+        names = self._named(family_of(self.config).heads)
+        return self.tensors[names[0]].float() if names else None

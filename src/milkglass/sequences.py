@@ -1,0 +1,59 @@
+"""Many id sequences of different lengths as two flat arrays: no padding, no Python loop over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """ids: (total,) all sequences, one after the other. lengths: (b,) how long each is."""
+
+    ids: Ids
+    lengths: Ids
+
+    @classmethod
+    def of(cls, sequences: Iterable[Iterable[int] | NDArray[np.integer]]) -> Sequences:
+        parts = [np.asarray(one, np.int64).reshape(-1) for one in sequences]
+        lengths = np.array([len(part) for part in parts], np.int64)
+        return cls(np.concatenate(parts) if parts else np.empty(0, np.int64), lengths)
+
+    def __post_init__(self) -> None:
+        if int(self.lengths.sum()) != len(self.ids):
+            raise ValueError(f"lengths add up to {int(self.lengths.sum())}, there are {len(self.ids)} ids")
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[Ids]:
+        return iter(np.split(self.ids, np.cumsum(self.lengths)[:-1]) if len(self) else [])
+
+    @property
+    def owner(self) -> Ids:
+        """(total,) the number of the sequence that each id belongs to."""
+        return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
+
+    def mapped(self, table: Ids) -> Sequences:
+        """Every id replaced by `table[id]`."""
+        return Sequences(table[self.ids], self.lengths)
+
+    def kept(self, keep: NDArray[np.bool_]) -> Sequences:
+        """Only the ids where `keep` (total,) is true; a sequence may become empty, none disappears."""
+        lengths = np.bincount(self.owner[keep], minlength=len(self)).astype(np.int64)
+        return Sequences(self.ids[keep], lengths)
+
+    def chosen(self, numbers: Ids) -> Sequences:
+        """Those sequences, in that order."""
+        ends = np.cumsum(self.lengths)
+        parts = [self.ids[ends[i] - self.lengths[i] : ends[i]] for i in numbers.tolist()]
+        return Sequences.of(parts)
+
+    def counts(self, size: int) -> Ids:
+        """(size,) how often each id occurs."""
+        return np.bincount(self.ids, minlength=size).astype(np.int64)

@@ -1,0 +1,315 @@
+"""What an attacker sees, knows and guesses, and how a guess is graded.
+
+A transcript is all that crossed to, or rests on, the server's side. An attack sees a transcript and declared
+knowledge and returns a guess; it never sees the truth. `score` does, and it alone.
+
+What this module does not know: any attack, any defence, the key. Public ids are the ids of the public tokenizer,
+scrambled ids those that crossed the wire; a vocabulary has n of each.
+"""
+
+from __future__ import annotations
+
+import abc
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.metrics import recovery
+from milkglass.metrics.interval import Interval
+from milkglass.metrics.recovery import Recovery
+from milkglass.modelview import Model
+from milkglass.paper import Paper
+from milkglass.sequences import Ids, Sequences
+
+NO_BELIEF = -1  # a guess that names no public id
+
+
+# --- what is seen -----------------------------------------------------------------------------------------------------
+class Observation(abc.ABC):  # noqa: B024 - a closed family: these five, and no other
+    """One kind of thing that the server's side holds or receives."""
+
+
+@dataclass(frozen=True)
+class Tokens(Observation):
+    """Scrambled ids that the client sent. purpose: "train", "infer"."""
+
+    ids: Sequences
+
+
+@dataclass(frozen=True)
+class Weights(Observation):
+    """A model at rest on the server. tuned: after fine-tuning, else as it was uploaded."""
+
+    model: Model
+    tuned: bool = False
+
+
+@dataclass(frozen=True)
+class Activations(Observation):
+    """Hidden states after `layer` layers (0: the embeddings): `hidden` (total, d), a row a token of `lengths`."""
+
+    hidden: torch.Tensor
+    lengths: Ids
+    layer: int
+
+
+@dataclass(frozen=True)
+class Gradients(Observation):
+    """One client's update in one round."""
+
+    tensors: Mapping[str, torch.Tensor]
+    batch_size: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Outputs(Observation):
+    """Scrambled ids that the server generated."""
+
+    ids: Sequences
+
+
+Kind = TypeVar("Kind", bound=Observation)
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """All observations of one client, in the order in which they were made. size: n, how many ids there are."""
+
+    observations: tuple[Observation, ...]
+    size: int
+
+    def __post_init__(self) -> None:
+        for one in self.observations:
+            if isinstance(one, Tokens | Outputs) and one.ids.ids.size:
+                low, high = int(one.ids.ids.min()), int(one.ids.ids.max())
+                if low < 0 or high >= self.size:
+                    raise UsageError(
+                        f"an id of {low if low < 0 else high} in a vocabulary of {self.size}",
+                        "the transcript and the model do not belong together",
+                    )
+
+    def all(self, kind: type[Kind]) -> tuple[Kind, ...]:
+        return tuple(one for one in self.observations if isinstance(one, kind))
+
+    @property
+    def kinds(self) -> frozenset[type[Observation]]:
+        return frozenset(type(one) for one in self.observations)
+
+    @property
+    def tokens(self) -> Sequences:
+        """Everything that the client sent, as one list of sequences."""
+        return Sequences.of(part for one in self.all(Tokens) for part in one.ids)
+
+    def weights(self, tuned: bool) -> Model | None:
+        """The last model uploaded, or the last one tuned."""
+        found = [one.model for one in self.all(Weights) if one.tuned == tuned]
+        return found[-1] if found else None
+
+    @property
+    def table(self) -> torch.Tensor:
+        """(n, d) the scrambled embeddings; as uploaded, if that was seen, since training only blurs them."""
+        model = self.weights(tuned=False) or self.weights(tuned=True)
+        if model is None:
+            raise UsageError("this transcript holds no weights", "ask why_not before an attack is run")
+        return model.table
+
+
+# --- what is known ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Group:
+    """Scrambled ids `rows` (r,) which stand for the public ids `members` (m,), in an order that is not known.
+
+    weights: (r, m) how each row mixes the members, where that was solved, else None.
+    """
+
+    rows: Ids
+    members: Ids
+    weights: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What each scrambled id can stand for, and how likely that is from what was seen so far.
+
+    groups: disjoint in rows. likelihood: one (r, m) array a group, logarithms up to a constant for each row.
+    """
+
+    groups: tuple[Group, ...]
+    likelihood: tuple[NDArray[np.float64], ...]
+
+    def __post_init__(self) -> None:
+        for group, values in zip(self.groups, self.likelihood, strict=True):
+            if values.shape != (len(group.rows), len(group.members)):
+                raise ValueError(f"a likelihood of {values.shape} for {len(group.rows)} x {len(group.members)}")
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What the adversary has besides the transcript. None: this adversary lacks it.
+
+    corpus: public text, in public ids, of the same kind as the client's or not. pairs: (p, 2) scrambled and public ids
+    that leaked. candidates: what an earlier attack worked out. simulate: the same scheme under the attacker's own key
+    (Kerckhoffs): for a seed, the scrambled model and its map (n,) from public to scrambled ids.
+    """
+
+    public_model: Model | None = None
+    corpus: Sequences | None = None
+    labels: NDArray[np.int64] | None = None
+    pairs: Ids | None = None
+    candidates: Candidates | None = None
+    simulate: Callable[[int], tuple[Model, Ids]] | None = None
+
+
+# --- what is guessed --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Guess:
+    """table: (n, k) for each scrambled id the public ids it may stand for, likeliest first, NO_BELIEF where there is
+    none. running: the same for each token that was sent, (total, k), where the attack reads places and not ids.
+    """
+
+    table: Ids | None = None
+    running: Ids | None = None
+
+    def __post_init__(self) -> None:
+        if (self.table is None) == (self.running is None):
+            raise ValueError("a guess is either about ids or about places")
+
+    def at(self, tokens: Sequences) -> Ids:
+        """(total, k): the guess for each token sent."""
+        if self.running is not None:
+            if len(self.running) != len(tokens.ids):
+                raise ValueError(f"{len(self.running)} guesses for {len(tokens.ids)} tokens")
+            return self.running
+        assert self.table is not None
+        return self.table[tokens.ids]
+
+
+@dataclass
+class Budget:
+    """How long an attack may take, in seconds. An attack that has to stop early says what it has."""
+
+    seconds: float = float("inf")
+    progress: Callable[[float], None] = lambda share: None  # noqa: E731
+    _started: float = field(default_factory=time.monotonic, repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """`90s`, `2m`, `1h`, or a bare number of seconds."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+        if not found or float(found[1]) == 0:
+            raise UsageError(f"budget {text!r} is no length of time", "give seconds, or 90s, 2m, 1h")
+        return cls(float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]])
+
+    def left(self) -> float:
+        return self._started + self.seconds - time.monotonic()
+
+
+class Attack(abc.ABC):
+    """An attack: a final, frozen dataclass whose fields are its parameters.
+
+    Authors write `run`; `__call__` validates. sees: observations without which it cannot run. assumes: names of
+    Knowledge's fields that it needs. Neither may ever hold anything secret.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[Paper]
+    sees: ClassVar[frozenset[type[Observation]]]
+    assumes: ClassVar[frozenset[str]]
+
+    @abc.abstractmethod
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess: ...
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        """A reason of its own not to run; what it sees and assumes is there."""
+        return None
+
+    def __call__(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        if reason := why_not(self, transcript, knowledge):
+            raise UsageError(f"{self.name} does not apply: {reason}", "choose an attack for which why_not is None")
+        guess = self.run(transcript, knowledge, budget, rng)
+        if guess.table is not None and len(guess.table) != transcript.size:
+            raise ValueError(f"{self.name} guessed {len(guess.table)} ids of {transcript.size}")
+        return guess
+
+
+_SAID: Mapping[str, str] = {
+    "public_model": "the attacker is taken not to have the public model",
+    "corpus": "the attacker has no public text",
+    "labels": "the attacker does not know the labels",
+    "pairs": "no known plaintext leaked",
+    "candidates": "no earlier attack found candidates",
+    "simulate": "the scheme cannot be simulated under another key",
+}
+
+
+def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    """None when the attack applies, else the reason, in words for the user."""
+    if missing := attack.sees - transcript.kinds:
+        names = ", ".join(sorted(one.__name__.lower() for one in missing))
+        return f"the transcript holds no {names}"
+    for name in sorted(attack.assumes):
+        if getattr(knowledge, name) is None:
+            return _SAID[name]
+    return attack.refuses(transcript, knowledge)
+
+
+# --- what is true -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Truth:
+    """inverse: (n,) the public id behind each scrambled id. ordinary: (n,) by public id, false for special tokens and
+    for rows without a token: these are never counted. content: (n,) by public id, see `content_tokens`. read: public
+    ids to text.
+    """
+
+    inverse: Ids
+    ordinary: NDArray[np.bool_]
+    content: NDArray[np.bool_]
+    read: Callable[[Ids], str]
+    sent: Sequences  # scrambled ids of all that was sent
+    original: Sequences | None = None  # public ids of the same, where the map alone does not give them
+
+    @property
+    def tokens(self) -> Sequences:
+        return self.original if self.original is not None else self.sent.mapped(self.inverse)
+
+
+def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150) -> NDArray[np.bool_]:
+    """(n,) which public ids carry content: pieces with a letter, outside the `commonest` ones by `counts` (n,).
+
+    Half of all running text is a few hundred function words and marks, which any attacker guesses.
+    """
+    letters = np.array([any(char.isalpha() for char in piece) for piece in pieces])
+    letters[np.argsort(-np.asarray(counts), kind="stable")[:commonest]] = False
+    return letters
+
+
+def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
+    """Grade a guess: the only function that sees both. Special tokens are never counted.
+
+    "tokens": all running tokens. "content": those of `content_tokens`. "vocabulary": every ordinary id of the table,
+    once each, sent or not. ROUGE and METEOR compare texts as `truth.read` gives them.
+    """
+    sent, places = truth.tokens, guess.at(truth.sent)
+    counted = truth.ordinary[sent.ids]
+    found: dict[str, Interval] = {}
+    for name, which in (("tokens", counted), ("content", counted & truth.content[sent.ids])):
+        found |= {f"{name} top-{k}": one for k, one in recovery.tokens(places, sent, which, rng).items()}
+    if guess.table is not None:
+        known = truth.ordinary[truth.inverse]
+        ranked = recovery.vocabulary(guess.table, truth.inverse, known, rng)
+        found |= {f"vocabulary top-{k}": one for k, one in ranked.items()}
+    best = places[:, 0]
+    found["exact texts"] = recovery.exact(best, sent, counted, rng)
+    found |= recovery.texts(
+        Sequences(best, sent.lengths).kept(counted & (best != NO_BELIEF)), sent.kept(counted), truth.read, rng
+    )
+    return Recovery(found)

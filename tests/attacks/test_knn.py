@@ -1,0 +1,79 @@
+"""KNN, EDNN and KNN+ (ObfusLM 6.1, EDNN Algorithm 1), with the control: what they must read, they read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from milkglass.attacks.embedding.ednn import EDNN, differences
+from milkglass.attacks.embedding.knn import KNN, nearest
+from milkglass.attacks.embedding.knn_plus import KNNPlus
+from milkglass.schemes.sentinel import SentinelLMs
+from milkglass.threat import Attack, Budget, Knowledge, score, why_not
+from tests.attacks.scenes import Change, model, obfuslm, plain, scene
+
+
+def top(attack: Attack, change: Change, measure: str = "vocabulary top-1") -> float:
+    it = scene(change)
+    guess = attack(it.transcript, it.knowledge, Budget(), np.random.default_rng(0))
+    return score(guess, it.truth, np.random.default_rng(0))[measure].value
+
+
+def glide(table: torch.Tensor, seed: int) -> torch.Tensor:
+    return SentinelLMs().transform(table, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("attack", [KNN(), KNN("euclidean"), EDNN(), KNNPlus()])
+def test_without_defence_every_token_comes_back(attack: Attack) -> None:
+    for measure in ("vocabulary top-1", "tokens top-1", "content top-1", "exact texts", "rouge-1", "meteor"):
+        assert top(attack, plain, measure) > 0.99
+
+
+def test_ednn_reads_the_glide_and_euclidean_knn_does_not() -> None:
+    assert top(EDNN(), glide) == 1
+    assert top(KNNPlus(), glide) == 1
+    assert top(KNN("euclidean"), glide) < 0.2
+
+
+def test_an_odd_number_of_reflections_changes_nothing_for_ednn() -> None:
+    assert top(EDNN(), lambda table, seed: SentinelLMs(9).transform(table, np.random.default_rng(seed))) == 1
+
+
+def test_on_a_mixture_the_better_one_is_picked_by_rehearsal() -> None:
+    change = obfuslm(epsilon=3)
+    assert top(KNNPlus(), change) == max(top(KNN(), change), top(EDNN(), change))
+
+
+def test_nearest_agrees_with_the_definition() -> None:
+    make = torch.Generator().manual_seed(3)
+    x, e = torch.randn(30, 8, generator=make), torch.randn(40, 8, generator=make)
+    loops = torch.tensor([[float((a - b).norm()) for b in e] for a in x])
+    assert torch.equal(nearest(x, e, 4, "euclidean"), loops.topk(4, largest=False).indices)
+    cosines = torch.tensor([[float(torch.dot(a, b) / a.norm() / b.norm()) for b in e] for a in x])
+    assert torch.equal(nearest(x, e, 4), cosines.topk(4).indices)
+
+
+def test_ednn_agrees_with_the_papers_loop() -> None:
+    make = torch.Generator().manual_seed(4)
+    x, e = torch.randn(25, 6, generator=make), torch.randn(25, 6, generator=make)
+
+    def lshift(row: list[float]) -> list[float]:
+        return row[1:] + row[:1]
+
+    distance = torch.zeros(25, 25)
+    for i in range(25):
+        for j in range(25):
+            one = [a - b for a, b in zip(x[i].tolist(), lshift(x[i].tolist()), strict=True)]
+            other = [a - b for a, b in zip(e[j].tolist(), lshift(e[j].tolist()), strict=True)]
+            distance[i, j] = sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) ** 0.5
+    assert torch.equal(nearest(differences(x), differences(e), 1, "euclidean")[:, 0], distance.argmin(1))
+
+
+def test_why_not_gives_the_reason() -> None:
+    it = scene(plain)
+    assert why_not(KNN(), it.transcript, Knowledge()) == "the attacker is taken not to have the public model"
+    assert "24 dimensions, the public ones 8" in str(
+        why_not(EDNN(), it.transcript, Knowledge(public_model=model(torch.randn(300, 8))))
+    )
+    assert why_not(KNNPlus(), it.transcript, it.knowledge) is None
