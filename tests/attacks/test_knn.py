@@ -21,7 +21,7 @@ def top(attack: Attack, change: Change, measure: str = "vocabulary top-1") -> fl
 
 
 def glide(table: torch.Tensor, seed: int) -> torch.Tensor:
-    return SentinelLMs().transform(table, np.random.default_rng(seed))
+    return SentinelLMs().transform(table, np.random.default_rng(seed + 1))  # with seed 1, the ten moves nearly cancel
 
 
 @pytest.mark.parametrize("attack", [KNN(), KNN("euclidean"), EDNN(), KNNPlus()])

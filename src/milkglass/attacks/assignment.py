@@ -3,12 +3,26 @@
 
 from __future__ import annotations
 
+import abc
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from milkglass.sequences import Ids
-from milkglass.threat import NO_BELIEF, Candidates, Guess
+from milkglass.threat import NO_BELIEF, Attack, Budget, Candidates, Guess, Knowledge, Transcript
+
+
+class Solver(Attack):
+    """An attack that works out candidates: a later attack that is given them starts from there."""
+
+    @abc.abstractmethod
+    def learn(
+        self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
+    ) -> Candidates: ...
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        return ranked(self.learn(transcript, knowledge, budget, rng), transcript.size)
 
 
 def ranked(candidates: Candidates, size: int, k: int = 10) -> Guess:

@@ -1,0 +1,106 @@
+"""An audit from a scene to its files: attack, measure the key's budget, put it into words, draw it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from milkglass.audit.cells import Cell, strongest
+from milkglass.audit.findings import distortion, verdict, warnings
+from milkglass.audit.page import drawn, render
+from milkglass.audit.result import Audit, Example, Piece
+from milkglass.audit.run import Done, run
+from milkglass.audit.scene import Scene
+from milkglass.audit.work import Work
+from milkglass.metrics.recovery import floors
+from milkglass.sequences import Ids
+from milkglass.threat import Attack, Budget
+
+SHOWN = 6  # examples
+
+
+def audit(
+    scene: Scene,
+    attacks: Mapping[str, type[Attack]],
+    work: Work,
+    budget: Budget,
+    seed: int,
+    threads: int = 2,
+    tell: Callable[[Cell], None] = lambda cell: None,
+) -> Audit:
+    started = time.monotonic()
+    done = run(scene, attacks, work, budget, seed, threads, tell)
+    best = strongest(done.cells)
+    words = {one.name: one.words for one in scene.adversaries}
+    sent = scene.truth.tokens
+    public = {a.name: a.knowledge.corpus for a in scene.adversaries if a.knowledge.corpus is not None}
+    known = next(reversed(public.values()), None)
+    return Audit(
+        model=scene.model,
+        scheme=scene.scheme,
+        kept=asdict(scene.promise),
+        texts=len(sent),
+        tokens=len(sent.ids),
+        public={name: len(one.ids) for name, one in public.items()},
+        vocabulary=scene.transcript.size,
+        seconds=time.monotonic() - started,
+        verdict=verdict(best).format(who=words[best.adversary]) if best else verdict(None),
+        adversaries=words,
+        best=best,
+        cells=done.cells,
+        floors=floors(
+            sent,
+            scene.truth.ordinary[sent.ids],
+            None if known is None else _ordinary_counts(scene, known.counts(scene.transcript.size)),
+            scene.transcript.size,
+        ),
+        warnings=warnings(scene, done.cells),
+        examples=examples(scene, done, best, seed),
+        curve=(),
+        spent={},
+        distortion=distortion(scene),
+        seed=seed,
+    )
+
+
+def _ordinary_counts(scene: Scene, counts: Ids) -> Ids:
+    return np.where(scene.truth.ordinary, counts, 0)
+
+
+def examples(scene: Scene, done: Done, best: Cell | None, seed: int) -> tuple[Example, ...]:
+    """Texts drawn at random, as the strongest attack reads them."""
+    if best is None:
+        return ()
+    sent = scene.truth.tokens
+    reading = done.readings[best.adversary, best.attack]
+    ends = np.cumsum(sent.lengths)
+    chosen = np.random.default_rng(seed).permutation(np.flatnonzero(sent.lengths > 4))[:SHOWN]
+    found = []
+    for number in sorted(chosen.tolist()):
+        place = slice(ends[number] - sent.lengths[number], ends[number])
+        counted = scene.truth.ordinary[sent.ids[place]]
+        was, read = sent.ids[place][counted], reading[place][counted]
+        pieces = tuple(
+            Piece(scene.truth.read(np.array([one])).strip() if one >= 0 else "?", one == other,
+                  scene.truth.read(np.array([other])).strip())
+            for one, other in zip(read.tolist(), was.tolist(), strict=True)
+        )  # fmt: skip
+        found.append(Example(scene.truth.read(was), pieces))
+    return tuple(found)
+
+
+def write(result: Audit, out: Path) -> Path:
+    """audit.html, audit.json and the charts; they hold private text, so the folder is the owner's alone."""
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, svg in drawn(result).items():
+        if svg:
+            (out / f"{name}.svg").write_text(svg, "utf-8")
+    (out / "audit.json").write_text(json.dumps(result.to_json(), ensure_ascii=False, indent=1) + "\n", "utf-8")
+    page = out / "audit.html"
+    page.write_text(render(result), "utf-8")
+    return page

@@ -1,0 +1,48 @@
+"""One attack by one adversary: what came of it. Never blank: a score, "does not apply: reason" or "failed: reason"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from milkglass.metrics.interval import Interval
+
+State = Literal["done", "does not apply", "failed", "not run"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """attack, adversary: names. reason: for every state but "done". measures: see metrics/recovery.py. by_class: for
+    each class of token (audit/texts.py) the share that came back. examples: (original, as the attacker reads it).
+    """
+
+    attack: str
+    title: str
+    adversary: str
+    state: State
+    reason: str = ""
+    seconds: float = 0.0
+    measures: Mapping[str, Interval] = field(default_factory=dict)
+    by_class: Mapping[str, Interval] = field(default_factory=dict)
+    in_group: float | None = None  # solvers: share of the ordinary vocabulary whose token is among its candidates
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Cell:
+        known = dict(raw)
+        for name in ("measures", "by_class"):
+            known[name] = {measure: Interval(**one) for measure, one in known[name].items()}
+        return cls(**known)
+
+    def value(self, measure: str) -> float:
+        """nan where there is no such figure."""
+        return self.measures[measure].value if measure in self.measures else float("nan")
+
+
+def strongest(cells: tuple[Cell, ...], measure: str = "content top-1") -> Cell | None:
+    """The one that got most back; None when none was done."""
+    done = [cell for cell in cells if cell.state == "done" and cell.value(measure) == cell.value(measure)]
+    return max(done, key=lambda cell: cell.value(measure), default=None)

@@ -1,0 +1,193 @@
+"""What the figures mean, in words: each warning says what raised it, why, and what can be changed.
+
+There is no all-clear. Attacks get better, and an attack that failed has shown nothing: the best that an audit can say
+is how much came back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milkglass.audit.cells import Cell, strongest
+from milkglass.audit.scene import Scene
+
+
+@dataclass(frozen=True)
+class Warning_:
+    """title: the finding. raised_if: the rule, with its figure. explanation: why it is so. change: what helps, or that
+    nothing here does."""
+
+    title: str
+    raised_if: str
+    explanation: str
+    change: str
+
+
+def verdict(best: Cell | None) -> str:
+    """One sentence; never a comfort."""
+    if best is None:
+        return "No attack was run to its end: this audit says nothing."
+    value, content = best.measures["tokens top-1"], best.measures["content top-1"]
+    much = "Most" if value.value >= 0.5 else "A good part" if value.value >= 0.1 else "Some"
+    return (
+        f"{much} of your running text comes back: {value} of the tokens, {content} of those that carry content, "
+        f"to an attacker who {{who}}."
+    )
+
+
+def warnings(scene: Scene, cells: tuple[Cell, ...]) -> tuple[Warning_, ...]:
+    """All that apply, the gravest first."""
+    best = strongest(cells)
+    found = [
+        _running(best),
+        _clusters(cells),
+        _classes(best),
+        _weak(cells, best),
+        _nominal(scene, cells),
+        _small(scene),
+        _repetition(scene),
+        _special(scene),
+        _limits(cells),
+    ]
+    return tuple(one for one in found if one is not None)
+
+
+def _running(best: Cell | None) -> Warning_ | None:
+    if best is None or best.value("content top-1") < 0.1:
+        return None
+    return Warning_(
+        "An attacker reads your text",
+        f"the strongest attack ({best.title}) reads 10 % or more of the content tokens: here "
+        f"{best.measures['content top-1']}",
+        "Each token has one scrambled id for as long as the key is used. So all texts under one key are one "
+        "substitution cipher, and frequencies and neighbours solve it, jointly over everything that was sent.",
+        "Send less under one key: make a new key for each job. A larger k or a smaller epsilon moves this figure by "
+        "a few points only. What must not be read at all must not be sent.",
+    )
+
+
+def _clusters(cells: tuple[Cell, ...]) -> Warning_ | None:
+    solved = [cell for cell in cells if cell.in_group is not None]
+    best = max(solved, key=lambda cell: cell.in_group or 0.0, default=None)
+    if best is None or (best.in_group or 0) < 0.5:
+        return None
+    return Warning_(
+        "The clusters are known",
+        f"half of the vocabulary or more is placed in its right cluster: here {100 * (best.in_group or 0):.1f} %",
+        "Each scrambled embedding is a mixture of the public embeddings of its cluster. Sparse least squares finds "
+        "which: what stays hidden is only the order inside a cluster.",
+        "Nothing in the scheme's parameters prevents this. A larger k leaves more to guess.",
+    )
+
+
+def _classes(best: Cell | None) -> Warning_ | None:
+    if best is None:
+        return None
+    read = {
+        name: one for name, one in best.by_class.items() if name in ("number", "name", "rare word") and one.value >= 0.2
+    }
+    if not read:
+        return None
+    return Warning_(
+        "Names, numbers or rare words come back",
+        "20 % or more of one of these classes is read: here "
+        + ", ".join(f"{name}s {one}" for name, one in read.items()),
+        "They are what usually makes a text private. Tokens are pieces of words: a name counts as read piece by piece.",
+        "Replace them before encoding (`milkglass sanitize` will do it; it is not built yet), or leave such texts out.",
+    )
+
+
+def _weak(cells: tuple[Cell, ...], best: Cell | None) -> Warning_ | None:
+    weak = [cell for cell in cells if cell.attack in ("knn", "knn+", "ednn") and cell.state == "done"]
+    if best is None or not weak:
+        return None
+    most = max(cell.value("tokens top-1") for cell in weak)
+    if best.value("tokens top-1") < 1.5 * most:
+        return None
+    return Warning_(
+        "The published attacks understate this",
+        "the strongest attack reads half as much again as nearest neighbours: here "
+        f"{100 * best.value('tokens top-1'):.1f} % against {100 * most:.1f} %",
+        "Papers judge a defence by nearest neighbours, which look at one token at a time. Whoever attacks you won't.",
+        "Judge by the strongest figure.",
+    )
+
+
+def _nominal(scene: Scene, cells: tuple[Cell, ...]) -> Warning_ | None:
+    k = int(scene.scheme.get("k", 0))
+    guesses = [cell for cell in cells if cell.attack == "conditional" and cell.state == "done"]
+    best = strongest(tuple(guesses), "tokens top-1")
+    if best is None or not k or best.value("tokens top-1") < 2 / k:
+        return None
+    got = 100 * best.value("tokens top-1")
+    return Warning_(
+        f"1/k is not what an attacker faces: {100 / k:.0f} % is promised, a guess gets {got:.0f} %",
+        "always naming the commonest public token of a cluster is right twice as often as 1/k or more",
+        "The tokens of a cluster differ in frequency: one common word among nine rare ones is no secret.",
+        "Clusters within frequency bands would help against this guess, not against the attacks that read neighbours.",
+    )
+
+
+def _small(scene: Scene) -> Warning_ | None:
+    if not scene.promise.below_k:
+        return None
+    return Warning_(
+        "The promise is not kept for every token",
+        f"a token is in a cluster smaller than k: here {scene.promise.below_k:,}, of which "
+        f"{scene.promise.singletons:,} are alone and sent verbatim",
+        "The paper's clustering leaves small clusters behind.",
+        "Make the key with --leftover merge (the default).",
+    )
+
+
+def _repetition(scene: Scene) -> Warning_ | None:
+    texts = [one.tobytes() for one in scene.transcript.tokens]
+    repeated = 1 - len(set(texts)) / len(texts) if texts else 0.0
+    if repeated < 0.01:
+        return None
+    return Warning_(
+        "Equal texts are seen to be equal",
+        f"1 % or more of the texts occur before: here {100 * repeated:.1f} %",
+        "The server sees which texts repeat, word for word, and how often; a known form letter reads all its tokens.",
+        "Send each text once.",
+    )
+
+
+def _special(scene: Scene) -> Warning_ | None:
+    count = scene.promise.verbatim
+    if not count:
+        return None
+    return Warning_(
+        "Special tokens and lengths are read by anybody",
+        f"a row is permuted and not mixed: here {count:,}, special tokens and empty rows",
+        "Where a text begins and ends, how long it is, who speaks in a conversation: this is not hidden.",
+        "--cluster-special mixes special tokens, too; their places give them away all the same.",
+    )
+
+
+def _limits(cells: tuple[Cell, ...]) -> Warning_ | None:
+    left = sorted({cell.title for cell in cells if cell.state in ("failed", "not run")})
+    more = f" Here, these did not finish: {', '.join(left)}." if left else ""
+    return Warning_(
+        "This is a lower bound",
+        "always",
+        "A real attacker may have more text, more time, a stronger language model, or texts of yours." + more,
+        "Read the figures as what is certainly lost.",
+    )
+
+
+def distortion(scene: Scene) -> float:
+    """The price of the scheme before training: mean cosine of the mixed embeddings with their originals, over the
+    ordinary vocabulary. 1: nothing changed. What it costs in accuracy only training both models can tell."""
+    import torch
+
+    public = scene.adversaries[0].knowledge.public_model
+    assert public is not None
+    ordinary = np.flatnonzero(scene.truth.ordinary[scene.truth.inverse])
+    mixed, plain = scene.transcript.table, public.table
+    cosines = torch.nn.functional.cosine_similarity(
+        mixed[torch.from_numpy(ordinary)], plain[torch.from_numpy(scene.truth.inverse[ordinary])]
+    )
+    return float(cosines.mean())

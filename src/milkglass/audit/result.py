@@ -1,0 +1,71 @@
+"""All that an audit found, and nothing else: `audit.json` is this, and the page is drawn from this alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from milkglass.audit.cells import Cell
+from milkglass.audit.findings import Warning_
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token of an example. text: as the attacker reads it. right: whether that was sent. original: what was."""
+
+    text: str
+    right: bool
+    original: str
+
+
+@dataclass(frozen=True)
+class Example:
+    original: str
+    pieces: tuple[Piece, ...]
+
+    @property
+    def right(self) -> int:
+        return sum(piece.right for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of the key's budget: after `tokens` sent under one key, the shares that came back."""
+
+    adversary: str
+    tokens: int
+    running: float
+    content: float
+
+
+@dataclass(frozen=True)
+class Audit:
+    """verdict: one sentence. floors: what costs nothing. spent: for each adversary, after how many tokens the strongest
+    attack passes 10, 25 and 50 % of the content tokens, where it does.
+    """
+
+    model: str
+    scheme: Mapping[str, Any]
+    kept: Mapping[str, Any]
+    texts: int
+    tokens: int
+    public: Mapping[str, int]
+    vocabulary: int
+    seconds: float
+    verdict: str
+    adversaries: Mapping[str, str]
+    best: Cell | None
+    cells: tuple[Cell, ...]
+    floors: Mapping[str, float]
+    warnings: tuple[Warning_, ...]
+    examples: tuple[Example, ...]
+    curve: tuple[Point, ...]
+    spent: Mapping[str, Mapping[str, int]]
+    distortion: float
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"milkglass_audit": VERSION, **asdict(self)}

@@ -1,0 +1,106 @@
+"""The user's texts as token ids, and which of their tokens are names, numbers or rare: what a user asks about first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.client.codec import Codec
+from milkglass.client.dataset import Example, read_examples
+from milkglass.errors import UsageError
+from milkglass.sequences import Sequences
+
+Class = Literal["number", "name", "rare word", "other word", "common word or mark"]
+CLASSES: tuple[Class, ...] = ("number", "name", "rare word", "other word", "common word or mark")
+RARE = 3  # a content token that occurs at most so often in the audited text is rare
+
+# A capitalised word that does not begin a sentence. It misses names at a sentence's start and takes in titles and,
+# in German, every noun: a rough measure, and so it is said where it is shown.
+_NAME = re.compile(r"(?<=[^.!?:\"'\s][ \t])[A-Z][\w'-]*[a-z][\w'-]*")
+_NUMBER = re.compile(r"\S*\d\S*")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """scrambled, original: the same tokens under both numberings. names, numbers: (total,) which tokens are part of
+    one; all false where the text's places are not known (conversations, pairs).
+    """
+
+    scrambled: Sequences
+    original: Sequences
+    names: NDArray[np.bool_]
+    numbers: NDArray[np.bool_]
+
+    def chosen(self, rows: NDArray[np.int64]) -> Texts:
+        keep = np.isin(self.original.owner, rows)
+        order = np.sort(rows)
+        return Texts(self.scrambled.chosen(order), self.original.chosen(order), self.names[keep], self.numbers[keep])
+
+
+def read(codec: Codec, path: Path, most: int | None = None) -> Texts:
+    """Every row of a file, as it would be sent; cut to what the model can take. Raises CodecError, UsageError."""
+    if path.suffix.lower() == ".txt":
+        lines = path.read_text("utf-8").splitlines()
+        examples = [Example(i, "text", line) for i, line in enumerate(lines, 1) if line.strip()]
+        examples = examples[:most]
+    else:
+        examples = list(islice(read_examples(path), most))
+    if not examples:
+        raise UsageError(f"{path.name} has no texts", "give a file with a text a line")
+    if examples[0].kind == "chat":
+        done = codec.encode_examples([one.messages for one in examples], truncate=True)
+        nothing = np.zeros(sum(map(len, done.ids)), np.bool_)
+        return _both(codec, Sequences.of(done.ids), nothing, nothing)
+    pairs = [one.pair or "" for one in examples] if any(one.pair is not None for one in examples) else None
+    texts = [one.text for one in examples]
+    scrambled = Sequences.of(codec.encode(texts, pairs, truncate=True).ids)
+    if pairs is not None:
+        nothing = np.zeros(len(scrambled.ids), np.bool_)
+        return _both(codec, scrambled, nothing, nothing)
+    return _both(codec, scrambled, *_marked(codec, texts, scrambled))
+
+
+def _both(codec: Codec, scrambled: Sequences, names: NDArray[np.bool_], numbers: NDArray[np.bool_]) -> Texts:
+    return Texts(scrambled, scrambled.mapped(codec.inverse), names, numbers)
+
+
+def _marked(codec: Codec, texts: Sequence[str], scrambled: Sequences) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which tokens lie in a name and which in a number: (total,) each."""
+    batch = codec.tokenizer(
+        list(texts),
+        padding=False,
+        truncation=True,
+        max_length=codec.limit,
+        return_offsets_mapping=True,
+        split_special_tokens=True,
+        verbose=False,
+    )
+    if any(len(one) != length for one, length in zip(batch["input_ids"], scrambled.lengths, strict=True)):
+        raise AssertionError("the tokenizer cut a text in two ways")
+    names: list[NDArray[np.bool_]] = []
+    numbers: list[NDArray[np.bool_]] = []
+    for text, offsets in zip(texts, batch["offset_mapping"], strict=True):
+        places = np.asarray(offsets, np.int64).reshape(-1, 2)
+        for pattern, into in ((_NAME, names), (_NUMBER, numbers)):
+            inside = np.zeros(len(text) + 1, np.bool_)
+            for found in pattern.finditer(text):
+                inside[found.start() : found.end()] = True
+            into.append(inside[np.minimum(places[:, 1] - 1, len(text))] & (places[:, 1] > places[:, 0]))
+    return np.concatenate(names), np.concatenate(numbers)
+
+
+def classes(texts: Texts, content: NDArray[np.bool_], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(total,) the place in CLASSES of each token: a number before a name before a rare word. content: (n,) by public
+    id; counts: (n,) how often each occurs in the audited text."""
+    ids = texts.original.ids
+    which = np.where(content[ids], np.where(counts[ids] <= RARE, 2, 3), 4)
+    which[texts.names] = 1
+    which[texts.numbers] = 0
+    return which.astype(np.int64)

@@ -1,0 +1,105 @@
+"""`milkglass audit`: attack your own model, key and text."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from milkglass.cli.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key
+from milkglass.cli.terminal import bars, emit, note, table
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.audit.cells import Cell
+    from milkglass.audit.result import Audit
+
+
+def audit(
+    key: KeyFile,
+    text: Annotated[Path, typer.Option("--text", help="Your texts: .jsonl, .csv, .tsv, or .txt with one a line.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit"),
+    public: Annotated[
+        Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")
+    ] = None,
+    server_transcript: Annotated[
+        Path | None, typer.Option("--server-transcript", help="What a server recorded (`serve --record`).")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="How long attacks may take: 90s, 2m, 1h.")] = "2m",
+    rows: Annotated[int | None, typer.Option(help="Read only the first so many texts.")] = None,
+    seed: Annotated[int, typer.Option(help="Which half of the texts is private, and every draw.")] = 1,
+    model: ModelRef = None,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack your own model, key and text, and write what comes back into the folder OUT. Nothing is sent anywhere."""
+    from milkglass.threat import Budget
+
+    for path in (text, public):
+        if path is not None and not path.is_file():
+            raise UsageError(f"there is no file {path}", "give a file with a text a line")
+    limit = Budget.parse(budget)
+    opened = open_key(key, passphrase_file)
+
+    import torch
+
+    from milkglass import transcript
+    from milkglass.audit.audit import audit as attack
+    from milkglass.audit.audit import write
+    from milkglass.audit.scene import build
+    from milkglass.audit.work import Work
+    from milkglass.catalogue import ATTACKS
+    from milkglass.models import resolve
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # attacks run side by side
+    codec = open_codec(opened.key, model)
+    folder = resolve(model or str(opened.key.about["model"]))
+    seen = None if server_transcript is None else transcript.load(server_transcript)
+    about = {
+        "key": opened.key.identifier,
+        "text": hashlib.sha256(text.read_bytes()).hexdigest(),
+        "public": None if public is None else hashlib.sha256(public.read_bytes()).hexdigest(),
+        "transcript": None if seen is None else (server_transcript / transcript.INDEX).read_text("utf-8"),  # type: ignore[operator]
+        "rows": rows,
+        "seed": seed,
+        "attacks": [repr(kind()) for kind in ATTACKS.values()],
+    }
+    work = Work.open(out / "work", about)
+    with bars(as_json) as stage:
+        scene = build(opened.key, codec, folder, text, public, rows, seed, stage, seen)
+        advance = stage("attack", len(ATTACKS))
+
+        def tell(cell: Cell) -> None:
+            advance(1)
+            if not as_json:
+                note(f"  {line(cell)}")
+
+        result = attack(scene, ATTACKS, work, limit, seed, tell=tell)
+    page = write(result, out)
+    work.remove()
+    emit(as_json, {"out": str(out), **result.to_json()}, lambda: words(result, page))
+
+
+def line(cell: Cell) -> str:
+    """One attack, as it ends."""
+    what = f"{cell.title} ({cell.adversary})"
+    if cell.state != "done":
+        return f"{what}: {cell.state}, {cell.reason}"
+    return f"{what}: {cell.measures['tokens top-1']} of the tokens, {cell.seconds:.0f} s"
+
+
+def words(result: Audit, page: Path) -> str:
+    rows: list[tuple[str, ...]] = [("attack", "attacker", "tokens", "content")]
+    for cell in result.cells:
+        if cell.state == "done":
+            shares = (f"{100 * cell.value(name):.1f} %" for name in ("tokens top-1", "content top-1"))
+            rows.append((cell.title, cell.adversary, *shares))
+    return "\n".join(
+        [result.verdict, "", table(rows), "", *(f"- {one.title}" for one in result.warnings), "", str(page)]
+    )
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(audit)
