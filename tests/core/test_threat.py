@@ -1,0 +1,144 @@
+"""Transcripts, guesses and the one function that grades."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from milkglass import transcript as on_disk
+from milkglass.attacks.assignment import best, ranked
+from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.sequences import Sequences
+from milkglass.threat import (
+    NO_BELIEF,
+    Budget,
+    Candidates,
+    Group,
+    Guess,
+    Outputs,
+    Tokens,
+    Transcript,
+    Truth,
+    Weights,
+    content_tokens,
+    score,
+)
+from tests.tiny import save
+
+SIGMA = np.array([3, 0, 4, 1, 2])  # public to scrambled
+INVERSE = np.argsort(SIGMA)
+
+
+def truth(*sentences: list[int]) -> Truth:
+    ordinary = np.array([False, True, True, True, True])
+    content = np.array([False, False, True, True, True])
+    sent = Sequences.of(SIGMA[one] for one in sentences)
+    return Truth(INVERSE, ordinary, content, lambda ids: " ".join(f"w{i}" for i in ids.tolist()), sent)
+
+
+def graded(guess: Guess, about: Truth, measure: str) -> float:
+    return score(guess, about, np.random.default_rng(0))[measure].value
+
+
+def test_a_right_map_scores_one_and_special_tokens_do_not_count() -> None:
+    about = truth([0, 1, 2], [0, 3, 4])
+    table = INVERSE.copy()
+    table[SIGMA[0]] = NO_BELIEF
+    for measure in ("tokens top-1", "content top-1", "vocabulary top-1", "exact texts", "rouge-l"):
+        assert graded(Guess(table=table[:, None]), about, measure) == 1
+
+
+def test_each_measure_counts_its_own_tokens() -> None:
+    about = truth([0, 1, 1, 2], [0, 3])
+    table = np.full(5, 4)
+    table[SIGMA[1]] = 1  # only the common word is read
+    guess = Guess(table=table[:, None])
+    assert graded(guess, about, "tokens top-1") == 0.5
+    assert graded(guess, about, "content top-1") == 0
+    assert graded(guess, about, "vocabulary top-1") == 0.5  # 4 is always guessed, and so read
+    assert graded(guess, about, "exact texts") == 0
+
+
+def test_a_guess_about_places_has_no_vocabulary_measure() -> None:
+    about = truth([0, 1, 2])
+    found = score(Guess(running=np.array([[0], [1], [3]])), about, np.random.default_rng(0))
+    assert found["tokens top-1"].value == 0.5
+    assert "vocabulary top-1" not in found.measures
+    with pytest.raises(ValueError, match="1 guesses for 3 tokens"):
+        score(Guess(running=np.array([[0]])), about, np.random.default_rng(0))
+
+
+def test_no_belief_is_never_right_and_never_read_out() -> None:
+    about = truth([0, 1, 2])
+    guess = Guess(table=np.full((5, 1), NO_BELIEF))
+    assert graded(guess, about, "tokens top-1") == 0
+    assert graded(guess, about, "rouge-1") == 0
+
+
+def test_content_tokens_are_rare_and_have_a_letter() -> None:
+    counts, pieces = np.array([9, 8, 1, 1]), ["the", "of", "wound", "!"]
+    assert content_tokens(counts, pieces, commonest=2).tolist() == [False, False, True, False]
+
+
+def test_an_id_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(UsageError, match="id of 7 in a vocabulary of 5"):
+        Transcript((Tokens(Sequences.of([[1, 7]])),), 5)
+
+
+def test_assignment_uses_each_public_id_once() -> None:
+    likelihood = np.array([[0.0, -1.0], [0.0, -9.0]])
+    rows, columns = best(likelihood)
+    assert dict(zip(rows.tolist(), columns.tolist(), strict=True)) == {0: 1, 1: 0}
+    guess = ranked(Candidates((Group(np.array([4, 2]), np.array([10, 11])),), (likelihood,)), 6, 3)
+    assert guess.table is not None
+    assert guess.table[4].tolist() == [11, 10, NO_BELIEF]
+    assert guess.table[2].tolist() == [10, 11, NO_BELIEF]
+    assert (guess.table[[0, 1, 3, 5]] == NO_BELIEF).all()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("2m", 120), ("1.5h", 5400)])
+def test_budgets(text: str, seconds: float) -> None:
+    assert Budget.parse(text).seconds == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "fast", "-3m", "2d"])
+def test_what_is_no_budget(text: str) -> None:
+    with pytest.raises(UsageError, match="no length of time"):
+        Budget.parse(text)
+
+
+def test_a_transcript_comes_back_from_disk(tmp_path: Path) -> None:
+    model = save("bert", tmp_path / "model")
+    folder = tmp_path / "seen"
+    recorder = on_disk.Recorder.open(folder, 300)
+    recorder.weights(model, tuned=False)
+    recorder.tokens(Sequences.of([[1, 2], [], [299]]), "train")
+    on_disk.Recorder.open(folder, 300).outputs(Sequences.of([[5]]))
+    seen = on_disk.load(folder)
+    assert [type(one) for one in seen.observations] == [Weights, Tokens, Outputs]
+    assert [one.tolist() for one in seen.tokens] == [[1, 2], [], [299]]
+    assert seen.table.shape[0] == 300
+    assert torch.equal(seen.table, seen.weights(tuned=False).table)  # type: ignore[union-attr]
+    assert folder.stat().st_mode & 0o077 == 0
+    assert not [path for path in folder.rglob("*") if "token" in path.name and path.suffix == ".json"]
+
+
+def test_a_transcript_that_is_not_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no transcript\.json"):
+        on_disk.load(tmp_path)
+    folder = tmp_path / "seen"
+    on_disk.Recorder.open(folder, 10)
+    with pytest.raises(UsageError, match="transcript of 10 ids, this model has 11"):
+        on_disk.Recorder.open(folder, 11)
+    index = folder / "transcript.json"
+    good = index.read_text()
+    index.write_text(good.replace('"observations": []', '"observations": [{"kind": "tokens", "file": "../x"}]'))
+    with pytest.raises(CorruptCheckpoint, match="names a path"):
+        on_disk.load(folder)
+    index.write_text(good.replace('"observations": []', '"observations": [{"kind": "tokens", "file": "x"}]'))
+    (folder / "x").write_bytes(b"garbage")
+    with pytest.raises(CorruptCheckpoint, match="not a file of ids"):
+        on_disk.load(folder)

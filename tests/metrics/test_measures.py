@@ -1,0 +1,69 @@
+"""Intervals, shares and likeness of texts against closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from milkglass.metrics import recovery
+from milkglass.metrics.interval import ratio, share
+from milkglass.metrics.text import NAMES, likeness
+from milkglass.sequences import Sequences
+
+
+def test_an_interval_of_a_share_is_the_binomial_one() -> None:
+    hits = np.arange(400) < 100
+    found = share(hits, np.random.default_rng(0))
+    spread = 1.96 * math.sqrt(0.25 * 0.75 / 400)
+    assert found.value == 0.25
+    assert found.low == pytest.approx(0.25 - spread, abs=0.01)
+    assert found.high == pytest.approx(0.25 + spread, abs=0.01)
+
+
+def test_sentences_are_resampled_and_not_tokens() -> None:
+    """Ten sentences of a hundred tokens each, each all right or all wrong: ten units, not a thousand."""
+    hits, weights = np.repeat([100.0, 0.0], 5), np.full(10, 100.0)
+    found = ratio(hits, weights, np.random.default_rng(0))
+    assert (found.value, found.units) == (0.5, 10)
+    assert found.high - found.low > 0.4
+
+
+def test_nothing_to_count_is_not_a_zero() -> None:
+    found = ratio(np.zeros(3), np.zeros(3), np.random.default_rng(0))
+    assert math.isnan(found.value)
+    assert math.isnan(share(np.zeros(0, np.bool_), np.random.default_rng(0)).value)
+
+
+def test_likeness_of_texts() -> None:
+    same = dict(zip(NAMES, likeness("the cat sat on the mat", "the cat sat on the mat"), strict=True))
+    assert (same["rouge-1"], same["rouge-2"], same["rouge-l"]) == (1, 1, 1)
+    assert same["meteor"] == pytest.approx(1 - 0.5 * (1 / 6) ** 3)  # one chunk of six matches
+    turned = dict(zip(NAMES, likeness("the cat sat", "sat cat the"), strict=True))
+    assert turned["rouge-1"] == 1
+    assert turned["rouge-2"] == 0
+    assert turned["rouge-l"] == pytest.approx(1 / 3)
+    assert likeness("cats running", "cat run")[3] > 0.9  # stems count
+    assert likeness("big dog", "large hound") == (0, 0, 0, 0)
+    assert likeness("a", "") == (0, 0, 0, 0)
+    assert likeness("", "") == (1, 1, 1, 1)
+
+
+def test_top_k_over_running_tokens_counts_what_counts() -> None:
+    truth = Sequences.of([[1, 2, 9], [3, 9]])
+    guess = np.array([[1, 0, 0], [0, 2, 0], [9, 9, 9], [0, 0, 0], [9, 9, 9]])
+    counted = truth.ids != 9
+    found = recovery.tokens(guess, truth, counted, np.random.default_rng(0))
+    assert found[1].value == pytest.approx(1 / 3)
+    assert found[3].value == pytest.approx(2 / 3)
+    assert 10 not in found
+
+
+def test_floors() -> None:
+    truth = Sequences.of([[1, 1, 2, 3]])
+    counted = np.array([True, True, True, True])
+    assert recovery.floors(truth, counted, None, 50) == {"random guess": 0.02, "commonest token": 0.5}
+    public = np.zeros(50, np.int64)
+    public[3] = 7
+    assert recovery.floors(truth, counted, public, 50)["commonest token"] == 0.25
