@@ -171,16 +171,18 @@ class Knowledge:
 # --- what is guessed --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Guess:
-    """table: (n, k) for each scrambled id the public ids it may stand for, likeliest first, NO_BELIEF where there is
-    none. running: the same for each token that was sent, (total, k), where the attack reads places and not ids.
+    """One of three. table: (n, k) for each scrambled id the public ids it may stand for, likeliest first, NO_BELIEF
+    where there is none. running: the same for each token that was sent, (total, k), where the attack reads places and
+    not ids. bags: for each text the set of public ids in it, where the attack reads no order.
     """
 
     table: Ids | None = None
     running: Ids | None = None
+    bags: tuple[Ids, ...] | None = None
 
     def __post_init__(self) -> None:
-        if (self.table is None) == (self.running is None):
-            raise ValueError("a guess is either about ids or about places")
+        if sum(one is not None for one in (self.table, self.running, self.bags)) != 1:
+            raise ValueError("a guess is about ids, about places or about bags of words")
 
     def at(self, tokens: Sequences) -> Ids:
         """(total, k): the guess for each token sent."""
@@ -296,10 +298,14 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
     """Grade a guess: the only function that sees both. Special tokens are never counted.
 
     "tokens": all running tokens. "content": those of `content_tokens`. "vocabulary": every ordinary id of the table,
-    once each, sent or not. ROUGE and METEOR compare texts as `truth.read` gives them.
+    once each, sent or not. "bag": precision, recall and F1 of sets of words. ROUGE and METEOR compare
+    texts as `truth.read` gives them.
     """
-    sent, places = truth.tokens, guess.at(truth.sent)
+    sent = truth.tokens
     counted = truth.ordinary[sent.ids]
+    if guess.bags is not None:
+        return Recovery(recovery.bags(guess.bags, sent.kept(counted), rng))
+    places = guess.at(truth.sent)
     found: dict[str, Interval] = {}
     for name, which in (("tokens", counted), ("content", counted & truth.content[sent.ids])):
         found |= {f"{name} top-{k}": one for k, one in recovery.tokens(places, sent, which, rng).items()}

@@ -171,16 +171,16 @@ class _Runner:
         self.tell(cell)
         return cell, reading
 
-    def _done(self, blank: Cell, guess: Guess, seconds: float, in_group: float | None) -> tuple[Cell, Ids]:
+    def _done(self, blank: Cell, guess: Guess, seconds: float, in_group: float | None) -> tuple[Cell, Ids | None]:
         rng = np.random.default_rng(self.seed)
-        reading = guess.at(self.scene.truth.sent)[:, 0]
         recovery = score(guess, self.scene.truth, rng)
+        reading = None if guess.bags is not None else guess.at(self.scene.truth.sent)[:, 0]
         return replace(
             blank,
             state="done",
             seconds=seconds,
             measures=recovery.measures,
-            by_class=by_class(self.scene, reading, rng),
+            by_class={} if reading is None else by_class(self.scene, reading, rng),
             in_group=in_group,
         ), reading
 

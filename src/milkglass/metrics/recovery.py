@@ -64,6 +64,21 @@ def texts(
     return {name: ratio(rows[:, i], ones, rng) for i, name in enumerate(text.NAMES)}
 
 
+def bags(guess: tuple[Ids, ...], truth: Sequences, rng: np.random.Generator) -> dict[str, Interval]:
+    """Micro-averaged precision, recall and F1 of the set of tokens of each text."""
+    if len(guess) != len(truth):
+        raise ValueError(f"{len(guess)} bags for {len(truth)} texts")
+    sets = [(set(one.tolist()), set(other.tolist())) for one, other in zip(guess, truth, strict=True)]
+    both = np.array([len(one & other) for one, other in sets], np.float64)
+    guessed = np.array([len(one) for one, _ in sets], np.float64)
+    there = np.array([len(other) for _, other in sets], np.float64)
+    return {
+        "bag precision": ratio(both, guessed, rng),
+        "bag recall": ratio(both, there, rng),
+        "bag f1": ratio(2 * both, guessed + there, rng),
+    }
+
+
 def floors(truth: Sequences, counted: NDArray[np.bool_], public: Ids | None, size: int) -> dict[str, float]:
     """What costs nothing: a random id of the vocabulary's, and always the commonest token.
 

@@ -1,7 +1,10 @@
 """KNN: read each scrambled id as the public token whose embedding is nearest (Qu et al. 2021).
 
-The weakest attack of all, and the one that every paper prints. It looks at one token at a time: what frequencies,
-neighbours and repetition give away besides is not counted here (THREATS.md).
+The weakest attack of all, and the one that every paper prints. A scheme that mixes an embedding with others, or adds
+noise to it, leaves it nearer to where it was than to most other places.
+
+What it does not know: anything but one token at a time. What frequencies, neighbours and repetition give away besides
+is not counted here (THREATS.md).
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The paper prints the better of the two results, which only somebody who knows the truth can pick. An attacker picks
 otherwise: it obfuscates the public model itself under a key of its own (Kerckhoffs: the scheme and its parameters are
 public), tries both there, and uses what did better. The choice is the same unless the two are nearly equal.
+
+What it does not know: how to use both at once, id by id.
 """
 
 from __future__ import annotations

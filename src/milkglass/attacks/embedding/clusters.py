@@ -1,0 +1,323 @@
+"""Cluster solve: find from the scrambled table alone which tokens were mixed with which, and how (our own attack).
+
+**What it exploits.** Row sigma(i) of the scrambled table is sum_j W[i, j] E[j], where W has a block for each cluster of
+10 to 20 tokens and is zero outside. E is public. Mixing hides a token among its cluster, but a cluster's rows span
+exactly what its members span, a space of 10 to 20 of several hundred dimensions, and no other public row lies in it. So
+a linear system with one sparse answer has to be solved, and that the answer is sparse is what proves it right.
+
+**How.** 1. Rows that equal a public row are read off (special tokens, clusters of one).
+2. The weights inside a cluster are near 1/s with noise around that, so its scrambled rows all lie near their common
+mean: the `width` nearest scrambled neighbours of a scrambled row hold its whole cluster. *All public rows are projected
+on the span of these neighbours: members have no residual*, whatever their own cosine is to anything. (Looking for members
+among the public neighbours instead, as one would first, fails for tokens that joined a distant cluster.) For speed this
+is done after one random projection to `sketch` dimensions, which keeps every linear relation.
+3. On the tokens with the least residual, the row's weights are found by least squares with backward elimination
+(`sparse.eliminate`), in all dimensions. 4. The rows that lie in the span of the tokens found are the cluster's rows.
+It is accepted when there are as many rows as tokens and the next row fits clearly worse.
+
+**Noise.** Tables in bf16 or fp16, and fine-tuned ones, satisfy the equations only nearly. How nearly is measured on the
+table itself (`_Search.measure`: what least squares leaves over, on a sample of rows); every tolerance derives from that
+one number. Under noise a cluster's first tokens are only a first guess: the mean of the rows that they explain best has
+less noise, the tokens are found again from that mean, and so on.
+
+**An untied head** is mixed by the same W and permuted alike, so table and head are simply put side by side: the same
+unknowns, twice the equations, twice the noise draws of nothing new (W is drawn once). It helps where rounding or
+training blurred the table. Biases are one column more, and are not used.
+
+**What it does not know.** The order inside a cluster (`matching`); k, epsilon and the special tokens (not needed). Public
+rows that are equal to the last bit cannot be told apart: the members are right up to these. Where the table is no
+mixture, or the budget ends, the rows that remain are ranked by cosine, and nothing is claimed of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from milkglass.attacks.assignment import ranked
+from milkglass.attacks.embedding import sparse
+from milkglass.modelview import Model
+from milkglass.paper import Paper
+from milkglass.sequences import Ids
+from milkglass.threat import Attack, Budget, Candidates, Group, Guess, Knowledge, Observation, Transcript, Weights
+
+OURS = Paper("Cluster solve: mixtures of public rows have one sparse solution", "Milkglass", 2026, "this project")
+EXACT = 1e-6  # rows in fp32 satisfy their equations this well
+HOPELESS = 0.35  # more left over than this in the median row: not a mixture
+LOUD = 0.02  # above this noise, more candidates are kept and nothing is sketched
+REST_CELLS = 4_000_000  # one group for all that remains, up to this size
+REST_LIST = 20  # else so many tokens for each row
+TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temperature)
+
+
+@dataclass(frozen=True)
+class ClusterSolve(Attack):
+    """widths: how many neighbours span a cluster, tried in this order. batch: rows at a time. sketch: dimensions of the
+    random projection. margins: how much worse the next row must fit, from strict to lenient; the latter only where there
+    is noise. head: use an untied head as well.
+    """
+
+    widths: tuple[int, ...] = (24, 48, 96)
+    batch: int = 32
+    sketch: int = 192
+    margins: tuple[float, ...] = (2.0, 1.4, 1.15)
+    head: bool = True
+
+    name: ClassVar[str] = "cluster-solve"
+    title: ClassVar[str] = "Cluster solve"
+    paper: ClassVar[Paper] = OURS
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        return ranked(self.learn(transcript, knowledge, budget, rng), transcript.size)
+
+    def learn(
+        self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
+    ) -> Candidates:
+        """Groups with weights for every cluster found; inside these every order is equally likely."""
+        seen = transcript.weights(tuned=False) or transcript.weights(tuned=True)
+        assert seen is not None and knowledge.public_model is not None
+        search = _Search.of(*_features(seen, knowledge.public_model, self.head), self, rng)
+        search.verbatim()
+        search.measure()
+        for width, margin in search.stages():
+            search.sweep(width, margin, budget)
+        return _candidates(search)
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        seen = transcript.weights(tuned=False) or transcript.weights(tuned=True)
+        assert seen is not None and knowledge.public_model is not None
+        ours, theirs = tuple(knowledge.public_model.table.shape), tuple(seen.table.shape)
+        return None if ours == theirs else f"the public table is {ours}, the one seen {theirs}"
+
+
+def _features(seen: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
+    """(n, d) of both; with a head of their own beside the table, both at the same scale."""
+    table, original = seen.table, public.table
+    if head and seen.head is not None and public.head is not None and seen.head.shape == public.head.shape:
+        scale = original.norm() / public.head.norm().clamp_min(1e-30)
+        return torch.cat([table, seen.head * scale], 1), torch.cat([original, public.head * scale], 1)
+    return table, original
+
+
+@dataclass
+class _Search:
+    """What is still free, and what was found. Indices are scrambled ids (rows) and public ids (tokens)."""
+
+    mixed: Tensor  # (n, d) scrambled rows as they are
+    public: Tensor
+    rows: Tensor  # (n, d) the same, of length 1
+    tokens: Tensor
+    attack: ClusterSolve
+    rng: np.random.Generator
+    free_rows: NDArray[np.bool_]
+    twins: list[Ids]  # of each token that is the first of its kind: the tokens equal to it that are free, else none
+    noise: float = EXACT
+    found: list[tuple[Ids, Ids, NDArray[np.float64] | None]] = field(default_factory=list)
+    small_rows: Tensor = field(default_factory=lambda: torch.empty(0))  # (n, sketch)
+    small_tokens: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @classmethod
+    def of(cls, mixed: Tensor, public: Tensor, attack: ClusterSolve, rng: np.random.Generator) -> _Search:
+        n = len(mixed)
+        none = np.empty(0, np.int64)
+        return cls(
+            mixed, public, sparse.unit(mixed), sparse.unit(public), attack, rng, np.ones(n, np.bool_), [none] * n
+        )
+
+    # --- what needs no algebra
+    def verbatim(self) -> None:
+        """Rows equal to a public row; and which public rows equal each other."""
+        same: dict[bytes, list[int]] = {}
+        for token, row in enumerate(self.public.numpy()):
+            same.setdefault((row + 0.0).tobytes(), []).append(token)  # + 0: minus zero is zero
+        alike: dict[bytes, list[int]] = {}
+        for number, row in enumerate(self.mixed.numpy()):
+            if (key := (row + 0.0).tobytes()) in same:
+                alike.setdefault(key, []).append(number)
+        for key, tokens in same.items():
+            rows = alike.get(key, [])
+            if rows:
+                self.free_rows[rows] = False
+                self.found.append((np.array(rows), np.array(tokens), None))
+            self.twins[tokens[0]] = np.array(tokens[len(rows) :], np.int64)  # some of them; which ones, nobody can say
+
+    @property
+    def free_tokens(self) -> Ids:
+        return np.flatnonzero(np.array([len(one) > 0 for one in self.twins]))
+
+    # --- how good the equations are
+    def measure(self, sample: int = 64) -> None:
+        """The median of what least squares leaves over, relative to a row's length. Sets the sketch up as well."""
+        free = np.flatnonzero(self.free_rows)
+        self._project(self.rows.shape[1])
+        if not len(free):
+            return
+        seeds = self.rng.permutation(free)[:sample]
+        left = []
+        for part in np.array_split(seeds, max(1, len(seeds) // 16)):
+            _, candidates = self._shortlist(part, self._width(max(self.attack.widths)), free, self.free_tokens)
+            for seed, tokens in zip(part, candidates, strict=True):
+                share = len(tokens) / self.rows.shape[1]
+                rest = float(sparse.misfit(self.rows[seed][None], self.tokens[torch.from_numpy(tokens)])[0])
+                left.append(rest / max(1e-3, 1 - share) ** 0.5)
+        self.noise = max(EXACT, float(np.median(left)))
+        if self.noise < LOUD:
+            self._project(self.attack.sketch)
+
+    def _project(self, size: int) -> None:
+        d = self.rows.shape[1]
+        self.small_rows, self.small_tokens = self.rows, self.tokens
+        if size < d:
+            onto = torch.linalg.qr(torch.from_numpy(self.rng.normal(size=(d, size))).float())[0]
+            self.small_rows, self.small_tokens = sparse.unit(self.rows @ onto), sparse.unit(self.tokens @ onto)
+
+    def _width(self, width: int) -> int:
+        return min(width, self.small_rows.shape[1] // 3)
+
+    # --- the search
+    def stages(self) -> Iterator[tuple[int, float]]:
+        if self.noise > HOPELESS:
+            return
+        margins = self.attack.margins if self.noise > 10 * EXACT else self.attack.margins[:1]
+        widths = list(dict.fromkeys(self._width(width) for width in self.attack.widths))
+        for number, margin in enumerate(margins):
+            yield from ((width, margin) for width in (widths if number == 0 else widths[-1:]))
+
+    def sweep(self, width: int, margin: float, budget: Budget) -> None:
+        """Every free row once, or until it is clear that clusters are wider than this."""
+        order = self.rng.permutation(np.flatnonzero(self.free_rows))
+        rows, tokens = np.flatnonzero(self.free_rows), self.free_tokens
+        tried = solved = at = 0
+        while at < len(order) and budget.left() > 0 and len(tokens):
+            seeds = order[at:][self.free_rows[order[at:]]][: self.attack.batch]
+            if not len(seeds):
+                break
+            at = 1 + int(np.flatnonzero(order == seeds[-1])[0])
+            if self.free_rows.sum() < 0.9 * len(rows):
+                rows, tokens = np.flatnonzero(self.free_rows), self.free_tokens
+            solved += self._batch(seeds, width, margin, rows, tokens)
+            tried += len(seeds)
+            budget.progress(1 - float(self.free_rows.mean()))
+            if tried >= 96 and solved < 0.2 * tried and width < self._width(max(self.attack.widths)):
+                break
+
+    def _shortlist(self, seeds: Ids, width: int, rows: Ids, tokens: Ids) -> tuple[Ids, Ids]:
+        """(b, m) the nearest scrambled rows and (b, z) the tokens best explained by them."""
+        width = min(width, len(rows))
+        extra = 16 if self.noise < LOUD else 96
+        among = self.small_rows[torch.from_numpy(rows)]
+        near = (self.small_rows[torch.from_numpy(seeds)] @ among.T).topk(width, dim=1).indices
+        shares = sparse.explained(self.small_tokens[torch.from_numpy(tokens)], among[near])
+        count = min(width + extra, self.rows.shape[1] // 2, len(tokens))
+        return rows[near.numpy()], tokens[shares.topk(count, dim=1).indices.numpy()]
+
+    def _batch(self, seeds: Ids, width: int, margin: float, rows: Ids, tokens: Ids) -> int:
+        near, candidates = self._shortlist(seeds, width, rows, tokens)
+        on, _ = sparse.eliminate(
+            self.tokens[torch.from_numpy(candidates)], self.rows[torch.from_numpy(seeds)], self.noise
+        )
+        solved = 0
+        for number, seed in enumerate(seeds):
+            if self.free_rows[seed]:
+                solved += self._settle(candidates[number][on[number].numpy()], near[number], candidates[number], margin)
+        return solved
+
+    def _settle(self, chosen: Ids, near: Ids, candidates: Ids, margin: float) -> bool:
+        """From a first guess at the tokens to a cluster, if it can be proved."""
+        near = near[self.free_rows[near]]
+        for _ in range(4):
+            chosen = np.array([token for token in chosen if len(self.twins[token])], np.int64)
+            if not 0 < len(chosen) <= self.rows.shape[1] // 3:
+                return False
+            rows, worse = self._rows_of(chosen, near)
+            if worse < margin:  # perhaps a row is not among the neighbours
+                rows, worse = self._rows_of(chosen, np.flatnonzero(self.free_rows))
+            if worse >= margin:
+                return self._claim(rows, chosen)
+            if self.noise <= 10 * EXACT:
+                return False
+            again = self._tokens_of(rows, chosen, candidates)
+            if set(again.tolist()) == set(chosen.tolist()):
+                return False
+            chosen = again
+        return False
+
+    def _rows_of(self, chosen: Ids, among: Ids) -> tuple[Ids, float]:
+        """The rows best explained by these tokens, as many as there are tokens, and how much worse the next one fits.
+
+        0 where even those do not fit. Equal tokens count as often as they are free; then any number up to that will do.
+        """
+        left = sparse.misfit(self.rows[torch.from_numpy(among)], self.tokens[torch.from_numpy(chosen)]).numpy()
+        order = np.argsort(left, kind="stable")
+        left = np.append(np.maximum(left[order], self.noise), 1.0)
+        best, worse = len(chosen), 0.0
+        for count in range(len(chosen), min(sum(len(self.twins[token]) for token in chosen), len(order)) + 1):
+            ratio = float(left[count] / left[count - 1])
+            if ratio > worse and (left[count - 1] <= 10 * self.noise or self.noise > LOUD):
+                best, worse = count, ratio
+        return among[order[:best]], worse
+
+    def _tokens_of(self, rows: Ids, chosen: Ids, candidates: Ids) -> Ids:
+        """The tokens found again from the mean of the rows, which has less noise than one row."""
+        mean = sparse.unit(self.rows[torch.from_numpy(rows)].mean(0))
+        free = self.free_tokens
+        more = sparse.best_added(self.tokens[torch.from_numpy(free)], self.tokens[torch.from_numpy(chosen)], mean, 16)
+        pool = np.unique(np.concatenate([candidates, chosen, free[more.numpy()]]))
+        pool = pool[[len(self.twins[token]) > 0 for token in pool]]
+        on, _ = sparse.eliminate(self.tokens[torch.from_numpy(pool)][None], mean[None], self.noise / len(rows) ** 0.5)
+        return pool[on[0].numpy()]
+
+    def _claim(self, rows: Ids, chosen: Ids) -> bool:
+        """Take rows and tokens out, with their weights; equal tokens share one weight."""
+        basis = self.public[torch.from_numpy(chosen)].double()
+        solved = torch.linalg.lstsq(basis.T, self.mixed[torch.from_numpy(rows)].double().T).solution.T.numpy()
+        if self.noise <= 10 * EXACT and solved.min() < -1e-3:
+            return False
+        extra = len(rows) - len(chosen)
+        members, columns = [], []
+        for column, token in enumerate(chosen):
+            count = min(len(self.twins[token]), 1 + extra)
+            extra -= count - 1
+            taken, self.twins[token] = self.twins[token][:count], self.twins[token][count:]
+            members.append(taken)
+            columns.append(np.repeat(solved[:, column : column + 1] / count, count, axis=1))
+        self.free_rows[rows] = False
+        self.found.append((rows, np.concatenate(members), np.concatenate(columns, axis=1)))
+        return True
+
+
+def _candidates(search: _Search) -> Candidates:
+    groups = [Group(rows, members, weights) for rows, members, weights in search.found]
+    values = [np.zeros((len(one.rows), len(one.members))) for one in groups]
+    rows = np.flatnonzero(search.free_rows)
+    if len(rows):
+        for group, likelihood in _rest(search, rows):
+            groups.append(group)
+            values.append(likelihood)
+    return Candidates(tuple(groups), tuple(values))
+
+
+def _rest(search: _Search, rows: Ids) -> Iterator[tuple[Group, NDArray[np.float64]]]:
+    """All that was not solved as one group, by cosine; where that is too large, each row with its nearest tokens."""
+    taken = [members for where, members, weights in search.found if weights is not None or len(where) == len(members)]
+    free = np.setdiff1d(np.arange(len(search.tokens)), np.concatenate([*taken, np.empty(0, np.int64)]))
+    if not len(free):
+        free = np.arange(len(search.tokens))
+    tokens = search.tokens[torch.from_numpy(free)]
+    if len(rows) * len(free) <= REST_CELLS:
+        scores = (search.rows[torch.from_numpy(rows)] @ tokens.T).double() / TEMPERATURE
+        yield Group(rows, free), torch.log_softmax(scores, 1).numpy()
+        return
+    for block in np.array_split(rows, 1 + len(rows) // 512):
+        scores = (search.rows[torch.from_numpy(block)] @ tokens.T).double() / TEMPERATURE
+        best = torch.log_softmax(scores, 1).topk(min(REST_LIST, len(free)), dim=1)
+        for number, row in enumerate(block):
+            yield Group(np.array([row]), free[best.indices[number].numpy()]), best.values[number : number + 1].numpy()

@@ -1,0 +1,160 @@
+"""The same annealed mean field without candidate sets: any frequent id may stand for any frequent token.
+
+Everything against everything is too much, and too soft at first to agree on anything, so the matrix grows: the
+commonest ids settle first, on frequency and on each other, and then serve as context for the rarer ones.
+Knows nothing of groups; see decipherment.py for the formula and blocks.py for the form with groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from milkglass.attacks.embedding.bigrams import Bigrams, Public
+from milkglass.attacks.embedding.frequency import Fit
+from milkglass.sequences import Ids
+
+Soft = NDArray[np.float32]
+Between = tuple[float, float]  # at the first sweep and at the last, geometric in between
+
+ROUNDS = 12
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The schedule. sizes, sweeps: ids taken in at each stage, and sweeps then. spare, margin: `spare` times as many
+    public tokens and `margin` more stand against them. The rest is as in Decipherment."""
+
+    sizes: tuple[int, ...] = (60, 150, 400, 1000, 2500)
+    sweeps: tuple[int, ...] = (20, 15, 12, 10, 8)
+    spare: float = 1.5
+    margin: int = 60
+    tau: Between = (0.3, 0.5)
+    patience: Between = (15.0, 40.0)
+    doubt: Between = (0.5, 0.2)
+    temperature: Between = (1.5, 0.7)
+    alpha: float = 3.0
+    second: float = 0.5
+    inertia: float = 0.3
+
+
+@dataclass(frozen=True)
+class Settled:
+    """rows: (K,) scrambled ids; columns: (C,) public ids; scores: (K, C); belief: (K, C)."""
+
+    rows: Ids
+    columns: Ids
+    scores: Soft
+    belief: Soft
+
+
+@dataclass(frozen=True)
+class _Channel:
+    """One distance in one direction: `edges` (K, K + p) scrambled counts, `votes` (C, C + p) what each neighbour says."""
+
+    edges: sp.csr_matrix
+    votes: sp.csr_matrix
+    weight: float
+
+
+def settle(
+    seen: NDArray[np.float64],
+    texts: dict[int, Bigrams],
+    public: Public,
+    pins: Ids,
+    growth: Growth,
+    step: Callable[[float], bool],
+) -> Settled:
+    """seen: (n,) counts of scrambled ids; texts: their bigrams by distance; pins: (p, 2) known pairs.
+
+    step: told the share that is done, says whether to go on.
+    """
+    size = len(seen)
+    free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), pins[:, 0]), np.setdiff1d(np.arange(size), pins[:, 1])
+    by_count = free_rows[np.argsort(-seen[free_rows], kind="stable")]
+    by_share = free_columns[np.argsort(-public.share[free_columns], kind="stable")]
+    fit = Fit.of(seen, public, free_rows, free_columns)
+    stages = [min(k, len(by_count)) for k in growth.sizes]
+    stages = stages[: 1 + next((i for i, k in enumerate(stages) if k == len(by_count)), len(stages))]
+    total, done = sum(growth.sweeps[: len(stages)]), 0
+    state: Settled | None = None
+    for k, sweeps in zip(stages, growth.sweeps, strict=False):
+        rows = by_count[:k]
+        columns = by_share[: int(k * growth.spare) + growth.margin]
+        channels = _channels(texts, public, rows, columns, pins, growth)
+        state = _taken_in(state, rows, columns, fit, growth, done / max(total - 1, 1))
+        for _ in range(sweeps):
+            state = _sweep(state, channels, public, fit, growth, done / max(total - 1, 1))
+            done += 1
+            if not step(done / total):
+                return state
+    assert state is not None
+    return state
+
+
+def _at(pair: Between, share: float) -> float:
+    return float(pair[0] * (pair[1] / pair[0]) ** share)
+
+
+def _channels(
+    texts: dict[int, Bigrams], public: Public, rows: Ids, columns: Ids, pins: Ids, growth: Growth
+) -> list[_Channel]:
+    all_rows, all_columns = np.concatenate([rows, pins[:, 0]]), np.concatenate([columns, pins[:, 1]])
+    size = len(public.share)
+    loud = sp.diags(1 / (growth.alpha * public.share[all_columns]))
+    out = []
+    for distance, weight in ((1, 1.0), (2, growth.second)):
+        seen, said = _matrix(texts[distance], size), _matrix(public.bigrams[distance], size)
+        for edges, votes in ((seen, said), (seen.T.tocsr(), said.T.tocsr())):
+            part = (votes[columns][:, all_columns] @ loud).tocsr().astype(np.float32)
+            out.append(_Channel(edges[rows][:, all_rows].astype(np.float32), part, weight))
+    return out
+
+
+def _matrix(pairs: Bigrams, size: int) -> sp.csr_matrix:
+    return sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(size, size))
+
+
+def _taken_in(old: Settled | None, rows: Ids, columns: Ids, fit: Fit, growth: Growth, share: float) -> Settled:
+    scores = fit.scores(rows[:, None], columns[None], _at(growth.tau, share)).astype(np.float32)
+    belief = _balanced(scores, growth.temperature[0])
+    if old is not None:  # ids are taken in by rank, so the old ones come first
+        belief[: len(old.rows)] = 0
+        belief[: len(old.rows), : len(old.columns)] = old.belief
+    return Settled(rows, columns, scores, belief)
+
+
+def _sweep(state: Settled, channels: list[_Channel], public: Public, fit: Fit, growth: Growth, share: float) -> Settled:
+    known = channels[0].edges.shape[1] - len(state.rows)
+    belief = np.zeros((len(state.rows) + known, len(state.columns) + known), np.float32)
+    belief[: len(state.rows), : len(state.columns)] = state.belief
+    belief[len(state.rows) :, len(state.columns) :] = np.eye(known, dtype=np.float32)
+    doubt = _at(growth.doubt, share)
+    base = (growth.alpha / (public.counts[state.columns] + growth.alpha)).astype(np.float32)
+    evidence = np.zeros(state.belief.shape, np.float32)
+    for one in channels:
+        heard = (one.votes @ np.ascontiguousarray(belief.T)).T  # (K + p, C)
+        heard += 1
+        heard *= (1 - doubt) * base
+        heard += doubt
+        evidence += one.weight * (one.edges @ np.ascontiguousarray(np.log(heard)))
+    patience = _at(growth.patience, share)
+    weight = (patience / (patience + fit.seen[state.rows])).astype(np.float32)[:, None]
+    prior = fit.scores(state.rows[:, None], state.columns[None], _at(growth.tau, share)).astype(np.float32)
+    scores = prior + evidence * weight
+    fresh = _balanced(scores, _at(growth.temperature, share))
+    return Settled(state.rows, state.columns, scores, growth.inertia * state.belief + (1 - growth.inertia) * fresh)
+
+
+def _balanced(scores: Soft, temperature: float) -> Soft:
+    """Sinkhorn and Knopp: rows sum to 1, columns to at most 1."""
+    belief = np.exp((scores - scores.max(1, keepdims=True)) / np.float32(temperature))
+    for _ in range(ROUNDS):
+        belief /= belief.sum(1, keepdims=True)
+        belief /= np.maximum(belief.sum(0, keepdims=True), 1)
+    belief /= belief.sum(1, keepdims=True)
+    return belief

@@ -1,0 +1,99 @@
+"""ERA: read generated text by giving the last hidden state to the public head (Lin et al. 2025, section 5.2).
+
+The fine-tuned scrambled model still speaks its mother tongue on the inside: the state h from which it predicts the next
+scrambled id is near to the state from which the public model would predict the public one. So for each generated id
+
+    guess = argmax_j  h . H[j],      H the public output embeddings,
+
+needs neither the table nor the corpus, only what the server computes anyway. The transcript holds what was generated;
+the states are recomputed by running the served model over prompt and answer (as one sequence: an answer follows the
+prompt of the same number).
+
+What it does not know: that one scrambled id always stands for one public id. ERA+ (era_plus.py) does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from milkglass.attacks.forward import batches, body, places, stacked
+from milkglass.modelview import Model
+from milkglass.paper import Paper
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat import Attack, Budget, Guess, Knowledge, Observation, Outputs, Tokens, Transcript, Weights
+
+PAPER = Paper(
+    "ObfusLM: Privacy-preserving Language Model Service against Embedding Inversion Attacks",
+    "Lin, Yang, Mao, Zhang, Hong, Cai, Wu, Liu, Chen, Duan, Zhong",
+    2025,
+    "Findings of ACL 2025",
+    ("The paper reads while it generates; we read what was generated, which gives the same states.",),
+)
+
+
+def public_head(model: Model) -> torch.Tensor:
+    """(n, d) the output embeddings, or the table where the two are tied."""
+    head = model.head
+    return model.table if head is None else head
+
+
+def outputs(transcript: Transcript) -> Sequences:
+    """Everything that was generated, as one list."""
+    return Sequences.of(part for one in transcript.all(Outputs) for part in one.ids)
+
+
+def mismatch(transcript: Transcript) -> str | None:
+    prompts, answers = transcript.tokens, outputs(transcript)
+    if len(prompts) != len(answers):
+        return f"{len(answers)} answers to {len(prompts)} prompts: they cannot be paired"
+    return None
+
+
+@torch.inference_mode()
+def states(transcript: Transcript) -> torch.Tensor:
+    """(total, d) the state from which each generated id was predicted."""
+    model = transcript.weights(tuned=True) or transcript.weights(tuned=False)
+    assert model is not None
+    runner = body(model)
+    prompts, answers = transcript.tokens, outputs(transcript)
+    whole = Sequences.of(np.concatenate(pair) for pair in zip(prompts, answers, strict=True))
+    answered = np.concatenate(
+        [np.repeat([False, True], pair) for pair in zip(prompts.lengths, answers.lengths, strict=True)]
+        or [np.empty(0, np.bool_)]
+    )
+    rank = np.cumsum(answered) - 1  # a generated id's place among the generated ones
+    out = torch.zeros(int(answered.sum()), runner.config.hidden_size)
+    for numbers in batches(whole):
+        found = runner(input_ids=stacked(whole, numbers)).last_hidden_state
+        where = places(whole, numbers).reshape(len(numbers), -1)
+        inside = answered[where]
+        inside[:, 0] = False  # nothing precedes the first id: an answer to an empty prompt loses it
+        rows, columns = np.nonzero(inside)
+        out[torch.from_numpy(rank[where[rows, columns]])] = found[rows, columns - 1].float()
+    return out
+
+
+@dataclass(frozen=True)
+class ERA(Attack):
+    """k: how many ranks the guess has. The guess is about the generated ids, in the order of the outputs."""
+
+    k: int = 10
+
+    name: ClassVar[str] = "era"
+    title: ClassVar[str] = "Embedding replacement"
+    paper: ClassVar[Paper] = PAPER
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens, Outputs})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        return mismatch(transcript)
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.public_model is not None
+        head = public_head(knowledge.public_model).T.contiguous()
+        guesses: list[Ids] = [(block @ head).topk(self.k).indices.numpy() for block in states(transcript).split(512)]
+        return Guess(running=np.concatenate(guesses) if guesses else np.empty((0, self.k), np.int64))

@@ -1,0 +1,133 @@
+"""InvBert: train a model that turns hidden states back into tokens (Kugler et al. 2021; settings of Zhou et al. 2023).
+
+The attacker obfuscates the public model under a key of its own (Kerckhoffs), runs public text through the first layers
+of that model and so has pairs of hidden states and tokens. A second transformer learns from states to tokens; it is
+then given the client's states. These are what split inference sends; under ObfusLM the server computes them from the
+scrambled ids and the scrambled model.
+
+    training:    states of the attacker's scrambled model (layer L)  ->  public ids,  token cross-entropy
+    attack:      states of the client's scrambled model (layer L)    ->  guessed public ids
+
+Settings of the papers: L = 3, rate 2e-5, batches of 8, 10 epochs, BERT-base as inversion model. Ours starts from the
+public model itself, since that is what is at hand, with its table as output layer; it stops when its budget is spent.
+
+What it does not know: that equal ids are equal tokens. It reads each text by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from milkglass.attacks.forward import batches, body, hidden, places, stacked
+from milkglass.modelview import Model
+from milkglass.paper import Paper
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat import (
+    Activations,
+    Attack,
+    Budget,
+    Guess,
+    Knowledge,
+    Observation,
+    Tokens,
+    Transcript,
+    Weights,
+)
+
+
+class Inverter(torch.nn.Module):
+    """States (b, t, d) to scores of public ids (b, t, n): the public model's body and its table."""
+
+    def __init__(self, public: Model, layers: int | None) -> None:
+        super().__init__()
+        self.body = body(public, layers)
+        self.read = torch.nn.Linear(public.table.shape[1], public.table.shape[0])
+        with torch.no_grad():
+            self.read.weight.copy_(public.table)
+            self.read.bias.zero_()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.read(self.body(inputs_embeds=states).last_hidden_state)
+
+
+@dataclass(frozen=True)
+class InvBert(Attack):
+    """layer: after which the states are taken. depth: layers of the inversion model, None for all."""
+
+    layer: int = 3
+    depth: int | None = None
+    learning_rate: float = 2e-5
+    batch_size: int = 8
+    epochs: int = 10
+    k: int = 10
+
+    name: ClassVar[str] = "invbert"
+    title: ClassVar[str] = "Inversion model"
+    paper: ClassVar[Paper] = Paper(
+        "InvBERT: Reconstructing Text from Contextualized Word Embeddings by inverting the BERT pipeline",
+        "Kugler, Münker, Höhmann, Rettinger",
+        2021,
+        "arXiv:2109.10104",
+        (
+            "The inversion model starts from the public model and its table, not from BERT-base.",
+            "Batches hold sentences of one length, at most `batch_size` of them.",
+        ),
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "simulate"})
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.public_model is not None
+        assert knowledge.corpus is not None
+        assert knowledge.simulate is not None
+        own, sigma = knowledge.simulate(int(rng.integers(2**31)))
+        states = hidden(body(own, self.layer), knowledge.corpus.mapped(sigma))
+        torch.manual_seed(int(rng.integers(2**31)))
+        inverter = Inverter(knowledge.public_model, self.depth)
+        self.train(inverter, states, knowledge.corpus, budget, rng)
+        return Guess(running=self.read(inverter, self.observed(transcript), transcript.tokens))
+
+    def observed(self, transcript: Transcript) -> torch.Tensor:
+        """(total, d) the client's states: as they were sent, else computed from the ids."""
+        for one in transcript.all(Activations):
+            if one.layer == self.layer:
+                return one.hidden.float()
+        model = transcript.weights(tuned=False) or transcript.weights(tuned=True)
+        assert model is not None
+        return hidden(body(model, self.layer), transcript.tokens)
+
+    def train(
+        self, inverter: Inverter, states: torch.Tensor, corpus: Sequences, budget: Budget, rng: np.random.Generator
+    ) -> None:
+        """Until the epochs are done or the budget is spent, whichever is first."""
+        optimiser = torch.optim.AdamW(inverter.parameters(), lr=self.learning_rate, weight_decay=0.0)
+        groups = [g for some in batches(corpus) for g in np.array_split(some, -(-len(some) // self.batch_size))]
+        steps, done = self.epochs * len(groups), 0
+        inverter.train()
+        for _ in range(self.epochs):
+            for number in rng.permutation(len(groups)).tolist():
+                if budget.left() <= 0:
+                    return
+                numbers = groups[number]
+                wanted = stacked(corpus, numbers)
+                given = states[torch.from_numpy(places(corpus, numbers))].reshape(*wanted.shape, -1)
+                loss = torch.nn.functional.cross_entropy(inverter(given).flatten(0, 1), wanted.flatten())
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                optimiser.step()
+                done += 1
+                budget.progress(done / steps)
+
+    @torch.inference_mode()
+    def read(self, inverter: Inverter, states: torch.Tensor, tokens: Sequences) -> Ids:
+        inverter.eval()
+        guess = np.empty((len(tokens.ids), self.k), np.int64)
+        for numbers in batches(tokens, 512):
+            where = places(tokens, numbers)
+            given = states[torch.from_numpy(where)].reshape(len(numbers), -1, states.shape[1])
+            guess[where] = inverter(given).topk(self.k, dim=-1).indices.flatten(0, 1).numpy()
+        return guess

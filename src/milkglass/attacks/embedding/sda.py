@@ -1,0 +1,141 @@
+"""SDA: substitution deciphering with a model that scores sentences (Lin et al. 2025, sections 5.2, C.4, Table 4).
+
+For each scrambled id the K_A nearest public tokens are candidates. A beam search goes through a sentence from left to
+right; each extension is scored by a classifier that was trained to tell real text from text whose every token was
+replaced by one of its own K_A nearest tokens. The best sentence at the end is the guess.
+
+    training set   real public sentences (1), and each with every token replaced at random from its K_A neighbours (0)
+    score(prefix)  the classifier's log-odds of "real", plus for each token log softmax(cosine / 0.05) over its K_A
+
+The last term is ours (`prior`; 0 is the paper's): without it a sentence that nearest neighbours read rightly is read
+wrongly wherever the model likes another one better, even where nothing was obfuscated at all.
+
+The scoring model is the public model with a new head, as BERT is in the paper. A sentence costs tokens x beam x K_A
+passes through it; within a budget a random part of the sentences is read, the others keep their nearest neighbours.
+
+What it does not know: that an id in one sentence is the same token in every other. decipherment.py does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.attacks.embedding.era import PAPER
+from milkglass.attacks.embedding.knn import nearest, same_width
+from milkglass.attacks.forward import batches, body, stacked
+from milkglass.modelview import Model
+from milkglass.paper import Paper
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat import Attack, Budget, Guess, Knowledge, Observation, Tokens, Transcript, Weights
+
+TEMPERATURE = 0.05  # of cosines
+
+
+class Scorer(torch.nn.Module):
+    """Ids (b, t) to the log-odds (b,) that a sentence is real: the public model, its mean state, one linear layer."""
+
+    def __init__(self, public: Model) -> None:
+        super().__init__()
+        self.body = body(public)
+        self.read = torch.nn.Linear(self.body.config.hidden_size, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.read(self.body(input_ids=ids).last_hidden_state.mean(1))[:, 0]
+
+
+@dataclass(frozen=True)
+class SDA(Attack):
+    """candidates: K_A. beam: sentences kept at each step. training: share of the budget for the
+    scoring model. prior: weight of the cosines."""
+
+    candidates: int = 3
+    beam: int = 5
+    learning_rate: float = 2e-5
+    batch_size: int = 32
+    epochs: int = 10
+    training: float = 0.5
+    prior: float = 1.0
+
+    name: ClassVar[str] = "sda"
+    title: ClassVar[str] = "Beam search with a scoring model"
+    paper: ClassVar[Paper] = Paper(
+        PAPER.title, PAPER.authors, PAPER.year, PAPER.venue,
+        (
+            "The beam's width, which the paper does not give, is 5.",
+            "The scoring model starts from the public model.",
+            "Cosines count as well as the scoring model.",
+        ),
+    )  # fmt: skip
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus"})
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        return same_width(transcript, knowledge)
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.public_model is not None
+        assert knowledge.corpus is not None
+        tokens = transcript.tokens
+        used = np.unique(tokens.ids)
+        table = knowledge.public_model.table
+        rows = transcript.table[torch.from_numpy(used)]
+        found = nearest(rows, table, self.candidates)
+        cosines = torch.nn.functional.cosine_similarity(rows[:, None], table[found], dim=2)
+        likely = np.zeros((transcript.size, self.candidates), np.int64)
+        prior = np.zeros((transcript.size, self.candidates))
+        likely[used] = found.numpy()
+        prior[used] = self.prior * torch.log_softmax(cosines.double() / TEMPERATURE, 1).numpy()
+        scorer = self.train(knowledge.public_model, knowledge.corpus, budget, rng)
+        reading = likely[tokens.ids, 0].copy()
+        starts = np.cumsum(tokens.lengths) - tokens.lengths
+        order = rng.permutation(len(tokens))
+        for done, number in enumerate(order.tolist(), 1):
+            if budget.left() <= 0:
+                break
+            place = slice(starts[number], starts[number] + tokens.lengths[number])
+            reading[place] = self.search(scorer, likely[tokens.ids[place]], prior[tokens.ids[place]])
+            budget.progress(self.training + (1 - self.training) * done / len(order))
+        return Guess(running=reading[:, None])
+
+    def train(self, public: Model, corpus: Sequences, budget: Budget, rng: np.random.Generator) -> Scorer:
+        """Real sentences against sentences of neighbours, until the epochs or this part of the budget is over."""
+        torch.manual_seed(int(rng.integers(2**31)))
+        scorer = Scorer(public)
+        table = public.table
+        words = np.unique(corpus.ids)
+        near = np.zeros((len(table), self.candidates), np.int64)
+        near[words] = nearest(table[torch.from_numpy(words)], table, self.candidates + 1).numpy()[:, 1:]  # not itself
+        optimiser = torch.optim.AdamW(scorer.parameters(), lr=self.learning_rate, weight_decay=0.0)
+        limit = budget.left() * (1 - self.training)
+        groups = [g for some in batches(corpus) for g in np.array_split(some, -(-len(some) // self.batch_size))]
+        for _ in range(self.epochs):
+            for number in rng.permutation(len(groups)).tolist():
+                if budget.left() <= limit:
+                    return scorer.eval()
+                real = stacked(corpus, groups[number])
+                drawn = rng.integers(self.candidates, size=real.shape)
+                false = torch.from_numpy(near[real.numpy(), drawn])
+                scores = scorer(torch.cat([real, false]))
+                wanted = torch.cat([torch.ones(len(real)), torch.zeros(len(false))])
+                loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, wanted)
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                optimiser.step()
+        return scorer.eval()
+
+    @torch.inference_mode()
+    def search(self, scorer: Scorer, likely: Ids, prior: NDArray[np.float64]) -> Ids:
+        """likely, prior: (t, K_A). The best of the beam: (t,)."""
+        beams, so_far = np.empty((1, 0), np.int64), np.zeros(1)
+        for options, weights in zip(likely, prior, strict=True):
+            longer = np.concatenate([np.repeat(beams, len(options), 0), np.tile(options, len(beams))[:, None]], 1)
+            weighed = np.repeat(so_far, len(options)) + np.tile(weights, len(beams))
+            scores = scorer(torch.from_numpy(longer)).numpy() + weighed
+            best = np.argsort(-scores, kind="stable")[: self.beam]
+            beams, so_far = longer[best], weighed[best]
+        return beams[0]

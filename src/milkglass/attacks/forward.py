@@ -1,0 +1,83 @@
+"""Run a model that an attacker holds: from its tensors, without its folder, one batch of equal lengths after another.
+
+Batches hold sequences of one length each, so that no padding is needed and no mask can be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+
+from milkglass.errors import CorruptCheckpoint
+from milkglass.modelview import Model
+from milkglass.sequences import Ids, Sequences
+
+TOKENS = 2048  # in a batch
+_SHALLOWER = ("num_hidden_layers", "n_layers", "n_layer")
+
+
+def body(model: Model, layers: int | None = None) -> PreTrainedModel:
+    """The transformer without a head, fp32, in evaluation mode; with `layers`, only its first ones."""
+    raw = dict(model.config)
+    if layers is not None:
+        raw |= {name: min(layers, int(raw[name])) for name in _SHALLOWER if name in raw}
+        if isinstance(raw.get("layer_types"), list):
+            raw["layer_types"] = raw["layer_types"][:layers]
+    kind = raw.pop("model_type")
+    built = AutoModel.from_config(AutoConfig.for_model(kind, **raw), dtype=torch.float32)
+    wanted = built.state_dict()
+    missing, _ = built.load_state_dict(_matching(model.tensors, wanted, built.base_model_prefix), strict=False)
+    tied = set(getattr(built, "_tied_weights_keys", None) or ())
+    lost = [name for name in missing if "pooler" not in name and name not in tied]
+    if lost:
+        raise CorruptCheckpoint(f"{len(lost)} tensors are not in the model ({lost[0]})", "give the whole model")
+    return built.eval()
+
+
+def _matching(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, Any], prefix: str) -> dict[str, torch.Tensor]:
+    """Checkpoints of a model with a head name its body's tensors with a prefix."""
+    found = {}
+    for name in tensors:
+        short = name.removeprefix(f"{prefix}.") if prefix else name
+        target = name if name in wanted else short
+        if target in wanted:
+            found[target] = tensors[name].float()
+    return found
+
+
+def batches(sequences: Sequences, tokens: int = TOKENS) -> Iterator[Ids]:
+    """Numbers of sequences, of one length and at most `tokens` ids a batch, the shortest first; empty ones never."""
+    order = np.argsort(sequences.lengths, kind="stable")
+    lengths = sequences.lengths[order]
+    for length in np.unique(lengths[lengths > 0]):
+        alike = order[lengths == length]
+        step = max(1, tokens // int(length))
+        for start in range(0, len(alike), step):
+            yield alike[start : start + step]
+
+
+def stacked(sequences: Sequences, numbers: Ids) -> torch.Tensor:
+    """(b, t) the ids of sequences of one length."""
+    starts = np.cumsum(sequences.lengths)[numbers] - sequences.lengths[numbers]
+    places = starts[:, None] + np.arange(int(sequences.lengths[numbers[0]]))
+    return torch.from_numpy(sequences.ids[places])
+
+
+def places(sequences: Sequences, numbers: Ids) -> Ids:
+    """(b * t,) where the tokens of these sequences lie among all."""
+    starts = np.cumsum(sequences.lengths)[numbers] - sequences.lengths[numbers]
+    return (starts[:, None] + np.arange(int(sequences.lengths[numbers[0]]))).reshape(-1)
+
+
+@torch.inference_mode()
+def hidden(model: PreTrainedModel, sequences: Sequences) -> torch.Tensor:
+    """(total, d) the last hidden state of every token."""
+    out = torch.empty(len(sequences.ids), model.config.hidden_size)
+    for numbers in batches(sequences):
+        states = model(input_ids=stacked(sequences, numbers)).last_hidden_state
+        out[torch.from_numpy(places(sequences, numbers))] = states.flatten(0, 1).float()
+    return out

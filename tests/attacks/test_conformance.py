@@ -1,0 +1,63 @@
+"""What every attack of the catalogue must do, whoever writes it: the shared tests run on each by themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import numpy as np
+import pytest
+
+from milkglass.catalogue import ATTACKS
+from milkglass.paper import Paper
+from milkglass.threat import Attack, Budget, Knowledge, Observation, Transcript, why_not
+
+EMPTY = Transcript((), 10)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_it_says_what_it_is(name: str) -> None:
+    kind = ATTACKS[name]
+    assert kind.name == name
+    assert isinstance(kind.paper, Paper)
+    assert kind.title
+    assert kind.sees
+    assert all(issubclass(one, Observation) for one in kind.sees)
+    assert kind.assumes <= {field.name for field in dataclasses.fields(Knowledge)}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_it_is_a_final_frozen_dataclass_with_sensible_defaults(name: str) -> None:
+    kind = ATTACKS[name]
+    assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert not kind.__subclasses__()
+    assert not inspect.isabstract(kind)
+    assert kind() == kind()
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_it_refuses_with_a_reason_where_it_cannot_apply(name: str) -> None:
+    attack = ATTACKS[name]()
+    assert str(why_not(attack, EMPTY, Knowledge())).startswith("the transcript holds no ")
+    with pytest.raises(Exception, match="does not apply: the transcript holds no "):
+        attack(EMPTY, Knowledge(), Budget(), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_its_page_explains_it(name: str) -> None:
+    """One file a method, which says what it exploits and what it does not know."""
+    module = inspect.getmodule(ATTACKS[name])
+    assert module is not None
+    text = module.__doc__ or ""
+    assert len(text) > 300
+    assert "not know" in text or "does not know" in text or "looks at one token" in text, name
+    others = [k for k, one in ATTACKS.items() if k != name and inspect.getmodule(one) is module]
+    assert not others
+
+
+def test_an_attack_never_sees_the_truth() -> None:
+    """By its types: neither what it sees nor what it knows can hold the truth or the key."""
+    for one in (*dataclasses.fields(Knowledge), *dataclasses.fields(Transcript)):
+        assert "Truth" not in str(one.type)
+        assert "Key" not in str(one.type)
+    assert set(inspect.signature(Attack.run).parameters) == {"self", "transcript", "knowledge", "budget", "rng"}
