@@ -285,12 +285,14 @@ class Truth:
 
 
 def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150) -> NDArray[np.bool_]:
-    """(n,) which public ids carry content: pieces with a letter, outside the `commonest` ones by `counts` (n,).
+    """(n,) which public ids carry content: pieces with a letter, outside the `commonest` ones by `counts` (n,), or
+    outside the commoner half of the ids that occur at all, where that is fewer.
 
     Half of all running text is a few hundred function words and marks, which any attacker guesses.
     """
     letters = np.array([any(char.isalpha() for char in piece) for piece in pieces])
-    letters[np.argsort(-np.asarray(counts), kind="stable")[:commonest]] = False
+    common = min(commonest, int((np.asarray(counts) > 0).sum()) // 2)
+    letters[np.argsort(-np.asarray(counts), kind="stable")[:common]] = False
     return letters
 
 

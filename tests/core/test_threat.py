@@ -79,8 +79,10 @@ def test_no_belief_is_never_right_and_never_read_out() -> None:
 
 
 def test_content_tokens_are_rare_and_have_a_letter() -> None:
-    counts, pieces = np.array([9, 8, 1, 1]), ["the", "of", "wound", "!"]
-    assert content_tokens(counts, pieces, commonest=2).tolist() == [False, False, True, False]
+    counts, pieces = np.array([9, 8, 1, 1, 0]), ["the", "of", "wound", "!", "arm"]
+    assert content_tokens(counts, pieces, commonest=2).tolist() == [False, False, True, False, True]
+    assert content_tokens(counts, pieces, commonest=1).tolist() == [False, True, True, False, True]
+    assert content_tokens(counts, pieces).tolist() == [False, False, True, False, True]  # half of the four that occur
 
 
 def test_an_id_outside_the_vocabulary_is_refused() -> None:

@@ -100,7 +100,9 @@ def write(result: Audit, out: Path) -> Path:
     for name, svg in drawn(result).items():
         if svg:
             (out / f"{name}.svg").write_text(svg, "utf-8")
-    (out / "audit.json").write_text(json.dumps(result.to_json(), ensure_ascii=False, indent=1) + "\n", "utf-8")
+    (out / "audit.json").write_text(
+        json.dumps(result.to_json(), ensure_ascii=False, indent=1, allow_nan=False) + "\n", "utf-8"
+    )
     page = out / "audit.html"
     page.write_text(render(result), "utf-8")
     return page

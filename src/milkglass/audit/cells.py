@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -28,13 +29,23 @@ class Cell:
     in_group: float | None = None  # solvers: share of the ordinary vocabulary whose token is among its candidates
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """nan, which JSON does not have, becomes null."""
+        raw = asdict(self)
+        for name in ("measures", "by_class"):
+            raw[name] = {
+                measure: {part: None if number != number else number for part, number in one.items()}
+                for measure, one in raw[name].items()
+            }
+        return raw
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Cell:
         known = dict(raw)
         for name in ("measures", "by_class"):
-            known[name] = {measure: Interval(**one) for measure, one in known[name].items()}
+            known[name] = {
+                measure: Interval(**{part: math.nan if number is None else number for part, number in one.items()})
+                for measure, one in known[name].items()
+            }
         return cls(**known)
 
     def value(self, measure: str) -> float:
@@ -43,6 +54,8 @@ class Cell:
 
 
 def strongest(cells: tuple[Cell, ...], measure: str = "content top-1") -> Cell | None:
-    """The one that got most back; None when none was done."""
-    done = [cell for cell in cells if cell.state == "done" and cell.value(measure) == cell.value(measure)]
+    """The one that got most back; by running tokens where no text has any content tokens. None: none was done."""
+    done = [cell for cell in cells if not math.isnan(cell.value(measure))]
+    if not done and measure != "tokens top-1":
+        return strongest(cells, "tokens top-1")
     return max(done, key=lambda cell: cell.value(measure), default=None)

@@ -68,4 +68,5 @@ class Audit:
     seed: int
 
     def to_json(self) -> dict[str, Any]:
-        return {"milkglass_audit": VERSION, **asdict(self)}
+        cells = {"best": self.best and self.best.to_json(), "cells": [cell.to_json() for cell in self.cells]}
+        return {"milkglass_audit": VERSION, **asdict(self), **cells}

@@ -59,7 +59,7 @@ class Work:
         if reading is not None:
             save_file({"reading": np.ascontiguousarray(reading)}, self.folder / f"{name}.safetensors")
         part = self.folder / f"{name}.part"
-        part.write_text(json.dumps(cell.to_json()), "utf-8")
+        part.write_text(json.dumps(cell.to_json(), allow_nan=False), "utf-8")
         part.rename(self.folder / f"{name}.json")
 
     def candidates(self, name: str) -> Candidates | None:

@@ -1,0 +1,226 @@
+"""The audit from a key and a file of texts to its page, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from milkglass.attacks.embedding.knn import KNN
+from milkglass.attacks.embedding.knn_plus import KNNPlus
+from milkglass.audit.audit import audit, write
+from milkglass.audit.cells import Cell, strongest
+from milkglass.audit.findings import verdict
+from milkglass.audit.page import percent
+from milkglass.audit.result import Audit, Point
+from milkglass.audit.scene import Scene, build
+from milkglass.audit.texts import CLASSES, classes, read
+from milkglass.audit.work import Work, packed, unpacked
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.codec import Codec
+from milkglass.client.key import Key
+from milkglass.client.scramble import new_key, scheme_for
+from milkglass.errors import UsageError
+from milkglass.metrics.interval import Interval
+from milkglass.threat import Attack, Budget, Candidates, Group, Guess, Knowledge, Transcript
+from tests.tiny import save
+
+TEXT = "the wound on my left arm is open since Monday and Runa said 3 stitches may not be enough"
+SMALL: Mapping[str, type[Attack]] = {"knn": KNN, "knn+": KNNPlus}
+
+
+@dataclass(frozen=True)
+class Setting:
+    folder: Path
+    key: Key
+    codec: Codec
+    text: Path
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    root = tmp_path_factory.mktemp("audit")
+    folder = save("bert", root / "model")
+    base = Checkpoint.open(folder)
+    key = new_key(base, str(folder), scheme_for(base, k=5, beta=0.9), base.digest())
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice(TEXT.split(), size=rng.integers(5, 12))) for _ in range(60)]
+    text = root / "texts.txt"
+    text.write_text("\n".join(lines) + "\n", "utf-8")
+    return Setting(folder, key, Codec.open(key, folder), text)
+
+
+def scene(it: Setting) -> Scene:
+    return build(it.key, it.codec, it.folder, it.text, None, None, seed=1)
+
+
+def run(it: Setting, folder: Path, attacks: Mapping[str, type[Attack]] = SMALL, seconds: float = 600) -> Audit:
+    return audit(scene(it), attacks, Work.open(folder, {"of": "this"}), Budget(seconds), seed=1)
+
+
+def test_the_scene_is_what_is_uploaded_and_sent(setting: Setting, tmp_path: Path) -> None:
+    from milkglass.client.scramble import scramble
+    from milkglass.modelview import Model
+
+    it = scene(setting)
+    scramble(Checkpoint.open(setting.folder), setting.key, tmp_path / "out")
+    uploaded = Model.open(tmp_path / "out")
+    mine = it.transcript.weights(tuned=False)
+    assert mine is not None
+    assert mine.config == uploaded.config
+    for name in uploaded.tensors:
+        assert bool((mine.tensors[name] == uploaded.tensors[name]).all()), name
+    lines = setting.text.read_text("utf-8").splitlines()
+    sent = {tuple(one.tolist()) for one in setting.codec.encode(lines).ids}
+    assert {tuple(one.tolist()) for one in it.transcript.tokens} <= sent
+    assert len(it.transcript.tokens) == 30
+
+
+def test_the_attacker_of_the_same_kind_has_none_of_the_private_texts(setting: Setting) -> None:
+    it = scene(setting)
+    known = it.adversaries[-1].knowledge.corpus
+    assert known is not None
+    assert len(known) + len(it.transcript.tokens) == 60
+    lines = setting.text.read_text("utf-8").splitlines()
+    assert len(set(lines)) == 60
+    private = {tuple(one.tolist()) for one in it.truth.tokens}
+    assert not private & {tuple(one.tolist()) for one in known}
+
+
+def test_names_and_numbers_are_found_in_the_text(setting: Setting) -> None:
+    it = scene(setting)
+    counts = it.truth.tokens.counts(len(setting.key.sigma))
+    which = classes(it.texts, it.content, counts)
+    by_class = {name: set() for name in CLASSES}
+    for number, one in zip(which.tolist(), it.texts.original.ids.tolist(), strict=True):
+        by_class[CLASSES[number]].add(setting.codec.tokenizer.decode([one]).strip())
+    assert "3" in by_class["number"]
+    assert not any(any(char.isdigit() for char in piece) for piece in by_class["name"])
+    assert by_class["name"]  # Monday, Runa: in the middle of a sentence
+    assert not by_class["name"] & {"wound", "stitches"}
+
+
+def test_an_audit_writes_all_it_found(setting: Setting, tmp_path: Path) -> None:
+    result = run(setting, tmp_path / "work")
+    assert {cell.state for cell in result.cells} == {"done"}
+    page = write(result, tmp_path / "out").read_text("utf-8")
+    assert result.verdict.replace("'", "&#39;") in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    raw = json.loads((tmp_path / "out" / "audit.json").read_text("utf-8"))
+    assert raw["milkglass_audit"] == 1
+    assert [Cell.from_json(one).to_json() for one in raw["cells"]] == [one.to_json() for one in result.cells]
+    for svg in (tmp_path / "out").glob("*.svg"):
+        ElementTree.fromstring(svg.read_text("utf-8"))
+    assert (tmp_path / "out").stat().st_mode & 0o077 == 0
+    for one in result.examples:
+        assert len(one.pieces) >= one.right
+
+
+@dataclass(frozen=True)
+class Counted(KNN):
+    name: ClassVar[str] = "counted"
+    runs: ClassVar[list[int]] = []
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        self.runs.append(1)
+        return super().run(transcript, knowledge, budget, rng)
+
+
+def test_a_stopped_audit_goes_on(setting: Setting, tmp_path: Path) -> None:
+    Counted.runs.clear()
+    first = run(setting, tmp_path / "work", {"counted": Counted})
+    again = run(setting, tmp_path / "work", {"counted": Counted, "knn": KNN})
+    assert len(Counted.runs) == 1
+    assert again.cells[0].to_json() == first.cells[0].to_json()
+    assert {cell.attack for cell in again.cells} == {"counted", "knn"}
+    with pytest.raises(UsageError, match="another key, text or setting"):
+        Work.open(tmp_path / "work", {"of": "another"})
+
+
+@dataclass(frozen=True)
+class Breaking(KNN):
+    name: ClassVar[str] = "breaking"
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        raise RuntimeError("out of memory near token 17 of the private text")
+
+
+def test_an_attack_that_breaks_is_said_to_have_failed_without_its_words(setting: Setting, tmp_path: Path) -> None:
+    result = run(setting, tmp_path / "work", {"breaking": Breaking, "knn": KNN})
+    broken = result.cells[0]
+    assert (broken.state, broken.reason) == ("failed", "RuntimeError")
+    assert result.best is not None
+    assert result.best.attack == "knn"
+    assert "did not finish" in result.warnings[-1].explanation
+
+
+def test_a_spent_budget_is_said_and_the_verdict_is_no_comfort(setting: Setting, tmp_path: Path) -> None:
+    result = run(setting, tmp_path / "work", seconds=1e-9)
+    assert {cell.state for cell in result.cells} == {"not run"}
+    assert result.verdict == "No attack was run to its end: this audit says nothing."
+    assert not list((tmp_path / "work").glob("*knn*"))
+    write(result, tmp_path / "out")
+
+
+def cell(tokens: float, content: float, attack: str = "knn") -> Cell:
+    made = {
+        name: Interval(value, value, value, 9) for name, value in (("tokens top-1", tokens), ("content top-1", content))
+    }
+    return Cell(attack, attack, "model only", "done", measures=made)
+
+
+def test_the_verdict_follows_the_strongest_attack_and_never_reassures() -> None:
+    best = strongest((cell(0.1, 0.1), cell(0.9, 0.8, "strong"), replace(cell(1, 1), state="failed", measures={})))
+    assert best is not None
+    assert best.attack == "strong"
+    assert verdict(best).startswith("Most of your running text comes back: 90.0 %")
+    for low in (0.0, 0.001, 0.05):
+        words = verdict(cell(low, low)).lower()
+        assert "comes back" in words
+        assert not [word for word in ("safe", "secure", "protected", "private") if word in words]
+    assert strongest((cell(math.nan, math.nan),)) is None
+
+
+def test_candidates_come_back_from_their_arrays() -> None:
+    groups = (Group(np.array([1, 2]), np.array([5, 6, 7])), Group(np.array([3]), np.array([8]), np.array([[1.0]])))
+    found = Candidates(groups, (np.arange(6.0).reshape(2, 3), np.zeros((1, 1))))
+    back = unpacked(packed(found))
+    assert [one.members.tolist() for one in back.groups] == [[5, 6, 7], [8]]
+    assert back.groups[0].weights is None
+    assert back.groups[1].weights is not None
+    assert back.likelihood[0].tolist() == found.likelihood[0].tolist()
+
+
+def test_a_page_with_a_budget_curve_and_hostile_text(setting: Setting, tmp_path: Path) -> None:
+    result = run(setting, tmp_path / "work", {"knn": KNN})
+    points = tuple(Point(who, n, n / 1e5, n / 2e5) for who in ("a <b>", "same") for n in (1000, 10_000, 40_000))
+    result = replace(result, model="<script>alert(1)</script>", curve=points, spent={"same": {"10 %": 20_000}})
+    page = write(result, tmp_path / "out").read_text("utf-8")
+    assert "<script" not in page
+    assert "a &lt;b&gt;" in page
+    assert "10 % after 20,000 tokens" in page
+
+
+def test_too_few_texts_are_refused(setting: Setting, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("one text\n" * 5, "utf-8")
+    with pytest.raises(UsageError, match=r"short\.txt has 5 texts, an audit needs 20"):
+        build(setting.key, setting.codec, setting.folder, short, None, None, seed=1)
+    empty = tmp_path / "empty.txt"
+    empty.write_text("\n\n", "utf-8")
+    with pytest.raises(UsageError, match="has no texts"):
+        read(setting.codec, empty)
+
+
+def test_percentages_of_almost_nothing_are_not_nothing() -> None:
+    assert percent(0.123) == "12.3\u00a0%"
+    assert percent(0.00003) == "0.003\u00a0%"
+    assert percent(0) == "0.0\u00a0%"
