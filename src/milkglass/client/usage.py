@@ -1,0 +1,91 @@
+"""How much text has been encoded under a key, and what the last audit said that this gives away.
+
+A file of numbers beside the key file, `.NAME.usage.json`, mode 0600. It holds no text, no ids and no secret, so it
+needs no passphrase: that a key was used and how much is what the server knows anyway. It counts on this machine only: a
+key that is used in two places has two counts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from milkglass.errors import KeyFileError
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Usage:
+    """texts, tokens: encoded so far. audited: when, seconds since 1970, 0 for never. spent: of the last audit, for each
+    kind of attacker after how many tokens it reads a share ("10 %") of the content tokens.
+    """
+
+    texts: int = 0
+    tokens: int = 0
+    audited: float = 0.0
+    spent: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def passed(self) -> list[tuple[str, str, int]]:
+        """(attacker, share, tokens) for each threshold of the last audit that has been passed, the highest of each."""
+        found = []
+        for attacker, shares in self.spent.items():
+            over = [(tokens, share) for share, tokens in shares.items() if self.tokens >= tokens]
+            if over:
+                tokens, share = max(over)
+                found.append((attacker, share, tokens))
+        return found
+
+
+def place(key: Path) -> Path:
+    return key.with_name(f".{key.name}.usage.json")
+
+
+def read(key: Path) -> Usage:
+    """Raises KeyFileError where the file is not one of ours; a missing one is a key that was never used."""
+    path = place(key)
+    if not path.is_file():
+        return Usage()
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+        if raw.pop("milkglass_usage") != VERSION:
+            raise ValueError
+        return Usage(**raw)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise KeyFileError(f"{path} is damaged", "move it away: the count begins at zero again") from error
+
+
+def add(key: Path, texts: int, tokens: int) -> Usage:
+    """Count what was just encoded; a lock keeps two commands from losing each other's count."""
+    return _change(key, lambda known: replace(known, texts=known.texts + texts, tokens=known.tokens + tokens))
+
+
+def audited(key: Path, spent: Mapping[str, Mapping[str, int]]) -> Usage:
+    """Remember what an audit found."""
+    return _change(key, lambda known: replace(known, audited=time.time(), spent=spent))
+
+
+def _change(key: Path, change: Any) -> Usage:
+    with _locked(key):
+        usage: Usage = change(read(key))
+        path = place(key)
+        part = path.with_name(f"{path.name}.part")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps({"milkglass_usage": VERSION, **asdict(usage)}) + "\n")
+        part.replace(path)
+    return usage
+
+
+@contextmanager
+def _locked(key: Path) -> Iterator[None]:
+    with key.with_name(f".{key.name}.usage.lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

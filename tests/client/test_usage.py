@@ -1,0 +1,39 @@
+"""The count of what was encoded under a key."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from milkglass.client import usage
+from milkglass.errors import KeyFileError
+
+
+def test_counts_add_up_over_commands_side_by_side(tmp_path: Path) -> None:
+    key = tmp_path / "my.mgkey"
+    assert usage.read(key) == usage.Usage()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: usage.add(key, 1, 10), range(40)))
+    assert (usage.read(key).texts, usage.read(key).tokens) == (40, 400)
+    assert usage.place(key).stat().st_mode & 0o777 == 0o600
+
+
+def test_an_audit_is_remembered_and_its_budget_warned_of(tmp_path: Path) -> None:
+    key = tmp_path / "my.mgkey"
+    usage.add(key, 5, 900)
+    usage.audited(key, {"same kind of text": {"10 %": 1000, "25 %": 5000}})
+    assert usage.read(key).passed() == []
+    usage.add(key, 1, 100)
+    assert usage.read(key).passed() == [("same kind of text", "10 %", 1000)]
+    usage.add(key, 1, 9000)
+    assert usage.read(key).passed() == [("same kind of text", "25 %", 5000)]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"milkglass_usage": 2}', '{"milkglass_usage": 1, "secret": 3}'])
+def test_a_damaged_count_is_said_to_be_one(tmp_path: Path, content: str) -> None:
+    key = tmp_path / "my.mgkey"
+    usage.place(key).write_text(content, "utf-8")
+    with pytest.raises(KeyFileError, match="is damaged"):
+        usage.read(key)
