@@ -35,10 +35,12 @@ def derivations() -> None:
     source = literal_key.words(bytes.fromhex(subkeys["permutation"]))
     write(
         "key-derivation",
-        "sub-keys by HKDF, the ChaCha20 words of one, two permutations from it, and Laplace noise from the other",
+        "sub-keys by HKDF, the key's identifier, the ChaCha20 words of one sub-key, two permutations from it, and "
+        "Laplace noise from the other",
         root=ROOT.hex(),
         model_digest=DIGEST,
         subkeys=subkeys,
+        identifier=literal_key.subkey(ROOT, DIGEST, "identifier")[:16].hex(),
         words=[next(source) for _ in range(20)],
         permutation_12=literal_key.permutation(bytes.fromhex(subkeys["permutation"]), 12),
         permutation_12_pinned_1_7=literal_key.permutation(bytes.fromhex(subkeys["permutation"]), 12, (1, 7)),

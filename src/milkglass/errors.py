@@ -8,6 +8,8 @@ do next. No message ever holds private text, token ids, a passphrase or key mate
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class MilkglassError(Exception):
     """Anything that Milkglass itself refuses or finds broken."""
@@ -22,6 +24,13 @@ class MilkglassError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+def lacking(noun: str, names: list[str], shown: int = 3) -> str:
+    """ "1 tensor is missing (a)", "5 tensors are missing (a, b, c and 2 more)"."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    what = f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
+    return f"{what} missing ({', '.join(names[:shown])}{more})"
 
 
 class UsageError(MilkglassError):
@@ -92,7 +101,22 @@ class KeyExists(KeyFileError):
 
 # --- the codec --------------------------------------------------------------------------------------------------------
 class CodecError(MilkglassError):
+    """`place`: which of the texts that were given is meant, from 0; `fault`: what is wrong with it. Messages count from
+    1; a caller that read the texts from a file names the line instead."""
+
     exit_code = 5
+
+    def __init__(self, message: str, hint: str = "", place: int | None = None, fault: str = "") -> None:
+        super().__init__(message, hint)
+        self.place, self.fault = place, fault
+
+    @classmethod
+    def of(cls, place: int, fault: str, hint: str = "", noun: str = "text") -> Self:
+        return cls(f"{noun} {place + 1} {fault}", hint, place, fault)
+
+    def renamed(self, name: str) -> Self:
+        """The same of a text with this name, such as "line 7"."""
+        return type(self)(f"{name} {self.fault}", self.hint)
 
 
 class EmptyText(CodecError):

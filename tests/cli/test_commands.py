@@ -13,82 +13,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
 
 import milkglass.cli.terminal as terminal
-from milkglass.checkpoint import Checkpoint
-from milkglass.cli.main import app
 from milkglass.cli.options import Opened
-from milkglass.client.codec import Codec
-from milkglass.client.key import Key, read_key, write_key
-from milkglass.client.scramble import new_key, scramble
-from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.client.key import read_key, write_key
 from tests import tiny
-from tests.client.stub import TOKEN, Handler, Stub, running
-
-PASSPHRASE = "correct horse battery"
-SECRET = "zanzibar"
-SMALL = ["--k", "4", "--beta", "0.9"]
-SCHEME = ObfusLM(k=4, beta=0.9)
-
-
-class Owner:
-    """A model, its key and its scrambled folder."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.model = tiny.save(name, folder / "model")
-        base = Checkpoint.open(self.model)
-        self.key = new_key(base, str(self.model), SCHEME, base.digest())
-        self.path = folder / "owner.mgkey"
-        self.scrambled = folder / "scrambled"
-        scramble(base, self.key, self.scrambled)
-        self.codec = Codec.open(self.key, self.model)
-        self.reset()
-
-    def reset(self) -> Key:
-        write_key(self.path, self.key, PASSPHRASE, scrypt_n=2, replace=True)
-        return self.key
-
-    @property
-    def about(self) -> dict[str, Any]:
-        return dict(read_key(self.path, PASSPHRASE).about)
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Owner:
-    return Owner(tmp_path_factory.mktemp("encoder"), "bert")
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Owner:
-    return Owner(tmp_path_factory.mktemp("decoder"), "llama-tied")
-
-
-@pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
-    with running() as server:
-        monkeypatch.setenv("MILKGLASS_SERVER", server.url)
-        monkeypatch.setenv("MILKGLASS_TOKEN", TOKEN)
-        server.chunk_bytes = 1 << 20
-        yield server
-
-
-def call(*words: Any, stdin: str | None = None, passphrase: str | None = PASSPHRASE) -> Result:
-    environment = {"MILKGLASS_PASSPHRASE": passphrase or ""}
-    return CliRunner().invoke(app, [str(word) for word in words], input=stdin, env=environment)
-
-
-def document(result: Result) -> dict[str, Any]:
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def refused(result: Result, code: int, message: str) -> None:
-    assert result.exit_code == code, (result.exit_code, result.stderr, result.exception)
-    assert message in result.stderr
-    assert result.stderr.startswith("error: ")
-    assert "Traceback" not in result.stderr
+from tests.cli.kit import PASSPHRASE, SECRET, SMALL, Owner, call, document, has_model_of, refused
+from tests.client.stub import Handler, Stub
 
 
 # --- errors and the frame ---------------------------------------------------------------------------------------------
@@ -163,11 +94,16 @@ def test_wrong_and_missing_passphrases(encoder: Owner, monkeypatch: pytest.Monke
 
 def test_a_new_passphrase_is_asked_twice(encoder: Owner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("milkglass.cli.passphrase._has_terminal", lambda: True)
-    given = iter(["one", "two"])
+    given = iter(["one", "two"] * 3)
     monkeypatch.setattr("getpass.getpass", lambda prompt: next(given))
     out, key = tmp_path / "out", tmp_path / "k"
-    refused(call("obfuscate", encoder.model, out, "--key", key, *SMALL, passphrase=None), 2, "passphrases differ")
-    assert not key.exists() and not out.exists()
+    result = call("obfuscate", encoder.model, out, "--key", key, *SMALL, passphrase=None)
+    assert result.exit_code == 2 and "error: the two passphrases differed 3 times" in result.stderr
+    assert result.stderr.count("the two passphrases differ; once more") == 2
+    assert not key.exists() and not out.exists() and not list(given)
+    given = iter(["one", "two", "three", "three"])
+    assert call("obfuscate", encoder.model, out, "--key", key, *SMALL, passphrase=None).exit_code == 0
+    assert read_key(key, "three").model_digest == encoder.key.model_digest
 
 
 def test_a_passphrase_of_broken_bytes(encoder: Owner) -> None:
@@ -270,7 +206,7 @@ def test_pairs_and_chat(encoder: Owner, decoder: Owner) -> None:
 
 def test_encode_and_decode_refuse(encoder: Owner, tmp_path: Path) -> None:
     key = ("--key", encoder.path)
-    refused(call("encode", *key, ""), 5, "text 0 is empty")
+    refused(call("encode", *key, ""), 5, "text 1 is empty")
     refused(call("encode", *key, "word " * 300), 5, "at most 130 fit")
     refused(call("encode", *key, stdin='{"txt": "zanzibar"}\n'), 5, "line 1 is no JSON object with a text")
     refused(call("encode", *key, "a", "--in", "b"), 2, "both given")
@@ -410,7 +346,7 @@ def test_interrupting_leaves_the_job(
     assert result.exit_code == 130
     assert "milkglass job ftjob-77aa --follow" in result.stderr
     assert not stub.count("POST /v1/fine_tuning/jobs/ftjob-77aa/cancel")
-    monkeypatch.setattr("milkglass.cli.finetune.watched", lambda: True)
+    monkeypatch.setattr("milkglass.cli.watching.watched", lambda: True)
     stub.replies["POST /v1/fine_tuning/jobs/ftjob-77aa/cancel"] = lambda h: h.answer(200, {})
     result = call("finetune", "mine", tickets, "--key", encoder.path, stdin="n\n")
     assert result.exit_code == 130 and "cancelled ftjob-77aa" in result.stderr
@@ -434,7 +370,9 @@ def test_finetune_refuses_before_it_sends(stub: Stub, encoder: Owner, tickets: P
 
 def test_a_failed_job_is_an_error(stub: Stub, encoder: Owner, tickets: Path) -> None:
     job_server(stub, {"status": "failed", "error": {"message": "out of memory"}})
-    refused(call("finetune", "mine", tickets, "--key", encoder.path), 6, "failed: out of memory")
+    has_model_of(stub, encoder)
+    result = call("finetune", "mine", tickets, "--key", encoder.path)
+    assert result.exit_code == 6 and "error: the job ftjob-77aa is failed: out of memory" in result.stderr
 
 
 # --- inference --------------------------------------------------------------------------------------------------------
@@ -450,16 +388,23 @@ def test_classify_says_names(stub: Stub, encoder: Owner) -> None:
 
     stub.replies["POST /classify"] = answer
     run = ("--key", encoder.path)
+    has_model_of(stub, encoder)
     assert call("classify", "ft-77aa-x", "the nurse", "a scan", *run).stdout == "urgent\t0.750\nurgent\t0.750\n"
     unknown = call("classify", "ft-other", "the nurse", *run)
     assert unknown.stdout == "LABEL_1\t0.750\n" and "knows no label names of ft-other" in unknown.stderr
+    stub.described["job"] = "ftjob-77aa"  # the server knows which job made a model of another name
+    assert call("classify", "ft-other", "the nurse", *run).stdout == "urgent\t0.750\n"
+    del stub.described["job"]
+    for choice, name in (("ftjob-77aa", "urgent"), ("newest", "y")):
+        assert call("classify", "other", "the nurse", "--labels-of", choice, *run).stdout == f"{name}\t0.750\n"
+    refused(call("classify", "other", "the nurse", "--labels-of", "x", *run), 2, "knows no labels of the job x")
     many = "".join(f"{tiny.TEXTS[i % 4]}\n" for i in range(130))
     found = document(call("classify", "ft-77aa", *run, "--json", stdin=many))
     assert len(found["results"]) == 130
     assert found["results"][0] == {"label": "urgent", "probabilities": {"billing": 0.25, "urgent": 0.75}}
     sent = [json.loads(body) for name, _, body in stub.calls if name == "POST /classify"]
-    assert [len(one["input"]) for one in sent] == [2, 1, 64, 64, 2]
-    refused(call("classify", "ft-77aa", *run, stdin="one\n\ntwo\n"), 5, "text 1 is empty")
+    assert [len(one["input"]) for one in sent] == [2, 1, 1, 1, 1, 64, 64, 2]
+    refused(call("classify", "ft-77aa", *run, stdin="one\n\ntwo\n"), 5, "line 2 of stdin is blank")
     encoder.reset()
 
 
@@ -486,11 +431,13 @@ def test_label_names_of_two_commands_are_both_kept(encoder: Owner, monkeypatch: 
     for thread in threads:
         thread.join()
     assert encoder.about["fine_tunes"] == {f"ftjob-{name}": {name: 0} for name in "abcd"}
+    assert not [path for path in encoder.path.parent.iterdir() if path.name.startswith(".")]
     encoder.reset()
 
 
 def completions(stub: Stub, owner: Owner, text: str) -> None:
     """Streams `text`, an id at a time."""
+    has_model_of(stub, owner)
     ids = owner.codec.encode([text]).ids[0].tolist()
     lines = [f"data: {json.dumps({'choices': [{'token_ids': [one]}]})}\n\n" for one in ids] + ["data: [DONE]\n\n"]
     stub.replies["POST /v1/completions"] = lambda h: h.events(lines)
@@ -512,6 +459,7 @@ def test_generate(stub: Stub, decoder: Owner) -> None:
 
 
 def test_an_answer_that_breaks_off_is_an_error(stub: Stub, decoder: Owner) -> None:
+    has_model_of(stub, decoder)
     stub.replies["POST /v1/completions"] = lambda h: h.events(['data: {"choices": [{"token_ids": [5]}]}\n\n'])
     result = call("generate", "mine", "--key", decoder.path, "hello")
     assert result.exit_code == 6 and "broke off" in result.stderr

@@ -39,7 +39,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.server.route(self)
 
-    do_GET = do_POST = do_PUT = do
+    do_GET = do_POST = do_PUT = do_DELETE = do
 
     def answer(self, status: int, value: Any, **headers: str) -> None:
         raw = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -97,6 +97,7 @@ class Stub(ThreadingHTTPServer):
         self.files: dict[str, dict[str, Any]] = {}
         self.content: dict[str, bytes] = {}
         self.models: dict[str, Any] = {}
+        self.described: dict[str, Any] = {"kind": "encoder", "vocab_size": 300}
         self.replies: dict[str, Callable[[Handler], None]] = {}
         self.chunk_bytes = 1000
 
@@ -120,6 +121,8 @@ class Stub(ThreadingHTTPServer):
             self.start(handler)
         elif handler.path.startswith("/v1/uploads/"):
             self.upload(handler)
+        elif call.startswith("GET /v1/models/") and call.count("/") == 3:
+            handler.answer(200, {"id": call.rpartition("/")[2], **self.described})
         elif call == "POST /v1/models":
             asked = json.loads(handler.body)
             self.models[asked["id"]] = asked

@@ -200,5 +200,5 @@ def test_nothing_but_scrambled_ids_is_written(tmp_path: Path, codec: Codec) -> N
 
 def test_a_conversation_without_room_names_its_lines(tmp_path: Path, codec: Codec) -> None:
     talk = {"messages": [{"role": "user", "content": "please " * 60}, {"role": "assistant", "content": "no"}]}
-    with pytest.raises(TooLong, match="between lines 1 and 1: conversation 0 is"):
+    with pytest.raises(TooLong, match="line 1 has no answer within"):
         write_parquet(codec, lines(tmp_path / "a.jsonl", talk), tmp_path / "out.parquet", max_length=20)

@@ -47,6 +47,7 @@ def test_derivations_have_known_answers() -> None:
     root, digest = bytes.fromhex(known["root"]), known["model_digest"]
     for label, expected in known["subkeys"].items():
         assert subkey(root, digest, label).hex() == expected
+    assert Key(root, digest, np.arange(3, dtype=np.int32), {}).identifier == known["identifier"]
     key = bytes.fromhex(known["subkeys"]["permutation"])
     assert Stream(key).words(20).tolist() == known["words"]
     assert permutation(key, 12).tolist() == known["permutation_12"]

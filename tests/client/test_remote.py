@@ -87,7 +87,7 @@ def test_a_wrong_token(stub: Stub) -> None:
     with Remote(stub.url, "wrong", patience=QUICK) as remote, pytest.raises(Unauthorized) as caught:
         remote.models()
     assert caught.value.message == "the server answered 401: wrong token"
-    assert caught.value.hint == "look again"
+    assert "--token-file FILE or MILKGLASS_TOKEN" in caught.value.hint and "look again" not in caught.value.hint
     assert "wrong-token" not in repr(remote)
 
 
@@ -171,6 +171,35 @@ def test_a_strange_retry_after_is_not_obeyed(stub: Stub, remote: Remote, asked: 
     stub.replies["GET /v1/models"] = lambda h: h.answer(200, {"data": []})
     stub.faults["GET"] = [later]
     assert remote.models() == []
+
+
+def test_long_waits_are_told(stub: Stub) -> None:
+    told: list[str] = []
+    patience = Patience(attempts=5, pause=lambda seconds: None, tell=told.append)
+    stub.replies["GET /v1/models"] = lambda h: h.answer(200, {"data": []})
+    stub.faults["GET"] = [hang_up, busy, hang_up, hang_up]
+    with Remote(stub.url, TOKEN, patience=patience) as remote:
+        assert remote.models() == []
+    assert told and all(re.fullmatch(r"the server does not answer; trying again in \d s", one) for one in told)
+    patience.wait(6)
+    assert len(told) <= 3, "short waits are not worth a line"
+
+
+def test_a_server_that_answered_once_is_waited_for(stub: Stub) -> None:
+    waits: list[float] = []
+
+    def once(handler: Handler) -> None:
+        handler.answer(200, {"data": []}, Connection="close")
+        handler.close_connection = True
+
+    stub.replies["GET /v1/models"] = once
+    with Remote(stub.url, TOKEN, patience=Patience(attempts=6, pause=waits.append)) as remote:
+        remote.models()
+        stub.shutdown()
+        stub.server_close()
+        with pytest.raises(Unreachable):
+            remote.models()
+    assert len(waits) == 5
 
 
 # --- no answer fills the memory ---------------------------------------------------------------------------------------
@@ -464,6 +493,7 @@ def test_two_models_are_never_mixed(stub: Stub, remote: Remote, tmp_path: Path) 
     serve_model(stub, second)
     fetched = {p.name for p in remote.fetch_model("ft", tmp_path / "out").iterdir()}
     assert fetched == {p.name for p in second.iterdir()} | {"milkglass.json"}
+    assert not list(tmp_path.glob(".out*")), "what was begun for this place is of no use now"
 
 
 @pytest.mark.parametrize(
@@ -493,6 +523,7 @@ def test_damaged_downloads_are_refused(stub: Stub, remote: Remote, tmp_path: Pat
     with pytest.raises(CorruptCheckpoint):
         remote.fetch_model("ft", tmp_path / "out2")
     assert not (tmp_path / "out").exists() and not (tmp_path / "out2").exists()
+    assert not list(tmp_path.glob(".out2*")), "whole, and no model: the next try begins anew"
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------

@@ -143,6 +143,10 @@ def test_only_scrambled_ids_leave(server: tuple[Path, str, Path], tmp_path: Path
         answers = me("classify", labelled["model"], *asked, "--key", home / "bert.mgkey", remote=True)["results"]
         assert [a["label"] for a in answers[:-1]] == [t["label"] for t in TICKETS]
         assert "classifier.weight" in Checkpoint.open(home / "fetched").tensors
+        me("upload", home / "fetched", "--name", "again", remote=True)
+        labels = ("--labels-of", labelled["job"])
+        again = me("classify", "again", *asked, "--key", home / "bert.mgkey", *labels, remote=True)["results"]
+        assert again == answers
         me("generate", chatty["model"], CHAT, "--key", home / "llama.mgkey", "--max-tokens", 8, remote=True)
         heard = bytes(tap.heard)
     rows = uploaded_rows(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from milkglass.server import events
+from milkglass.server.worker import Worker
 from tests.server.fake_modes import CRASH, FAIL, GETTING_ON, LONG, STUBBORN, SUCCEED, UNREADABLE
 from tests.server.kit import error, events_of, job_state, parquet, register, running, until, upload
 
@@ -45,7 +47,9 @@ def test_a_job_makes_a_model(client: TestClient, tmp_path: Path, folders: dict[s
     assert (job["object"], job["status"], job["trained_tokens"]) == ("fine_tuning.job", "succeeded", 7)
     name = f"ft-{key.removeprefix('ftjob-')}-notes"
     assert job["fine_tuned_model"] == name and job["error"] is None and job["finished_at"] >= job["created_at"]
-    assert client.get(f"/v1/models/{name}").json()["job"] == key
+    made = client.get(f"/v1/models/{name}").json()
+    assert (made["job"], made["parent"]) == (key, "bert")
+    assert job["progress"] == {"step": 2, "loss": 1.0}
     assert client.post("/classify", json={"model": name, "input": [1]}).status_code == 200
     assert not (tmp_path / "home" / "jobs" / key / "result").exists()
     assert [j["id"] for j in client.get("/v1/fine_tuning/jobs").json()["data"]] == [key]
@@ -86,6 +90,20 @@ def test_a_line_cut_by_a_kill_is_not_an_event(tmp_path: Path) -> None:
     assert events.read(tmp_path, told[1].id) == []
 
 
+def test_progress_is_the_newest_of_each_number(tmp_path: Path) -> None:
+    assert events.progress(tmp_path) == {}
+    told = [{"step": 0, "total_steps": 9}, {"step": 1, "loss": 2.0}, {"step": 2, "loss": True}, {"eval_loss": 3}]
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write("not JSON\n" * 9)
+        for data in told:
+            file.write(json.dumps({"time": 1, "message": "m", "type": "metrics", "data": data}) + "\n")
+        file.write('{"time": 1, "mess')
+    assert events.progress(tmp_path) == {"step": 2, "total_steps": 9, "loss": 2.0}
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write("x" * (2 * events.TAIL))
+    assert events.progress(tmp_path) == {}, "only the end is read"
+
+
 def test_a_failure_is_told(client: TestClient, folders: dict[str, Path]) -> None:
     job = over(client, create(client, ready(client, folders), FAIL))
     assert job["status"] == "failed" and "out of memory" in job["error"]["message"]
@@ -99,6 +117,26 @@ def test_a_worker_that_keeps_dying_is_given_up(client: TestClient, tmp_path: Pat
     job = over(client, key)
     assert job["status"] == "failed" and "died 3 times" in job["error"]["message"]
     assert len(starts(tmp_path / "home", key)) == 3
+
+
+def test_a_job_that_is_given_up_leaves_no_worker(
+    client: TestClient, tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from milkglass.server.jobs import Jobs
+
+    watch = Jobs._watch
+
+    def broken(self: Jobs, key: str, worker: Worker) -> None:
+        until(lambda: starts(tmp_path / "home", key))
+        monkeypatch.setattr(Jobs, "_watch", watch)
+        raise OSError("the-private-diagnosis")
+
+    monkeypatch.setattr(Jobs, "_watch", broken)
+    body = ready(client, folders)
+    key, other = create(client, body, LONG), create(client, body, SUCCEED)
+    assert over(client, key)["error"]["message"] == "the server made a mistake"
+    assert not Worker(tmp_path / "home" / "jobs" / key, ()).alive()
+    assert over(client, other)["status"] == "succeeded"
 
 
 def test_one_runs_the_others_wait_and_can_be_cancelled(
@@ -222,8 +260,6 @@ def test_causal_data_for_a_decoder(client: TestClient, folders: dict[str, Path])
     ],
 )
 def test_bad_jobs(client: TestClient, folders: dict[str, Path], change: dict[str, Any], status: int) -> None:
-    import json
-
     body = json.dumps(ready(client, folders) | change)
     answer = client.post("/v1/fine_tuning/jobs", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == status and "private" not in answer.text

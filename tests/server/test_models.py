@@ -168,10 +168,14 @@ def test_weights_that_lack_tensors_are_never_made_up(
     body["files"] = [{"name": "model.safetensors", "file_id": file}]
     assert client.post("/v1/models", json=body).status_code == 200
     answer = client.post("/v1/completions", json={"model": "llama", "prompt": [1]})
-    assert answer.status_code == 400 and "1 tensors are missing" in error(answer)["message"]
+    assert answer.status_code == 400 and "1 tensor is missing (lm_head.weight)" in error(answer)["message"]
     register(client, "plain", folders["bert"])  # never fine-tuned: it has no classifier
     answer = client.post("/classify", json={"model": "plain", "input": [1]})
-    assert answer.status_code == 400 and "fine-tune it first" in error(answer)["message"]
+    told = error(answer)["message"]
+    assert answer.status_code == 400 and "fine-tune it first" in told
+    assert (
+        "4 tensors are missing (bert.pooler.dense.bias, bert.pooler.dense.weight, classifier.bias and 1 more)" in told
+    )
 
 
 @pytest.mark.parametrize(
@@ -280,6 +284,30 @@ def test_a_delta_is_assembled_with_its_base(tmp_path: Path, folders: dict[str, P
         refused = client.post("/v1/models", json=other)
         assert refused.status_code == 400 and error(refused)["code"] == "wrong_base_model"
         assert left_over(tmp_path) == ["scrambled"]
+
+
+KEY_ID = "00ff" * 8
+
+
+def test_the_description_of_a_model(client: TestClient, tmp_path: Path, folders: dict[str, Path]) -> None:
+    body = registration(client, "mine", folders["bert"])
+    body["config"] |= {"milkglass_key_id": KEY_ID}
+    made = client.post("/v1/models", json=body).json()
+    assert made["key_id"] == KEY_ID and made["parent"] is None
+    weights = (folders["bert"] / "model.safetensors").stat().st_size
+    assert weights < made["bytes"] < weights + 5000
+    assert client.get("/v1/models/mine").json() == made and client.get("/v1/models").json()["data"] == [made]
+    register(client, "foreign", folders["bert"])
+    assert client.get("/v1/models/foreign").json()["key_id"] is None
+
+
+@pytest.mark.parametrize("value", ["the-private-diagnosis", KEY_ID[:-1], KEY_ID.upper(), 5, [KEY_ID], {}, True])
+def test_an_identifier_that_cannot_be(client: TestClient, folders: dict[str, Path], value: Any) -> None:
+    body = registration(client, "mine", folders["bert"])
+    body["config"] |= {"milkglass_key_id": value}
+    answer = client.post("/v1/models", json=body)
+    assert answer.status_code == 400 and "milkglass_key_id is not 32" in error(answer)["message"]
+    assert "private" not in answer.text
 
 
 def test_digests_are_remembered_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

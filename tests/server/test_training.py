@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from milkglass.client.specials import NAMES
 from milkglass.server import training
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from tests import tiny
@@ -101,7 +102,7 @@ def test_a_missing_weight_is_an_error_and_not_made_up(tmp_path: Path) -> None:
     with pytest.raises(training.BadUpload):
         training.main(job)
     assert status(job).state == "failed"
-    assert "1 weights are missing" in str(status(job).error)
+    assert "1 weight is missing (model.layers.0.self_attn.q_proj.weight)" in str(status(job).error)
 
 
 def test_the_result_keeps_dtype_and_generation_config(tmp_path: Path) -> None:
@@ -113,6 +114,26 @@ def test_the_result_keeps_dtype_and_generation_config(tmp_path: Path) -> None:
     assert load_file(job / "result" / "model.safetensors")["model.embed_tokens.weight"].dtype == torch.bfloat16
     assert json.loads((job / "result" / "generation_config.json").read_text()) == generation
     assert training.load(str(model), Hyperparameters(task="causal-lm", dtype="bfloat16")).dtype == torch.float32
+
+
+def test_a_short_run_tells_its_first_and_last_loss(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "job", tiny.save("bert", tmp_path / "model"), False, max_steps=3, logging_steps=100)
+    assert training.main(job) == 0
+    told = [json.loads(line) for line in (job / "events.jsonl").read_text().splitlines()]
+    assert told[0]["data"] == {"step": 0, "total_steps": 3}
+    losses = [one["data"] for one in told if "loss" in one["data"]]
+    assert [(one["step"], one["total_steps"]) for one in losses] == [(1, 3), (3, 3)]
+
+
+def test_the_identifier_of_the_key_outlives_training_and_names_do_not_appear(tmp_path: Path) -> None:
+    model = tiny.save("llama-tied", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"milkglass_key_id": "ab" * 16}))
+    job = make_job(tmp_path / "job", model, True, **LORA)
+    assert training.main(job) == 0
+    made = json.loads((job / "result" / "config.json").read_text())
+    assert made["milkglass_key_id"] == "ab" * 16
+    assert not {name for name in NAMES if made.get(name)}
 
 
 def test_a_cancelled_job_says_so(tmp_path: Path) -> None:

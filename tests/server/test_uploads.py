@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -338,3 +340,26 @@ def test_a_full_disk_names_all_that_can_be_deleted(tmp_path: Path) -> None:
         hint = error(client.post("/v1/uploads", json=_big(1)))["hint"]
         for address in ("/v1/uploads", "/v1/files", "/v1/models", "/v1/fine_tuning/jobs"):
             assert address in hint and client.get(address).status_code == 200
+
+
+def test_an_abandoned_upload_goes_after_a_day(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with running(home) as client:
+        old, fresh, third = (announce(client, f"{n}.safetensors", WEIGHTS, "model") for n in "abc")
+        for key, hours in ((old, 25), (fresh, 23), (third, 23)):
+            put(client, key, 0, WEIGHTS[:100])
+            _age(home / "uploads" / key, hours)
+        assert client.get(f"/v1/uploads/{old}").status_code == 200
+        announce(client, "d.safetensors", WEIGHTS, "model")  # whoever wants room makes it
+        assert client.get(f"/v1/uploads/{old}").status_code == 404
+        assert client.get(f"/v1/uploads/{fresh}").json()["received"] == 100
+        _age(home / "uploads" / third, 25)
+    with running(home) as client:  # and at every start
+        assert client.get(f"/v1/uploads/{third}").status_code == 404
+        put(client, fresh, 100, WEIGHTS[100:])
+        assert client.post(f"/v1/uploads/{fresh}/complete").status_code == 200
+
+
+def _age(path: Path, hours: float) -> None:
+    then = time.time() - 3600 * hours
+    os.utime(path, (then, then))

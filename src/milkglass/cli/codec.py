@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from milkglass.client.codec import Codec, Encoded
 
 BATCH = 1000
+Numbered = tuple[int, str, str | None]  # number from 1, text, its pair
 In = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Write this file, not stdout.")]
 
@@ -51,9 +52,10 @@ def encode(
     codec = open_codec(open_key(key, passphrase_file).key, model)
     with _reading(source) as lines, _writing(out) as sink:
         rows = _arguments(text, pair) if text else _texts(lines)
+        noun = "text" if text else "line"
         documents: list[dict[str, Any]] = []
         for batch in _batches(rows):
-            for document in _encoded(codec, batch, chat, max_length, truncate):
+            for document in _encoded(codec, batch, chat, max_length, truncate, noun):
                 if as_json:
                     documents.append(document)
                 else:
@@ -93,13 +95,33 @@ def decode(
 
 # --- inside -----------------------------------------------------------------------------------------------------------
 def _encoded(
-    codec: Codec, batch: list[tuple[str, str | None]], chat: bool, max_length: int | None, truncate: bool
+    codec: Codec, batch: list[Numbered], chat: bool, max_length: int | None, truncate: bool, noun: str
 ) -> Iterator[dict[str, Any]]:
+    """Raises CodecError that names a text by its own number."""
     if chat:
-        for content, _ in batch:
-            yield {"ids": codec.encode_chat([{"role": "user", "content": content}]).tolist()}
+        for number, content, _ in batch:
+            with _named([number], noun):
+                ids = codec.encode_chat([{"role": "user", "content": content}]).tolist()
+            yield {"ids": ids}
         return
-    texts, pairs = [one for one, _ in batch], [two for _, two in batch]
+    with _named([number for number, _, _ in batch], noun):
+        texts, pairs = [one for _, one, _ in batch], [two for _, _, two in batch]
+        yield from _plainly(codec, texts, pairs, max_length, truncate)
+
+
+@contextmanager
+def _named(numbers: list[int], noun: str) -> Iterator[None]:
+    try:
+        yield
+    except CodecError as error:
+        if error.place is None:
+            raise
+        raise error.renamed(f"{noun} {numbers[error.place]}") from None
+
+
+def _plainly(
+    codec: Codec, texts: list[str], pairs: list[str | None], max_length: int | None, truncate: bool
+) -> Iterator[dict[str, Any]]:
     if any(two is None for two in pairs) and any(two is not None for two in pairs):
         raise CodecError("some rows have a text_pair and some have none", "give one kind of row")
     encoded: Encoded = codec.encode(texts, None if pairs[0] is None else [p or "" for p in pairs], max_length, truncate)
@@ -108,25 +130,25 @@ def _encoded(
         yield {"ids": one.tolist(), **types}
 
 
-def _arguments(texts: list[str], pairs: list[str] | None) -> Iterator[tuple[str, str | None]]:
+def _arguments(texts: list[str], pairs: list[str] | None) -> Iterator[Numbered]:
     for number, text in enumerate(texts):
-        yield text, pairs[number] if pairs else None
+        yield number + 1, text, pairs[number] if pairs else None
 
 
-def _texts(lines: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+def _texts(lines: Iterable[str]) -> Iterator[Numbered]:
     for number, line in enumerate(lines, 1):
         text = line.rstrip("\r\n")
         if text.startswith("{"):
             try:
                 row = json.loads(text)
-                yield str(row["text"]), None if row.get("text_pair") is None else str(row["text_pair"])
+                yield number, str(row["text"]), None if row.get("text_pair") is None else str(row["text_pair"])
                 continue
             except (ValueError, KeyError, RecursionError):  # the decoder's own error carries the line's text
                 raise CodecError(f"line {number} is no JSON object with a text", 'write {"text": ...}') from None
-        yield text, None
+        yield number, text, None
 
 
-def _batches(rows: Iterable[tuple[str, str | None]]) -> Iterator[list[tuple[str, str | None]]]:
+def _batches(rows: Iterable[Numbered]) -> Iterator[list[Numbered]]:
     rows = iter(rows)
     while batch := list(islice(rows, BATCH)):
         yield batch

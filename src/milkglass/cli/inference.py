@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,12 +20,13 @@ from milkglass.cli.options import (
     PassphraseFile,
     ServerUrl,
     TokenFile,
+    Way,
+    described,
     open_codec,
     open_key,
-    open_remote,
 )
-from milkglass.cli.terminal import bars, note, say, shown
-from milkglass.errors import CodecError, EmptyText, MilkglassError, TooLong, UsageError
+from milkglass.cli.terminal import bars, note, plain, say, shown
+from milkglass.errors import CodecError, EmptyText, MilkglassError, TooLong, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from milkglass.client.remote import Remote, Sampling
 
 BATCH = 64  # texts a request
+SILENT = "(the model ended at once, without a word)"
 ModelId = Annotated[str, typer.Argument(help="The model's id on the server.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of an answer.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; 1 draws as the model would.")]
@@ -53,6 +55,14 @@ def classify(
     pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each pair, in order.")] = None,
     source: Annotated[Path | None, typer.Option("--in", help="Read this file, a text a line, not stdin.")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
+    labels_of: Annotated[
+        str | None,
+        typer.Option(
+            "--labels-of",
+            help="Take the label names of this job, or `newest`: those of the last data that was sent.  "
+            "[default: of the job that made the model]",
+        ),
+    ] = None,
     model: ModelRef = None,
     passphrase_file: PassphraseFile = None,
     token_file: TokenFile = None,
@@ -61,16 +71,17 @@ def classify(
     as_json: AsJson = False,
 ) -> None:
     """Classify texts: a line "label <tab> probability" for each."""
-    texts = list(text or _lines(source))
+    texts = list(text) if text else _lines(source)
     if pair and len(pair) != len(texts):
         raise UsageError(f"{len(texts)} texts and {len(pair)} pairs", "give --pair once for each text")
     opened = open_key(key, passphrase_file)
     codec = open_codec(opened.key, model)
     encoded = codec.encode(texts, pair or None, truncate=truncate)
-    names = _names(opened, model_id)
     results: list[dict[str, Any]] = []
     fits = True
-    with open_remote(server, token_file, certificate, allow_http) as remote, bars(as_json) as stage:
+    with Way(server, token_file, certificate, allow_http).open() as remote, bars(as_json) as stage:
+        told = described(remote, opened, model_id)
+        names = _names(opened, model_id, told.get("job"), labels_of)
         tell = stage("classify", len(texts))
         for start in range(0, len(texts), BATCH):
             part = slice(start, start + BATCH)
@@ -84,7 +95,7 @@ def classify(
     if not fits and names:
         note(f"the key's {len(names)} label names don't fit what {model_id} answers, so its numbers are shown")
     elif not names:
-        note(f"the key knows no label names of {model_id}, so its numbers are shown")
+        note(f"the key knows no label names of {model_id}, so its numbers are shown; see --labels-of")
     if as_json:
         say(json.dumps({"results": results}, ensure_ascii=False))
         return
@@ -92,16 +103,37 @@ def classify(
         say(f"{result['label']}\t{max(result['probabilities'].values(), default=0.0):.3f}")
 
 
-def _names(opened: Opened, model_id: str) -> dict[int, str]:
-    return {number: name for name, number in (opened.labels_of(model_id) or {}).items()}
+def _names(opened: Opened, model_id: str, job: object, labels_of: str | None) -> dict[int, str]:
+    """By number. The model's job is the server's word; its name, which has the job's number, comes first."""
+    about = opened.key.about
+    known: Mapping[str, Mapping[str, int]] = about.get("fine_tunes") or {}
+    if labels_of is None:
+        found = opened.labels_of(model_id) or known.get(str(job)) or {}
+    elif labels_of == "newest":
+        found = about.get("labels") or {}
+    elif labels_of in known:
+        found = known[labels_of]
+    else:
+        jobs = ", ".join(known) or "none"
+        raise UsageError(
+            f"the key knows no labels of the job {plain(labels_of)}", f"it knows those of: {jobs}; or newest"
+        )
+    return {number: name for name, number in found.items()}
 
 
-def _lines(source: Path | None) -> Iterator[str]:
-    """Texts, one a line; blank lines are refused by the codec, not skipped: the answers must match the lines."""
+def _lines(source: Path | None) -> list[str]:
+    """Texts, one a line; a blank one is refused, not skipped: the answers must match the lines."""
     if source is not None and not source.is_file():
         raise UsageError(f"there is no file {source}", "give a file with a text a line")
-    lines = sys.stdin if source is None else source.read_text("utf-8").splitlines()
-    return (line.rstrip("\r\n") for line in lines)
+    name = "stdin" if source is None else source.name
+    given = sys.stdin.read() if source is None else source.read_text("utf-8")
+    lines = [line.removesuffix("\r") for line in given.removesuffix("\n").split("\n")]
+    if not given:
+        raise EmptyText(f"{name} is empty", "give texts as arguments, or a text a line")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            raise EmptyText(f"line {number} of {name} is blank", "remove it: each line gets one answer")
+    return lines
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------
@@ -132,24 +164,28 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Generate text; shown as it comes."""
-    codec = open_codec(open_key(key, passphrase_file).key, model)
+    opened = open_key(key, passphrase_file)
+    codec = open_codec(opened.key, model)
     text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
     templated = codec.has_chat_template if chat_template is None else chat_template
     if system is not None and not templated:
         raise UsageError("--system needs the chat template", "leave --raw out")
-    if templated:
-        if not text:
-            raise EmptyText("the prompt is empty", "give a text, or pipe one in")
-        ids = codec.encode_chat(_conversation(system, text))
-    else:
-        ids = codec.encode([text]).ids[0]
+    if not text.strip():
+        raise EmptyText("the prompt is empty", "give a text, or pipe one in")
+    ids = codec.encode_chat(_conversation(system, text)) if templated else codec.encode([text]).ids[0]
     sampling = _sampling(codec, max_tokens, temperature, top_p, top_k, seed)
-    with open_remote(server, token_file, certificate, allow_http) as remote:
+    with Way(server, token_file, certificate, allow_http).open() as remote:
+        _require_generator(described(remote, opened, model_id), model_id)
         answer, count = _answer(remote, codec, model_id, ids, sampling, show=not as_json)
     if as_json:
         say(json.dumps({"text": answer, "prompt_tokens": len(ids), "tokens": count}, ensure_ascii=False))
-    else:
+    elif answer:
         say()
+
+
+def _require_generator(told: Mapping[str, Any], model_id: str) -> None:
+    if told.get("kind") == "encoder":
+        raise UnsupportedModel(f"{model_id} is an encoder: it cannot generate", "use `milkglass classify`")
 
 
 def _conversation(system: str | None, text: str) -> list[Message]:
@@ -183,7 +219,10 @@ def _answer(
         count += len(fresh)
         take(decoder.push(fresh))
     take(decoder.flush())
-    return "".join(parts), count
+    answer = "".join(parts)
+    if not answer:
+        note(SILENT)
+    return answer, count
 
 
 # --- chat -------------------------------------------------------------------------------------------------------------
@@ -204,12 +243,14 @@ def chat(
     allow_http: AllowHttp = False,
 ) -> None:
     """Talk with a model, a line a turn. /new begins again, /exit or Ctrl-D ends. Nothing is stored."""
-    codec = open_codec(open_key(key, passphrase_file).key, model)
+    opened = open_key(key, passphrase_file)
+    codec = open_codec(opened.key, model)
     sampling = _sampling(codec, max_tokens, temperature, top_p, top_k, seed)
     start: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     turns = list(start)
     codec.encode_chat([*start, {"role": "user", "content": "hi"}])  # no template: say so before anybody types
-    with open_remote(server, token_file, certificate, allow_http) as remote:
+    with Way(server, token_file, certificate, allow_http).open() as remote:
+        _require_generator(described(remote, opened, model_id), model_id)
         while (line := _ask()) is not None:
             if line == "/exit":
                 break
@@ -232,6 +273,8 @@ def _turn(
     except (CodecError, MilkglassError) as error:
         note(f"error: {error}")
         return turns
+    if not answer:
+        return turns  # nothing was said: most templates refuse an empty turn
     say()
     return [*asked, {"role": "assistant", "content": answer}]
 

@@ -1,26 +1,93 @@
-"""`milkglass models`: what can be scrambled, and what a given model is."""
+"""`milkglass models`: what can be scrambled, what a given model is, and what a server has."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.options import AsJson
-from milkglass.cli.terminal import emit, table
+from milkglass.cli.options import AllowHttp, AsJson, Certificate, PassphraseFile, TokenFile, Way, Yes, open_key
+from milkglass.cli.terminal import confirm, emit, megabytes, moment, plain, table
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.key import Key
+
+KEYS = {True: "this key", False: "another key", None: "not said"}
 
 
 def models(
     ref: Annotated[
-        str | None, typer.Argument(help="A folder, a hub id (owner/name), demo:minilm or demo:smollm2.")
+        str | None, typer.Argument(help="Look at this one: a folder, a hub id (owner/name), demo:minilm, demo:smollm2.")
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option("--server", envvar="MILKGLASS_SERVER", help="List the models of this server.", show_default=False),
+    ] = None,
+    supported: Annotated[
+        bool, typer.Option("--supported", help="List what can be scrambled, also where a server is named.")
+    ] = False,
+    key: Annotated[Path | None, typer.Option("--key", help="Say which models this key file fits.")] = None,
+    passphrase_file: PassphraseFile = None,
+    delete: Annotated[str | None, typer.Option("--delete", help="Delete this model from the server.")] = None,
+    yes: Yes = False,
+    token_file: TokenFile = None,
+    certificate: Certificate = None,
+    allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the embedded models and the supported families, or look at one model."""
+    """List a server's models (--server or $MILKGLASS_SERVER); without one, what can be scrambled; or look at REF."""
+    if server is None and (key or delete):
+        raise UsageError("--key and --delete are about a server's models", "name the server with --server")
+    if server and ref is None and not supported:
+        way = Way(server, token_file, certificate, allow_http)
+        if delete:
+            _delete(way, delete, yes, as_json)
+        else:
+            _on_server(way, open_key(key, passphrase_file).key if key else None, as_json)
+        return
     document = _catalogue() if ref is None else _one(ref)
     emit(as_json, document, lambda: _catalogue_words(document) if ref is None else _one_words(document))
 
 
+# --- a server's -------------------------------------------------------------------------------------------------------
+def _on_server(way: Way, key: Key | None, as_json: bool) -> None:
+    from milkglass.client.belonging import fits
+
+    with way.open() as remote:
+        found = remote.models()
+    names = ("id", "kind", "vocab_size", "bytes", "created", "parent", "job", "key_id")
+    shown = [{name: model.get(name) for name in names} for model in found]
+    for model, told in zip(shown, found, strict=True):
+        if key is not None:
+            model["key_fits"] = fits(told, key)
+    emit(as_json, {"models": shown}, lambda: _server_words(shown))
+
+
+def _server_words(found: list[dict[str, Any]]) -> str:
+    more = "what can be scrambled: milkglass models --supported"
+    if not found:
+        return f"the server has no models\n{more}"
+    rows: list[tuple[str, ...]] = [("model", "kind", "size", "made", "fine-tuned from", "scrambled with")]
+    for model in found:
+        made = KEYS[model["key_fits"]] if "key_fits" in model else (model["key_id"] or KEYS[None])
+        cells = (plain(model["id"]), plain(model["kind"]), megabytes(model["bytes"]), moment(model["created"]))
+        rows.append((*cells, plain(model["parent"] or "-"), plain(made)))
+    return f"{table(rows)}\n\n{more}"
+
+
+def _delete(way: Way, name: str, yes: bool, as_json: bool) -> None:
+    from milkglass.client.remote import MODELS
+
+    with way.open() as remote:
+        remote.require(MODELS, name)  # one that is not there is told before anybody is asked
+        confirm(f"Delete the model {name} from the server? It cannot be brought back.", yes)
+        remote.delete_model(name)
+    emit(as_json, {"id": name, "deleted": True}, f"deleted: {name}")
+
+
+# --- what can be scrambled --------------------------------------------------------------------------------------------
 def _catalogue() -> dict[str, Any]:
     from milkglass.architectures import FAMILIES
     from milkglass.models import EMBEDDED

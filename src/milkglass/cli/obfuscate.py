@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from milkglass.cli.options import AsJson, KeyFile, ModelRef, Opened, PassphraseFile, open_key
+from milkglass.cli.options import (
+    TOKEN_VARIABLE,
+    AsJson,
+    KeyFile,
+    ModelRef,
+    Opened,
+    PassphraseFile,
+    key_options,
+    open_key,
+)
 from milkglass.cli.passphrase import passphrase
 from milkglass.cli.terminal import bars, duration, emit, note
 from milkglass.errors import CorruptCheckpoint, KeyExists, UsageError
@@ -22,6 +33,9 @@ LOSS = (
     "made a new key: {path}\n"
     "  Without this file and its passphrase, models trained with it are useless, and nobody can recover them.\n"
     "  Keep a copy of it somewhere safe, and never give it to the server."
+)
+UNTUNED = (
+    "mixing has a price: as it is, the model answers with nonsense or with nothing; it is of use after fine-tuning"
 )
 HONEST = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
 
@@ -92,7 +106,13 @@ def obfuscate(
         "promise": asdict(promise),
         "seconds": round(seconds, 2),
     }
-    emit(as_json, document, lambda: _words(opened.key, out, promise, seconds))
+    if delta:
+        document["base"] = {"model": ref, "digest": opened.key.model_digest}
+    emit(
+        as_json,
+        document,
+        lambda: "\n".join([*_words(opened.key, out, promise, seconds), *_next(opened, out, delta, passphrase_file)]),
+    )
 
 
 def _existing(path: Path, chosen: dict[str, Any], new_key: bool, passphrase_file: Path | None) -> Opened | None:
@@ -115,19 +135,33 @@ def _require_same_scheme(key: Key, chosen: dict[str, Any]) -> None:
             )
 
 
-def _words(key: Key, out: Path, promise: Promise, seconds: float) -> str:
+def _words(key: Key, out: Path, promise: Promise, seconds: float) -> list[str]:
     sizes = sorted(promise.sizes)
     spread = f"of {sizes[0]} to {sizes[-1]} tokens" if sizes else ""
-    return "\n".join(
-        [
-            f"scrambled into {out} in {duration(seconds)}",
-            f"  {len(key.sigma):,} tokens permuted; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
-            f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
-            f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
-            f"  {HONEST}",
-            f"next: milkglass upload {out} --server URL",
-        ]
-    )
+    return [
+        f"scrambled into {out} in {duration(seconds)}",
+        f"  {len(key.sigma):,} tokens permuted; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
+        f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
+        f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
+        f"  {HONEST}",
+    ]
+
+
+def _next(opened: Opened, out: Path, delta: bool, passphrase_file: Path | None) -> list[str]:
+    """What the person must know to go on."""
+    key, folder = opened.key, shlex.quote(str(out))
+    server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
+    token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
+    lines = [f"  {UNTUNED}"] if key.about["scheme"].get("k", 1) > 1 else []
+    if delta:
+        lines.append(
+            f"  the server needs the base model {key.about['model']} among its --base-models:\n    {key.model_digest}"
+        )
+    return [
+        *lines,
+        f"next: milkglass verify {folder} {key_options(opened.path, passphrase_file)}",
+        f"then: milkglass upload {folder} --server {server}{token}",
+    ]
 
 
 def verify(
@@ -146,6 +180,8 @@ def verify(
         raise UsageError(f"there is no folder {out}", "give the folder that `milkglass obfuscate` wrote")
     opened = open_key(key, passphrase_file)
     base = Checkpoint.open(resolve(model or str(opened.key.about["model"])))
+    if not as_json:
+        note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
     with bars(as_json) as stage:
         opened.key.require_model(base.digest(stage("check the model", sum(t.bytes for t in base.tensors.values()))))
         checks = check(base, opened.key, out, stage)

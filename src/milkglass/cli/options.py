@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,6 +43,7 @@ TokenFile = Annotated[
 Certificate = Annotated[
     Path | None, typer.Option("--certificate", help="The server's certificate (PEM), if it signed its own.")
 ]
+Yes = Annotated[bool, typer.Option("--yes", help="Don't ask before deleting.")]
 AllowHttp = Annotated[bool, typer.Option("--allow-http", help="Let the token cross a network in the clear.")]
 
 
@@ -84,12 +86,16 @@ class Opened:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One command at a time. The lock is a file of its own: the key's is replaced by each writer."""
+    """One command at a time. The key's folder is locked: its file is replaced by each writer, and a lock in a file of
+    its own would stay behind."""
     import fcntl
 
-    with path.with_name(f".{path.name}.lock").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed, or its process dies
+    folder = os.open(path.absolute().parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # let go when it is closed, or its process dies
         yield
+    finally:
+        os.close(folder)
 
 
 def open_key(path: Path, passphrase_file: Path | None) -> Opened:
@@ -109,10 +115,46 @@ def open_codec(key: Key, model: str | None) -> Codec:
     return Codec.open(key, resolve(model or str(key.about["model"])))
 
 
-def open_remote(url: str, token_file: Path | None, certificate: Path | None, allow_http: bool) -> Remote:
-    from milkglass.client.remote import Remote
+@dataclass(frozen=True)
+class Way:
+    """How a command reaches its server; as text, the options that lead the next command there."""
 
-    return Remote(url, read_token(token_file), allow_http, certificate)
+    url: str
+    token_file: Path | None
+    certificate: Path | None
+    allow_http: bool
+
+    def open(self) -> Remote:
+        from milkglass.cli.terminal import note
+        from milkglass.client.connection import Patience
+        from milkglass.client.remote import Remote
+
+        token = read_token(self.token_file)
+        return Remote(self.url, token, self.allow_http, self.certificate, patience=Patience(tell=note))
+
+    def __str__(self) -> str:
+        words = ["--server", self.url]
+        words += ["--token-file", str(self.token_file)] if self.token_file else []
+        words += ["--certificate", str(self.certificate)] if self.certificate else []
+        return shlex.join(words + (["--allow-http"] if self.allow_http else []))
+
+
+def key_options(key: Path, passphrase_file: Path | None, model: str | None = None) -> str:
+    """The options that open the same key in the next command."""
+    words = ["--key", str(key)]
+    words += ["--passphrase-file", str(passphrase_file)] if passphrase_file else []
+    return shlex.join(words + (["--model", model] if model else []))
+
+
+def described(remote: Remote, opened: Opened, model_id: str) -> dict[str, Any]:
+    """What the server says of a model, which must be the key's. Raises KeyForOtherModel: no id has left then."""
+    from milkglass.cli.terminal import note
+    from milkglass.client.belonging import require_key
+
+    told = remote.model(model_id)
+    if warning := require_key(told, opened.key, model_id):
+        note(warning)
+    return told
 
 
 def read_token(token_file: Path | None) -> str | None:

@@ -11,10 +11,11 @@ from milkglass.cli.terminal import note
 from milkglass.errors import UsageError
 
 VARIABLE = "MILKGLASS_PASSPHRASE"
+ATTEMPTS = 3  # at typing a new passphrase twice alike
 
 
 def passphrase(file: Path | None, creating: bool = False) -> str:
-    """Asked twice when `creating`. Raises UsageError when there is nobody to ask."""
+    """Asked twice when `creating`, until both are the same. Raises UsageError when there is nobody to ask."""
     if file is not None:
         return _from_file(file)
     if given := os.environ.get(VARIABLE):
@@ -28,10 +29,13 @@ def passphrase(file: Path | None, creating: bool = False) -> str:
 
     if not creating:
         return _required(getpass.getpass("Passphrase of the key: "))
-    first = _required(getpass.getpass("New passphrase for the key: "))
-    if getpass.getpass("The same again: ") != first:
-        raise UsageError("the two passphrases differ", "try again")
-    return first
+    for left in reversed(range(ATTEMPTS)):
+        first = _required(getpass.getpass("New passphrase for the key: "))
+        if getpass.getpass("The same again: ") == first:
+            return first
+        if left:
+            note("the two passphrases differ; once more")
+    raise UsageError(f"the two passphrases differed {ATTEMPTS} times", "try again, or use --passphrase-file")
 
 
 def _from_file(file: Path) -> str:

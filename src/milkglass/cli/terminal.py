@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from milkglass.errors import MilkglassError
+from milkglass.errors import MilkglassError, UsageError
 
 Stage = Callable[[str, int], Callable[[int], None]]
+FIRST_LINE, LINES_APART = 3.0, 10.0  # seconds
 
 
 def say(text: str = "") -> None:
@@ -27,6 +29,26 @@ def shown(text: str) -> str:
     if not sys.stdout.isatty():
         return text
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
+
+
+def plain(value: object) -> str:
+    """A short text of a server's, as one line of a table may have it."""
+    return "".join(c for c in str(value) if c.isprintable())[:200]
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something is destroyed. Raises UsageError where nobody can answer, typer.Abort for a no."""
+    if yes:
+        return
+    if not _asked_at_a_terminal():
+        raise UsageError("nothing was deleted: there is no terminal to ask at", "give --yes if you are sure")
+    import typer
+
+    typer.confirm(question, default=False, abort=True, err=True)
+
+
+def _asked_at_a_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def note(text: str) -> None:
@@ -62,11 +84,25 @@ def no_stage(name: str, total: int) -> Callable[[int], None]:
     return lambda done: None
 
 
+def told_now_and_then(name: str, total: int) -> Callable[[int], None]:
+    """A line on stderr every now and then, for a log; of a stage that is soon over, none."""
+    done, due = 0, time.monotonic() + FIRST_LINE
+
+    def advance(more: int) -> None:
+        nonlocal done, due
+        done += more
+        if time.monotonic() >= due:
+            note(f"{name}: {100 * done / max(1, total):.0f} %")
+            due = time.monotonic() + LINES_APART
+
+    return advance
+
+
 @contextmanager
 def bars(as_json: bool = False) -> Iterator[Stage]:
-    """Progress bars on stderr, one a stage; nothing where nobody watches."""
+    """Progress bars on stderr, one a stage; where nobody watches a line now and then; with --json nothing."""
     if as_json or not watched():
-        yield no_stage
+        yield no_stage if as_json else told_now_and_then
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -86,6 +122,17 @@ def table(rows: list[tuple[str, ...]]) -> str:
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
+
+
+def megabytes(count: object) -> str:
+    return f"{count / 1e6:,.1f} MB" if isinstance(count, int | float) else "?"
+
+
+def moment(seconds: object) -> str:
+    """A time of day here, from seconds since 1970."""
+    if not isinstance(seconds, int | float) or not 0 < seconds < 1 << 33:
+        return "?"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def duration(seconds: float) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from milkglass.cli.options import AllowHttp, AsJson, Certificate, ServerUrl, TokenFile, open_remote
-from milkglass.cli.terminal import bars, emit
+from milkglass.cli.options import AllowHttp, AsJson, Certificate, ServerUrl, TokenFile, Way, Yes
+from milkglass.cli.terminal import bars, confirm, emit, megabytes, moment, plain, table
 from milkglass.errors import UsageError
 
 
@@ -36,14 +36,51 @@ def upload(
         )
     elif name:
         raise UsageError("--name was given for a file", "only models have names")
-    with open_remote(server, token_file, certificate, allow_http) as remote, bars(as_json) as stage:
+    way = Way(server, token_file, certificate, allow_http)
+    with way.open() as remote, bars(as_json) as stage:
         if path.is_dir():
             model = remote.upload_model(path, name, stage)
-            emit(as_json, {"model": model}, f"uploaded: {model}\nnext: milkglass finetune {model} DATA --key K")
+            told = f"uploaded: {model}\nnext: milkglass finetune {model} DATA --key KEYFILE {way}"
+            emit(as_json, {"model": model}, told)
         else:
             _require_ids_only(path)
             file = remote.upload(path, "fine-tune", stage)
             emit(as_json, {"file": file}, f"uploaded: {file}")
+
+
+def uploads(
+    server: ServerUrl,
+    delete: Annotated[str | None, typer.Option("--delete", help="The id of a file or an upload to delete.")] = None,
+    yes: Yes = False,
+    token_file: TokenFile = None,
+    certificate: Certificate = None,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the files that were uploaded to the server, and uploads that were never completed; or delete one.
+
+    A model and a finished job need their files no longer.
+    """
+    with Way(server, token_file, certificate, allow_http).open() as remote:
+        if delete:
+            confirm(f"Delete {delete} from the server?", yes)
+            remote.delete_upload(delete)
+            emit(as_json, {"id": delete, "deleted": True}, f"deleted: {delete}")
+            return
+        files, parts = remote.files(), remote.uploads()
+    emit(as_json, {"files": files, "unfinished": parts}, lambda: _words(files, parts))
+
+
+def _words(files: list[dict[str, Any]], parts: list[dict[str, Any]]) -> str:
+    if not files and not parts:
+        return "the server has no uploads"
+    rows: list[tuple[str, ...]] = [("id", "for", "size", "arrived", "made")]
+    for one in [*files, *parts]:
+        size, have = one.get("bytes"), one.get("received")
+        part = f"{100 * have / size:.0f} %" if isinstance(have, int) and isinstance(size, int) and size else "whole"
+        named = (plain(one.get("id")), plain(one.get("purpose")), megabytes(size))
+        rows.append((*named, part, moment(one.get("created_at"))))
+    return table(rows)
 
 
 def _require_ids_only(path: Path) -> None:
@@ -67,3 +104,4 @@ def _require_ids_only(path: Path) -> None:
 
 def register(app: typer.Typer) -> None:
     app.command()(upload)
+    app.command()(uploads)

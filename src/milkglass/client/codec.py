@@ -103,7 +103,7 @@ class Codec:
     ) -> Encoded:
         """What looks like a special token in a text is text: nobody can end a text early by writing "[SEP]".
 
-        Raises EmptyText, TooLong (unless `truncate`) or IdOutOfRange; each names the text's number, from 0.
+        Raises EmptyText, TooLong (unless `truncate`) or IdOutOfRange; each names the text's number, from 1.
         """
         return self._encode(texts, pairs, max_length, truncate)
 
@@ -129,7 +129,7 @@ class Codec:
         batch = self.tokenizer(*asked, padding=False, truncation=False, verbose=False, split_special_tokens=True)
         lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
         if (lengths <= special).any():
-            raise EmptyText(f"text {int((lengths <= special).argmax())} has no token", "leave empty texts out")
+            raise EmptyText.of(int((lengths <= special).argmax()), "has no token", "leave empty texts out")
         over = int((lengths + reserved > limit).sum())
         if not truncate:
             self._refuse(lengths + reserved, limit)
@@ -185,9 +185,8 @@ class Codec:
         ]
         for number, one in enumerate(labels):
             if (one == IGNORED).all():
-                raise TooLong(
-                    f"conversation {number} is {lengths[number]} tokens long and has no answer within {limit}",
-                    "raise the length limit or shorten what comes before the answer",
+                raise self._answerless(
+                    number, conversations[number], batch["offset_mapping"][number], spans[number], limit
                 )
         return Labelled(ids, labels, int((lengths > limit).sum()))
 
@@ -242,10 +241,27 @@ class Codec:
     def _refuse(self, lengths: NDArray[np.int64], limit: int) -> None:
         if (lengths > limit).any():
             first = int((lengths > limit).argmax())
-            raise TooLong(
-                f"text {first} is {lengths[first]} tokens long, at most {limit} fit",
-                "shorten it, or allow it to be cut",
-            )
+            fault = f"is {lengths[first]} tokens long, at most {limit} fit"
+            raise TooLong.of(first, fault, "shorten it, or allow it to be cut")
+
+    def _answerless(
+        self,
+        number: int,
+        messages: Sequence[Message],
+        offsets: Sequence[tuple[int, int]],
+        spans: Sequence[tuple[int, int]],
+        limit: int,
+    ) -> TooLong:
+        contents = self.tokenizer([one["content"] for one in messages], add_special_tokens=False, verbose=False)
+        template = len(offsets) - sum(map(len, contents["input_ids"]))
+        before = int(_inside(offsets, spans).argmax())
+        return TooLong.of(
+            number,
+            f"has no answer within {limit} tokens: its answer begins after {before}, and the chat template itself "
+            f"adds {max(0, template)} of all {len(offsets)}",
+            f"set --max-length to more than {before}, or shorten what comes before the answer",
+            "conversation",
+        )
 
     def _scrambled(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
         lengths = np.fromiter(map(len, lists), np.int64)

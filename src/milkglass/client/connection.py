@@ -28,22 +28,32 @@ MAX_ANSWER = 64 << 20  # bytes of one JSON answer
 MAX_ERROR = 64 << 10  # bytes read of an error's body
 MAX_EVENT = 4 << 20  # bytes of one server-sent event
 CONNECT = 10.0  # seconds
+FIRST_CONNECT = 3.0  # seconds, and
+FIRST_ATTEMPTS = 3  # tries, for a server that never answered yet: it is likelier down than restarting
+TOLD = 1.0  # seconds; of a longer wait somebody is told
+TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
 MAX_MESSAGE = 500  # characters of the server's that are shown
 
 
 @dataclass(frozen=True)
 class Patience:
-    """attempts: tries of one call. first, longest: seconds between two, doubling. pause: what sleeps (for tests)."""
+    """attempts: tries of one call. first, longest: seconds between two, doubling. pause: what sleeps (for tests). tell:
+    hears why it takes long."""
 
     attempts: int = 7
     first: float = 0.25
     longest: float = 8.0
     pause: Callable[[float], None] = field(default=time.sleep, repr=False)
+    tell: Callable[[str], None] = field(default=lambda words: None, repr=False)
 
     def wait(self, attempt: int, answer: httpx2.Response | None = None) -> None:
         asked = (answer.headers.get("Retry-After") or "") if answer is not None else ""
         seconds = min(self.longest, self.first * 2**attempt) * (0.5 + random.random() / 2)  # not all clients at once
-        self.pause(max(seconds, min(60.0, float(asked))) if re.fullmatch("[0-9]{1,9}", asked) else seconds)
+        seconds = max(seconds, min(60.0, float(asked))) if re.fullmatch("[0-9]{1,9}", asked) else seconds
+        if seconds >= TOLD:
+            what = "does not answer" if answer is None else f"answers {answer.status_code}"
+            self.tell(f"the server {what}; trying again in {seconds:.0f} s")
+        self.pause(seconds)
 
 
 class Connection:
@@ -60,14 +70,15 @@ class Connection:
     ) -> None:
         self.url = url.rstrip("/")
         self.patience = patience or Patience()
+        self._answered = False
         local = _check_url(self.url, allow_http)
         if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
             raise UsageError("the token holds spaces or is not plain ASCII", "give it as the server printed it")
+        self._silence = timeout
         self._client = httpx2.Client(
             base_url=self.url,
             # Never compressed: a small answer must not become a large one here.
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
-            timeout=httpx2.Timeout(timeout, connect=CONNECT),
             verify=_tls(authority) if self.url.startswith("https") else False,  # certificates take 0.1 s to load
             trust_env=not local,  # a proxy from the environment has no business between a machine and itself
         )
@@ -91,17 +102,15 @@ class Connection:
         arguments: dict[str, Any] = {"content": content} if content is not None else {"json": body}
         if body is None and content is None:
             arguments = {}
-        if timeout is not None:
-            arguments["timeout"] = httpx2.Timeout(timeout, connect=CONNECT)
         for attempt in range(self.patience.attempts):
             last = attempt == self.patience.attempts - 1
             try:
-                with self._client.stream(method, path, headers=headers, **arguments) as answer:
+                with self._ask(method, path, headers, timeout, arguments) as answer:
                     status = answer.status_code
                     if last or not (status in BUSY or (again and status in LOST)):
                         return _object(answer)
             except httpx2.TransportError as error:
-                if last or not (again or isinstance(error, NEVER_SENT)):
+                if last or not (again or isinstance(error, NEVER_SENT)) or self._is_down(error, attempt):
                     raise self._unreachable(error) from error
                 self.patience.wait(attempt)
                 continue
@@ -115,7 +124,7 @@ class Connection:
         """An answer whose body is read as it comes; one attempt. Errors while reading become Unreachable, too."""
         arguments: dict[str, Any] = {} if body is None else {"json": body}
         try:
-            with self._client.stream(method, path, headers=headers, **arguments) as answer:
+            with self._ask(method, path, headers, None, arguments) as answer:
                 if answer.status_code >= 300:
                     raise error_from(answer)
                 _require_plain(answer)
@@ -123,10 +132,32 @@ class Connection:
         except httpx2.TransportError as error:
             raise self._unreachable(error) from error
 
+    @contextmanager
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None,
+        timeout: float | None,
+        arguments: Mapping[str, Any],
+    ) -> Iterator[httpx2.Response]:
+        connect = CONNECT if self._answered else FIRST_CONNECT
+        patience = httpx2.Timeout(self._silence if timeout is None else timeout, connect=connect)
+        with self._client.stream(method, path, headers=headers, timeout=patience, **arguments) as answer:
+            self._answered = True
+            yield answer
+
+    def _is_down(self, error: Exception, attempt: int) -> bool:
+        """A server that never answered is soon given up: a wrong address must not look like a slow command."""
+        if self._answered or not isinstance(error, NEVER_SENT):
+            return False
+        return isinstance(error, httpx2.ConnectTimeout) or attempt >= FIRST_ATTEMPTS - 1
+
     def _unreachable(self, error: Exception) -> Unreachable:
-        return Unreachable(
-            f"{self.url} does not answer ({type(error).__name__})", "is the server running, and is the address right?"
-        )
+        hint = "is `milkglass serve` running there, and is the address right?"
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            hint = "its certificate is not trusted here: give it with --certificate if the server signed its own"
+        return Unreachable(f"{self.url} does not answer ({type(error).__name__})", hint)
 
 
 def server_events(answer: httpx2.Response) -> Iterator[tuple[str | None, str, str]]:
@@ -186,8 +217,8 @@ def error_from(answer: httpx2.Response) -> RemoteError:
     except (ValueError, AttributeError, RecursionError):
         message, hint = "", ""
     kind = Unauthorized if answer.status_code in (401, 403) else RemoteError
-    if kind is Unauthorized:
-        hint = hint or "give the server's token: MILKGLASS_TOKEN or --token-file"
+    if kind is Unauthorized:  # the server's own hint is for those who speak HTTP
+        hint = f"give the server's token with --token-file FILE or MILKGLASS_TOKEN; {TOKEN_PLACE}"
     error = kind(f"the server answered {answer.status_code}: {message or 'no reason given'}", hint)
     error.status = answer.status_code
     return error

@@ -16,11 +16,11 @@ Message = Mapping[str, str]  # role, content
 def require_text(texts: Sequence[str], empty_is_fine: bool = False) -> None:
     for number, text in enumerate(texts):
         if not text and not empty_is_fine:
-            raise EmptyText(f"text {number} is empty", "leave empty texts out")
+            raise EmptyText.of(number, "is empty", "leave empty texts out")
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise CodecError(f"text {number} holds half a surrogate pair", "save it as proper UTF-8") from None
+            raise CodecError.of(number, "holds half a surrogate pair", "save it as proper UTF-8") from None
 
 
 def require_ordinary(tokenizer: Any, conversations: Sequence[Sequence[Message]]) -> None:
@@ -42,10 +42,8 @@ def require_ordinary(tokenizer: Any, conversations: Sequence[Sequence[Message]])
     )
     for (number, turn), one, other in zip(places, obeyed, literal, strict=True):
         if one != other:
-            raise CodecError(
-                f"message {turn} of conversation {number} holds the text of a special token",
-                "leave it out: the model would obey it",
-            )
+            fault = f"holds the text of a special token in its message {turn + 1}"
+            raise CodecError.of(number, fault, "leave it out: the model would obey it", "conversation")
 
 
 def _require_messages(tokenizer: Any, messages: Sequence[Message]) -> None:
@@ -53,7 +51,7 @@ def _require_messages(tokenizer: Any, messages: Sequence[Message]) -> None:
         raise NoChatTemplate("this model's tokenizer has no chat template", "encode plain text instead")
     if not messages:
         raise EmptyText("the conversation has no message", "give at least one")
-    for number, message in enumerate(messages):
+    for number, message in enumerate(messages, 1):
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise CodecError(f"message {number} has no role or no content", 'give {"role": ..., "content": ...}')
     require_text([message["content"] for message in messages], empty_is_fine=True)
@@ -88,7 +86,7 @@ def answers(tokenizer: Any, messages: Sequence[Message]) -> tuple[str, list[tupl
             until = render(tokenizer, messages[: number + 1], add_generation_prompt=False)
             if not (until.startswith(before) and text.startswith(until)):
                 raise CodecError(
-                    f"the chat template rewrites earlier turns, so turn {number}'s answer can't be told apart",
+                    f"the chat template rewrites earlier turns: the answer in message {number + 1} can't be told apart",
                     "make one example of each answer",
                 )
             spans.append((len(before), len(until.rstrip())))  # what follows the end token is not the answer's

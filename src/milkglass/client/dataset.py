@@ -267,6 +267,8 @@ def _encoded(
     except CodecError as error:
         if error.message.startswith("line "):
             raise
+        if error.place is not None:
+            raise error.renamed(f"line {batch[error.place].line}") from None
         raise type(error)(f"between lines {batch[0].line} and {batch[-1].line}: {error.message}", error.hint) from None
     columns = {**_id_columns(done.ids), "labels": _lists(done.labels, List32)}
     return pa.table(columns), done.cut

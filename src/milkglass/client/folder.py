@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 MARKER, MARKED = "milkglass.json", {"format": "milkglass-scrambled/1"}  # says that a folder may leave this machine
+KEY_ID = "milkglass_key_id"  # in a scrambled model's config: which key made it
 # Any file of a tokenizer, under any name that one is known to have.
 TOKENIZER = re.compile(
     r"(tokenizer.*|.*vocab.*|merges.*|special_tokens_map.*|added_tokens.*|chat_template.*|.*\.model|.*\.tiktoken)", re.I

@@ -135,6 +135,16 @@ class Key:
     def stream(self, label: str) -> Stream:
         return Stream(subkey(self.root, self.model_digest, label))
 
+    @property
+    def identifier(self) -> str:
+        """16 bytes in hex that tell whether a scrambled model was made with this key. Public: a server is shown it.
+
+        HKDF's outputs for two labels are independent to anybody without the root, so this one reveals nothing of the
+        permutation, the noise or the root. It does link what was made with one key; so does comparing the tables.
+        Derived and never stored, so that every key file has one.
+        """
+        return subkey(self.root, self.model_digest, "identifier")[:16].hex()
+
     def require_model(self, digest: str) -> None:
         if digest != self.model_digest:
             raise KeyForOtherModel(

@@ -7,9 +7,11 @@ tokenizers. It refuses to send a model folder in which it sees a tokenizer or th
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,11 +37,12 @@ from milkglass.client.connection import Connection, Patience, server_events
 from milkglass.client.folder import MARKED, MARKER
 from milkglass.client.outgoing import DELTA_CONFIG, INDEX, PLAIN_NAME, json_file, plain_name, require_scrambled
 from milkglass.client.transfer import receive, send
-from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
+from milkglass.errors import JobFailed, ModelError, RemoteError, Unreachable, UsageError
 
 Stage = Callable[[str, int], Callable[[int], None]]  # a stage's name and size in bytes; told what was just done
 Ids = Sequence[int] | NDArray[Any]
 
+MODELS, JOBS = "/v1/models", "/v1/fine_tuning/jobs"
 ASSEMBLY = 1800.0  # seconds that a server may take to put a delta and its base together
 FINISHED = ("succeeded", "failed", "cancelled")
 
@@ -124,6 +127,38 @@ class Remote:
     def model(self, model: str) -> dict[str, Any]:
         return self.connection.json("GET", f"/v1/models/{plain_name(model)}")
 
+    def require(self, route: str, name: str) -> None:
+        """Raises RemoteError for what is not there. A record that the server cannot read is: it may be deleted."""
+        try:
+            self.connection.json("GET", f"{route}/{plain_name(name)}")
+        except RemoteError as error:
+            if error.status != 500:
+                raise
+
+    def delete_model(self, model: str) -> None:
+        self._delete(f"{MODELS}/{plain_name(model)}")
+
+    def delete_job(self, job: str) -> None:
+        """Of a job that is over; the model that it made stays."""
+        self._delete(f"{JOBS}/{plain_name(job)}")
+
+    def files(self) -> list[dict[str, Any]]:
+        """Complete uploads: weights and training data."""
+        return rows(self.connection.json("GET", "/v1/files"))
+
+    def uploads(self) -> list[dict[str, Any]]:
+        """Those that were never completed."""
+        return rows(self.connection.json("GET", "/v1/uploads"))
+
+    def delete_upload(self, upload: str) -> None:
+        """A file, or an upload that was never completed."""
+        kind = "files" if upload.startswith("file-") else "uploads"
+        self._delete(f"/v1/{kind}/{plain_name(upload)}")
+
+    def _delete(self, route: str) -> None:
+        """Raises RemoteError with the status 404 or 409 for what is not there, or still needed."""
+        self.connection.json("DELETE", route)
+
     def fetch_model(self, model: str, out: Path, progress: Stage = no_stage) -> Path:
         """Download a model's folder to `out`, which must not exist; goes on where a killed run of the same model
         stopped. It is marked as scrambled, for the server has nothing else, and may be uploaded again."""
@@ -143,9 +178,16 @@ class Remote:
             with contextlib.suppress(FileNotFoundError):
                 tell(min(size, (staging / name).stat().st_size))
             receive(self.connection, f"{route}/{name}", staging / name, size, digest, tell)
-        check_fetched(staging)
+        try:
+            check_fetched(staging)
+        except ModelError:
+            shutil.rmtree(staging)  # whole, and no model: there is nothing to go on from
+            raise
         (staging / MARKER).write_text(json.dumps(MARKED) + "\n", "utf-8")
         staging.rename(out)
+        others = f".{glob.escape(out.name)}.{'[0-9a-f]' * 16}.fetching"  # begun for this place, of no use now
+        for abandoned in out.parent.glob(others):
+            shutil.rmtree(abandoned, ignore_errors=True)
         return out
 
     # --- fine-tuning --------------------------------------------------------------------------------------------------
@@ -172,6 +214,10 @@ class Remote:
 
     def job(self, job: str) -> dict[str, Any]:
         return self.connection.json("GET", f"/v1/fine_tuning/jobs/{plain_name(job)}")
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """The newest first."""
+        return rows(self.connection.json("GET", "/v1/fine_tuning/jobs"))
 
     def cancel(self, job: str) -> dict[str, Any]:
         return self.connection.json("POST", f"/v1/fine_tuning/jobs/{plain_name(job)}/cancel", again=True)

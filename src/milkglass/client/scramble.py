@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from milkglass.architectures import Architecture, of
 from milkglass.checkpoint import INDEX, Checkpoint, read_json, write_json
-from milkglass.client.folder import MARKED, MARKER, TOKENIZER, TOKENIZER_FILES
+from milkglass.client.folder import KEY_ID, MARKED, MARKER, TOKENIZER, TOKENIZER_FILES
 from milkglass.client.key import Key
 from milkglass.client.specials import remap, special_ids
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
@@ -142,6 +142,8 @@ def require_finite(table: torch.Tensor) -> None:
 
 
 def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
+    """The base's configs with ids re-mapped and names left out; config.json also says which key it was."""
+
     def sigma(token: int) -> int:
         if token >= len(key.sigma):
             raise IdOutOfRange(
@@ -150,7 +152,7 @@ def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
         return int(key.sigma[token])
 
     generation = None if base.generation_config is None else remap(base.generation_config, sigma)
-    return Configs(remap(base.config, sigma), generation)
+    return Configs(remap(base.config, sigma) | {KEY_ID: key.identifier}, generation)
 
 
 def replacements(
@@ -220,7 +222,11 @@ def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_progress)
         _check("tables", wrong, f"{len(replaced)} as the key says"),
         _check("other weights", changed, f"{len(kept)} untouched"),
         _check("tensors", odd, f"{len(made)}, none missing, none more"),
-        _check("configs", _wrong_configs(out, scrambled_configs(base, key)), "special ids re-mapped, no names"),
+        _check(
+            "configs",
+            _wrong_configs(out, scrambled_configs(base, key)),
+            "special ids re-mapped, the key's identifier, no names",
+        ),
         _check("files", _strays(base, out, delta), "none but the model's"),
     ]
     if delta:

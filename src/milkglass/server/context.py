@@ -33,7 +33,7 @@ def build(settings: Settings, home: Home) -> Context:
     """Open the home, tidy what a kill left, start the job thread. The caller holds the home's lock."""
     home.prepare()
     store = Store(home.root / "state.sqlite")
-    uploads = Uploads(home, store, settings.max_upload)
+    uploads = Uploads(home, store, settings.max_upload, settings.upload_patience)
     uploads.sweep()
     registry = Registry(home, store, uploads, Bases(settings.base_models, store))
     registry.sweep()

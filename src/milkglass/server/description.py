@@ -5,6 +5,7 @@ Knows nothing of uploads, folders or names.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ FORBIDDEN = ("auto_map", "custom_pipelines", "custom_generate", "quantization_co
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation", "kernel")  # may name code on a hub
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 LABELS = ("id2label", "label2id")
+KEY_ID, KEY_ID_FORM = "milkglass_key_id", re.compile(r"[0-9a-f]{32}")  # as the client writes it (docs/formats.md)
 MAX_NUMBER = 2**40  # of any integer in a config
 MAX_LABELS = 10_000
 MAX_BUFFER = 2**26  # numbers in a buffer that a model makes by itself: a causal mask of 8192 positions
@@ -73,7 +75,16 @@ def describe(model_id: str, checkpoint: Checkpoint) -> Model:
         token_types=getattr(config, "type_vocab_size", 0) or 0,
         pad_token_id=config.pad_token_id,
         sha256={},
+        key_id=_key_id(checkpoint.config),
     )
+
+
+def _key_id(config: Mapping[str, Any]) -> str | None:
+    """None: made by something else than Milkglass. Raises CorruptCheckpoint."""
+    value = config.get(KEY_ID)
+    if value is None or (isinstance(value, str) and KEY_ID_FORM.fullmatch(value)):
+        return value
+    raise CorruptCheckpoint(f"the config's {KEY_ID} is not 32 hexadecimal digits", HINT)
 
 
 def _require_layers(checkpoint: Checkpoint) -> None:

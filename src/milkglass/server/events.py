@@ -12,6 +12,8 @@ from pydantic import ValidationError
 from milkglass.server.spec import Event
 
 FILE = "events.jsonl"
+PROGRESS = ("step", "total_steps", "loss")
+TAIL = 1 << 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,23 @@ def read(job: Path, after: int = 0) -> list[Told]:
             event = _parse(line)
             if event is not None:
                 found.append(Told(at, event))
+    return found
+
+
+def progress(job: Path) -> dict[str, float]:
+    """The newest `step`, `total_steps` and `loss` that the worker told; looks at the file's end only."""
+    path, found = job / FILE, dict[str, float]()
+    if not path.is_file():
+        return found
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        lines = file.read(TAIL).splitlines()
+    for line in reversed(lines):
+        told = _parse(line)
+        numbers = told.data if told else {}
+        found = {name: numbers[name] for name in PROGRESS if type(numbers.get(name)) in (int, float)} | found
+        if len(found) == len(PROGRESS):
+            break
     return found
 
 

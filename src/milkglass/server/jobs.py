@@ -194,14 +194,21 @@ class Jobs:
             self._launch(job, worker)
         elif worker.alive():
             log.info("job %s is still running; watching it", job.id)
+        try:
+            self._watch(job.id, worker)
+        except BaseException:  # the job is about to be given up: nobody would look after its worker any more
+            worker.stop(self._settings.shutdown_grace)
+            raise
+        self._settle(job.id, worker)
+
+    def _watch(self, key: str, worker: Worker) -> None:
         while not worker.wait(WATCH):
             if self._stopping.is_set():
                 worker.stop(self._settings.shutdown_grace)
                 break
-            asked = self._store.jobs.get(job.id).cancel_at
+            asked = self._store.jobs.get(key).cancel_at
             if asked is not None and time.time() > asked + self._settings.cancel_grace:
                 worker.signal(signal.SIGKILL)
-        self._settle(job.id, worker)
 
     def _launch(self, job: Job, worker: Worker) -> None:
         folder = self.folder(job.id)
@@ -257,7 +264,7 @@ class Jobs:
             name = _result_name(job)
             self._store.jobs.update(key, lambda j: setattr(j, "fine_tuned_model", name))
             try:
-                self._registry.adopt(name, folder / "result", key)
+                self._registry.adopt(name, folder / "result", key, job.model)
             except (MilkglassError, OSError) as error:
                 meaning = known(error)
                 why = meaning.message if meaning else f"the result could not be kept ({type(error).__name__})"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from milkglass.errors import Busy, Conflict, CorruptCheckpoint, MilkglassError, NotFound, UnsupportedModel
+from milkglass.errors import Busy, Conflict, CorruptCheckpoint, MilkglassError, NotFound, UnsupportedModel, lacking
 from milkglass.server.engine import Engine
 from milkglass.server.guard import place_of
 from milkglass.server.settings import Settings
@@ -60,7 +60,9 @@ class Loader:
         """An entry whose `engine` comes, or fails with ModelError or NotFound. Raises Busy when every loaded model is
         in use. Never waits."""
         if task == "generate" and model.kind != "decoder":
-            raise UnsupportedModel("this model is an encoder: it cannot generate", "use /classify")
+            raise UnsupportedModel(
+                "this model is an encoder: it cannot generate", "use `milkglass classify`, or /classify"
+            )
         with self._lock:
             entry = self._entries.get((model.id, model.created_at, task))
             if entry is None:
@@ -166,6 +168,5 @@ def _require_whole(report: dict[str, Any], task: Task) -> None:
     if missing:
         purpose = "classify: fine-tune it first" if task == "classify" else "generate"
         raise UnsupportedModel(
-            f"{len(missing)} tensors are missing ({missing[0]}): this model cannot {purpose}",
-            "the server never makes weights up",
+            f"{lacking('tensor', missing)}: this model cannot {purpose}", "the server never makes weights up"
         )

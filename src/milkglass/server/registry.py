@@ -118,7 +118,7 @@ class Registry:
         if asked.generation_config is not None:
             write_json(folder / "generation_config.json", asked.generation_config)
 
-    def adopt(self, model_id: str, folder: Path, job: str) -> Model:
+    def adopt(self, model_id: str, folder: Path, job: str, parent: str) -> Model:
         """A job's result becomes a model. Done twice, the same: a kill in between loses nothing."""
         with self._locks.hold(model_id):
             done = self._store.models.find(model_id)
@@ -126,12 +126,14 @@ class Registry:
                 return done
             if not folder.exists() and self.folder(model_id).exists():
                 folder = self.folder(model_id)
-            return self._publish(model_id, folder, {}, job)
+            return self._publish(model_id, folder, {}, job, parent)
 
-    def _publish(self, model_id: str, made: Path, sha256: Mapping[str, str], job: str | None) -> Model:
+    def _publish(
+        self, model_id: str, made: Path, sha256: Mapping[str, str], job: str | None, parent: str | None = None
+    ) -> Model:
         checkpoint = Checkpoint.open(made)
         model = describe(model_id, checkpoint)
-        model.job = job
+        model.job, model.parent = job, parent
         model.sha256 = {file.name: sha256.get(file.name) or sha256_of(file) for file in checkpoint.files}
         target = self.folder(model_id)
         if made != target:
@@ -157,6 +159,13 @@ class Registry:
             gone = self._home.work / new_id("gone")
             self.folder(model_id).rename(gone)
             shutil.rmtree(gone)
+
+    def size(self, model_id: str) -> int:
+        """Bytes of the model's files; 0 for one that is being deleted."""
+        try:
+            return sum(path.stat().st_size for path in self.folder(model_id).iterdir())
+        except FileNotFoundError:
+            return 0
 
     def files(self, model_id: str) -> Iterator[Path]:
         self._store.models.get(model_id)

@@ -36,7 +36,8 @@ class NewJob(Body):
     hyperparameters: Annotated[Hyperparameters, BeforeValidator(few_fields)] = Hyperparameters()  # type: ignore[call-arg]
 
 
-def job_json(job: Job) -> dict[str, Any]:
+def job_json(job: Job, shared: Context) -> dict[str, Any]:
+    """OpenAI's fields; ours are `cancelling`, `metrics`, `progress` (`step`, `total_steps`, `loss`: what is known)."""
     error = {"code": "job_failed", "message": job.error, "param": None} if job.error else None
     return {
         "id": job.id,
@@ -53,6 +54,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "hyperparameters": job.hyperparameters.model_dump(),
         "trained_tokens": job.trained_tokens,
         "metrics": job.metrics,
+        "progress": events.progress(shared.jobs.folder(job.id)),
         "error": error,
         "result_files": [],
     }
@@ -61,23 +63,23 @@ def job_json(job: Job) -> dict[str, Any]:
 @router.post("/v1/fine_tuning/jobs")
 def create_job(body: NewJob, shared: Shared) -> dict[str, Any]:
     job = shared.jobs.create(body.model, body.training_file, body.validation_file, body.suffix, body.hyperparameters)
-    return job_json(job)
+    return job_json(job, shared)
 
 
 @router.get("/v1/fine_tuning/jobs")
 def list_jobs(shared: Shared) -> dict[str, Any]:
-    jobs = [job_json(job) for job in reversed(shared.store.jobs.all())]
+    jobs = [job_json(job, shared) for job in reversed(shared.store.jobs.all())]
     return {"object": "list", "data": jobs, "has_more": False}
 
 
 @router.get("/v1/fine_tuning/jobs/{key}")
 def get_job(key: PathName, shared: Shared) -> dict[str, Any]:
-    return job_json(shared.store.jobs.get(key))
+    return job_json(shared.store.jobs.get(key), shared)
 
 
 @router.post("/v1/fine_tuning/jobs/{key}/cancel")
 def cancel_job(key: PathName, shared: Shared) -> dict[str, Any]:
-    return job_json(shared.jobs.cancel(key))
+    return job_json(shared.jobs.cancel(key), shared)
 
 
 @router.delete("/v1/fine_tuning/jobs/{key}")
@@ -141,7 +143,7 @@ async def _tail(shared: Context, key: str, after: int) -> AsyncIterator[str]:
             after, quiet = one.id, time.monotonic()
             yield event(one.as_json(), one.event.type, str(one.id))
         if job.over:
-            yield event(job_json(job), "done", str(after))
+            yield event(job_json(job, shared), "done", str(after))
             return
         if time.monotonic() - quiet > HEARTBEAT:
             quiet = time.monotonic()

@@ -46,7 +46,7 @@ class NewModel(Body):
         return Registration(self.id, self.config, self.generation_config, self.index, delta, files)
 
 
-def model_json(model: Model) -> dict[str, Any]:
+def model_json(model: Model, shared: Context) -> dict[str, Any]:
     return {
         "id": model.id,
         "object": "model",
@@ -55,23 +55,26 @@ def model_json(model: Model) -> dict[str, Any]:
         "kind": model.kind,
         "vocab_size": model.vocab_size,
         "max_model_len": model.positions,
+        "bytes": shared.registry.size(model.id),
+        "parent": model.parent,
         "job": model.job,
+        "key_id": model.key_id,
     }
 
 
 @router.post("/v1/models")
 def add_model(body: NewModel, shared: Shared) -> dict[str, Any]:
-    return model_json(shared.registry.add(body.registration()))
+    return model_json(shared.registry.add(body.registration()), shared)
 
 
 @router.get("/v1/models")
 def list_models(shared: Shared) -> dict[str, Any]:
-    return {"object": "list", "data": [model_json(model) for model in shared.store.models.all()]}
+    return {"object": "list", "data": [model_json(model, shared) for model in shared.store.models.all()]}
 
 
 @router.get("/v1/models/{key}")
 def get_model(key: PathName, shared: Shared) -> dict[str, Any]:
-    return model_json(shared.store.models.get(key))
+    return model_json(shared.store.models.get(key), shared)
 
 
 @router.delete("/v1/models/{key}")

@@ -28,6 +28,7 @@ class Settings:
     max_json: int = 8 * MIB  # any other request
     chunk_bytes: int = 8 * MIB  # what clients are told to send at a time
     max_upload: int = 512 * 1024 * MIB  # one file
+    upload_patience: float = 86_400.0  # after so long without a chunk, an upload is abandoned and thrown away
     spare_disk: int = 64 * MIB  # never filled by an upload
 
     max_prompt_tokens: int = 8192

@@ -82,6 +82,8 @@ class Model(Record):
     pad_token_id: int | None = None
     sha256: dict[str, str]
     job: str | None = None  # the fine-tuning job that made it
+    parent: str | None = None  # the model that it was fine-tuned from
+    key_id: str | None = None  # what its config says of the key that scrambled it; a name, no secret
 
 
 class Job(Record):
@@ -148,7 +150,8 @@ class Table(Generic[R]):
             raise self._absent()
 
     def _absent(self) -> NotFound:
-        return NotFound(f"there is no such {self._noun}", f"list the {self._noun}s that the server has")
+        command = {"model": "models", "job": "jobs"}.get(self._noun, "uploads")
+        return NotFound(f"there is no such {self._noun}", f"`milkglass {command} --server URL` lists what there is")
 
     def all(self) -> list[R]:
         """Without those that cannot be read: one of them must not hide the others."""

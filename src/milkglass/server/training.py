@@ -37,7 +37,7 @@ from transformers import (
 )
 
 from milkglass.checkpoint import Checkpoint
-from milkglass.errors import BadUpload, MilkglassError
+from milkglass.errors import BadUpload, MilkglassError, lacking
 from milkglass.server import lora
 from milkglass.server.data import Collate, Rows
 from milkglass.server.spec import Event, Hyperparameters, JobSpec, Status
@@ -74,9 +74,12 @@ class Reporter(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._began, self._from_step = time.monotonic(), state.global_step
-        self.tell(f"training from step {state.global_step} of {state.max_steps}")
+        begun = {"step": state.global_step, "total_steps": state.max_steps}
+        self.tell(f"training from step {state.global_step} of {state.max_steps}", begun)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.global_step >= state.max_steps:
+            control.should_log = True  # a run shorter than `logging_steps` has a last loss, too
         if self.interrupted:
             control.should_save = True
         if self.interrupted or self.cancelled:
@@ -134,8 +137,10 @@ def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
     inside = f"{model.base_model_prefix}."
     new = (n for n in told["missing_keys"] if chosen.task == "classification" and not n.startswith(inside))
     missing = sorted(set(told["missing_keys"]) - set(new) - {n for n in told["missing_keys"] if ".pooler." in n})
-    if missing or told["mismatched_keys"]:
-        raise BadUpload(f"{len(missing)} weights are missing, such as {missing[:1]}", "upload the whole model again")
+    if missing:
+        raise BadUpload(lacking("weight", missing), "upload the whole model again")
+    if told["mismatched_keys"]:
+        raise BadUpload("some weights have not the shapes that the config says", "upload the model with its own config")
     if model.can_generate():
         # What a generation config says beside ids may be unfit to be saved; the original is put beside the result.
         ids = {n: v for n, v in vars(model.generation_config).items() if n.endswith("_token_id")}
@@ -159,6 +164,7 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArg
         save_steps=chosen.save_steps,
         save_total_limit=2,
         logging_steps=chosen.logging_steps,
+        logging_first_step=True,
         eval_strategy="epoch" if evaluate and not chosen.max_steps else "no",
         prediction_loss_only=chosen.task == "causal-lm",
         train_sampling_strategy="group_by_length",

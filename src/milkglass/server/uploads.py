@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from milkglass.errors import BadUpload, Conflict, TooLarge
+from milkglass.errors import BadUpload, Conflict, NotFound, TooLarge
 from milkglass.server import formats
 from milkglass.server.home import Home
 from milkglass.server.store import File, Purpose, Store, Upload, new_id
@@ -52,14 +53,15 @@ class Locks:
 
 
 class Uploads:
-    def __init__(self, home: Home, store: Store, max_upload: int) -> None:
-        self._home, self._store, self._max = home, store, max_upload
+    def __init__(self, home: Home, store: Store, max_upload: int, patience: float) -> None:
+        self._home, self._store, self._max, self._patience = home, store, max_upload, patience
         self._locks = Locks()
 
     def start(self, filename: str, size: int, sha256: str, purpose: Purpose) -> Upload:
         formats.require_suffix(filename, purpose)
         if size > self._max:
             raise TooLarge(f"{size} bytes are more than the {self._max} that a file may have", "split the model")
+        self._drop_abandoned()
         self._home.require_space(size)
         upload = Upload(id=new_id("upload"), filename=filename, bytes=size, sha256=sha256, purpose=purpose)
         self._store.uploads.add(upload)
@@ -114,6 +116,15 @@ class Uploads:
             self._forget(key)
             return file
 
+    def _drop_abandoned(self) -> None:
+        """Uploads that nothing was added to for a long time: their clients are not coming back."""
+        for key in self._store.uploads.ids():
+            try:
+                if time.time() - self._part(key).stat().st_mtime > self._patience:
+                    self.cancel(key)
+            except (FileNotFoundError, NotFound, Conflict):
+                continue  # completed, deleted, or written to, at this very moment
+
     def _forget(self, key: str) -> None:
         if key in self._store.uploads.ids():
             self._store.uploads.remove(key)
@@ -167,6 +178,7 @@ class Uploads:
         for key in self._store.files.ids():
             if not self.path(key).is_file():
                 self._store.files.remove(key)
+        self._drop_abandoned()
         known = self._store.uploads.ids() | self._store.files.ids()
         for path in [*self._home.uploads.iterdir(), *self._home.files.iterdir()]:
             if path.name not in known:

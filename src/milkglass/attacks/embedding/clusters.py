@@ -38,6 +38,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from milkglass.attacks.assignment import ranked
@@ -276,22 +277,44 @@ class _Search:
         return pool[on[0].numpy()]
 
     def _claim(self, rows: Ids, chosen: Ids) -> bool:
-        """Take rows and tokens out, with their weights; equal tokens share one weight."""
+        """Take rows and tokens out, with their weights; what falls apart into several clusters is several."""
         basis = self.public[torch.from_numpy(chosen)].double()
         solved = torch.linalg.lstsq(basis.T, self.mixed[torch.from_numpy(rows)].double().T).solution.T.numpy()
         if self.noise <= 10 * EXACT and solved.min() < -1e-3:
             return False
-        extra = len(rows) - len(chosen)
+        parts = _parts(solved > sparse.weight_errors(basis, self.mixed[torch.from_numpy(rows)], self.noise))
+        for some, those in parts:
+            self.free_rows[rows[some]] = False
+            members, weights = self._expanded(len(some), chosen[those], solved[np.ix_(some, those)])
+            self.found.append((rows[some], members, weights))
+        return True
+
+    def _expanded(
+        self, count: int, chosen: Ids, weights: NDArray[np.float64]
+    ) -> tuple[Ids, NDArray[np.float64]]:
+        """As many members as rows: equal tokens, of which only the first was chosen, share one weight."""
+        extra = count - len(chosen)
         members, columns = [], []
         for column, token in enumerate(chosen):
-            count = min(len(self.twins[token]), 1 + extra)
-            extra -= count - 1
-            taken, self.twins[token] = self.twins[token][:count], self.twins[token][count:]
+            taken = self.twins[token][: 1 + max(0, extra)]
+            self.twins[token] = self.twins[token][len(taken) :]
+            extra -= len(taken) - 1
             members.append(taken)
-            columns.append(np.repeat(solved[:, column : column + 1] / count, count, axis=1))
-        self.free_rows[rows] = False
-        self.found.append((rows, np.concatenate(members), np.concatenate(columns, axis=1)))
-        return True
+            columns.append(np.repeat(weights[:, column : column + 1] / len(taken), len(taken), axis=1))
+        return np.concatenate(members), np.concatenate(columns, axis=1)
+
+
+def _parts(mixes: NDArray[np.bool_]) -> list[tuple[Ids, Ids]]:
+    """Rows and columns of the connected parts of (r, c), whether row i mixes token j. Where the parts do not all have
+    rows and tokens, there is one: the whole."""
+    r, c = mixes.shape
+    graph = np.zeros((r + c, r + c), np.bool_)
+    graph[:r, r:] = mixes
+    count, label = connected_components(graph, directed=False)
+    parts = [(np.flatnonzero(label[:r] == one), np.flatnonzero(label[r:] == one)) for one in range(count)]
+    if all(0 < len(those) <= len(some) for some, those in parts):
+        return parts
+    return [(np.arange(r), np.arange(c))]
 
 
 def _candidates(search: _Search) -> Candidates:

@@ -6,7 +6,9 @@ rows each, z candidate tokens each, d dimensions.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 TINY = 1e-14
@@ -77,3 +79,10 @@ def best_added(tokens: Tensor, chosen: Tensor, target: Tensor, count: int) -> Te
     rest = target - basis @ (basis.T @ target)
     new = (1 - (tokens @ basis).square().sum(1)).clamp_min(1e-3).sqrt()
     return ((tokens @ rest) / new).topk(min(count, len(tokens))).indices
+
+
+def weight_errors(tokens: Tensor, rows: Tensor, noise: float) -> NDArray[np.float64]:
+    """(r, c) what a weight of the tokens (c, d) in a row (r, d) must exceed to be more than noise."""
+    basis = tokens.double()
+    spread = torch.diagonal(torch.linalg.pinv(basis @ basis.T, hermitian=True)).clamp_min(0).sqrt()
+    return (4 * noise / basis.shape[1] ** 0.5 * rows.double().norm(dim=1)[:, None] * spread).numpy()

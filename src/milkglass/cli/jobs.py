@@ -1,0 +1,109 @@
+"""`milkglass jobs` and `job`: what a server trains; watch, cancel, fetch or delete one.
+
+What this module does not know: keys and data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milkglass.cli.options import AllowHttp, AsJson, Certificate, ServerUrl, TokenFile, Way, Yes
+from milkglass.cli.terminal import confirm, emit, moment, plain, table
+from milkglass.cli.watching import Fetch, finish, steps_of
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.remote import Remote
+
+
+def jobs(
+    server: ServerUrl,
+    token_file: TokenFile = None,
+    certificate: Certificate = None,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the server's fine-tuning jobs, the newest first."""
+    with Way(server, token_file, certificate, allow_http).open() as remote:
+        found = remote.jobs()
+    emit(as_json, {"jobs": [_document(job) for job in found]}, lambda: _words(found))
+
+
+def job(
+    job_id: Annotated[str, typer.Argument(help="The job's id: `finetune` printed it, `milkglass jobs` lists it.")],
+    server: ServerUrl,
+    follow: Annotated[bool, typer.Option("--follow", help="Watch it to its end.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Stop it for good; what it learnt is lost.")] = False,
+    fetch: Fetch = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete the record of a job that is over; the model that it made stays.")
+    ] = False,
+    yes: Yes = False,
+    token_file: TokenFile = None,
+    certificate: Certificate = None,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a fine-tuning job's state. With an option: watch it, stop it, download its model, or delete its record."""
+    if sum((follow or fetch is not None, cancel, delete)) > 1:
+        raise UsageError("more than one thing to do with the job was given", "give --follow, --cancel or --delete")
+    way = Way(server, token_file, certificate, allow_http)
+    with way.open() as remote:
+        if delete:
+            _delete(remote, job_id, yes, as_json)
+            return
+        state = remote.job(job_id)  # first: a job that is not there, or a server that is down, is told at once
+        if follow or fetch:
+            finish(remote, job_id, fetch, way, as_json)
+            return
+        if cancel:
+            remote.cancel(job_id)
+            state = remote.job(job_id)
+    shown = _document(state)
+    words = [("id", plain(shown["id"])), ("model", plain(shown["model"])), ("status", plain(shown["status"]))]
+    words += [("steps", steps_of(shown["progress"])), ("loss", _loss(shown["progress"]))]
+    words += [("fine_tuned_model", plain(shown["fine_tuned_model"] or "")), ("error", _error(shown["error"]))]
+    emit(as_json, shown, "\n".join(f"{name}: {value}" for name, value in words if value))
+
+
+def _delete(remote: Remote, job_id: str, yes: bool, as_json: bool) -> None:
+    from milkglass.client.remote import JOBS
+
+    remote.require(JOBS, job_id)  # one that is not there is told before anybody is asked
+    confirm(f"Delete the record of {job_id}?", yes)
+    remote.delete_job(job_id)
+    emit(as_json, {"id": job_id, "deleted": True}, f"deleted: {job_id}")
+
+
+def _document(job: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("id", "model", "status", "created_at", "fine_tuned_model", "error")
+    progress = job.get("progress")
+    return {**{name: job.get(name) for name in names}, "progress": progress if isinstance(progress, dict) else {}}
+
+
+def _words(found: list[dict[str, Any]]) -> str:
+    if not found:
+        return "the server has no jobs"
+    rows: list[tuple[str, ...]] = [("job", "model", "state", "steps", "loss", "made", "fine-tuned model")]
+    for job in map(_document, found):
+        numbers = job["progress"]
+        cells = (job["id"], job["model"], job["status"], steps_of(numbers) or "-", _loss(numbers) or "-")
+        rows.append((*map(plain, cells), moment(job["created_at"]), plain(job["fine_tuned_model"] or "-")))
+    return table(rows)
+
+
+def _loss(numbers: Mapping[str, Any]) -> str:
+    value = numbers.get("loss")
+    return f"{value:.4f}" if isinstance(value, int | float) else ""
+
+
+def _error(told: object) -> str:
+    return plain(told.get("message", "")) if isinstance(told, Mapping) else plain(told or "")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(jobs)
+    app.command()(job)
