@@ -1,8 +1,8 @@
-"""A transcript on disk: safetensors files and `transcript.json`, to which a server or a client adds as it goes.
+"""A transcript on disk: safetensors files and `transcript.jsonl`, to which a server or a client adds as it goes.
 
-    transcript.json      {"milkglass_transcript": 1, "size": n, "observations": [...]}, in the order they were made
-    tokens-0003.safetensors    ids (total,) and lengths (b,), int32
-    weights-0001/        a checkpoint's config and tensors (links, where the file system allows), no tokenizer
+    transcript.jsonl     the first line {"milkglass_transcript": 1, "size": n}, then a line an observation, in order
+    tokens-00003.safetensors   ids (total,) and lengths (b,), int32
+    weights-00001/       a checkpoint's config and tensors (links, where the file system allows), no tokenizer
 
 What this module does not know: the key. What it writes holds scrambled ids only, but an attacker's whole view: it is
 for the owner's eyes, in a folder of mode 0700.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +22,37 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from milkglass.checkpoint import Checkpoint, read_json
+from milkglass.checkpoint import Checkpoint
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.modelview import Model
 from milkglass.sequences import Sequences
 from milkglass.threat import Observation, Outputs, Tokens, Transcript, Weights
 
-INDEX = "transcript.json"
+INDEX = "transcript.jsonl"
 VERSION = 1
 
 
-@dataclass(frozen=True)
 class Recorder:
-    """Adds observations to a transcript's folder; what was written stays whole when it is killed."""
+    """Adds observations to a transcript's folder, from any thread of one process. What a kill cuts off is the last
+    observation, never an earlier one."""
 
-    folder: Path
+    def __init__(self, folder: Path, count: int) -> None:
+        self._folder, self._count, self._lock = folder, count, threading.Lock()
 
     @classmethod
     def open(cls, folder: Path, size: int) -> Recorder:
         """Begin, or go on. Raises UsageError where the folder holds something else or another vocabulary."""
         if (folder / INDEX).is_file():
-            known = _index(folder)["size"]
+            known, entries = _index(folder)
             if known != size:
                 raise UsageError(f"{folder} is a transcript of {known} ids, this model has {size}", "give a new folder")
-            return cls(folder)
+            _write(folder / INDEX, [_header(size), *entries])  # without a line that a kill cut off
+            return cls(folder, len(entries))
         if folder.is_dir() and any(folder.iterdir()):
             raise UsageError(f"{folder} is no transcript and is not empty", "give a new folder")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write_index(folder, {"milkglass_transcript": VERSION, "size": size, "observations": []})
-        return cls(folder)
+        _write(folder / INDEX, [_header(size)])
+        return cls(folder, 0)
 
     def tokens(self, ids: Sequences, purpose: str) -> None:
         self._ids("tokens", ids, {"purpose": purpose})
@@ -60,36 +62,34 @@ class Recorder:
 
     def weights(self, model: Path, tuned: bool) -> None:
         """A checkpoint's config and tensor files. They are linked, not copied, where that is possible."""
-        name = self._name("weights")
-        (self.folder / name).mkdir()
-        for file in [model / "config.json", *Checkpoint.open(model).files, model / "model.safetensors.index.json"]:
-            if file.is_file():
-                _link(file, self.folder / name / file.name)
-        self._add({"kind": "weights", "folder": name, "tuned": tuned})
+        with self._lock:
+            target = self._folder / f"weights-{self._count:05}"
+            shutil.rmtree(target, ignore_errors=True)  # of an observation that a kill cut off
+            target.mkdir()
+            for file in [model / "config.json", *Checkpoint.open(model).files, model / "model.safetensors.index.json"]:
+                if file.is_file():
+                    _link(file, target / file.name)
+            self._add({"kind": "weights", "folder": target.name, "tuned": tuned})
 
     def _ids(self, kind: str, ids: Sequences, more: dict[str, Any]) -> None:
-        name = f"{self._name(kind)}.safetensors"
         tensors = {"ids": ids.ids.astype(np.int32), "lengths": ids.lengths.astype(np.int32)}
-        part = self.folder / f"{name}.part"
-        save_file(tensors, part)
-        part.rename(self.folder / name)
-        self._add({"kind": kind, "file": name, **more})
-
-    def _name(self, kind: str) -> str:
-        return f"{kind}-{len(_index(self.folder)['observations']):04}"
+        with self._lock:
+            name = f"{kind}-{self._count:05}.safetensors"
+            save_file(tensors, self._folder / name)
+            self._add({"kind": kind, "file": name, **more})
 
     def _add(self, entry: dict[str, Any]) -> None:
-        index = _index(self.folder)
-        index["observations"].append(entry)
-        _write_index(self.folder, index)
+        with (self._folder / INDEX).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        self._count += 1
 
 
 def load(folder: Path) -> Transcript:
     """Raises UsageError or CorruptCheckpoint."""
     if not (folder / INDEX).is_file():
         raise UsageError(f"{folder} has no {INDEX}", "give a folder that `milkglass serve --record` wrote")
-    index = _index(folder)
-    return Transcript(tuple(_observation(folder, one) for one in index["observations"]), int(index["size"]))
+    size, entries = _index(folder)
+    return Transcript(tuple(_observation(folder, one) for one in entries), size)
 
 
 def _observation(folder: Path, entry: dict[str, Any]) -> Observation:
@@ -118,17 +118,26 @@ def _plain(name: Any) -> str:
     return name
 
 
-def _index(folder: Path) -> dict[str, Any]:
-    index = read_json(folder / INDEX)
-    if index.get("milkglass_transcript") != VERSION:
-        raise CorruptCheckpoint(f"{INDEX} is not of version {VERSION}", "use the milkglass that wrote it")
-    return index
+def _header(size: int) -> dict[str, Any]:
+    return {"milkglass_transcript": VERSION, "size": size}
 
 
-def _write_index(folder: Path, index: dict[str, Any]) -> None:
-    part = folder / f"{INDEX}.part"
-    part.write_text(json.dumps(index, indent=1) + "\n", "utf-8")
-    part.rename(folder / INDEX)
+def _index(folder: Path) -> tuple[int, list[dict[str, Any]]]:
+    """The vocabulary's size and the observations; a last line without its end is not one yet."""
+    whole = (folder / INDEX).read_text("utf-8").split("\n")[:-1]
+    try:
+        header, *entries = (json.loads(line) for line in whole)
+        if header["milkglass_transcript"] == VERSION and all(isinstance(one, dict) for one in entries):
+            return int(header["size"]), entries
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptCheckpoint(f"{INDEX} is not a list of observations", "record it again") from error
+    raise CorruptCheckpoint(f"{INDEX} is not of version {VERSION}", "use the milkglass that wrote it")
+
+
+def _write(path: Path, lines: list[dict[str, Any]]) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    part.rename(path)
 
 
 def _link(file: Path, to: Path) -> None:

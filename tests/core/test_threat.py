@@ -125,22 +125,37 @@ def test_a_transcript_comes_back_from_disk(tmp_path: Path) -> None:
     assert seen.table.shape[0] == 300
     assert torch.equal(seen.table, seen.weights(tuned=False).table)  # type: ignore[union-attr]
     assert folder.stat().st_mode & 0o077 == 0
-    assert not [path for path in folder.rglob("*") if "token" in path.name and path.suffix == ".json"]
+    assert not [path for path in folder.rglob("*") if path.name.startswith("tokenizer")]
 
 
 def test_a_transcript_that_is_not_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"has no transcript\.json"):
+    with pytest.raises(UsageError, match=r"has no transcript\.jsonl"):
         on_disk.load(tmp_path)
     folder = tmp_path / "seen"
     on_disk.Recorder.open(folder, 10)
     with pytest.raises(UsageError, match="transcript of 10 ids, this model has 11"):
         on_disk.Recorder.open(folder, 11)
-    index = folder / "transcript.json"
+    index = folder / "transcript.jsonl"
     good = index.read_text()
-    index.write_text(good.replace('"observations": []', '"observations": [{"kind": "tokens", "file": "../x"}]'))
+    index.write_text(good + '{"kind": "tokens", "file": "../x"}\n')
     with pytest.raises(CorruptCheckpoint, match="names a path"):
         on_disk.load(folder)
-    index.write_text(good.replace('"observations": []', '"observations": [{"kind": "tokens", "file": "x"}]'))
+    index.write_text(good + '{"kind": "tokens", "file": "x"}\n')
     (folder / "x").write_bytes(b"garbage")
     with pytest.raises(CorruptCheckpoint, match="not a file of ids"):
         on_disk.load(folder)
+    index.write_text(good.replace("1", "9", 1))
+    with pytest.raises(CorruptCheckpoint, match="not of version 1"):
+        on_disk.load(folder)
+
+
+def test_a_kill_loses_the_last_observation_only(tmp_path: Path) -> None:
+    folder = tmp_path / "seen"
+    recorder = on_disk.Recorder.open(folder, 10)
+    recorder.tokens(Sequences.of([[1]]), "infer")
+    recorder.tokens(Sequences.of([[2]]), "infer")
+    index = folder / "transcript.jsonl"
+    index.write_text(index.read_text()[:-5])
+    assert [one.tolist() for one in on_disk.load(folder).tokens] == [[1]]
+    on_disk.Recorder.open(folder, 10).tokens(Sequences.of([[3]]), "infer")
+    assert [one.tolist() for one in on_disk.load(folder).tokens] == [[1], [3]]

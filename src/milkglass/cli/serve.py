@@ -28,6 +28,9 @@ def serve(
         list[Path] | None,
         typer.Option("--base-models", help="Folders of original models that deltas are assembled with; repeatable."),
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Keep all that the server sees there, as transcripts for `milkglass audit`.")
+    ] = None,
     insecure_http: Annotated[
         bool, typer.Option("--insecure-http", help="Listen on a network without TLS: anyone there can read the token.")
     ] = False,
@@ -64,6 +67,7 @@ def serve(
         token=None if token_file is None else read_token(token_file),
         tls_certificate=cert,
         tls_key=tls_key,
+        record=None if record is None else record.resolve(),
         base_models=tuple(folder.resolve() for folder in base_models or ()),
         **{name: value for name, value in limits.items() if value is not None},
     )

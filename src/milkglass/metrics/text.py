@@ -9,10 +9,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nltk.stem.porter import PorterStemmer
-from nltk.translate.meteor_score import single_meteor_score
-from rouge_score.rouge_scorer import RougeScorer
-
 NAMES = ("rouge-1", "rouge-2", "rouge-l", "meteor")
 
 
@@ -24,12 +20,17 @@ class _NoSynonyms:
 
 
 @cache
-def _scorer() -> RougeScorer:
+def _scorer() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
     return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
 
 
 def likeness(original: str, guess: str) -> tuple[float, float, float, float]:
     """The four measures, in the order of NAMES, each from 0 to 1. An empty original is like an empty guess only."""
+    from nltk.stem.porter import PorterStemmer
+    from nltk.translate.meteor_score import single_meteor_score
+
     before, after = original.split(), guess.split()
     if not before or not after:
         same = float(before == after)

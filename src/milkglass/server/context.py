@@ -11,6 +11,7 @@ from milkglass.server.bases import Bases
 from milkglass.server.home import Home
 from milkglass.server.jobs import Jobs
 from milkglass.server.loading import Loader
+from milkglass.server.recording import Recording
 from milkglass.server.registry import Registry
 from milkglass.server.settings import Settings
 from milkglass.server.store import Store
@@ -26,6 +27,7 @@ class Context:
     registry: Registry
     jobs: Jobs
     loader: Loader
+    recording: Recording
     stopping: threading.Event  # set when the server is asked to stop: streams end by themselves
 
 
@@ -40,8 +42,11 @@ def build(settings: Settings, home: Home) -> Context:
     loader = Loader(settings, registry.folder)
     registry.on_remove.append(loader.forget)
     jobs = Jobs(settings, home, store, registry, uploads)
+    recording = Recording(settings.record, store)
+    registry.on_publish.append(recording.model)
+    jobs.on_start.append(recording.trained)
     jobs.start()
-    return Context(settings, home, store, uploads, registry, jobs, loader, threading.Event())
+    return Context(settings, home, store, uploads, registry, jobs, loader, recording, threading.Event())
 
 
 def close(context: Context) -> None:

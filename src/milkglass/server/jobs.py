@@ -12,6 +12,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -40,6 +41,7 @@ class Jobs:
         self._settings, self._home, self._store = settings, home, store
         self._registry, self._uploads = registry, uploads
         self._wake, self._stopping = threading.Event(), threading.Event()
+        self.on_start: list[Callable[[Model, Path], None]] = []  # told of a job's model and training file
         self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
 
     # --- asked from outside -------------------------------------------------------------------------------------------
@@ -226,6 +228,9 @@ class Jobs:
             self._store.jobs.update(job.id, change)
         except Conflict:
             return  # cancelled between being chosen and being started
+        if job.state == "queued":
+            for tell in self.on_start:
+                tell(self._store.models.get(job.model), self._uploads.path(job.training_file))
         worker.start()
         log.info("job %s: worker started", job.id)
 

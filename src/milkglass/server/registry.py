@@ -49,6 +49,7 @@ class Registry:
         self._home, self._store, self._uploads, self._bases = home, store, uploads, bases
         self._locks = Locks()
         self.on_remove: list[Callable[[str], None]] = []  # told of a model that is going
+        self.on_publish: list[Callable[[Model, Path], None]] = []  # told of a new model and its folder
 
     def folder(self, model_id: str) -> Path:
         return self._home.models / model_id
@@ -140,11 +141,14 @@ class Registry:
             shutil.rmtree(target, ignore_errors=True)  # left by a kill before the store knew of it
             made.rename(target)
         try:
-            return self._store.models.add(model)
+            added = self._store.models.add(model)
         except BaseException:
             if job is None:  # a job's result stays: it is adopted again
                 shutil.rmtree(target, ignore_errors=True)
             raise
+        for tell in self.on_publish:
+            tell(added, target)
+        return added
 
     def remove(self, model_id: str) -> None:
         """Raises NotFound, or Conflict while a job or a request needs it."""

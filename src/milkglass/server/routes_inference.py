@@ -64,6 +64,7 @@ class Run:
     key: str = field(default_factory=lambda: new_id("cmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
     sequences: list[Sequence] = field(default_factory=list)
+    answers: list[list[int]] = field(default_factory=list)
 
     def prepare(self, ends: frozenset[int]) -> None:
         loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[_Token | MilkglassError]()
@@ -75,6 +76,7 @@ class Run:
         def on_token(place: int, token: int, reason: str | None) -> None:
             put(_Token(place, token, reason))
 
+        self.answers = [[] for _ in self.prompts]
         for place, prompt in enumerate(self.prompts):
             sampling = self.body.sampling(ends, place)
             self.sequences.append(Sequence(prompt, sampling, partial(on_token, place), put))
@@ -87,6 +89,7 @@ class Run:
             if isinstance(item, MilkglassError):
                 raise item
             left -= item.reason is not None
+            self.answers[item.place].append(item.id)
             yield item
 
     def cancel(self) -> None:
@@ -122,6 +125,8 @@ async def completions(body: Completion, request: Request, shared: Shared) -> Res
     def close() -> None:
         run.cancel()
         shared.loader.release(entry)
+        if run.answers:
+            shared.recording.answered(model, run.prompts, run.answers)
 
     try:
         engine = await asyncio.wrap_future(entry.engine)
@@ -140,12 +145,10 @@ def _nothing() -> None: ...
 
 
 async def _whole(run: Run) -> Response:
-    ids: list[list[int]] = [[] for _ in run.prompts]
     reasons: list[str | None] = [None for _ in run.prompts]
     async for token in run.tokens():
-        ids[token.place].append(token.id)
         reasons[token.place] = token.reason
-    choices = [_choice(place, ids[place], reasons[place]) for place in range(len(ids))]
+    choices = [_choice(place, ids, reasons[place]) for place, ids in enumerate(run.answers)]
     return JSONResponse(run.answer(choices, usage=run.usage()))
 
 
@@ -184,6 +187,7 @@ async def classify(body: Classification, request: Request, shared: Shared) -> Re
         shared.loader.release(entry)
     if found is None:
         return GONE
+    shared.recording.sent(model, inputs)
     return JSONResponse(_classified(model.id, inputs, found))
 
 

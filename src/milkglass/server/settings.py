@@ -24,6 +24,8 @@ class Settings:
     tls_key: Path | None = None
     base_models: tuple[Path, ...] = ()  # folders, or folders of folders, that deltas may be assembled with
 
+    record: Path | None = None  # keep what is seen there, as transcripts for audits
+
     max_body: int = 64 * MIB  # one request with file content
     max_json: int = 8 * MIB  # any other request
     chunk_bytes: int = 8 * MIB  # what clients are told to send at a time

@@ -15,11 +15,12 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from milkglass.attacks.embedding.bigrams import Bigrams, Public
+from milkglass.attacks.embedding.field import Between, between
 from milkglass.attacks.embedding.frequency import Fit
 from milkglass.sequences import Ids
 
 Soft = NDArray[np.float32]
-Between = tuple[float, float]  # at the first sweep and at the last, geometric in between
+Step = Callable[[float], bool]  # told the share that is done, says whether to go on
 
 ROUNDS = 12
 
@@ -67,17 +68,19 @@ def settle(
     public: Public,
     pins: Ids,
     growth: Growth,
-    step: Callable[[float], bool],
-) -> Settled:
+    step: Step,
+) -> Settled | None:
     """seen: (n,) counts of scrambled ids; texts: their bigrams by distance; pins: (p, 2) known pairs.
 
-    step: told the share that is done, says whether to go on.
+    None: no id occurs that is not known already.
     """
     size = len(seen)
     free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), pins[:, 0]), np.setdiff1d(np.arange(size), pins[:, 1])
     by_count = free_rows[np.argsort(-seen[free_rows], kind="stable")]
     by_share = free_columns[np.argsort(-public.share[free_columns], kind="stable")]
     fit = Fit.of(seen, public, free_rows, free_columns)
+    if not len(by_count):
+        return None
     stages = [min(k, len(by_count)) for k in growth.sizes]
     stages = stages[: 1 + next((i for i, k in enumerate(stages) if k == len(by_count)), len(stages))]
     total, done = sum(growth.sweeps[: len(stages)]), 0
@@ -92,12 +95,7 @@ def settle(
             done += 1
             if not step(done / total):
                 return state
-    assert state is not None
     return state
-
-
-def _at(pair: Between, share: float) -> float:
-    return float(pair[0] * (pair[1] / pair[0]) ** share)
 
 
 def _channels(
@@ -120,7 +118,7 @@ def _matrix(pairs: Bigrams, size: int) -> sp.csr_matrix:
 
 
 def _taken_in(old: Settled | None, rows: Ids, columns: Ids, fit: Fit, growth: Growth, share: float) -> Settled:
-    scores = fit.scores(rows[:, None], columns[None], _at(growth.tau, share)).astype(np.float32)
+    scores = fit.scores(rows[:, None], columns[None], between(growth.tau, share)).astype(np.float32)
     belief = _balanced(scores, growth.temperature[0])
     if old is not None:  # ids are taken in by rank, so the old ones come first
         belief[: len(old.rows)] = 0
@@ -133,7 +131,7 @@ def _sweep(state: Settled, channels: list[_Channel], public: Public, fit: Fit, g
     belief = np.zeros((len(state.rows) + known, len(state.columns) + known), np.float32)
     belief[: len(state.rows), : len(state.columns)] = state.belief
     belief[len(state.rows) :, len(state.columns) :] = np.eye(known, dtype=np.float32)
-    doubt = _at(growth.doubt, share)
+    doubt = between(growth.doubt, share)
     base = (growth.alpha / (public.counts[state.columns] + growth.alpha)).astype(np.float32)
     evidence = np.zeros(state.belief.shape, np.float32)
     for one in channels:
@@ -142,11 +140,11 @@ def _sweep(state: Settled, channels: list[_Channel], public: Public, fit: Fit, g
         heard *= (1 - doubt) * base
         heard += doubt
         evidence += one.weight * (one.edges @ np.ascontiguousarray(np.log(heard)))
-    patience = _at(growth.patience, share)
+    patience = between(growth.patience, share)
     weight = (patience / (patience + fit.seen[state.rows])).astype(np.float32)[:, None]
-    prior = fit.scores(state.rows[:, None], state.columns[None], _at(growth.tau, share)).astype(np.float32)
+    prior = fit.scores(state.rows[:, None], state.columns[None], between(growth.tau, share)).astype(np.float32)
     scores = prior + evidence * weight
-    fresh = _balanced(scores, _at(growth.temperature, share))
+    fresh = _balanced(scores, between(growth.temperature, share))
     return Settled(state.rows, state.columns, scores, growth.inertia * state.belief + (1 - growth.inertia) * fresh)
 
 

@@ -54,7 +54,14 @@ class Voice:
 
     @classmethod
     def of(
-        cls, blocks: Blocks, meeting: Meeting, side: int, public: Public, alpha: float, ratios: Ratios | None, weight: float
+        cls,
+        blocks: Blocks,
+        meeting: Meeting,
+        side: int,
+        public: Public,
+        alpha: float,
+        ratios: Ratios | None,
+        weight: float,
     ) -> Voice:
         other = 1 - side
         cell = meeting.slot_cell[side]
@@ -100,7 +107,12 @@ def voices(
 
 
 def settle(
-    blocks: Blocks, prior: Floats, heard: list[Voice], patience: Floats, schedule: Schedule, step: Callable[[float], bool]
+    blocks: Blocks,
+    prior: Floats,
+    heard: list[Voice],
+    patience: Floats,
+    schedule: Schedule,
+    step: Callable[[float], bool],
 ) -> Floats:
     """(cells,) final scores. prior: (cells,) log likelihoods from elsewhere. patience: (cells,) by how much evidence
     is damped. step: told the share that is done, says whether to go on."""

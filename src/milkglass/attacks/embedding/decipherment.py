@@ -1,0 +1,177 @@
+"""Corpus decipherment: one substitution for the whole corpus, so all of its text solves it together.
+
+A scheme that sends token ids replaces each public id by a scrambled one, always the same. However well it hides the
+embedding table, the sequences of ids stay those of a language: frequencies and neighbours are as they were, under other
+names. An attacker with public text matches the two. What one sentence cannot tell, a corpus does.
+
+**Model.** Q[a, b] is the belief that the scrambled id a stands for the public id b: rows sum to 1, columns to at most 1
+(Sinkhorn), since no token has two ids. The evidence for b is
+
+    log prior(a, b)                                     candidates found by other attacks (cluster-solve, matching)
+    + log frequency(a, b)                               frequency.py: a Gaussian in the logarithms of counts
+    + K / (K + count(a)) * sum over neighbours (a, a') of  w * log(rho + (1 - rho) * R(b, Q[a']))
+
+with R(b, q) the likelihood ratio that something believed to be q stands next to b: sum_b' q[b'] P(b' | b) / P(b'), from
+public bigrams smoothed by alpha pseudo-counts. Neighbours left and right count fully, those at distance 2 by `second`.
+Where the public model is known as well, rare tokens borrow from their embeddings (profiles.py).
+
+**What keeps it from diverging** (without these it ends worse than frequencies alone): rho, the share of neighbours that
+are themselves misread or that the public text does not know, bounds what one neighbour can say against a reading;
+K / (K + count) stops a frequent id, whose many neighbours are not independent, from drowning everything else; belief is
+soft and moves by (1 - inertia) a sweep. rho falls while beliefs sharpen, and with it the temperature.
+
+**Two forms.** With candidates (groups of 10 to 20 ids, cluster-solve) Q is block-diagonal and all ids are solved at
+once, about a second for 100,000 tokens (field.py). Without (a permutation whose table is hidden perfectly) everything
+may be anything: the matrix grows from the 60 commonest ids to 2,500 (dense.py); rarer ids get no guess. Both end with a
+joint assignment, so that no public id is used twice in a group.
+
+**Parameters** were fixed by `tuning.tune` on public text against public text (news, tweets, dialogues, questions,
+encyclopaedia; each within its kind and across), none of which is used to report results. How alike the two texts are is
+not declared: frequency.spread reads it off the counts.
+
+What it does not know: longer context than two neighbours, sentences, documents. A language model over the remaining
+candidates comes after it and takes `learn`'s result as its prior. Departures from the annealed prototype: it used hard
+assignments and needed to be told how alike the texts are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from milkglass.attacks.assignment import ranked
+from milkglass.attacks.embedding import cribs, dense
+from milkglass.attacks.embedding.bigrams import Bigrams, Floats, Public
+from milkglass.attacks.embedding.blocks import Blocks
+from milkglass.attacks.embedding.field import Between, Schedule, settle, voices
+from milkglass.attacks.embedding.frequency import Fit, spread
+from milkglass.attacks.embedding.profiles import Profiles, Ratios
+from milkglass.paper import Paper
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat import Attack, Budget, Candidates, Group, Guess, Knowledge, Observation, Tokens, Transcript
+
+KEPT = 30  # readings kept for an id that had no candidates before
+
+
+@dataclass(frozen=True)
+class Decipherment(Attack):
+    """sharper: tau is this times the likeliest one, `tau` itself where given. alpha, patience (K), doubt (rho), second:
+    see above. temperature, inertia, sweeps: the annealing. template: public ids with which each text is known to
+    begin. profiles: None not to use embeddings. growth: the schedule without candidates."""
+
+    tau: float | None = None
+    sharper: float = 0.7
+    alpha: float = 30.0
+    patience: float = 80.0
+    doubt: Between = (0.8, 0.6)
+    temperature: Between = (1.0, 1.0)
+    second: float = 0.5
+    sweeps: int = 5
+    inertia: float = 0.3
+    template: tuple[int, ...] = ()
+    profiles: Profiles | None = field(default_factory=Profiles)
+    growth: dense.Growth = field(default_factory=dense.Growth)
+    k: int = 10
+
+    name: ClassVar[str] = "decipherment"
+    title: ClassVar[str] = "Corpus decipherment"
+    paper: ClassVar[Paper] = Paper(
+        "Milkglass' own; the idea of a jointly solved substitution is Peleg and Rosenfeld's",
+        "Peleg, Rosenfeld",
+        1979,
+        "Breaking substitution ciphers using a relaxation algorithm, CACM 22(11)",
+        (
+            "The relaxation runs over token ids, inside candidate groups or over a growing set of frequent ids.",
+            "Evidence is a robust mixture, damped for frequent ids, and the assignment is balanced by Sinkhorn.",
+        ),
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
+    assumes: ClassVar[frozenset[str]] = frozenset({"corpus"})
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        return ranked(self.learn(transcript, knowledge, budget, rng), transcript.size, self.k)
+
+    def learn(
+        self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
+    ) -> Candidates:
+        """The candidates with what the corpus says of them: log posterior, each row's sums to 1. Draws nothing."""
+        assert knowledge.corpus is not None
+        texts, size = transcript.tokens, transcript.size
+        pins = self._pins(texts, knowledge)
+        public = Public.of(knowledge.corpus, size)
+        seen = {distance: Bigrams.of(texts, size, distance) for distance in public.bigrams}
+
+        def step(share: float) -> bool:
+            budget.progress(share)
+            return budget.left() > 0
+
+        counts = texts.counts(size).astype(np.float64)
+        if knowledge.candidates is None:
+            return self._without(counts, seen, public, pins, step)
+        candidates = cribs.pinned(knowledge.candidates, pins)
+        blocks = Blocks.of(candidates, size)
+        if not len(blocks.row):
+            return candidates
+        ratios = self._ratios(knowledge, blocks, public)
+        weights = {1: 1.0, 2: self.second}
+        heard = voices(blocks, seen, public, self.alpha, weights, ratios)
+        prior = self._frequencies(counts, public, blocks) + np.concatenate(
+            [one.ravel() for one in candidates.likelihood]
+        )
+        patience = self.patience / (self.patience + counts[blocks.rows])[blocks.row]
+        schedule = Schedule(self.sweeps, self.doubt, self.temperature, self.inertia)
+        scores = settle(blocks, prior, heard, patience, schedule, step)
+        return _shaped(candidates, blocks.log_softmax(scores))
+
+    def _pins(self, texts: Sequences, knowledge: Knowledge) -> Ids:
+        """(p, 2) what is known for certain: leaked pairs first, then places that do not contradict them."""
+        assert knowledge.corpus is not None
+        leaked = np.empty((0, 2), np.int64) if knowledge.pairs is None else cribs.consistent(knowledge.pairs)
+        placed = cribs.consistent(cribs.placed(texts, knowledge.corpus, self.template), knowledge.candidates)
+        fresh = ~np.isin(placed[:, 0], leaked[:, 0]) & ~np.isin(placed[:, 1], leaked[:, 1])
+        return np.concatenate([leaked, placed[fresh]])
+
+    def _ratios(self, knowledge: Knowledge, blocks: Blocks, public: Public) -> dict[tuple[int, int], Ratios]:
+        model = knowledge.public_model
+        if self.profiles is None or model is None or not public.counts.any():
+            return {}
+        return self.profiles.ratios(model.table, blocks, public)
+
+    def _frequencies(self, counts: Floats, public: Public, blocks: Blocks) -> Floats:
+        """(cells,)"""
+        free = blocks.widths > 1
+        fit = Fit.of(counts, public, blocks.rows[free], np.unique(blocks.member[free[blocks.row]]))
+        tau = self.tau if self.tau is not None else self.sharper * spread(fit, blocks)
+        return fit.scores(blocks.rows[blocks.row], blocks.member, tau)
+
+    def _without(
+        self, counts: Floats, seen: dict[int, Bigrams], public: Public, pins: Ids, step: dense.Step
+    ) -> Candidates:
+        """Each frequent id a group of its own, with its likeliest readings."""
+        known = [Group(pair[:1], pair[1:]) for pair in pins]
+        found = dense.settle(counts, seen, public, pins, self.growth, step)
+        if found is None:
+            return Candidates(tuple(known), tuple(np.zeros((1, 1)) for _ in known))
+        order = np.argsort(-found.belief, axis=1, kind="stable")[:, :KEPT]
+        belief = np.log(np.maximum(np.take_along_axis(found.belief, order, axis=1), 1e-30)).astype(np.float64)
+        groups = [Group(found.rows[[i]], found.columns[order[i]]) for i in range(len(found.rows))]
+        zeros = [np.zeros((1, 1)) for _ in known]
+        return Candidates((*known, *groups), (*zeros, *(row[None] for row in belief)))
+
+
+def _shaped(candidates: Candidates, cells: Floats) -> Candidates:
+    ends = np.cumsum([values.size for values in candidates.likelihood])
+    parts = np.split(cells, ends[:-1])
+    shapes = [values.shape for values in candidates.likelihood]
+    return replace(candidates, likelihood=tuple(p.reshape(s) for p, s in zip(parts, shapes, strict=True)))
+
+
+def confidence(candidates: Candidates, size: int) -> Floats:
+    """(n,) the probability of each id's likeliest reading, by what `learn` returns; 0 where there is none."""
+    sure = np.zeros(size)
+    for group, values in zip(candidates.groups, candidates.likelihood, strict=True):
+        shifted = np.exp(values - values.max(1, keepdims=True))
+        sure[group.rows] = 1 / shifted.sum(1)
+    return sure

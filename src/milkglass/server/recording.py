@@ -1,0 +1,88 @@
+"""`serve --record FOLDER`: keep what the server sees, as a transcript for an audit. Off unless it is asked for.
+
+A transcript a model and all that was fine-tuned from it, under FOLDER/MODEL: its weights as uploaded and as tuned, the
+ids it was trained on, the ids it was sent and what it answered. Nothing more than the server holds or is sent anyway,
+but kept, which without --record inference requests are not.
+
+What this module does not know: whose data it is. Tell them before you record.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+
+from milkglass.errors import MilkglassError
+from milkglass.sequences import Sequences
+from milkglass.server.store import Model, Store
+
+if TYPE_CHECKING:
+    from milkglass.transcript import Recorder
+
+log = logging.getLogger("milkglass.server")
+Rows = Sequence[Sequence[int]]
+
+
+class Recording:
+    """What the routes and the job thread tell. A failure to record is logged and stops no request."""
+
+    def __init__(self, folder: Path | None, store: Store) -> None:
+        self._folder, self._store = folder, store
+        self._open: dict[str, Recorder] = {}
+        self._lock = threading.Lock()
+
+    def model(self, model: Model, folder: Path) -> None:
+        """A model was published: uploaded, or the result of a job."""
+        self._note(model, lambda recorder: recorder.weights(folder, tuned=model.job is not None))
+
+    def trained(self, model: Model, train: Path) -> None:
+        """A job on this model was begun, with this file."""
+
+        def keep(recorder: Recorder) -> None:
+            column = pq.read_table(train, columns=["input_ids"])["input_ids"]
+            recorder.tokens(Sequences.of(part.values.to_numpy() for part in column), "train")
+
+        self._note(model, keep)
+
+    def sent(self, model: Model, rows: Rows) -> None:
+        self._note(model, lambda recorder: recorder.tokens(Sequences.of(rows), "infer"))
+
+    def answered(self, model: Model, prompts: Rows, answers: Rows) -> None:
+        """Both at once, so that each answer has the number of its prompt."""
+
+        def keep(recorder: Recorder) -> None:
+            recorder.tokens(Sequences.of(prompts), "infer")
+            recorder.outputs(Sequences.of(answers))
+
+        self._note(model, keep)
+
+    def _note(self, model: Model, keep: Callable[[Recorder], Any]) -> None:
+        if self._folder is None:
+            return
+        try:
+            keep(self._recorder(model))
+        except (MilkglassError, OSError) as error:
+            log.error("could not record (%s)", type(error).__name__)
+
+    def _recorder(self, model: Model) -> Recorder:
+        """That of the model which this one was tuned from, however often."""
+        from milkglass.transcript import Recorder  # with all of the threat model behind it, for few servers
+
+        assert self._folder is not None
+        root, seen = model, {model.id}
+        while root.parent and root.parent not in seen:
+            seen.add(root.parent)
+            older = self._store.models.find(root.parent)
+            if older is None:
+                break
+            root = older
+        with self._lock:
+            if root.id not in self._open:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._open[root.id] = Recorder.open(self._folder / root.id, model.vocab_size)
+            return self._open[root.id]
