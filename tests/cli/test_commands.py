@@ -431,7 +431,11 @@ def test_label_names_of_two_commands_are_both_kept(encoder: Owner, monkeypatch: 
     for thread in threads:
         thread.join()
     assert encoder.about["fine_tunes"] == {f"ftjob-{name}": {name: 0} for name in "abcd"}
-    assert not [path for path in encoder.path.parent.iterdir() if path.name.startswith(".")]
+    assert not [
+        path
+        for path in encoder.path.parent.iterdir()
+        if path.name.startswith(".") and not path.name.endswith(".usage.json")
+    ]
     encoder.reset()
 
 

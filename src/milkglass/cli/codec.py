@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key
+from milkglass.cli.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key, spend
 from milkglass.cli.terminal import note, shown
 from milkglass.errors import CodecError, UsageError
 
@@ -49,19 +49,23 @@ def encode(
         raise UsageError("texts and --in were both given", "give one of them")
     if pair and (chat or not text or len(pair) != len(text)):
         raise UsageError("--pair needs as many texts as pairs, and no --chat", "give --pair once for each text")
-    codec = open_codec(open_key(key, passphrase_file).key, model)
+    opened = open_key(key, passphrase_file)
+    codec = open_codec(opened.key, model)
+    count, tokens = 0, 0
     with _reading(source) as lines, _writing(out) as sink:
         rows = _arguments(text, pair) if text else _texts(lines)
         noun = "text" if text else "line"
         documents: list[dict[str, Any]] = []
         for batch in _batches(rows):
             for document in _encoded(codec, batch, chat, max_length, truncate, noun):
+                count, tokens = count + 1, tokens + len(document["ids"])
                 if as_json:
                     documents.append(document)
                 else:
                     sink.write(json.dumps(document["ids"]) + "\n")
         if as_json:
             sink.write(json.dumps({"encoded": documents}) + "\n")
+    spend(opened, count, tokens)
 
 
 def decode(

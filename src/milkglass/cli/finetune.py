@@ -27,6 +27,7 @@ from milkglass.cli.options import (
     key_options,
     open_codec,
     open_key,
+    spend,
 )
 from milkglass.cli.terminal import Stage, bars, emit, note
 from milkglass.cli.watching import Fetch, comeback, finish
@@ -127,7 +128,7 @@ def finetune(
         if labels is not None:
             opened = opened.remember(labels)
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
-            send = _Sender(remote, codec, Path(scratch), labels, hyperparameters["max_length"], stage)
+            send = _Sender(remote, opened, codec, Path(scratch), labels, hyperparameters["max_length"], stage)
             training_file = send(data, train, "train.parquet")
             validation_file = None if validation is None or check is None else send(validation, check, "val.parquet")
         job = remote.create_job(model_id, training_file, hyperparameters, validation_file, suffix)
@@ -188,13 +189,14 @@ class _Sender:
     def __init__(
         self,
         remote: Remote,
+        opened: Opened,
         codec: Codec,
         scratch: Path,
         labels: Mapping[str, int] | None,
         max_length: int,
         stage: Stage,
     ) -> None:
-        self._remote, self._codec, self._scratch = remote, codec, scratch
+        self._remote, self._opened, self._codec, self._scratch = remote, opened, codec, scratch
         self._labels, self._max_length, self._stage = labels, max_length, stage
 
     def __call__(self, data: Path, summary: Summary, name: str) -> str:
@@ -205,6 +207,7 @@ class _Sender:
         written: Written = write_parquet(self._codec, data, out, self._labels, self._max_length, tell)
         if written.cut:
             note(f"{written.cut} of {written.rows} examples of {data.name} were cut to {self._max_length} tokens")
+        spend(self._opened, written.rows, written.tokens)
         return self._remote.upload(out, "fine-tune", self._stage)
 
 

@@ -24,6 +24,7 @@ from milkglass.cli.options import (
     described,
     open_codec,
     open_key,
+    spend,
 )
 from milkglass.cli.terminal import bars, note, plain, say, shown
 from milkglass.errors import CodecError, EmptyText, MilkglassError, TooLong, UnsupportedModel, UsageError
@@ -82,6 +83,7 @@ def classify(
     with Way(server, token_file, certificate, allow_http).open() as remote, bars(as_json) as stage:
         told = described(remote, opened, model_id)
         names = _names(opened, model_id, told.get("job"), labels_of)
+        spend(opened, len(texts), sum(map(len, encoded.ids)))
         tell = stage("classify", len(texts))
         for start in range(0, len(texts), BATCH):
             part = slice(start, start + BATCH)
@@ -176,7 +178,7 @@ def generate(
     sampling = _sampling(codec, max_tokens, temperature, top_p, top_k, seed)
     with Way(server, token_file, certificate, allow_http).open() as remote:
         _require_generator(described(remote, opened, model_id), model_id)
-        answer, count = _answer(remote, codec, model_id, ids, sampling, show=not as_json)
+        answer, count = _answer(remote, opened, codec, model_id, ids, sampling, show=not as_json)
     if as_json:
         say(json.dumps({"text": answer, "prompt_tokens": len(ids), "tokens": count}, ensure_ascii=False))
     elif answer:
@@ -202,9 +204,10 @@ def _sampling(
 
 
 def _answer(
-    remote: Remote, codec: Codec, model_id: str, ids: NDArray[Any], sampling: Sampling, show: bool
+    remote: Remote, opened: Opened, codec: Codec, model_id: str, ids: NDArray[Any], sampling: Sampling, show: bool
 ) -> tuple[str, int]:
     """The answer's text and its number of tokens, written to stdout as it becomes certain."""
+    spend(opened, 1, len(ids))
     decoder = codec.stream()
     parts: list[str] = []
     count = 0
@@ -219,6 +222,7 @@ def _answer(
         count += len(fresh)
         take(decoder.push(fresh))
     take(decoder.flush())
+    spend(opened, 0, count)  # the answer is text under this key, too
     answer = "".join(parts)
     if not answer:
         note(SILENT)
@@ -257,16 +261,16 @@ def chat(
             if line == "/new":
                 turns = list(start)
             elif line:
-                turns = _turn(remote, codec, model_id, turns, line, sampling)
+                turns = _turn(remote, opened, codec, model_id, turns, line, sampling)
 
 
 def _turn(
-    remote: Remote, codec: Codec, model_id: str, turns: list[Message], line: str, sampling: Sampling
+    remote: Remote, opened: Opened, codec: Codec, model_id: str, turns: list[Message], line: str, sampling: Sampling
 ) -> list[Message]:
     """The conversation after one more turn; as it was, when that failed: the person may try again."""
     asked: list[Message] = [*turns, {"role": "user", "content": line}]
     try:
-        answer, _ = _answer(remote, codec, model_id, codec.encode_chat(asked), sampling, show=True)
+        answer, _ = _answer(remote, opened, codec, model_id, codec.encode_chat(asked), sampling, show=True)
     except TooLong as error:
         note(f"error: {error.message}\n  hint: /new begins a new conversation")
         return turns

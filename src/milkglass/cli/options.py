@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,8 +65,9 @@ class Opened:
         from dataclasses import replace
 
         from milkglass.client.key import read_key, write_key
+        from milkglass.client.usage import locked
 
-        with _locked(self.path):
+        with locked(self.path):
             key = read_key(self.path, self.passphrase)
             fine_tunes = {**(key.about.get("fine_tunes") or {}), **({} if job is None else {job: dict(labels)})}
             about = {**key.about, "labels": dict(labels), **({"fine_tunes": fine_tunes} if fine_tunes else {})}
@@ -82,20 +82,6 @@ class Opened:
             if job.removeprefix("ftjob-") in model:  # a job's number is part of its model's name
                 return labels
         return None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One command at a time. The key's folder is locked: its file is replaced by each writer, and a lock in a file of
-    its own would stay behind."""
-    import fcntl
-
-    folder = os.open(path.absolute().parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # let go when it is closed, or its process dies
-        yield
-    finally:
-        os.close(folder)
 
 
 def open_key(path: Path, passphrase_file: Path | None) -> Opened:
@@ -113,6 +99,20 @@ def open_codec(key: Key, model: str | None) -> Codec:
     from milkglass.models import resolve
 
     return Codec.open(key, resolve(model or str(key.about["model"])))
+
+
+def spend(opened: Opened, texts: int, tokens: int) -> None:
+    """Count what is encoded under a key, and say so when that passes a threshold of its last audit."""
+    from milkglass.cli.terminal import note
+    from milkglass.client import usage
+
+    before = usage.read(opened.path).passed()
+    for who, share, at in usage.add(opened.path, texts, tokens).passed():
+        if (who, share, at) not in before:
+            note(
+                f"warning: more than {at:,} tokens are encoded under this key: the attacker with {who} of its last "
+                f"audit reads {share} of what carries content by then; see `milkglass key status {opened.path}`"
+            )
 
 
 @dataclass(frozen=True)

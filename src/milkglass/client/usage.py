@@ -73,7 +73,7 @@ def audited(key: Path, spent: Mapping[str, Mapping[str, int]]) -> Usage:
 
 
 def _change(key: Path, change: Any) -> Usage:
-    with _locked(key):
+    with locked(key):
         usage: Usage = change(read(key))
         path = place(key)
         part = path.with_name(f"{path.name}.part")
@@ -85,7 +85,12 @@ def _change(key: Path, change: Any) -> Usage:
 
 
 @contextmanager
-def _locked(key: Path) -> Iterator[None]:
-    with key.with_name(f".{key.name}.usage.lock").open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def locked(key: Path) -> Iterator[None]:
+    """One command at a time. The key's folder is locked: its files are replaced by each writer, and a lock in a file of
+    its own would stay behind."""
+    folder = os.open(key.absolute().parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # let go when it is closed, or its process dies
         yield
+    finally:
+        os.close(folder)
