@@ -17,7 +17,7 @@ def cos_sim(x: Matrix) -> Matrix:
     """All pairs. Ten decimals, so that equal rows tie on every machine; a zero row has cosine 0 with everything."""
     norms = np.sqrt((x * x).sum(axis=1))
     unit = x / np.maximum(norms, 1e-30)[:, None]
-    cosines = unit @ unit.T.copy()  # a copy: BLAS's routine for x x^T crashed at n = 30,522
+    cosines = unit @ unit.T.copy()  # a copy: without, this crashed once at n = 30,522 (cause not established)
     return np.round(cosines, 10, out=cosines)
 
 
