@@ -226,6 +226,7 @@ class Attack(abc.ABC):
     paper: ClassVar[Paper]
     sees: ClassVar[frozenset[type[Observation]]]
     assumes: ClassVar[frozenset[str]]
+    helped_by: ClassVar[frozenset[str]] = frozenset()  # fields that it uses where they are there
 
     @abc.abstractmethod
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess: ...

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from milkglass.audit import curve
 from milkglass.audit.cells import Cell, strongest
 from milkglass.audit.findings import distortion, verdict, warnings
 from milkglass.audit.page import drawn, render
-from milkglass.audit.result import Audit, Example, Piece
+from milkglass.audit.result import Audit, Example, Piece, Point
 from milkglass.audit.run import Done, run
 from milkglass.audit.scene import Scene
 from milkglass.audit.work import Work
@@ -36,6 +37,8 @@ def audit(
     started = time.monotonic()
     done = run(scene, attacks, work, budget, seed, threads, tell)
     best = strongest(done.cells)
+    points = key_budget(scene, attacks, done, best, budget, seed)
+    spent = curve.spent(points)
     words = {one.name: one.words for one in scene.adversaries}
     sent = scene.truth.tokens
     public = {a.name: a.knowledge.corpus for a in scene.adversaries if a.knowledge.corpus is not None}
@@ -59,13 +62,22 @@ def audit(
             None if known is None else _ordinary_counts(scene, known.counts(scene.transcript.size)),
             scene.transcript.size,
         ),
-        warnings=warnings(scene, done.cells),
+        warnings=warnings(scene, done.cells, spent),
         examples=examples(scene, done, best, seed),
-        curve=(),
-        spent={},
+        curve=points,
+        spent=spent,
         distortion=distortion(scene),
         seed=seed,
     )
+
+
+def key_budget(
+    scene: Scene, attacks: Mapping[str, type[Attack]], done: Done, best: Cell | None, budget: Budget, seed: int
+) -> tuple[Point, ...]:
+    """By the strongest attack, where more text can make a difference to it."""
+    if best is None or "corpus" not in attacks[best.attack].assumes:
+        return ()
+    return curve.measure(scene, attacks[best.attack](), done.candidates, scene.adversaries, budget, seed)
 
 
 def _ordinary_counts(scene: Scene, counts: Ids) -> Ids:

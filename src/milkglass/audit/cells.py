@@ -42,15 +42,17 @@ class Cell:
     def from_json(cls, raw: Mapping[str, Any]) -> Cell:
         known = dict(raw)
         for name in ("measures", "by_class"):
-            known[name] = {
-                measure: Interval(**{part: math.nan if number is None else number for part, number in one.items()})
-                for measure, one in known[name].items()
-            }
+            known[name] = {measure: _interval(one) for measure, one in known[name].items()}
         return cls(**known)
 
     def value(self, measure: str) -> float:
         """nan where there is no such figure."""
         return self.measures[measure].value if measure in self.measures else float("nan")
+
+
+def _interval(raw: Mapping[str, Any]) -> Interval:
+    value, low, high = (math.nan if raw[part] is None else float(raw[part]) for part in ("value", "low", "high"))
+    return Interval(value, low, high, int(raw["units"]))
 
 
 def strongest(cells: tuple[Cell, ...], measure: str = "content top-1") -> Cell | None:

@@ -6,7 +6,7 @@ has text of their own. All runs start from the same candidates: the clusters are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -49,6 +49,8 @@ def measure(
     """Stops where the budget is spent: a curve may end early, and an attacker may have none."""
     points = []
     for adversary in adversaries:
+        if adversary.knowledge.corpus is None:
+            continue
         knowledge = replace(adversary.knowledge, candidates=candidates)
         for size in sizes(len(scene.truth.sent.ids)):
             some, tokens = part(scene, size)
@@ -91,11 +93,3 @@ def crossing(points: Sequence[Point], share: float) -> int | None:
             at = (share - before.content) / (after.content - before.content)
             return round(before.tokens * (after.tokens / before.tokens) ** at)
     return None
-
-
-def said(spent_by: Mapping[str, Mapping[str, int]]) -> str:
-    """In words, for a warning."""
-    parts = []
-    for who, shares in spent_by.items():
-        parts += [f"{share} after {tokens:,} tokens to the attacker with {who}" for share, tokens in shares.items()]
-    return "; ".join(parts)

@@ -6,6 +6,7 @@ is how much came back.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,12 +38,13 @@ def verdict(best: Cell | None) -> str:
     )
 
 
-def warnings(scene: Scene, cells: tuple[Cell, ...]) -> tuple[Warning_, ...]:
+def warnings(scene: Scene, cells: tuple[Cell, ...], spent: Mapping[str, Mapping[str, int]]) -> tuple[Warning_, ...]:
     """All that apply, the gravest first."""
     best = strongest(cells)
     found = [
         _running(best),
         _clusters(cells),
+        _budget(spent),
         _classes(best),
         _weak(cells, best),
         _nominal(scene, cells),
@@ -79,6 +81,18 @@ def _clusters(cells: tuple[Cell, ...]) -> Warning_ | None:
         "Each scrambled embedding is a mixture of the public embeddings of its cluster. Sparse least squares finds "
         "which: what stays hidden is only the order inside a cluster.",
         "Nothing in the scheme's parameters prevents this. A larger k leaves more to guess.",
+    )
+
+
+def _budget(spent: Mapping[str, Mapping[str, int]]) -> Warning_ | None:
+    passed = said(spent)
+    if not passed:
+        return None
+    return Warning_(
+        "More text under one key is read better",
+        f"an attacker reads 10 % of the content tokens or more after some number of tokens: here {passed}",
+        "All texts under one key are one cipher. `milkglass key status` counts what was encoded under a key.",
+        "Make a new key before that much is sent. Where even the first 1,000 tokens are read, a new key buys little.",
     )
 
 
@@ -191,3 +205,11 @@ def distortion(scene: Scene) -> float:
         mixed[torch.from_numpy(ordinary)], plain[torch.from_numpy(scene.truth.inverse[ordinary])]
     )
     return float(cosines.mean())
+
+
+def said(spent_by: Mapping[str, Mapping[str, int]]) -> str:
+    """In words, for a warning."""
+    parts = []
+    for who, shares in spent_by.items():
+        parts += [f"{share} after {tokens:,} tokens to the attacker with {who}" for share, tokens in shares.items()]
+    return "; ".join(parts)

@@ -33,6 +33,7 @@ class Done:
 
     cells: tuple[Cell, ...]
     readings: Mapping[tuple[str, str], Ids]
+    candidates: Candidates | None  # what the solvers that need no text arrived at
 
 
 def run(
@@ -61,7 +62,7 @@ def run(
             result = one.result()
             found += result if isinstance(result, list) else [result]
     readings = {(cell.adversary, cell.attack): read for cell, read in found if read is not None}
-    return Done(tuple(cell for cell, _ in found), readings)
+    return Done(tuple(cell for cell, _ in found), readings, chain.result()[1])
 
 
 def _early(attack: Attack) -> bool:
@@ -125,7 +126,7 @@ class _Runner:
 
     def cell(self, attack: Attack, adversary: Adversary, chain: Future[Chain]) -> tuple[Cell, Ids | None]:
         knowledge = adversary.knowledge
-        if "candidates" in attack.assumes:
+        if "candidates" in attack.assumes | attack.helped_by:
             knowledge = replace(knowledge, candidates=chain.result()[1])
 
         def attempt() -> Guess:

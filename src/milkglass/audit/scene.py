@@ -5,7 +5,7 @@ The scrambled model is made in memory, exactly as `obfuscate` writes it, or read
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.architectures import of
-from milkglass.audit.texts import Texts, read
+from milkglass.audit.texts import Texts, pieces, read, unmarked
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.key import Key
@@ -93,7 +93,6 @@ def build(
     """
     base = Checkpoint.open(folder)
     key.require_model(base.digest(stage("check the model", sum(ref.bytes for ref in base.tensors.values()))))
-    model, promise = uploaded(base, key, stage)
     whole = read(codec, text, most)
     if len(whole.original) < LEAST:
         raise UsageError(
@@ -101,19 +100,51 @@ def build(
             "an attacker's share of so few says nothing",
         )
     private, known = _halves(whole, seed)
-    transcript = _transcript(model, private, len(key.sigma), seen, key)
-    content = content_tokens(whole.original.counts(len(key.sigma)), _pieces(codec, len(key.sigma)))
-    truth = Truth(codec.inverse, codec.visible, content, _reader(codec), transcript.tokens)
+    other = {} if public is None else {"other text": read(codec, public).original}
+    return assemble(key, codec, base, private, {**other, "same kind of text": known}, stage, seen)
+
+
+WORDS = {
+    "other text": "public text of another kind",
+    "same kind of text": "other text of the same kind",
+}
+
+
+def assemble(
+    key: Key,
+    codec: Codec,
+    base: Checkpoint,
+    private: Texts,
+    public: Mapping[str, Sequences],
+    stage: Stage = no_progress,
+    seen: Transcript | None = None,
+) -> Scene:
+    """public: the text that each attacker has, by the attacker's name; one more has none."""
+    model, promise = uploaded(base, key, stage)
+    size = len(key.sigma)
+    transcript = _transcript(model, private, size, seen, key)
+    if seen is not None and seen.all(Tokens):
+        private = unmarked(codec, transcript.tokens)
+    content = content_tokens(_common([private.original, *public.values()], size), pieces(codec, size))
+    bare = Knowledge(public_model=Model.open(base.folder), simulate=_simulate(base, key))
+    attackers = [Adversary("model only", "has the public model and no text", bare)]
+    for name, texts in public.items():
+        attackers.append(Adversary(name, f"has {WORDS.get(name, name)}", replace(bare, corpus=texts)))
     return Scene(
         transcript,
-        truth,
-        _adversaries(base, key, known, None if public is None else read(codec, public).original),
+        Truth(codec.inverse, codec.visible, content, _reader(codec), transcript.tokens),
+        tuple(attackers),
         private,
         promise,
         dict(key.about["scheme"]),
         str(key.about["model"]),
         content,
     )
+
+
+def _common(texts: list[Sequences], size: int) -> NDArray[np.float64]:
+    """(n,) how common each public id is: every text counts alike, however long."""
+    return np.sum([one.counts(size) / max(1, len(one.ids)) for one in texts], axis=0, dtype=np.float64)
 
 
 def _halves(whole: Texts, seed: int) -> tuple[Texts, Sequences]:
@@ -135,14 +166,6 @@ def _transcript(model: Model, private: Texts, size: int, seen: Transcript | None
     return replace(seen, observations=(*held, *sent))
 
 
-def _pieces(codec: Codec, size: int) -> list[str]:
-    pieces = [""] * size
-    for piece, number in codec.tokenizer.get_vocab().items():
-        if number < size:
-            pieces[number] = piece
-    return pieces
-
-
 def _reader(codec: Codec) -> Any:
     def read_ids(ids: Ids) -> str:
         return str(codec.tokenizer.decode(ids.tolist()))
@@ -150,15 +173,10 @@ def _reader(codec: Codec) -> Any:
     return read_ids
 
 
-def _adversaries(base: Checkpoint, key: Key, same: Sequences, other: Sequences | None) -> tuple[Adversary, ...]:
+def _simulate(base: Checkpoint, key: Key) -> Callable[[int], tuple[Model, Ids]]:
     def simulate(seed: int) -> tuple[Model, Ids]:
         """The same scheme under a key of the attacker's own; the seed only tells rehearsals apart."""
         own = new_key(base, str(key.about["model"]), scheme_of(key), key.model_digest)
         return uploaded(base, own)[0], own.sigma.astype(np.int64)
 
-    bare = Knowledge(public_model=Model.open(base.folder), simulate=simulate)
-    found = [Adversary("model only", "has the public model and no text", bare)]
-    if other is not None:
-        found.append(Adversary("other text", "has public text of another kind", replace(bare, corpus=other)))
-    found.append(Adversary("same kind of text", "has other text of the same kind", replace(bare, corpus=same)))
-    return tuple(found)
+    return simulate

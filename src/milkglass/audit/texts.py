@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"\S*\d\S*")
 @dataclass(frozen=True)
 class Texts:
     """scrambled, original: the same tokens under both numberings. names, numbers: (total,) which tokens are part of
-    one; all false where the text's places are not known (conversations, pairs).
+    one; see `unmarked` for conversations and pairs.
     """
 
     scrambled: Sequences
@@ -44,31 +44,50 @@ class Texts:
         return Texts(self.scrambled.chosen(order), self.original.chosen(order), self.names[keep], self.numbers[keep])
 
 
-def read(codec: Codec, path: Path, most: int | None = None) -> Texts:
-    """Every row of a file, as it would be sent; cut to what the model can take. Raises CodecError, UsageError."""
+def examples_of(path: Path, most: int | None = None) -> list[Example]:
+    """Every row of a file; of a .txt, every line that is not blank. Raises CodecError, UsageError."""
     if path.suffix.lower() == ".txt":
         lines = path.read_text("utf-8").splitlines()
-        examples = [Example(i, "text", line) for i, line in enumerate(lines, 1) if line.strip()]
-        examples = examples[:most]
+        examples = [Example(i, "text", line) for i, line in enumerate(lines, 1) if line.strip()][:most]
     else:
         examples = list(islice(read_examples(path), most))
     if not examples:
         raise UsageError(f"{path.name} has no texts", "give a file with a text a line")
+    return examples
+
+
+def read(codec: Codec, path: Path, most: int | None = None) -> Texts:
+    """Every row of a file, as it would be sent; cut to what the model can take. Raises CodecError, UsageError."""
+    return encoded(codec, examples_of(path, most))
+
+
+def encoded(codec: Codec, examples: Sequence[Example]) -> Texts:
     if examples[0].kind == "chat":
-        done = codec.encode_examples([one.messages for one in examples], truncate=True)
-        nothing = np.zeros(sum(map(len, done.ids)), np.bool_)
-        return _both(codec, Sequences.of(done.ids), nothing, nothing)
+        return unmarked(
+            codec, Sequences.of(codec.encode_examples([one.messages for one in examples], truncate=True).ids)
+        )
     pairs = [one.pair or "" for one in examples] if any(one.pair is not None for one in examples) else None
     texts = [one.text for one in examples]
     scrambled = Sequences.of(codec.encode(texts, pairs, truncate=True).ids)
     if pairs is not None:
-        nothing = np.zeros(len(scrambled.ids), np.bool_)
-        return _both(codec, scrambled, nothing, nothing)
-    return _both(codec, scrambled, *_marked(codec, texts, scrambled))
+        return unmarked(codec, scrambled)
+    return Texts(scrambled, scrambled.mapped(codec.inverse), *_marked(codec, texts, scrambled))
 
 
-def _both(codec: Codec, scrambled: Sequences, names: NDArray[np.bool_], numbers: NDArray[np.bool_]) -> Texts:
-    return Texts(scrambled, scrambled.mapped(codec.inverse), names, numbers)
+def unmarked(codec: Codec, scrambled: Sequences) -> Texts:
+    """Texts of which only the tokens are known: pieces with a digit are numbers, and names are not told apart."""
+    original = scrambled.mapped(codec.inverse)
+    digits = np.array([any(char.isdigit() for char in piece) for piece in pieces(codec, len(codec.sigma))])
+    return Texts(scrambled, original, np.zeros(len(original.ids), np.bool_), digits[original.ids])
+
+
+def pieces(codec: Codec, size: int) -> list[str]:
+    """(n,) the tokenizer's own strings, empty where it has none."""
+    found = [""] * size
+    for piece, number in codec.tokenizer.get_vocab().items():
+        if number < size:
+            found[number] = piece
+    return found
 
 
 def _marked(codec: Codec, texts: Sequence[str], scrambled: Sequences) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -51,6 +51,7 @@ def audit(
     from milkglass.audit.scene import build
     from milkglass.audit.work import Work
     from milkglass.catalogue import ATTACKS
+    from milkglass.client import usage
     from milkglass.models import resolve
 
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # attacks run side by side
@@ -79,6 +80,7 @@ def audit(
         result = attack(scene, ATTACKS, work, limit, seed, tell=tell)
     page = write(result, out)
     work.remove()
+    usage.audited(key, result.spent)
     emit(as_json, {"out": str(out), **result.to_json()}, lambda: words(result, page))
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 from milkglass.errors import MilkglassError
@@ -27,6 +28,23 @@ def main() -> int:
 
 
 def run(path: Path, data: Path, out: Path, at_once: int) -> int:
+    kind = tomllib.loads(path.read_text("utf-8")).get("kind")
+    result = attack(path, data, out) if kind == "attacks" else train(path, data, out, at_once)
+    for name, row in json.loads(result.read_text("utf-8"))["figures"].items():
+        print(
+            f"{name:48} {row['measured']:10.4f}   paper {row.get('published', '-')!s:8} asked {row.get('asked', '-')}"
+        )
+    return 0
+
+
+def attack(path: Path, data: Path, out: Path) -> Path:
+    from milkglass.experiments import attacks
+
+    recipe = attacks.AttackRecipe.read(path)
+    return attacks.write_result(recipe, out, attacks.measure(recipe, data, out))
+
+
+def train(path: Path, data: Path, out: Path, at_once: int) -> Path:
     from milkglass.experiments import classification, generation
 
     recipe = recipes.Recipe.read(path)
@@ -37,12 +55,7 @@ def run(path: Path, data: Path, out: Path, at_once: int) -> int:
         measured = classification.measure(base, variants, statuses)
     else:
         measured = generation.measure(recipe, base, variants, data)
-    result = recipes.write_result(recipe, out, measured)
-    for name, row in json.loads(result.read_text("utf-8"))["figures"].items():
-        print(
-            f"{name:32} {row['measured']:10.4f}   paper {row.get('published', '-')!s:8} asked {row.get('asked', '-')}"
-        )
-    return 0
+    return recipes.write_result(recipe, out, measured)
 
 
 if __name__ == "__main__":
