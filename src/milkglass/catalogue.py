@@ -7,25 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from milkglass.attacks.embedding.clusters import ClusterSolve
+from milkglass.attacks.embedding.conditional import Conditional
+from milkglass.attacks.embedding.decipherment import Decipherment
 from milkglass.attacks.embedding.ednn import EDNN
 from milkglass.attacks.embedding.era import ERA
 from milkglass.attacks.embedding.era_plus import ERAPlus
 from milkglass.attacks.embedding.invbert import InvBert
 from milkglass.attacks.embedding.knn import KNN
 from milkglass.attacks.embedding.knn_plus import KNNPlus
+from milkglass.attacks.embedding.matching import Matching
 from milkglass.attacks.embedding.mlc import MLC
 from milkglass.attacks.embedding.sda import SDA
+from milkglass.attacks.embedding.tfa import TFA
 from milkglass.attacks.embedding.tuned_rows import TunedRows
 from milkglass.threat import Attack
 
+# In the order in which an audit hands candidates from one to the next.
 ATTACKS: Mapping[str, type[Attack]] = {
+    "cluster-solve": ClusterSolve,
+    "matching": Matching,
     "knn": KNN,
     "ednn": EDNN,
     "knn+": KNNPlus,
-    "invbert": InvBert,
-    "mlc": MLC,
-    "sda": SDA,
+    "tfa": TFA,
+    "cluster-conditional": Conditional,
+    "decipherment": Decipherment,
+    "tuned-rows": TunedRows,
     "era": ERA,
     "era+": ERAPlus,
-    "tuned-rows": TunedRows,
+    "mlc": MLC,
+    "sda": SDA,
+    "invbert": InvBert,
 }

@@ -226,6 +226,7 @@ class Attack(abc.ABC):
     paper: ClassVar[Paper]
     sees: ClassVar[frozenset[type[Observation]]]
     assumes: ClassVar[frozenset[str]]
+    needs: ClassVar[float] = 0.0  # seconds of budget with less of which it is not worth beginning
     helped_by: ClassVar[frozenset[str]] = frozenset()  # fields that it uses where they are there
 
     @abc.abstractmethod

@@ -23,6 +23,7 @@ from milkglass.sequences import Ids
 from milkglass.threat import Attack, Budget
 
 SHOWN = 6  # examples
+ATTACKING = 0.75  # share of the budget for the attacks; the rest is for the key's budget
 
 
 def audit(
@@ -35,7 +36,7 @@ def audit(
     tell: Callable[[Cell], None] = lambda cell: None,
 ) -> Audit:
     started = time.monotonic()
-    done = run(scene, attacks, work, budget, seed, threads, tell)
+    done = run(scene, attacks, work, Budget(ATTACKING * budget.left()), seed, threads, tell)
     best = strongest(done.cells)
     points = key_budget(scene, attacks, done, best, budget, seed)
     spent = curve.spent(points)

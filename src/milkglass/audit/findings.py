@@ -131,7 +131,7 @@ def _weak(cells: tuple[Cell, ...], best: Cell | None) -> Warning_ | None:
 
 def _nominal(scene: Scene, cells: tuple[Cell, ...]) -> Warning_ | None:
     k = int(scene.scheme.get("k", 0))
-    guesses = [cell for cell in cells if cell.attack == "conditional" and cell.state == "done"]
+    guesses = [cell for cell in cells if cell.attack == "cluster-conditional" and cell.state == "done"]
     best = strongest(tuple(guesses), "tokens top-1")
     if best is None or not k or best.value("tokens top-1") < 2 / k:
         return None

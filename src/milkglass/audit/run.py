@@ -101,7 +101,7 @@ class _Runner:
         name = self.scene.adversaries[0].name
 
         def attempt() -> Guess:
-            learnt.append(solver.learn(self.scene.transcript, knowledge, self._own(), self._rng(solver)))
+            learnt.append(solver.learn(self.scene.transcript, knowledge, self._own(solver), self._rng(solver)))
             return ranked(learnt[0], self.scene.transcript.size)
 
         kept = self.work.candidates(solver.name)
@@ -130,12 +130,14 @@ class _Runner:
             knowledge = replace(knowledge, candidates=chain.result()[1])
 
         def attempt() -> Guess:
-            return attack.run(self.scene.transcript, knowledge, self._own(), self._rng(attack))
+            return attack.run(self.scene.transcript, knowledge, self._own(attack), self._rng(attack))
 
         return self._graded(attack, adversary.name, knowledge, attempt, lambda: None)
 
-    def _own(self) -> Budget:
-        return Budget(max(1.0, self.budget.left()))
+    def _own(self, attack: Attack) -> Budget:
+        """What is left; half of it for an attack that would use all there is."""
+        left = max(1.0, self.budget.left())
+        return Budget(max(left / 2, attack.needs) if attack.needs else left)
 
     def _rng(self, attack: Attack) -> np.random.Generator:
         return np.random.default_rng([self.seed, *attack.name.encode()])
@@ -158,6 +160,8 @@ class _Runner:
             cell = replace(blank, state="does not apply", reason=reason)
         elif self.budget.left() <= 0:
             cell = replace(blank, reason="the budget was spent before its turn")
+        elif self.budget.left() < attack.needs:
+            cell = replace(blank, reason=f"it needs {attack.needs / 60:.1g} min, less is left of the budget")
         else:
             try:
                 guess = attempt()

@@ -18,6 +18,11 @@ WINDOW = 250  # ids to either side among which an unseen token looks for company
 LEAST = 0.003  # what an unseen token counts at the very least
 
 
+def summed(where: Ids, values: Floats, size: int) -> Floats:
+    """(size,) the values that fall to each place, added."""
+    return np.bincount(where, values, size).astype(np.float64, copy=False)
+
+
 @dataclass(frozen=True)
 class Bigrams:
     """Distinct pairs (left, right), sorted, and how often each was seen."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milkglass.attacks.embedding.bigrams import Bigrams, Floats
+from milkglass.attacks.embedding.bigrams import Bigrams, Floats, summed
 from milkglass.sequences import Ids
 from milkglass.threat import Candidates
 
@@ -76,7 +76,7 @@ class Blocks:
 
     def per_row(self, values: Floats) -> Floats:
         """(R,) the sum of each row's cells."""
-        return np.bincount(self.row, values, len(self.rows))
+        return summed(self.row, values, len(self.rows))
 
     def log_softmax(self, scores: Floats) -> Floats:
         shifted = scores - np.maximum.reduceat(scores, self.starts)[self.row]
@@ -143,27 +143,24 @@ def _join(blocks: Blocks, key: Ids, public: Bigrams) -> tuple[Ids, tuple[Ids, Id
     """Edges (by their sorted keys of two groups) joined with public bigrams: edge numbers, columns, counts."""
     order = np.argsort(blocks.column_member, kind="stable")
     member = blocks.column_member[order]
-    low = [np.searchsorted(member, end) for end in (public.left, public.right)]
-    many = [np.searchsorted(member, end, side="right") - at for end, at in zip((public.left, public.right), low)]
+    ends = (public.left, public.right)
+    low = [np.searchsorted(member, end) for end in ends]
+    many = [np.searchsorted(member, end, side="right") - np.searchsorted(member, end) for end in ends]
     fan = many[0] * many[1]
-    edges, lefts, rights, values = (
-        [np.empty(0, np.int64)],
-        [np.empty(0, np.int64)],
-        [np.empty(0, np.int64)],
-        [np.empty(0)],
-    )
+    nothing = np.empty(0, np.int64)
+    edges, lefts, rights, values = [nothing], [nothing], [nothing], [np.empty(0)]
     total = np.cumsum(fan)
     cuts = np.searchsorted(total, np.arange(CHUNK, int(total[-1]) if len(total) else 0, CHUNK))
     for chunk in np.split(np.arange(len(fan)), cuts):
         which = np.repeat(chunk, fan[chunk])
         inner = ranges(np.zeros(len(chunk), np.int64), fan[chunk])
-        l = order[low[0][which] + inner // many[1][which]]
-        r = order[low[1][which] + inner % many[1][which]]
-        wanted = blocks.column_group[l] * len(blocks.first_column) + blocks.column_group[r]
+        one = order[low[0][which] + inner // many[1][which]]
+        two = order[low[1][which] + inner % many[1][which]]
+        wanted = blocks.column_group[one] * len(blocks.first_column) + blocks.column_group[two]
         start, stop = np.searchsorted(key, wanted), np.searchsorted(key, wanted, side="right")
         times = stop - start
         edges.append(ranges(start, times))
-        lefts.append(np.repeat(l, times))
-        rights.append(np.repeat(r, times))
+        lefts.append(np.repeat(one, times))
+        rights.append(np.repeat(two, times))
         values.append(np.repeat(public.count[which], times))
     return np.concatenate(edges), (np.concatenate(lefts), np.concatenate(rights)), np.concatenate(values)

@@ -8,9 +8,9 @@ a linear system with one sparse answer has to be solved, and that the answer is 
 **How.** 1. Rows that equal a public row are read off (special tokens, clusters of one).
 2. The weights inside a cluster are near 1/s with noise around that, so its scrambled rows all lie near their common
 mean: the `width` nearest scrambled neighbours of a scrambled row hold its whole cluster. *All public rows are projected
-on the span of these neighbours: members have no residual*, whatever their own cosine is to anything. (Looking for members
-among the public neighbours instead, as one would first, fails for tokens that joined a distant cluster.) For speed this
-is done after one random projection to `sketch` dimensions, which keeps every linear relation.
+on the span of these neighbours: members have no residual*, whatever their own cosine is to anything. (To look for the
+members among the public neighbours instead, as one would first, fails for tokens that joined a distant cluster.) For
+speed this is done after one random projection to `sketch` dimensions, which keeps every linear relation.
 3. On the tokens with the least residual, the row's weights are found by least squares with backward elimination
 (`sparse.eliminate`), in all dimensions. 4. The rows that lie in the span of the tokens found are the cluster's rows.
 It is accepted when there are as many rows as tokens and the next row fits clearly worse.
@@ -24,9 +24,9 @@ less noise, the tokens are found again from that mean, and so on.
 unknowns, twice the equations, twice the noise draws of nothing new (W is drawn once). It helps where rounding or
 training blurred the table. Biases are one column more, and are not used.
 
-**What it does not know.** The order inside a cluster (`matching`); k, epsilon and the special tokens (not needed). Public
-rows that are equal to the last bit cannot be told apart: the members are right up to these. Where the table is no
-mixture, or the budget ends, the rows that remain are ranked by cosine, and nothing is claimed of them.
+**What it does not know.** The order inside a cluster (`matching`); k, epsilon and the special tokens (not needed).
+Public rows that are equal to the last bit cannot be told apart: the members are right up to these. Where the table is
+no mixture, or the budget ends, the rows that remain are ranked by cosine, and nothing is claimed of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from milkglass.attacks.assignment import ranked
@@ -48,7 +47,6 @@ from milkglass.paper import Paper
 from milkglass.sequences import Ids
 from milkglass.threat import Attack, Budget, Candidates, Group, Guess, Knowledge, Observation, Transcript, Weights
 
-OURS = Paper("Cluster solve: mixtures of public rows have one sparse solution", "Milkglass", 2026, "this project")
 EXACT = 1e-6  # rows in fp32 satisfy their equations this well
 HOPELESS = 0.35  # more left over than this in the median row: not a mixture
 LOUD = 0.02  # above this noise, more candidates are kept and nothing is sketched
@@ -60,8 +58,8 @@ TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temperature
 @dataclass(frozen=True)
 class ClusterSolve(Attack):
     """widths: how many neighbours span a cluster, tried in this order. batch: rows at a time. sketch: dimensions of the
-    random projection. margins: how much worse the next row must fit, from strict to lenient; the latter only where there
-    is noise. head: use an untied head as well.
+    random projection. margins: how much worse the next row must fit, from strict to lenient; the latter only where
+    there is noise. head: use an untied head as well.
     """
 
     widths: tuple[int, ...] = (24, 48, 96)
@@ -72,7 +70,7 @@ class ClusterSolve(Attack):
 
     name: ClassVar[str] = "cluster-solve"
     title: ClassVar[str] = "Cluster solve"
-    paper: ClassVar[Paper] = OURS
+    paper: ClassVar[Paper] = Paper("Mixtures have one sparse solution", "Milkglass", 2026, "this project")
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
 
@@ -82,10 +80,8 @@ class ClusterSolve(Attack):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """Groups with weights for every cluster found; inside these every order is equally likely."""
-        seen = transcript.weights(tuned=False) or transcript.weights(tuned=True)
-        assert seen is not None and knowledge.public_model is not None
-        search = _Search.of(*_features(seen, knowledge.public_model, self.head), self, rng)
+        """Groups with weights for every cluster found (noise may make a weight negative); any order equally likely."""
+        search = _Search.of(*_features(*_models(transcript, knowledge), self.head), self, rng)
         search.verbatim()
         search.measure()
         for width, margin in search.stages():
@@ -93,10 +89,15 @@ class ClusterSolve(Attack):
         return _candidates(search)
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        seen = transcript.weights(tuned=False) or transcript.weights(tuned=True)
-        assert seen is not None and knowledge.public_model is not None
-        ours, theirs = tuple(knowledge.public_model.table.shape), tuple(seen.table.shape)
+        seen, public = _models(transcript, knowledge)
+        ours, theirs = tuple(public.table.shape), tuple(seen.table.shape)
         return None if ours == theirs else f"the public table is {ours}, the one seen {theirs}"
+
+
+def _models(transcript: Transcript, knowledge: Knowledge) -> tuple[Model, Model]:
+    seen = transcript.weights(tuned=False) or transcript.weights(tuned=True)
+    assert seen is not None and knowledge.public_model is not None
+    return seen, knowledge.public_model
 
 
 def _features(seen: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
@@ -106,6 +107,14 @@ def _features(seen: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
         scale = original.norm() / public.head.norm().clamp_min(1e-30)
         return torch.cat([table, seen.head * scale], 1), torch.cat([original, public.head * scale], 1)
     return table, original
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """What was free when it was last looked at, together in memory: ids (f,), small (f, sketch)."""
+
+    ids: Ids
+    small: Tensor
 
 
 @dataclass
@@ -124,31 +133,28 @@ class _Search:
     found: list[tuple[Ids, Ids, NDArray[np.float64] | None]] = field(default_factory=list)
     small_rows: Tensor = field(default_factory=lambda: torch.empty(0))  # (n, sketch)
     small_tokens: Tensor = field(default_factory=lambda: torch.empty(0))
+    pool_rows: _Pool = field(init=False)
+    pool_tokens: _Pool = field(init=False)
 
     @classmethod
     def of(cls, mixed: Tensor, public: Tensor, attack: ClusterSolve, rng: np.random.Generator) -> _Search:
         n = len(mixed)
-        none = np.empty(0, np.int64)
-        return cls(
-            mixed, public, sparse.unit(mixed), sparse.unit(public), attack, rng, np.ones(n, np.bool_), [none] * n
-        )
+        unit, none = sparse.unit, np.empty(0, np.int64)
+        return cls(mixed, public, unit(mixed), unit(public), attack, rng, np.ones(n, np.bool_), [none] * n)
 
-    # --- what needs no algebra
     def verbatim(self) -> None:
         """Rows equal to a public row; and which public rows equal each other."""
-        same: dict[bytes, list[int]] = {}
-        for token, row in enumerate(self.public.numpy()):
-            same.setdefault((row + 0.0).tobytes(), []).append(token)  # + 0: minus zero is zero
-        alike: dict[bytes, list[int]] = {}
-        for number, row in enumerate(self.mixed.numpy()):
-            if (key := (row + 0.0).tobytes()) in same:
-                alike.setdefault(key, []).append(number)
-        for key, tokens in same.items():
+        alike = sparse.equal_rows(self.mixed)
+        for key, tokens in sparse.equal_rows(self.public).items():
             rows = alike.get(key, [])
             if rows:
                 self.free_rows[rows] = False
                 self.found.append((np.array(rows), np.array(tokens), None))
             self.twins[tokens[0]] = np.array(tokens[len(rows) :], np.int64)  # some of them; which ones, nobody can say
+
+    @property
+    def exact(self) -> bool:
+        return self.noise <= 10 * EXACT
 
     @property
     def free_tokens(self) -> Ids:
@@ -157,14 +163,14 @@ class _Search:
     # --- how good the equations are
     def measure(self, sample: int = 64) -> None:
         """The median of what least squares leaves over, relative to a row's length. Sets the sketch up as well."""
-        free = np.flatnonzero(self.free_rows)
         self._project(self.rows.shape[1])
-        if not len(free):
+        self._refresh()
+        if not self.free_rows.any():
             return
-        seeds = self.rng.permutation(free)[:sample]
+        seeds = self.rng.permutation(np.flatnonzero(self.free_rows))[:sample]
         left = []
         for part in np.array_split(seeds, max(1, len(seeds) // 16)):
-            _, candidates = self._shortlist(part, self._width(max(self.attack.widths)), free, self.free_tokens)
+            _, candidates = self._shortlist(part, self._width(max(self.attack.widths)))
             for seed, tokens in zip(part, candidates, strict=True):
                 share = len(tokens) / self.rows.shape[1]
                 rest = float(sparse.misfit(self.rows[seed][None], self.tokens[torch.from_numpy(tokens)])[0])
@@ -174,10 +180,9 @@ class _Search:
             self._project(self.attack.sketch)
 
     def _project(self, size: int) -> None:
-        d = self.rows.shape[1]
         self.small_rows, self.small_tokens = self.rows, self.tokens
-        if size < d:
-            onto = torch.linalg.qr(torch.from_numpy(self.rng.normal(size=(d, size))).float())[0]
+        if size < self.rows.shape[1]:
+            onto = sparse.directions(self.rows.shape[1], size, self.rng)
             self.small_rows, self.small_tokens = sparse.unit(self.rows @ onto), sparse.unit(self.tokens @ onto)
 
     def _width(self, width: int) -> int:
@@ -187,41 +192,46 @@ class _Search:
     def stages(self) -> Iterator[tuple[int, float]]:
         if self.noise > HOPELESS:
             return
-        margins = self.attack.margins if self.noise > 10 * EXACT else self.attack.margins[:1]
+        margins = self.attack.margins[:1] if self.exact else self.attack.margins
         widths = list(dict.fromkeys(self._width(width) for width in self.attack.widths))
-        for number, margin in enumerate(margins):
-            yield from ((width, margin) for width in (widths if number == 0 else widths[-1:]))
+        yield from ((width, margins[0]) for width in widths)
+        yield from ((widths[-1], margin) for margin in margins[1:])
 
     def sweep(self, width: int, margin: float, budget: Budget) -> None:
         """Every free row once, or until it is clear that clusters are wider than this."""
         order = self.rng.permutation(np.flatnonzero(self.free_rows))
-        rows, tokens = np.flatnonzero(self.free_rows), self.free_tokens
+        self._refresh()
         tried = solved = at = 0
-        while at < len(order) and budget.left() > 0 and len(tokens):
+        while at < len(order) and budget.left() > 0 and len(self.pool_tokens.ids):
             seeds = order[at:][self.free_rows[order[at:]]][: self.attack.batch]
             if not len(seeds):
                 break
             at = 1 + int(np.flatnonzero(order == seeds[-1])[0])
-            if self.free_rows.sum() < 0.9 * len(rows):
-                rows, tokens = np.flatnonzero(self.free_rows), self.free_tokens
-            solved += self._batch(seeds, width, margin, rows, tokens)
+            if self.free_rows.sum() < 0.9 * len(self.pool_rows.ids):
+                self._refresh()
+            solved += self._batch(seeds, width, margin)
             tried += len(seeds)
             budget.progress(1 - float(self.free_rows.mean()))
             if tried >= 96 and solved < 0.2 * tried and width < self._width(max(self.attack.widths)):
-                break
+                return
 
-    def _shortlist(self, seeds: Ids, width: int, rows: Ids, tokens: Ids) -> tuple[Ids, Ids]:
+    def _refresh(self) -> None:
+        rows, tokens = np.flatnonzero(self.free_rows), self.free_tokens
+        self.pool_rows = _Pool(rows, self.small_rows[torch.from_numpy(rows)])
+        self.pool_tokens = _Pool(tokens, self.small_tokens[torch.from_numpy(tokens)])
+
+    def _shortlist(self, seeds: Ids, width: int) -> tuple[Ids, Ids]:
         """(b, m) the nearest scrambled rows and (b, z) the tokens best explained by them."""
-        width = min(width, len(rows))
+        rows, tokens = self.pool_rows, self.pool_tokens
+        width = min(width, len(rows.ids))
         extra = 16 if self.noise < LOUD else 96
-        among = self.small_rows[torch.from_numpy(rows)]
-        near = (self.small_rows[torch.from_numpy(seeds)] @ among.T).topk(width, dim=1).indices
-        shares = sparse.explained(self.small_tokens[torch.from_numpy(tokens)], among[near])
-        count = min(width + extra, self.rows.shape[1] // 2, len(tokens))
-        return rows[near.numpy()], tokens[shares.topk(count, dim=1).indices.numpy()]
+        near = (self.small_rows[torch.from_numpy(seeds)] @ rows.small.T).topk(width, dim=1).indices
+        shares = sparse.explained(tokens.small, rows.small[near])
+        count = min(width + extra, self.rows.shape[1] // 2, len(tokens.ids))
+        return rows.ids[near.numpy()], tokens.ids[shares.topk(count, dim=1).indices.numpy()]
 
-    def _batch(self, seeds: Ids, width: int, margin: float, rows: Ids, tokens: Ids) -> int:
-        near, candidates = self._shortlist(seeds, width, rows, tokens)
+    def _batch(self, seeds: Ids, width: int, margin: float) -> int:
+        near, candidates = self._shortlist(seeds, width)
         on, _ = sparse.eliminate(
             self.tokens[torch.from_numpy(candidates)], self.rows[torch.from_numpy(seeds)], self.noise
         )
@@ -234,22 +244,34 @@ class _Search:
     def _settle(self, chosen: Ids, near: Ids, candidates: Ids, margin: float) -> bool:
         """From a first guess at the tokens to a cluster, if it can be proved."""
         near = near[self.free_rows[near]]
-        for _ in range(4):
-            chosen = np.array([token for token in chosen if len(self.twins[token])], np.int64)
+        for attempt in range(1 if self.exact else 3):
+            chosen = self._free(chosen)
             if not 0 < len(chosen) <= self.rows.shape[1] // 3:
                 return False
             rows, worse = self._rows_of(chosen, near)
-            if worse < margin:  # perhaps a row is not among the neighbours
-                rows, worse = self._rows_of(chosen, np.flatnonzero(self.free_rows))
+            if worse < margin and attempt == 0 and self._fits(rows[: 1 + len(chosen) // 2], chosen):
+                rows, worse = self._rows_of(chosen, self._similar(chosen))  # perhaps a row is no neighbour
             if worse >= margin:
                 return self._claim(rows, chosen)
-            if self.noise <= 10 * EXACT:
-                return False
-            again = self._tokens_of(rows, chosen, candidates)
+            again = self._tokens_of(rows, chosen, candidates, wide=attempt == 0)
             if set(again.tolist()) == set(chosen.tolist()):
                 return False
             chosen = again
         return False
+
+    def _free(self, tokens: Ids) -> Ids:
+        return np.array([token for token in tokens if len(self.twins[token])], np.int64)
+
+    def _fits(self, rows: Ids, chosen: Ids) -> bool:
+        left = sparse.misfit(self.rows[torch.from_numpy(rows)], self.tokens[torch.from_numpy(chosen)])
+        return bool((left <= (10 if self.exact else 2) * self.noise).all())
+
+    def _similar(self, chosen: Ids) -> Ids:
+        """The free rows that these tokens explain best, some more than needed."""
+        left = sparse.misfit(self.pool_rows.small, self.small_tokens[torch.from_numpy(chosen)])
+        count = min(2 * len(chosen) + 8, len(left))
+        rows = self.pool_rows.ids[left.topk(count, largest=False).indices.numpy()]
+        return rows[self.free_rows[rows]]
 
     def _rows_of(self, chosen: Ids, among: Ids) -> tuple[Ids, float]:
         """The rows best explained by these tokens, as many as there are tokens, and how much worse the next one fits.
@@ -266,13 +288,15 @@ class _Search:
                 best, worse = count, ratio
         return among[order[:best]], worse
 
-    def _tokens_of(self, rows: Ids, chosen: Ids, candidates: Ids) -> Ids:
-        """The tokens found again from the mean of the rows, which has less noise than one row."""
+    def _tokens_of(self, rows: Ids, chosen: Ids, candidates: Ids, wide: bool) -> Ids:
+        """The tokens found again from the rows' mean, which has less noise than one row; wide: among all tokens."""
+        pool = np.concatenate([candidates, chosen])
+        if wide:
+            mean = sparse.unit(self.small_rows[torch.from_numpy(rows)].mean(0))
+            more = sparse.best_added(self.pool_tokens.small, self.small_tokens[torch.from_numpy(chosen)], mean, 16)
+            pool = np.concatenate([pool, self.pool_tokens.ids[more.numpy()]])
+        pool = self._free(np.unique(pool))
         mean = sparse.unit(self.rows[torch.from_numpy(rows)].mean(0))
-        free = self.free_tokens
-        more = sparse.best_added(self.tokens[torch.from_numpy(free)], self.tokens[torch.from_numpy(chosen)], mean, 16)
-        pool = np.unique(np.concatenate([candidates, chosen, free[more.numpy()]]))
-        pool = pool[[len(self.twins[token]) > 0 for token in pool]]
         on, _ = sparse.eliminate(self.tokens[torch.from_numpy(pool)][None], mean[None], self.noise / len(rows) ** 0.5)
         return pool[on[0].numpy()]
 
@@ -280,18 +304,16 @@ class _Search:
         """Take rows and tokens out, with their weights; what falls apart into several clusters is several."""
         basis = self.public[torch.from_numpy(chosen)].double()
         solved = torch.linalg.lstsq(basis.T, self.mixed[torch.from_numpy(rows)].double().T).solution.T.numpy()
-        if self.noise <= 10 * EXACT and solved.min() < -1e-3:
+        if self.exact and solved.min() < -1e-3:
             return False
-        parts = _parts(solved > sparse.weight_errors(basis, self.mixed[torch.from_numpy(rows)], self.noise))
+        parts = sparse.parts(solved > sparse.weight_errors(basis, self.mixed[torch.from_numpy(rows)], self.noise))
         for some, those in parts:
             self.free_rows[rows[some]] = False
             members, weights = self._expanded(len(some), chosen[those], solved[np.ix_(some, those)])
             self.found.append((rows[some], members, weights))
         return True
 
-    def _expanded(
-        self, count: int, chosen: Ids, weights: NDArray[np.float64]
-    ) -> tuple[Ids, NDArray[np.float64]]:
+    def _expanded(self, count: int, chosen: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
         """As many members as rows: equal tokens, of which only the first was chosen, share one weight."""
         extra = count - len(chosen)
         members, columns = [], []
@@ -304,28 +326,11 @@ class _Search:
         return np.concatenate(members), np.concatenate(columns, axis=1)
 
 
-def _parts(mixes: NDArray[np.bool_]) -> list[tuple[Ids, Ids]]:
-    """Rows and columns of the connected parts of (r, c), whether row i mixes token j. Where the parts do not all have
-    rows and tokens, there is one: the whole."""
-    r, c = mixes.shape
-    graph = np.zeros((r + c, r + c), np.bool_)
-    graph[:r, r:] = mixes
-    count, label = connected_components(graph, directed=False)
-    parts = [(np.flatnonzero(label[:r] == one), np.flatnonzero(label[r:] == one)) for one in range(count)]
-    if all(0 < len(those) <= len(some) for some, those in parts):
-        return parts
-    return [(np.arange(r), np.arange(c))]
-
-
 def _candidates(search: _Search) -> Candidates:
     groups = [Group(rows, members, weights) for rows, members, weights in search.found]
-    values = [np.zeros((len(one.rows), len(one.members))) for one in groups]
-    rows = np.flatnonzero(search.free_rows)
-    if len(rows):
-        for group, likelihood in _rest(search, rows):
-            groups.append(group)
-            values.append(likelihood)
-    return Candidates(tuple(groups), tuple(values))
+    pairs = [(one, np.zeros((len(one.rows), len(one.members)))) for one in groups]
+    pairs += _rest(search, np.flatnonzero(search.free_rows)) if search.free_rows.any() else []
+    return Candidates(tuple(group for group, _ in pairs), tuple(values for _, values in pairs))
 
 
 def _rest(search: _Search, rows: Ids) -> Iterator[tuple[Group, NDArray[np.float64]]]:
@@ -336,11 +341,10 @@ def _rest(search: _Search, rows: Ids) -> Iterator[tuple[Group, NDArray[np.float6
         free = np.arange(len(search.tokens))
     tokens = search.tokens[torch.from_numpy(free)]
     if len(rows) * len(free) <= REST_CELLS:
-        scores = (search.rows[torch.from_numpy(rows)] @ tokens.T).double() / TEMPERATURE
-        yield Group(rows, free), torch.log_softmax(scores, 1).numpy()
+        yield Group(rows, free), sparse.likelihood(search.rows[torch.from_numpy(rows)] @ tokens.T / TEMPERATURE).numpy()
         return
     for block in np.array_split(rows, 1 + len(rows) // 512):
-        scores = (search.rows[torch.from_numpy(block)] @ tokens.T).double() / TEMPERATURE
-        best = torch.log_softmax(scores, 1).topk(min(REST_LIST, len(free)), dim=1)
-        for number, row in enumerate(block):
-            yield Group(np.array([row]), free[best.indices[number].numpy()]), best.values[number : number + 1].numpy()
+        likelihood = sparse.likelihood(search.rows[torch.from_numpy(block)] @ tokens.T / TEMPERATURE)
+        best = likelihood.topk(min(REST_LIST, len(free)), dim=1)
+        for row, places, values in zip(block, best.indices.numpy(), best.values.numpy(), strict=True):
+            yield Group(np.array([row]), free[places]), values[None]

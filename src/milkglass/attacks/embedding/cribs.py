@@ -73,9 +73,8 @@ def consistent(pairs: Ids, allowed: Candidates | None = None) -> Ids:
 
 
 def pinned(candidates: Candidates, pairs: Ids) -> Candidates:
-    """Each pair a group of its own; its ids leave all others. A row left with no candidate drops out."""
-    if not len(pairs):
-        return candidates
+    """Each pair a group of its own; its ids leave all others. A row left with no candidate drops out, and so
+    does a group with nothing in it."""
     groups = [Group(pair[:1], pair[1:]) for pair in pairs]
     values = [np.zeros((1, 1)) for _ in pairs]
     for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):

@@ -15,19 +15,20 @@ with R(b, q) the likelihood ratio that something believed to be q stands next to
 public bigrams smoothed by alpha pseudo-counts. Neighbours left and right count fully, those at distance 2 by `second`.
 Where the public model is known as well, rare tokens borrow from their embeddings (profiles.py).
 
-**What keeps it from diverging** (without these it ends worse than frequencies alone): rho, the share of neighbours that
-are themselves misread or that the public text does not know, bounds what one neighbour can say against a reading;
-K / (K + count) stops a frequent id, whose many neighbours are not independent, from drowning everything else; belief is
-soft and moves by (1 - inertia) a sweep. rho falls while beliefs sharpen, and with it the temperature.
+**What keeps it from diverging** (an earlier prototype without these ended below frequencies alone): rho, the share of
+neighbours that are themselves misread or that the public text does not know, bounds what one neighbour can say against
+a reading; K / (K + count) stops a frequent id, whose many neighbours are not independent, from drowning everything
+else; belief is soft and moves by (1 - inertia) a sweep. rho falls while beliefs sharpen.
 
-**Two forms.** With candidates (groups of 10 to 20 ids, cluster-solve) Q is block-diagonal and all ids are solved at
-once, about a second for 100,000 tokens (field.py). Without (a permutation whose table is hidden perfectly) everything
-may be anything: the matrix grows from the 60 commonest ids to 2,500 (dense.py); rarer ids get no guess. Both end with a
-joint assignment, so that no public id is used twice in a group.
+**Two forms.** With candidates (groups of 10 to 20 ids, cluster-solve) Q is block-diagonal, all ids are solved at once,
+in seconds (field.py), and the end is a joint assignment in each group. Without (a permutation whose table is hidden
+perfectly) everything may be anything: the matrix grows from the 60 commonest ids to 2,500 (dense.py), each is read as
+its likeliest token, and rarer ids get no guess.
 
-**Parameters** were fixed by `tuning.tune` on public text against public text (news, tweets, dialogues, questions,
-encyclopaedia; each within its kind and across), none of which is used to report results. How alike the two texts are is
-not declared: frequency.spread reads it off the counts.
+**Parameters** were chosen in rehearsals of the kind that tuning.py plays: public text against public text (news,
+tweets, dialogues, answers, encyclopaedia; each within its kind and across), none of it private text that results are
+reported on. Recovery is flat around them. The schedule without candidates is an earlier prototype's, not tuned again.
+How alike the two texts are is not declared: frequency.spread reads it off the counts.
 
 What it does not know: longer context than two neighbours, sentences, documents. A language model over the remaining
 candidates comes after it and takes `learn`'s result as its prior. Departures from the annealed prototype: it used hard
@@ -41,7 +42,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from milkglass.attacks.assignment import ranked
+from milkglass.attacks.assignment import Solver
 from milkglass.attacks.embedding import cribs, dense
 from milkglass.attacks.embedding.bigrams import Bigrams, Floats, Public
 from milkglass.attacks.embedding.blocks import Blocks
@@ -50,13 +51,14 @@ from milkglass.attacks.embedding.frequency import Fit, spread
 from milkglass.attacks.embedding.profiles import Profiles, Ratios
 from milkglass.paper import Paper
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Attack, Budget, Candidates, Group, Guess, Knowledge, Observation, Tokens, Transcript
+from milkglass.threat import Budget, Candidates, Group, Knowledge, Observation, Tokens, Transcript
 
+UNLIKELIEST = -1e6  # a candidate that another attack rules out is not believed, but can be counted with
 KEPT = 30  # readings kept for an id that had no candidates before
 
 
 @dataclass(frozen=True)
-class Decipherment(Attack):
+class Decipherment(Solver):
     """sharper: tau is this times the likeliest one, `tau` itself where given. alpha, patience (K), doubt (rho), second:
     see above. temperature, inertia, sweeps: the annealing. template: public ids with which each text is known to
     begin. profiles: None not to use embeddings. growth: the schedule without candidates."""
@@ -73,7 +75,6 @@ class Decipherment(Attack):
     template: tuple[int, ...] = ()
     profiles: Profiles | None = field(default_factory=Profiles)
     growth: dense.Growth = field(default_factory=dense.Growth)
-    k: int = 10
 
     name: ClassVar[str] = "decipherment"
     title: ClassVar[str] = "Corpus decipherment"
@@ -89,9 +90,7 @@ class Decipherment(Attack):
     )
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
     assumes: ClassVar[frozenset[str]] = frozenset({"corpus"})
-
-    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        return ranked(self.learn(transcript, knowledge, budget, rng), transcript.size, self.k)
+    helped_by: ClassVar[frozenset[str]] = frozenset({"candidates", "public_model", "pairs"})
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
@@ -117,9 +116,8 @@ class Decipherment(Attack):
         ratios = self._ratios(knowledge, blocks, public)
         weights = {1: 1.0, 2: self.second}
         heard = voices(blocks, seen, public, self.alpha, weights, ratios)
-        prior = self._frequencies(counts, public, blocks) + np.concatenate(
-            [one.ravel() for one in candidates.likelihood]
-        )
+        before = np.concatenate([np.maximum(one, UNLIKELIEST).ravel() for one in candidates.likelihood])
+        prior = before + self._frequencies(counts, public, blocks)
         patience = self.patience / (self.patience + counts[blocks.rows])[blocks.row]
         schedule = Schedule(self.sweeps, self.doubt, self.temperature, self.inertia)
         scores = settle(blocks, prior, heard, patience, schedule, step)

@@ -55,7 +55,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class _Channel:
-    """One distance in one direction: `edges` (K, K + p) scrambled counts, `votes` (C, C + p) what each neighbour says."""
+    """One distance in one direction. edges: (K, K + p) scrambled counts; votes: (C, C + p) what each neighbour says."""
 
     edges: sp.csr_matrix
     votes: sp.csr_matrix

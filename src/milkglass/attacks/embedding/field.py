@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milkglass.attacks.embedding.bigrams import Bigrams, Floats, Public
+from milkglass.attacks.embedding.bigrams import Bigrams, Floats, Public, summed
 from milkglass.attacks.embedding.blocks import Blocks, Meeting
 from milkglass.attacks.embedding.profiles import Ratios
 from milkglass.sequences import Ids
@@ -82,9 +82,9 @@ class Voice:
 
     def evidence(self, belief: Floats, doubt: float) -> Floats:
         """(cells,) sum over neighbours of count * log(rho + (1 - rho) P(neighbour | reading) / P(neighbour))."""
-        heard = np.bincount(self.slot, belief[self.hears] * self.strength, len(self.cell))
+        heard = summed(self.slot, belief[self.hears] * self.strength, len(self.cell))
         ratio = self.base * (self.floor + heard)
-        return np.bincount(self.cell, self.weight * self.edges * np.log(doubt + (1 - doubt) * ratio), len(belief))
+        return summed(self.cell, self.weight * self.edges * np.log(doubt + (1 - doubt) * ratio), len(belief))
 
 
 def voices(

@@ -56,6 +56,7 @@ class MLC(Attack):
     )
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "simulate"})
+    needs: ClassVar[float] = 30.0
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         assert knowledge.corpus is not None

@@ -1,11 +1,12 @@
 """What company a token keeps, foretold from its embedding.
 
-A rare token was seen a few times in the attacker's text, or never: its bigrams are holes. But the public model knows it:
-tokens with like embeddings stand next to like tokens, and inside a group of near neighbours the direction in which two
-of them differ still tells a plural from a singular or a name from a noun. So: put all neighbours into classes; count,
-for every token of the public text, how often each class comes next; and regress these shares (their square roots, in
-which Hellinger's distance is Euclid's, so that rare classes count as much as common ones) on the embeddings, by ridge
-regression in closed form. The foretold shares then serve as a prior of `weight` pseudo-counts for the counted ones.
+A rare token was seen a few times in the attacker's text, or never: its bigrams are holes. But the public model knows
+it: tokens with like embeddings stand next to like tokens, and inside a group of near neighbours the direction in which
+two of them differ still tells a plural from a singular or a name from a noun. So: put all neighbours into classes;
+count, for every token of the public text, how often each class comes next; and regress these shares (their square
+roots, in which Hellinger's distance is Euclid's, so that rare classes count as much as common ones) on the embeddings,
+by ridge regression in closed form. The foretold shares then serve as a prior of `weight` pseudo-counts for the counted
+ones.
 
 A class is a union of groups of candidates: which class a scrambled neighbour belongs to is therefore known for certain,
 whatever is still open inside its group. The groups with most running tokens are classes of their own, the others are
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.attacks.embedding.bigrams import Bigrams, Floats, Public
+from milkglass.attacks.embedding.bigrams import Bigrams, Floats, Public, summed
 from milkglass.attacks.embedding.blocks import Blocks
 from milkglass.sequences import Ids
 
@@ -38,9 +39,9 @@ class Profiles:
 
     alone: int = 200
     together: int = 50
-    weight: float = 20.0
+    weight: float = 100.0
     ridge: float = 0.3
-    distances: tuple[int, ...] = (1,)
+    distances: tuple[int, ...] = (1, 2)
 
     def ratios(self, table: torch.Tensor, blocks: Blocks, public: Public) -> dict[tuple[int, int], Ratios]:
         """By distance and side (0: what follows, 1: what goes before)."""
@@ -56,7 +57,7 @@ class Profiles:
     def _classes(self, unit: Floats, blocks: Blocks, public: Public) -> Ids:
         """(groups,) the class of each."""
         groups = len(blocks.first_column)
-        mass = np.bincount(blocks.column_group, public.share[blocks.column_member], groups)
+        mass = summed(blocks.column_group, public.share[blocks.column_member], groups)
         order = np.argsort(-mass, kind="stable")
         classes = np.empty(groups, np.int64)
         alone, rest = order[: self.alone], order[self.alone :]
@@ -105,7 +106,7 @@ def _counted(bigrams: Bigrams, side: int, blocks: Blocks, classes: Ids, size: in
     known = of[neighbour] >= 0
     width = int(classes.max()) + 1
     keys = token[known] * width + of[neighbour[known]]
-    return np.bincount(keys, bigrams.count[known], size * width).reshape(size, width)
+    return summed(keys, bigrams.count[known], size * width).reshape(size, width)
 
 
 def _k_means(vectors: Floats, k: int) -> Ids:

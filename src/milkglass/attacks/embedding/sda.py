@@ -73,6 +73,7 @@ class SDA(Attack):
     )  # fmt: skip
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus"})
+    needs: ClassVar[float] = 240.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         return same_width(transcript, knowledge)

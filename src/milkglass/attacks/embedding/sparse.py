@@ -1,7 +1,7 @@
 """The linear algebra of the cluster solve: which few public rows span what a few scrambled rows span.
 
-All functions take rows of length 1 and know nothing of groups, keys or models. Shapes: b problems at a time, m scrambled
-rows each, z candidate tokens each, d dimensions.
+All functions take rows of length 1 and know nothing of groups, keys or models. Shapes: b problems at a time, m
+scrambled rows each, z candidate tokens each, d dimensions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
+
+from milkglass.sequences import Ids
 
 TINY = 1e-14
 TOKENS_AT_ONCE = 4096
@@ -20,6 +23,11 @@ STRICTNESS = (0.0, 1.0, 2.0, 3.0, 4.0)  # standard errors that a weight must exc
 def unit(rows: Tensor) -> Tensor:
     """Rows of length 1; a zero row stays zero."""
     return torch.nn.functional.normalize(rows, dim=-1, eps=1e-30)
+
+
+def directions(d: int, size: int, rng: np.random.Generator) -> Tensor:
+    """(d, size) random orthonormal columns."""
+    return torch.linalg.qr(torch.from_numpy(rng.normal(size=(d, size))).float())[0]
 
 
 def bases(near: Tensor) -> Tensor:
@@ -85,4 +93,32 @@ def weight_errors(tokens: Tensor, rows: Tensor, noise: float) -> NDArray[np.floa
     """(r, c) what a weight of the tokens (c, d) in a row (r, d) must exceed to be more than noise."""
     basis = tokens.double()
     spread = torch.diagonal(torch.linalg.pinv(basis @ basis.T, hermitian=True)).clamp_min(0).sqrt()
-    return (4 * noise / basis.shape[1] ** 0.5 * rows.double().norm(dim=1)[:, None] * spread).numpy()
+    return (6 * noise / basis.shape[1] ** 0.5 * rows.double().norm(dim=1)[:, None] * spread).numpy()
+
+
+def likelihood(scores: Tensor) -> Tensor:
+    """(r, n) log softmax of each row, in fp64."""
+    return torch.log_softmax(scores.double(), 1)
+
+
+def equal_rows(table: Tensor) -> dict[bytes, list[int]]:
+    """The numbers of the rows that are equal to the last bit, by what they are."""
+    same: dict[bytes, list[int]] = {}
+    for number, row in enumerate(table.numpy()):
+        same.setdefault((row + 0.0).tobytes(), []).append(number)  # + 0: minus zero is zero
+    return same
+
+
+def parts(mixes: NDArray[np.bool_]) -> list[tuple[Ids, Ids]]:
+    """Rows and columns of the connected parts of (r, c), whether row i mixes token j.
+
+    Where some part has more tokens than rows, or none, the parts cannot be clusters: there is one, the whole.
+    """
+    r, c = mixes.shape
+    graph = np.zeros((r + c, r + c), np.bool_)
+    graph[:r, r:] = mixes
+    count, label = connected_components(graph, directed=False)
+    found = [(np.flatnonzero(label[:r] == one), np.flatnonzero(label[r:] == one)) for one in range(count)]
+    if all(0 < len(those) <= len(some) for some, those in found):
+        return found
+    return [(np.arange(r), np.arange(c))]

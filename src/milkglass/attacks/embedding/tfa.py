@@ -9,7 +9,10 @@ that no token is used twice, which nearest frequency breaks. What is matched by 
 - Ties (the hundreds of ids seen once) are in no order. They fall to the lower id on both sides, which is chance.
 - Ids that were never sent have no rank and get no guess; nor does anybody guess a token that the public text lacks.
 
-What it does not know: neighbours, candidates, and that a special token stands at the end of every text.
+- A token that opens or closes every text, such as [CLS], is known by its place (cribs.py) and takes no rank: in texts
+  of other lengths it is commoner or rarer, and would shift every rank after it. `places = False` is the plain attack.
+
+What it does not know: neighbours and candidates.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from milkglass.attacks.embedding import cribs
 from milkglass.paper import Paper
 from milkglass.sequences import Ids
 from milkglass.threat import NO_BELIEF, Attack, Budget, Guess, Knowledge, Observation, Tokens, Transcript
@@ -26,9 +30,11 @@ from milkglass.threat import NO_BELIEF, Attack, Budget, Guess, Knowledge, Observ
 
 @dataclass(frozen=True)
 class TFA(Attack):
-    """k: how many ranks are guessed, the id's own first, then those nearest to it, the commoner ones first."""
+    """k: how many ranks are guessed, the id's own first, then those nearest to it, the commoner ones first. places:
+    whether tokens that are known by their place are taken out first."""
 
     k: int = 10
+    places: bool = True
 
     name: ClassVar[str] = "tfa"
     title: ClassVar[str] = "Token frequency attack"
@@ -37,15 +43,22 @@ class TFA(Attack):
         "Zanella-Béguelin, Wutschitz, Tople, Rühle, Paverd, Ohrimenko, Köpf, Brockschmidt",
         2020,
         "CCS 2020; as an attack on ids: Lin et al., Findings of ACL 2025, section 5.2",
-        ("Ranks are matched, not nearest frequencies: no token is guessed twice.",),
+        (
+            "Ranks are matched, not nearest frequencies: no token is guessed twice.",
+            "Tokens that open or close every text are known by their place and take no rank.",
+        ),
     )
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
     assumes: ClassVar[frozenset[str]] = frozenset({"corpus"})
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         assert knowledge.corpus is not None
-        sent = by_rank(transcript.tokens.counts(transcript.size))
-        public = by_rank(knowledge.corpus.counts(transcript.size))
+        here, there = transcript.tokens.counts(transcript.size), knowledge.corpus.counts(transcript.size)
+        known = np.empty((0, 2), np.int64)
+        if self.places:
+            known = cribs.consistent(cribs.placed(transcript.tokens, knowledge.corpus))
+            here[known[:, 0]], there[known[:, 1]] = 0, 0
+        sent, public = by_rank(here), by_rank(there)
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
         steps = np.arange(1, self.k // 2 + 1)
         around = np.concatenate([[0], np.stack([-steps, steps], axis=1).reshape(-1)])[: self.k]
@@ -57,6 +70,7 @@ class TFA(Attack):
             order = np.argsort(~inside[:, 1:], axis=1, kind="stable")
             guesses[:, 1:] = np.take_along_axis(guesses[:, 1:], order, axis=1)
             table[sent] = guesses
+        table[known[:, 0], 0] = known[:, 1]
         return Guess(table=table)
 
 

@@ -1,0 +1,58 @@
+"""The two guesses from counts alone, on examples small enough for closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from milkglass.attacks.embedding.conditional import Conditional
+from milkglass.attacks.embedding.tfa import TFA
+from milkglass.sequences import Sequences
+from milkglass.threat import NO_BELIEF, Budget, Candidates, Group, Guess, Knowledge, Tokens, Transcript, Weights
+from tests.attacks.scenes import clumped, model
+
+RNG = np.random.default_rng(0)
+
+
+def guess(sent: list[list[int]], public: list[list[int]], n: int, k: int = 3) -> Guess:
+    transcript = Transcript((Tokens(Sequences.of(sent)),), n)
+    return TFA(k=k)(transcript, Knowledge(corpus=Sequences.of(public)), Budget(), RNG)
+
+
+def table(found: Guess) -> list[list[int]]:
+    assert found.table is not None
+    return found.table.tolist()
+
+
+def test_ranks_are_matched_and_the_nearest_come_next() -> None:
+    sent = [[4, 4, 4, 4], [0, 0, 0], [2, 2], [1]]  # by rank: 4, 0, 2, 1
+    public = [[3, 3, 3, 3, 3, 3, 3], [1, 1, 1, 1], [0, 0, 4]]  # by rank: 3, 1, 0, 4
+    assert table(guess(sent, public, 5)) == [
+        [1, 3, 0],
+        [4, 0, NO_BELIEF],
+        [0, 1, 4],
+        [NO_BELIEF] * 3,
+        [3, 1, NO_BELIEF],
+    ]
+
+
+def test_ties_fall_to_the_lower_id_on_both_sides() -> None:
+    assert [row[0] for row in table(guess([[2, 1, 0]], [[1, 0, 2]], 3))] == [0, 1, 2]
+
+
+def test_what_was_never_sent_or_never_printed_is_not_guessed() -> None:
+    rows = table(guess([[5, 5, 6]], [[1]], 8))
+    assert rows[5][0] == 1
+    assert rows[6][0] == NO_BELIEF  # the public text is too short to have a second rank
+    assert all(row == [NO_BELIEF] * 3 for i, row in enumerate(rows) if i not in (5, 6))
+    assert all(row == [NO_BELIEF] * 3 for row in table(guess([[]], [[]], 4)))
+    assert all(row == [NO_BELIEF] * 3 for row in table(guess([[1, 2]], [], 4)))
+
+
+def test_the_commonest_member_of_a_cluster_is_guessed_for_all_its_rows() -> None:
+    groups = (Group(np.array([0, 3, 5]), np.array([1, 2, 4])), Group(np.array([1]), np.array([0])))
+    candidates = Candidates(groups, (np.zeros((3, 3)), np.zeros((1, 1))))
+    corpus = Sequences.of([[4, 4, 4, 1], [1, 5, 5, 5, 5, 5]])
+    transcript = Transcript((Weights(model(clumped(6, 4, 0))),), 6)
+    found = Conditional(k=3)(transcript, Knowledge(corpus=corpus, candidates=candidates), Budget(), RNG)
+    nothing = [NO_BELIEF] * 3
+    assert table(found) == [[4, 1, 2], [0, NO_BELIEF, NO_BELIEF], nothing, [4, 1, 2], nothing, [4, 1, 2]]
