@@ -30,7 +30,7 @@ def test_it_says_what_it_is(name: str) -> None:
 def test_it_is_a_final_frozen_dataclass_with_sensible_defaults(name: str) -> None:
     kind = ATTACKS[name]
     assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    assert not kind.__subclasses__()
+    assert not [one for one in kind.__subclasses__() if one.__module__.startswith("milkglass.")]
     assert not inspect.isabstract(kind)
     assert kind() == kind()
 

@@ -126,6 +126,8 @@ def _about(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dict[
 def _figures(cells: Sequence[Cell], variant: str) -> dict[str, float]:
     found = {}
     for cell in cells:
+        if cell.state == "does not apply":
+            continue
         if cell.state != "done":
             raise UsageError(f"{cell.attack} by {cell.adversary} is {cell.state}: {cell.reason}", "see the recipe")
         for measure_name in (*MEASURES, "vocabulary top-1", "rouge-l"):

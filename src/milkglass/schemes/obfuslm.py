@@ -236,7 +236,7 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
     """
     merged = list(clusters)
     means = torch.stack([unit_rows(table, c).mean(0) for c in merged])
-    unit = torch.nn.functional.normalize(means, dim=1)
+    lengths = means.norm(dim=1).clamp_min(1e-30)
     sizes = torch.tensor([len(cluster) for cluster in merged])  # 0 once it has joined another
     for i in range(len(merged)):
         size = int(sizes[i])
@@ -245,9 +245,10 @@ def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
         if size >= k or not others.any():
             continue
         fits = others & (sizes + size < 2 * k)
-        j = int((unit @ unit[i]).masked_fill_(~(fits if fits.any() else others), -2).argmax())
+        cosines = (means @ (means[i] / lengths[i])) / lengths
+        j = int(cosines.masked_fill_(~(fits if fits.any() else others), -2).argmax())
         means[j] = means[i].lerp(means[j], float(sizes[j] / (sizes[j] + size)))
-        unit[j] = torch.nn.functional.normalize(means[j], dim=0)
+        lengths[j] = means[j].norm().clamp_min(1e-30)
         merged[j] = np.concatenate([merged[j], merged[i]])
         sizes[j], sizes[i] = len(merged[j]), 0
     return [cluster for cluster, size in zip(merged, sizes.tolist(), strict=True) if size]
@@ -319,7 +320,14 @@ class Mixture:
         return cls.of(n, [], [])
 
     def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        """Those rows of W @ table, in the table's dtype; sums in fp32."""
+        """Those rows of W @ table, in the table's dtype; sums in fp32. So many rows at a time that what they mix, in
+        fp32, stays small: a few thousand rows of one block mix most of the table."""
+        counts = self.indptr[rows + 1] - self.indptr[rows]
+        most = max(1, BLOCK_BYTES // (4 * max(1, table[0].numel())))
+        blocks = np.split(rows, np.flatnonzero(np.diff(np.cumsum(counts) // most)) + 1)
+        return torch.cat([self._apply(table, block) for block in blocks]) if len(rows) else table[:0]
+
+    def _apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
         counts = self.indptr[rows + 1] - self.indptr[rows]
         places = np.repeat(self.indptr[rows] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
         places += np.arange(len(places))

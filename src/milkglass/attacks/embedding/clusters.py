@@ -40,12 +40,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from milkglass.attacks.assignment import ranked
+from milkglass.attacks.assignment import Solver
 from milkglass.attacks.embedding import sparse
 from milkglass.modelview import Model
 from milkglass.paper import Paper
 from milkglass.sequences import Ids
-from milkglass.threat import Attack, Budget, Candidates, Group, Guess, Knowledge, Observation, Transcript, Weights
+from milkglass.threat import Budget, Candidates, Group, Knowledge, Observation, Transcript, Weights
 
 EXACT = 1e-6  # rows in fp32 satisfy their equations this well
 HOPELESS = 0.35  # more left over than this in the median row: not a mixture
@@ -56,7 +56,7 @@ TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temperature
 
 
 @dataclass(frozen=True)
-class ClusterSolve(Attack):
+class ClusterSolve(Solver):
     """widths: how many neighbours span a cluster, tried in this order. batch: rows at a time. sketch: dimensions of the
     random projection. margins: how much worse the next row must fit, from strict to lenient; the latter only where
     there is noise. head: use an untied head as well.
@@ -73,9 +73,6 @@ class ClusterSolve(Attack):
     paper: ClassVar[Paper] = Paper("Mixtures have one sparse solution", "Milkglass", 2026, "this project")
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
-
-    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        return ranked(self.learn(transcript, knowledge, budget, rng), transcript.size)
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator

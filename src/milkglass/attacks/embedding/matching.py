@@ -31,21 +31,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.attacks.assignment import ranked
+from milkglass.attacks.assignment import Solver
 from milkglass.errors import UsageError
 from milkglass.paper import Paper
-from milkglass.threat import Attack, Budget, Candidates, Group, Guess, Knowledge, Observation, Transcript, Weights
+from milkglass.threat import Budget, Candidates, Group, Knowledge, Observation, Transcript, Weights
 
 Floats = NDArray[np.float64]
 
 GRID = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.5, 6.0, 10.0)
 CELLS = 2_000_000  # breakpoints held at a time
-SAMPLE = 1000  # groups that eps is estimated on
+SAMPLE = 1_200_000  # breakpoints that eps is estimated on: 1,200 groups of 10
 FLAT = 1e-9  # a smaller scale of noise is none: the tokens have one direction
 
 
 @dataclass(frozen=True)
-class Matching(Attack):
+class Matching(Solver):
     """epsilon: the scheme's; None: estimated. floor: smaller weights are taken for this; noise may make them zero."""
 
     epsilon: float | None = None
@@ -63,9 +63,6 @@ class Matching(Attack):
         if self.epsilon is not None and not 0 <= self.epsilon < float("inf"):
             raise UsageError(f"epsilon is {self.epsilon}, a number from 0 is needed", "None estimates it")
 
-    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        return ranked(self.learn(transcript, knowledge, budget, rng), transcript.size)
-
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
@@ -76,7 +73,9 @@ class Matching(Attack):
         usable = [number for number, group in enumerate(groups) if _usable(group)]
         epsilon = self.epsilon
         if epsilon is None and usable:
-            some = rng.permutation(usable)[:SAMPLE].tolist()
+            order = rng.permutation(usable)
+            cells = np.cumsum([len(groups[number].members) ** 3 for number in order])
+            some = order[: 1 + int((cells < SAMPLE).sum())].tolist()
             epsilon = estimate(_stacked(groups, some, table, self.floor))
         for batch in _stacked(groups, usable, table, self.floor):
             if budget.left() <= 0:
