@@ -53,7 +53,7 @@ class ObfusLM:
             "1. Algorithm 1's inner loop never tests B[j]; read literally, most tokens fall into several clusters. "
             "Assigned tokens are skipped, before the stop test, as the prose says (one cluster per embedding).",
             "2. The seed counts toward k and is marked assigned; ties fall to the token visited first.",
-            "3. Clusters smaller than k are merged by default: the paper ships singletons verbatim.",
+            "3. Clusters smaller than k are merged by default, below 2k in all: the paper ships singletons verbatim.",
             "4. In Algorithm 2 the log-sum-exp cancels: u' = eps cos / 2 + Lap((max cos - min cos) / 2), independently "
             "for each weight. Equal cosines give no noise.",
             "5. Special tokens and all-zero rows keep a row of their own unless cluster_special: the paper is silent.",
