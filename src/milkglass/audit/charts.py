@@ -10,7 +10,7 @@ from milkglass.audit.result import Point
 from milkglass.metrics.interval import Interval
 
 INK, SOFT, BARS = "#1c2126", "#4d5761", ("#0b4f6c", "#b25c00", "#4d5761")
-ROW, LABEL, WIDE = 34, 190, 640
+ROW, LABEL, WIDE = 34, 172, 520
 
 
 def bars(title: str, rows: Mapping[str, Interval], lines: Mapping[str, float]) -> str:

@@ -167,7 +167,7 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArg
         logging_first_step=True,
         eval_strategy="epoch" if evaluate and not chosen.max_steps else "no",
         prediction_loss_only=chosen.task == "causal-lm",
-        train_sampling_strategy="group_by_length",
+        train_sampling_strategy="group_by_length" if chosen.group_by_length else "random",
         include_num_input_tokens_seen="non_padding",
         report_to=[],
         disable_tqdm=True,
