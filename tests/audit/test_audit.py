@@ -13,17 +13,22 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from milkglass.attacks.embedding.clusters import ClusterSolve
 from milkglass.attacks.embedding.knn import KNN
 from milkglass.attacks.embedding.knn_plus import KNNPlus
+from milkglass.attacks.embedding.mlc import MLC
+from milkglass.attacks.embedding.tfa import TFA
 from milkglass.audit.audit import audit, write
 from milkglass.audit.cells import Cell, strongest
 from milkglass.audit.findings import verdict
 from milkglass.audit.page import percent
 from milkglass.audit.result import Audit, Point
+from milkglass.audit.run import planned
 from milkglass.audit.scene import Scene, build
 from milkglass.audit.texts import CLASSES, classes, read
 from milkglass.audit.work import Work, packed, unpacked
 from milkglass.checkpoint import Checkpoint
+from milkglass.cli.audit import line
 from milkglass.client.codec import Codec
 from milkglass.client.key import Key
 from milkglass.client.scramble import new_key, scheme_for
@@ -160,6 +165,28 @@ def test_an_attack_that_breaks_is_said_to_have_failed_without_its_words(setting:
     assert result.best is not None
     assert result.best.attack == "knn"
     assert "did not finish" in result.warnings[-1].explanation
+
+
+def test_attacks_that_read_text_are_run_by_those_who_have_some(setting: Setting, tmp_path: Path) -> None:
+    attacks: dict[str, type[Attack]] = {"cluster-solve": ClusterSolve, "knn": KNN, "tfa": TFA, "mlc": MLC}
+    it = scene(setting)
+    result = run(setting, tmp_path / "work", attacks)
+    who = {(cell.attack, cell.adversary): cell.state for cell in result.cells}
+    assert who == {
+        ("cluster-solve", "model only"): "done",
+        ("knn", "model only"): "done",
+        ("tfa", "same kind of text"): "done",
+        ("mlc", "same kind of text"): "done",
+    }
+    assert planned(it, attacks) == len(result.cells)
+    bags = next(cell for cell in result.cells if cell.attack == "mlc")
+    assert "bag f1" in bags.measures
+    assert line(bags).startswith("Words in a text (multi-label) (same kind of text): ")
+    write(result, tmp_path / "out")
+    alone = audit(
+        replace(it, adversaries=it.adversaries[:1]), {"tfa": TFA}, Work.open(tmp_path / "more", {}), Budget(), seed=1
+    )
+    assert alone.cells[0].reason == "the attacker has no public text"
 
 
 def test_a_spent_budget_is_said_and_the_verdict_is_no_comfort(setting: Setting, tmp_path: Path) -> None:

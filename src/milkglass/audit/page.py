@@ -43,7 +43,8 @@ def duration(seconds: float) -> str:
 
 def drawn(result: Audit) -> dict[str, str]:
     """The charts, as SVG, by name; each is also written beside the page."""
-    per = {name: strongest(tuple(c for c in result.cells if c.adversary == name)) for name in result.adversaries}
+    read = [cell for cell in result.cells if "tokens top-1" in cell.measures]
+    per = {name: strongest(tuple(c for c in read if c.adversary == name)) for name in result.adversaries}
     found = {name: cell for name, cell in per.items() if cell is not None}
     nominal = {"1/k": 1 / result.scheme["k"], "commonest token": result.floors["commonest token"]}
     return {

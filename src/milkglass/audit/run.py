@@ -52,11 +52,8 @@ def run(
     with ThreadPoolExecutor(threads) as pool:  # the chain is submitted first, so whoever waits for it waits in turn
         chain = pool.submit(runner.chain, [a for a in chosen if _early(a)], bare.knowledge)
         cells: list[Future[list[tuple[Cell, Ids | None]]] | Future[tuple[Cell, Ids | None]]] = []
-        for adversary in scene.adversaries:
-            for attack in chosen:
-                if _early(attack) or (adversary is not bare and not _gains(attack, adversary)):
-                    continue
-                cells.append(pool.submit(runner.cell, attack, adversary, chain))
+        for adversary, attack in _pairs(scene, chosen):
+            cells.append(pool.submit(runner.cell, attack, adversary, chain))
         found: list[tuple[Cell, Ids | None]] = list(chain.result()[0])
         for one in cells:
             result = one.result()
@@ -65,14 +62,29 @@ def run(
     return Done(tuple(cell for cell, _ in found), readings, chain.result()[1])
 
 
+def planned(scene: Scene, attacks: Mapping[str, type[Attack]]) -> int:
+    """How many cells there will be."""
+    chosen = [kind() for kind in attacks.values()]
+    return sum(map(_early, chosen)) + len(_pairs(scene, chosen))
+
+
+def _pairs(scene: Scene, chosen: Sequence[Attack]) -> list[tuple[Adversary, Attack]]:
+    """Who runs what beside the chain: an attack without text is run once, one that reads text by whoever has some, and
+    by nobody else unless nobody has any, so that the reason is said."""
+    bare, *others = scene.adversaries
+    found = []
+    for adversary in scene.adversaries:
+        for attack in chosen:
+            reads = "corpus" in attack.assumes
+            wanted = not others or not reads if adversary is bare else reads
+            if wanted and not _early(attack):
+                found.append((adversary, attack))
+    return found
+
+
 def _early(attack: Attack) -> bool:
     """Solvers without text: they are the chain."""
     return isinstance(attack, Solver) and "corpus" not in attack.assumes
-
-
-def _gains(attack: Attack, adversary: Adversary) -> bool:
-    """Whether this adversary's text makes a difference to the attack; else the bare adversary's cell says it all."""
-    return "corpus" in attack.assumes and adversary.knowledge.corpus is not None
 
 
 Chain = tuple[list[tuple[Cell, Ids | None]], Candidates | None]

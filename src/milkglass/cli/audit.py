@@ -48,6 +48,7 @@ def audit(
     from milkglass import transcript
     from milkglass.audit.audit import audit as attack
     from milkglass.audit.audit import write
+    from milkglass.audit.run import planned
     from milkglass.audit.scene import build
     from milkglass.audit.work import Work
     from milkglass.catalogue import ATTACKS
@@ -70,7 +71,7 @@ def audit(
     work = Work.open(out / "work", about)
     with bars(as_json) as stage:
         scene = build(opened.key, codec, folder, text, public, rows, seed, stage, seen)
-        advance = stage("attack", len(ATTACKS))
+        advance = stage("attack", planned(scene, ATTACKS))
 
         def tell(cell: Cell) -> None:
             advance(1)
@@ -89,13 +90,14 @@ def line(cell: Cell) -> str:
     what = f"{cell.title} ({cell.adversary})"
     if cell.state != "done":
         return f"{what}: {cell.state}, {cell.reason}"
-    return f"{what}: {cell.measures['tokens top-1']} of the tokens, {cell.seconds:.0f} s"
+    name, noun = ("tokens top-1", "of the tokens") if "tokens top-1" in cell.measures else ("bag f1", "F1 of words")
+    return f"{what}: {cell.measures[name]} {noun}, {cell.seconds:.0f} s"
 
 
 def words(result: Audit, page: Path) -> str:
     rows: list[tuple[str, ...]] = [("attack", "attacker", "tokens", "content")]
     for cell in result.cells:
-        if cell.state == "done":
+        if "tokens top-1" in cell.measures:
             shares = (f"{100 * cell.value(name):.1f} %" for name in ("tokens top-1", "content top-1"))
             rows.append((cell.title, cell.adversary, *shares))
     return "\n".join(
