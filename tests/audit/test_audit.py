@@ -233,7 +233,7 @@ def test_a_page_with_a_budget_curve_and_hostile_text(setting: Setting, tmp_path:
     page = write(result, tmp_path / "out").read_text("utf-8")
     assert "<script" not in page
     assert "a &lt;b&gt;" in page
-    assert "10 % after 20,000 tokens" in page
+    assert "10 % within 20,000 tokens" in page
 
 
 def test_too_few_texts_are_refused(setting: Setting, tmp_path: Path) -> None:

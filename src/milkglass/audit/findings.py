@@ -211,5 +211,5 @@ def said(spent_by: Mapping[str, Mapping[str, int]]) -> str:
     """In words, for a warning."""
     parts = []
     for who, shares in spent_by.items():
-        parts += [f"{share} after {tokens:,} tokens to the attacker with {who}" for share, tokens in shares.items()]
+        parts += [f"{share} within {tokens:,} tokens by the attacker with {who}" for share, tokens in shares.items()]
     return "; ".join(parts)

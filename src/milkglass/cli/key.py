@@ -41,7 +41,7 @@ def words(used: usage.Usage) -> str:
     if not used.audited:
         return "\n".join([*lines, NEVER])
     lines.append(f"last audit: {moment(used.audited)}")
-    rows: list[tuple[str, ...]] = [("attacker", "reads of the content tokens", "after", "")]
+    rows: list[tuple[str, ...]] = [("attacker", "reads of the content tokens", "within", "")]
     for who, shares in used.spent.items():
         for share, tokens in shares.items():
             rows.append((who, share, f"{tokens:,} tokens", "passed" if used.tokens >= tokens else ""))
