@@ -54,6 +54,11 @@ class Sequences:
         parts = [self.ids[ends[i] - self.lengths[i] : ends[i]] for i in numbers.tolist()]
         return Sequences.of(parts)
 
+    def without(self, others: Sequences) -> Sequences:
+        """The sequences that are not, id for id, among the others."""
+        known = {one.tobytes() for one in others}
+        return Sequences.of(one for one in self if one.tobytes() not in known)
+
     def counts(self, size: int) -> Ids:
         """(size,) how often each id occurs."""
         return np.bincount(self.ids, minlength=size).astype(np.int64)

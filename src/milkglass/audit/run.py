@@ -123,7 +123,7 @@ class _Runner:
         return cell, reading, learnt[0] if learnt else kept
 
     def _in_group(self, learnt: list[Candidates]) -> Callable[[], float | None]:
-        """Called when the solver is done: the share of ordinary ids whose public id is among the candidates."""
+        """Called when the solver is done: the share of ordinary ids whose public id is in a group that was solved."""
 
         def share() -> float | None:
             if not learnt:
@@ -131,7 +131,8 @@ class _Runner:
             inverse = self.scene.truth.inverse
             hit = np.zeros(len(inverse), np.bool_)
             for group in learnt[0].groups:
-                hit[group.rows] = np.isin(inverse[group.rows], group.members)
+                if group.weights is not None or len(group.members) == 1:  # solved; what is left over is not
+                    hit[group.rows] = np.isin(inverse[group.rows], group.members)
             return float(hit[self.scene.truth.ordinary[inverse]].mean())
 
         return share

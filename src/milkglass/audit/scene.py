@@ -5,6 +5,7 @@ The scrambled model is made in memory, exactly as `obfuscate` writes it, or read
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,11 +19,11 @@ from milkglass.architectures import of
 from milkglass.audit.texts import Texts, pieces, read, unmarked
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
-from milkglass.client.key import Key
+from milkglass.client.key import Key, permutation, subkey
 from milkglass.client.scramble import Stage, new_key, no_progress, replacements, scheme_of, scrambled_configs
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.modelview import Model, Stored
-from milkglass.schemes.obfuslm import Promise
+from milkglass.schemes.obfuslm import ObfusLM, Promise
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat import Knowledge, Tokens, Transcript, Truth, Weights, content_tokens
 
@@ -126,9 +127,12 @@ def assemble(
     if seen is not None and seen.all(Tokens):
         private = unmarked(codec, transcript.tokens)
     content = content_tokens(_common([private.original, *public.values()], size), pieces(codec, size))
-    bare = Knowledge(public_model=Model.open(base.folder), simulate=_simulate(base, key))
+    simulate = _simulate(base, str(key.about["model"]), scheme_of(key), key.model_digest)
+    bare = Knowledge(public_model=Model.open(base.folder), simulate=simulate)
     attackers = [Adversary("model only", "has the public model and no text", bare)]
+    sent = transcript.tokens.mapped(codec.inverse)
     for name, texts in public.items():
+        texts = texts.without(sent)  # an attacker who has the very text needs no attack
         attackers.append(Adversary(name, f"has {WORDS.get(name, name)}", replace(bare, corpus=texts)))
     return Scene(
         transcript,
@@ -173,10 +177,19 @@ def _reader(codec: Codec) -> Any:
     return read_ids
 
 
-def _simulate(base: Checkpoint, key: Key) -> Callable[[int], tuple[Model, Ids]]:
+def _simulate(base: Checkpoint, ref: str, scheme: ObfusLM, digest: str) -> Callable[[int], tuple[Model, Ids]]:
+    """The same scheme under keys of the attacker's own. Nothing here has seen the user's key."""
+
     def simulate(seed: int) -> tuple[Model, Ids]:
-        """The same scheme under a key of the attacker's own; the seed only tells rehearsals apart."""
-        own = new_key(base, str(key.about["model"]), scheme_of(key), key.model_digest)
+        root = hashlib.sha256(f"milkglass attacker {seed}".encode()).digest()
+        own = key_of(base, ref, scheme, digest, root)
         return uploaded(base, own)[0], own.sigma.astype(np.int64)
 
     return simulate
+
+
+def key_of(base: Checkpoint, ref: str, scheme: ObfusLM, digest: str, root: bytes) -> Key:
+    """The key that this root gives: for attackers and recipes, whose keys are no secret."""
+    drawn = new_key(base, ref, scheme, digest)
+    sigma = permutation(subkey(root, digest, "permutation"), len(drawn.sigma), of(base).pinned)
+    return Key(root, digest, sigma, drawn.about)

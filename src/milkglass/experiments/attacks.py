@@ -90,7 +90,8 @@ def measure(recipe: AttackRecipe, data: Path, out: Path) -> dict[str, float]:
 
 
 def split(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, list[Example]]]:
-    """The private texts, and those of each attacker. No private text is ever public."""
+    """The private texts, and those of each attacker. Texts that are in both are taken from the attackers afterwards, by
+    `assemble`."""
     whole = examples_of(_there(data / recipe.private))
     order = np.arange(len(whole))
     if recipe.order == "random":
