@@ -71,9 +71,10 @@ class Gradients(Observation):
 
 @dataclass(frozen=True)
 class Outputs(Observation):
-    """Scrambled ids that the server generated."""
+    """Scrambled ids that the server generated. prompts: what each followed, where that was recorded."""
 
     ids: Sequences
+    prompts: Sequences | None = None
 
 
 Kind = TypeVar("Kind", bound=Observation)
@@ -81,10 +82,13 @@ Kind = TypeVar("Kind", bound=Observation)
 
 @dataclass(frozen=True)
 class Transcript:
-    """All observations of one client, in the order in which they were made. size: n, how many ids there are."""
+    """All observations of one client, in the order in which they were made. size: n, how many ids there are. key_id:
+    the public identifier of the key, where it was recorded.
+    """
 
     observations: tuple[Observation, ...]
     size: int
+    key_id: str | None = None
 
     def __post_init__(self) -> None:
         for one in self.observations:
@@ -112,6 +116,11 @@ class Transcript:
         """The last model uploaded, or the last one tuned."""
         found = [one.model for one in self.all(Weights) if one.tuned == tuned]
         return found[-1] if found else None
+
+    @property
+    def outputs(self) -> Sequences:
+        """Everything that the server generated, as one list of sequences."""
+        return Sequences.of(part for one in self.all(Outputs) for part in one.ids)
 
     @property
     def table(self) -> torch.Tensor:
@@ -227,6 +236,7 @@ class Attack(abc.ABC):
     sees: ClassVar[frozenset[type[Observation]]]
     assumes: ClassVar[frozenset[str]]
     needs: ClassVar[float] = 0.0  # seconds of budget with less of which it is not worth beginning
+    of_outputs: ClassVar[bool] = False  # whether the guess is about what was generated, not about what was sent
     helped_by: ClassVar[frozenset[str]] = frozenset()  # fields that it uses where they are there
 
     @abc.abstractmethod
@@ -308,7 +318,8 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
     sent = truth.tokens
     counted = truth.ordinary[sent.ids]
     if guess.bags is not None:
-        return Recovery(recovery.bags(guess.bags, sent.kept(counted), rng))
+        bags = tuple(bag[truth.ordinary[bag]] for bag in guess.bags)
+        return Recovery(recovery.bags(bags, sent.kept(counted), rng))
     places = guess.at(truth.sent)
     found: dict[str, Interval] = {}
     for name, which in (("tokens", counted), ("content", counted & truth.content[sent.ids])):

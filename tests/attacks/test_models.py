@@ -162,7 +162,7 @@ def generated(model: Model) -> tuple[Transcript, Truth]:
             ids.append(int((head @ last).argmax()))
         answers.append(np.array(ids[4:]))
     sent = Sequences.of(sigma[one] for one in answers)
-    seen = (Weights(served), Tokens(Sequences.of(sigma[p] for p in prompts)), Outputs(sent))
+    seen = (Weights(served), Outputs(sent, Sequences.of(sigma[p] for p in prompts)))
     every = np.ones(VOCAB, np.bool_)
     return (
         Transcript(seen, VOCAB),
@@ -179,9 +179,9 @@ def test_era_reads_all_that_a_permuted_model_generates(models: dict[str, Model])
 
 def test_era_needs_a_prompt_for_each_answer(models: dict[str, Model]) -> None:
     transcript, _ = generated(models["llama-tied"])
-    one_short = Transcript((*transcript.observations[:2], Outputs(Sequences.of([[1]]))), VOCAB)
-    assert "1 answers to 12 prompts" in str(why_not(ERA(), one_short, Knowledge(public_model=models["llama-tied"])))
-    bare = Transcript(transcript.observations[:2], VOCAB)
+    one_more = Transcript((*transcript.observations, Outputs(Sequences.of([[1]]))), VOCAB)
+    assert "13 answers to 12 prompts" in str(why_not(ERA(), one_more, Knowledge(public_model=models["llama-tied"])))
+    bare = Transcript(transcript.observations[:1], VOCAB)
     assert why_not(ERA(), bare, Knowledge(public_model=models["llama-tied"])) == "the transcript holds no outputs"
 
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from milkglass import transcript as on_disk
 from milkglass.attacks.embedding.clusters import ClusterSolve
 from milkglass.attacks.embedding.knn import KNN
 from milkglass.attacks.embedding.knn_plus import KNNPlus
@@ -32,7 +33,7 @@ from milkglass.cli.audit import line
 from milkglass.client.codec import Codec
 from milkglass.client.key import Key
 from milkglass.client.scramble import new_key, scheme_for
-from milkglass.errors import UsageError
+from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.metrics.interval import Interval
 from milkglass.threat import Attack, Budget, Candidates, Group, Guess, Knowledge, Transcript
 from tests.tiny import save
@@ -68,6 +69,9 @@ def scene(it: Setting) -> Scene:
 
 def run(it: Setting, folder: Path, attacks: Mapping[str, type[Attack]] = SMALL, seconds: float = 600) -> Audit:
     return audit(scene(it), attacks, Work.open(folder, {"of": "this"}), Budget(seconds), seed=1)
+
+
+WHO = {"model only": "has the public model and no text"}
 
 
 def test_the_scene_is_what_is_uploaded_and_sent(setting: Setting, tmp_path: Path) -> None:
@@ -208,12 +212,115 @@ def test_the_verdict_follows_the_strongest_attack_and_never_reassures() -> None:
     best = strongest((cell(0.1, 0.1), cell(0.9, 0.8, "strong"), replace(cell(1, 1), state="failed", measures={})))
     assert best is not None
     assert best.attack == "strong"
-    assert verdict(best).startswith("Most of your running text comes back: 90.0 %")
+    said = verdict(best, WHO, (best,))
+    assert said.startswith("Most of your running text comes back: 90.0 %")
+    assert said.endswith("to an attacker who has the public model and no text.")
     for low in (0.0, 0.001, 0.05):
-        words = verdict(cell(low, low)).lower()
+        words = verdict(cell(low, low), WHO, ()).lower()
         assert "comes back" in words
         assert not [word for word in ("safe", "secure", "protected", "private") if word in words]
     assert strongest((cell(math.nan, math.nan),)) is None
+
+
+def test_the_verdict_says_when_stronger_attacks_were_not_finished() -> None:
+    best = cell(0.2, 0.1)
+    for other in (replace(best, state="failed"), replace(best, cut=True), replace(best, state="not run")):
+        assert verdict(best, WHO, (best, other)).startswith("Stronger attacks were not finished, so this figure is too")
+    for other in (replace(best, state="does not apply"), replace(best, state="not run", costly=True)):
+        assert verdict(best, WHO, (best, other)).startswith("A good part")
+
+
+@dataclass(frozen=True)
+class Slow(KNN):
+    name: ClassVar[str] = "slow"
+    runs: ClassVar[list[float]] = []
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        self.runs.append(budget.left())
+        budget.seconds = 0.0  # as if all its time had gone by
+        return super().run(transcript, knowledge, budget, rng)
+
+
+def test_what_was_cut_or_failed_is_tried_again(setting: Setting, tmp_path: Path) -> None:
+    Slow.runs.clear()
+    for _ in range(2):
+        result = run(setting, tmp_path / "work", {"slow": Slow, "breaking": Breaking})
+        assert [(c.state, c.cut) for c in result.cells] == [("done", True), ("failed", False)]
+        assert result.verdict.startswith("Stronger attacks were not finished")
+    assert len(Slow.runs) == 2
+
+
+@dataclass(frozen=True)
+class Solved(ClusterSolve):
+    runs: ClassVar[list[int]] = []
+
+    def learn(
+        self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
+    ) -> Candidates:
+        self.runs.append(1)
+        return super().learn(transcript, knowledge, budget, rng)
+
+
+def test_a_solver_whose_candidates_were_lost_is_run_again(setting: Setting, tmp_path: Path) -> None:
+    Solved.runs.clear()
+    first = run(setting, tmp_path / "work", {"cluster-solve": Solved})
+    run(setting, tmp_path / "work", {"cluster-solve": Solved})
+    assert len(Solved.runs) == 1
+    next((tmp_path / "work").glob("*.candidates")).unlink()
+    again = run(setting, tmp_path / "work", {"cluster-solve": Solved})
+    assert len(Solved.runs) == 2
+    assert again.cells[0].measures == first.cells[0].measures
+
+
+def test_what_an_audit_writes_is_the_owners_alone_even_in_an_open_folder(setting: Setting, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir(mode=0o755)
+    write(run(setting, out / "work"), out)
+    assert (out / "work").stat().st_mode & 0o077 == 0
+    assert {path.stat().st_mode & 0o777 for path in out.iterdir() if path.is_file()} == {0o600}
+    assert out.stat().st_mode & 0o777 == 0o755  # the user's own choice
+
+
+def recorded(it: Setting, folder: Path, key: Key) -> Transcript:
+    recorder = on_disk.Recorder.open(folder, len(key.sigma), key.identifier)
+    recorder.tokens(scene(it).truth.sent, "train")
+    return on_disk.load(folder)
+
+
+def test_a_transcript_of_another_key_or_of_none_is_refused(setting: Setting, tmp_path: Path) -> None:
+    def build_with(seen: Transcript) -> Scene:
+        return build(setting.key, setting.codec, setting.folder, setting.text, None, None, seed=1, seen=seen)
+
+    seen = recorded(setting, tmp_path / "mine", setting.key)
+    assert build_with(seen).truth.sent.ids.tolist() == scene(setting).truth.sent.ids.tolist()
+    base = Checkpoint.open(setting.folder)
+    other = new_key(base, str(setting.folder), scheme_for(base, k=5, beta=0.9), base.digest())
+    with pytest.raises(KeyForOtherModel, match="recorded under another key"):
+        build_with(recorded(setting, tmp_path / "other", other))
+    with pytest.raises(KeyForOtherModel, match="doesn't say which key"):
+        build_with(replace(seen, key_id=None))
+    with pytest.raises(KeyForOtherModel, match="the transcript is of 305 ids"):
+        build_with(replace(seen, size=305))
+
+
+def test_an_attacker_has_no_text_that_the_client_sends(setting: Setting, tmp_path: Path) -> None:
+    lines = setting.text.read_text("utf-8").splitlines()
+    double = tmp_path / "double.txt"
+    double.write_text("\n".join(lines + lines) + "\n", "utf-8")
+    it = build(setting.key, setting.codec, setting.folder, double, double, None, seed=1)
+    private = {tuple(one.tolist()) for one in it.truth.tokens}
+    for adversary in it.adversaries[1:]:
+        assert adversary.knowledge.corpus is not None
+        assert not private & {tuple(one.tolist()) for one in adversary.knowledge.corpus}
+
+
+def test_rehearsal_keys_come_from_their_seed_and_are_not_the_users(setting: Setting) -> None:
+    simulate = scene(setting).adversaries[0].knowledge.simulate
+    assert simulate is not None
+    (_, first), (_, again), (_, other) = simulate(3), simulate(3), simulate(4)
+    assert first.tolist() == again.tolist()
+    assert first.tolist() != other.tolist()
+    assert first.tolist() != setting.key.sigma.tolist()
 
 
 def test_candidates_come_back_from_their_arrays() -> None:
@@ -229,11 +336,19 @@ def test_candidates_come_back_from_their_arrays() -> None:
 def test_a_page_with_a_budget_curve_and_hostile_text(setting: Setting, tmp_path: Path) -> None:
     result = run(setting, tmp_path / "work", {"knn": KNN})
     points = tuple(Point(who, n, n / 1e5, n / 2e5) for who in ("a <b>", "same") for n in (1000, 10_000, 40_000))
-    result = replace(result, model="<script>alert(1)</script>", curve=points, spent={"same": {"10 %": 20_000}})
+    result = replace(
+        result,
+        model="<script>alert(1)</script>",
+        curve=points,
+        public={"a <b>": 5, "same": 5, "slow": 5},
+        spent={"a <b>": {}, "same": {"10 %": 20_000}},
+    )
     page = write(result, tmp_path / "out").read_text("utf-8")
     assert "<script" not in page
     assert "a &lt;b&gt;" in page
-    assert "10 % within 20,000 tokens" in page
+    assert "same: 10 % within 20,000 tokens" in page
+    assert "a &lt;b&gt;: below 10 % up to the 40,000 tokens measured" in page
+    assert "slow: not measured, the budget was spent" in page
 
 
 def test_too_few_texts_are_refused(setting: Setting, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_counts_add_up_over_commands_side_by_side(tmp_path: Path) -> None:
 def test_an_audit_is_remembered_and_its_budget_warned_of(tmp_path: Path) -> None:
     key = tmp_path / "my.mgkey"
     usage.add(key, 5, 900)
-    usage.audited(key, {"same kind of text": {"10 %": 1000, "25 %": 5000}})
+    usage.audited(key, {"same kind of text": {"10 %": 1000, "25 %": 5000}}, 8000)
     assert usage.read(key).passed() == []
     usage.add(key, 1, 100)
     assert usage.read(key).passed() == [("same kind of text", "10 %", 1000)]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from milkglass import transcript as on_disk
 from milkglass.attacks.assignment import best, ranked
@@ -118,13 +119,19 @@ def test_a_transcript_comes_back_from_disk(tmp_path: Path) -> None:
     recorder = on_disk.Recorder.open(folder, 300)
     recorder.weights(model, tuned=False)
     recorder.tokens(Sequences.of([[1, 2], [], [299]]), "train")
-    on_disk.Recorder.open(folder, 300).outputs(Sequences.of([[5]]))
+    on_disk.Recorder.open(folder, 300).outputs(Sequences.of([[5]]), Sequences.of([[1, 2]]))
     seen = on_disk.load(folder)
     assert [type(one) for one in seen.observations] == [Weights, Tokens, Outputs]
     assert [one.tolist() for one in seen.tokens] == [[1, 2], [], [299]]
     assert seen.table.shape[0] == 300
     assert torch.equal(seen.table, seen.weights(tuned=False).table)  # type: ignore[union-attr]
+    answered = seen.all(Outputs)[0].prompts
+    assert answered is not None
+    assert [one.tolist() for one in answered] == [[1, 2]]
     assert folder.stat().st_mode & 0o077 == 0
+    before = on_disk.digest(folder)
+    save_file({"ids": np.array([5], np.int32), "lengths": np.array([1], np.int32)}, folder / "tokens-00001.safetensors")
+    assert on_disk.digest(folder) != before
     assert not [path for path in folder.rglob("*") if path.name.startswith("tokenizer")]
 
 
@@ -135,6 +142,8 @@ def test_a_transcript_that_is_not_one_is_refused(tmp_path: Path) -> None:
     on_disk.Recorder.open(folder, 10)
     with pytest.raises(UsageError, match="transcript of 10 ids, this model has 11"):
         on_disk.Recorder.open(folder, 11)
+    with pytest.raises(UsageError, match="transcript of another key"):
+        on_disk.Recorder.open(folder, 10, "other")
     index = folder / "transcript.jsonl"
     good = index.read_text()
     index.write_text(good + '{"kind": "tokens", "file": "../x"}\n')

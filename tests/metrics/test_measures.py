@@ -67,3 +67,17 @@ def test_floors() -> None:
     public = np.zeros(50, np.int64)
     public[3] = 7
     assert recovery.floors(truth, counted, public, 50)["commonest token"] == 0.25
+
+
+def test_an_interval_around_nothing_or_everything_has_a_width() -> None:
+    nothing = share(np.zeros(30, np.bool_), np.random.default_rng(0))
+    assert (nothing.value, nothing.low) == (0, 0)
+    assert nothing.high == pytest.approx(1 - 0.025 ** (1 / 30))
+    everything = ratio(np.ones(30), np.ones(30), np.random.default_rng(0))
+    assert everything.low == pytest.approx(0.025 ** (1 / 30))
+    assert everything.high == 1
+
+
+def test_likeness_knows_other_scripts() -> None:
+    assert likeness("привет мир как дела", "привет мир как дела")[:3] == (1, 1, 1)
+    assert likeness("伤口 裂开", "伤口 愈合")[0] == 0.5

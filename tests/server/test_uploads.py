@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -211,16 +212,28 @@ def test_chunk_headers(client: TestClient, headers: dict[str, str]) -> None:
     assert answer.status_code == 400 and error(answer)
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(client: TestClient, tmp_path: Path) -> None:
-    home = tmp_path / "home"
+class _Full(io.FileIO):
+    """A file on a disk that takes half of a write and then says ENOSPC."""
+
+    def write(self, chunk: Any) -> int:
+        if len(chunk) < 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(chunk[: len(chunk) // 2])
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = announce(client, "m.safetensors", WEIGHTS, "model")
-    part = home / "uploads" / key
-    part.unlink()
-    part.symlink_to("/dev/full")  # the kernel's own ENOSPC
+    whole = Path.open
+
+    def full(path: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        return _Full(path, mode) if mode == "r+b" else whole(path, mode, *rest, **more)
+
+    monkeypatch.setattr(Path, "open", full)
     answer = put(client, key, 0, WEIGHTS)
     assert answer.status_code == 507 and error(answer)["code"] == "disk_full"
-    part.unlink()
-    part.touch()  # somebody made room
+    monkeypatch.undo()  # somebody made room
     assert put(client, key, 0, WEIGHTS).json()["received"] == len(WEIGHTS)
     assert client.post(f"/v1/uploads/{key}/complete").status_code == 200
 

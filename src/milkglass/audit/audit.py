@@ -17,7 +17,7 @@ from milkglass.audit.page import drawn, render
 from milkglass.audit.result import Audit, Example, Piece, Point
 from milkglass.audit.run import Done, run
 from milkglass.audit.scene import Scene
-from milkglass.audit.work import Work
+from milkglass.audit.work import Work, private_folder, write_private
 from milkglass.metrics.recovery import floors
 from milkglass.sequences import Ids
 from milkglass.threat import Attack, Budget
@@ -53,7 +53,7 @@ def audit(
         public={name: len(one.ids) for name, one in public.items()},
         vocabulary=scene.transcript.size,
         seconds=time.monotonic() - started,
-        verdict=verdict(best).format(who=words[best.adversary]) if best else verdict(None),
+        verdict=verdict(best, words, done.cells),
         adversaries=words,
         best=best,
         cells=done.cells,
@@ -108,14 +108,13 @@ def examples(scene: Scene, done: Done, best: Cell | None, seed: int) -> tuple[Ex
 
 
 def write(result: Audit, out: Path) -> Path:
-    """audit.html, audit.json and the charts; they hold private text, so the folder is the owner's alone."""
-    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """audit.html, audit.json and the charts; they hold private text, so they are the owner's alone."""
+    private_folder(out)
     for name, svg in drawn(result).items():
         if svg:
-            (out / f"{name}.svg").write_text(svg, "utf-8")
-    (out / "audit.json").write_text(
-        json.dumps(result.to_json(), ensure_ascii=False, indent=1, allow_nan=False) + "\n", "utf-8"
-    )
+            write_private(out / f"{name}.svg", svg)
+    told = json.dumps(result.to_json(), ensure_ascii=False, indent=1, allow_nan=False)
+    write_private(out / "audit.json", told + "\n")
     page = out / "audit.html"
-    page.write_text(render(result), "utf-8")
+    write_private(page, render(result))
     return page

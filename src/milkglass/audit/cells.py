@@ -26,6 +26,8 @@ class Cell:
     seconds: float = 0.0
     measures: Mapping[str, Interval] = field(default_factory=dict)
     by_class: Mapping[str, Interval] = field(default_factory=dict)
+    costly: bool = False  # an attack that only a longer budget begins
+    cut: bool = False  # the budget ended it early: the figure is what it had by then
     in_group: float | None = None  # solvers: share of the ordinary vocabulary whose token is among its candidates
 
     def to_json(self) -> dict[str, Any]:

@@ -15,6 +15,8 @@ ROW, LABEL, WIDE = 34, 172, 520
 
 def bars(title: str, rows: Mapping[str, Interval], lines: Mapping[str, float]) -> str:
     """A horizontal bar a row, with its interval; `lines` are what costs nothing, drawn as thin bars below."""
+    rows = {name: one for name, one in rows.items() if one.units}
+    lines = {name: value for name, value in lines.items() if not math.isnan(value)}
     height = ROW * (len(rows) + len(lines)) + 34
     room = WIDE - LABEL - 70
     parts = []
@@ -40,6 +42,7 @@ def bars(title: str, rows: Mapping[str, Interval], lines: Mapping[str, float]) -
 
 def curve(title: str, points: Sequence[Point]) -> str:
     """Share of content tokens read against the tokens sent under one key (logarithmic); a line an adversary."""
+    points = [point for point in points if not math.isnan(point.content)]
     if not points:
         return ""
     left, top, high, room = 48, 12, 260, WIDE - 48 - 20

@@ -46,9 +46,10 @@ def measure(
     budget: Budget,
     seed: int,
 ) -> tuple[Point, ...]:
-    """Stops where the budget is spent: a curve may end early, and an attacker may have none."""
+    """Stops where the budget is spent: a curve may end early, and an attacker may have none. The last attacker, who has
+    the most, is measured first; a point that the budget cut is none."""
     points = []
-    for adversary in adversaries:
+    for adversary in reversed(adversaries):
         if adversary.knowledge.corpus is None:
             continue
         knowledge = replace(adversary.knowledge, candidates=candidates)
@@ -56,7 +57,9 @@ def measure(
             some, tokens = part(scene, size)
             if budget.left() <= 0 or why_not(attack, some.transcript, knowledge):
                 break
-            guess = attack.run(some.transcript, knowledge, Budget(budget.left()), np.random.default_rng(seed))
+            guess = attack.run(some.transcript, knowledge, budget, np.random.default_rng(seed))
+            if budget.left() <= 0:
+                break
             points.append(Point(adversary.name, tokens, *_shares(some, guess.at(some.truth.sent)[:, 0])))
     return tuple(points)
 
@@ -79,7 +82,7 @@ def spent(points: Sequence[Point]) -> dict[str, dict[str, int]]:
     reached are left out."""
     found: dict[str, dict[str, int]] = {}
     for name in dict.fromkeys(point.adversary for point in points):
-        own = sorted((p for p in points if p.adversary == name), key=lambda p: p.tokens)
+        own = sorted((p for p in points if p.adversary == name and p.content == p.content), key=lambda p: p.tokens)
         reached = {f"{100 * share:.0f} %": crossing(own, share) for share in SHARES}
         found[name] = {share: tokens for share, tokens in reached.items() if tokens is not None}
     return found

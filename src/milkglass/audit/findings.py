@@ -26,16 +26,23 @@ class Warning_:
     change: str
 
 
-def verdict(best: Cell | None) -> str:
-    """One sentence; never a comfort."""
+def verdict(best: Cell | None, who: Mapping[str, str], cells: tuple[Cell, ...]) -> str:
+    """One or two sentences; never a comfort. who: what each attacker has, in words."""
     if best is None:
         return "No attack was run to its end: this audit says nothing."
     value, content = best.measures["tokens top-1"], best.measures["content top-1"]
     much = "Most" if value.value >= 0.5 else "A good part" if value.value >= 0.1 else "Some"
-    return (
-        f"{much} of your running text comes back: {value} of the tokens, {content} of those that carry content, "
-        f"to an attacker who {{who}}."
-    )
+    carrying = f", {content} of those that carry content" if content.units else ""
+    said = f"{much} of your running text comes back: {value} of the tokens{carrying}, to an attacker who "
+    said += f"{who[best.adversary]}."
+    if unfinished(cells):
+        return f"Stronger attacks were not finished, so this figure is too low. {said}"
+    return said
+
+
+def unfinished(cells: tuple[Cell, ...]) -> list[str]:
+    """Titles of attacks that failed, were cut, or had no turn, of those that are begun in any audit."""
+    return sorted({c.title for c in cells if c.cut or c.state == "failed" or (c.state == "not run" and not c.costly)})
 
 
 def warnings(scene: Scene, cells: tuple[Cell, ...], spent: Mapping[str, Mapping[str, int]]) -> tuple[Warning_, ...]:
@@ -182,7 +189,7 @@ def _special(scene: Scene) -> Warning_ | None:
 
 
 def _limits(cells: tuple[Cell, ...]) -> Warning_ | None:
-    left = sorted({cell.title for cell in cells if cell.state in ("failed", "not run")})
+    left = sorted({cell.title for cell in cells if cell.cut or cell.state in ("failed", "not run")})
     more = f" Here, these did not finish: {', '.join(left)}." if left else ""
     return Warning_(
         "This is a lower bound",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -67,6 +68,19 @@ class Audit:
     distortion: float
     seed: int
 
+    def measured(self, adversary: str) -> int:
+        """How many tokens the curve of an attacker goes up to."""
+        return max((point.tokens for point in self.curve if point.adversary == adversary), default=0)
+
     def to_json(self) -> dict[str, Any]:
-        cells = {"best": self.best and self.best.to_json(), "cells": [cell.to_json() for cell in self.cells]}
-        return {"milkglass_audit": VERSION, **asdict(self), **cells}
+        found: dict[str, Any] = finite({"milkglass_audit": VERSION, **asdict(self)})
+        return found
+
+
+def finite(value: Any) -> Any:
+    """nan, which JSON does not have, becomes null, however deep."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -25,6 +25,7 @@ from milkglass.sequences import Ids
 from milkglass.threat import Attack, Budget, Candidates, Guess, Knowledge, score, why_not
 
 Tell = Callable[[Cell], None]
+CHAIN = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
 
 
 @dataclass(frozen=True)
@@ -47,17 +48,16 @@ def run(
 ) -> Done:
     """attacks: by name, in the order in which candidates are handed on."""
     chosen = [kind() for kind in attacks.values()]
-    bare = scene.adversaries[0]
     runner = _Runner(scene, work, budget, seed, tell)
     with ThreadPoolExecutor(threads) as pool:  # the chain is submitted first, so whoever waits for it waits in turn
-        chain = pool.submit(runner.chain, [a for a in chosen if _early(a)], bare.knowledge)
-        cells: list[Future[list[tuple[Cell, Ids | None]]] | Future[tuple[Cell, Ids | None]]] = []
-        for adversary, attack in _pairs(scene, chosen):
-            cells.append(pool.submit(runner.cell, attack, adversary, chain))
-        found: list[tuple[Cell, Ids | None]] = list(chain.result()[0])
-        for one in cells:
-            result = one.result()
-            found += result if isinstance(result, list) else [result]
+        try:
+            chain = pool.submit(runner.chain, [a for a in chosen if _early(a)], scene.adversaries[0].knowledge)
+            rest = [pool.submit(runner.cell, attack, who, chain) for who, attack in _pairs(scene, chosen)]
+            found = [*chain.result()[0], *(one.result() for one in rest)]
+        except BaseException:  # Ctrl-C above all: what runs stops at its next look at the budget, nothing more begins
+            budget.seconds = 0.0
+            pool.shutdown(cancel_futures=True)
+            raise
     readings = {(cell.adversary, cell.attack): read for cell, read in found if read is not None}
     return Done(tuple(cell for cell, _ in found), readings, chain.result()[1])
 
@@ -84,7 +84,7 @@ def _pairs(scene: Scene, chosen: Sequence[Attack]) -> list[tuple[Adversary, Atta
 
 def _early(attack: Attack) -> bool:
     """Solvers without text: they are the chain."""
-    return isinstance(attack, Solver) and "corpus" not in attack.assumes
+    return isinstance(attack, Solver) and "corpus" not in attack.assumes and not attack.of_outputs
 
 
 Chain = tuple[list[tuple[Cell, Ids | None]], Candidates | None]
@@ -111,15 +111,14 @@ class _Runner:
     def _solve(self, solver: Solver, knowledge: Knowledge) -> tuple[Cell, Ids | None, Candidates | None]:
         learnt: list[Candidates] = []
         name = self.scene.adversaries[0].name
+        kept = self.work.candidates(solver.name)
 
-        def attempt() -> Guess:
-            learnt.append(solver.learn(self.scene.transcript, knowledge, self._own(solver), self._rng(solver)))
+        def attempt(own: Budget) -> Guess:
+            learnt.append(solver.learn(self.scene.transcript, knowledge, own, self._rng(solver)))
+            self.work.keep_candidates(solver.name, learnt[0])  # before the cell: one without the other is done again
             return ranked(learnt[0], self.scene.transcript.size)
 
-        kept = self.work.candidates(solver.name)
-        cell, reading = self._graded(solver, name, knowledge, attempt, self._in_group(learnt))
-        if learnt:
-            self.work.keep_candidates(solver.name, learnt[0])
+        cell, reading = self._graded(solver, name, knowledge, attempt, self._in_group(learnt), kept is not None)
         return cell, reading, learnt[0] if learnt else kept
 
     def _in_group(self, learnt: list[Candidates]) -> Callable[[], float | None]:
@@ -142,15 +141,17 @@ class _Runner:
         if "candidates" in attack.assumes | attack.helped_by:
             knowledge = replace(knowledge, candidates=chain.result()[1])
 
-        def attempt() -> Guess:
-            return attack.run(self.scene.transcript, knowledge, self._own(attack), self._rng(attack))
+        def attempt(own: Budget) -> Guess:
+            return attack.run(self.scene.transcript, knowledge, own, self._rng(attack))
 
         return self._graded(attack, adversary.name, knowledge, attempt, lambda: None)
 
     def _own(self, attack: Attack) -> Budget:
-        """What is left; half of it for an attack that would use all there is."""
+        """What is left; a part of it for an attack that would use all there is, and for one that others wait for."""
         left = max(1.0, self.budget.left())
-        return Budget(max(left / 2, attack.needs) if attack.needs else left)
+        if attack.needs:
+            return Budget(max(left / 2, attack.needs))
+        return Budget(CHAIN * left if _early(attack) else left)
 
     def _rng(self, attack: Attack) -> np.random.Generator:
         return np.random.default_rng([self.seed, *attack.name.encode()])
@@ -160,47 +161,57 @@ class _Runner:
         attack: Attack,
         adversary: str,
         knowledge: Knowledge,
-        attempt: Callable[[], Guess],
+        attempt: Callable[[Budget], Guess],
         in_group: Callable[[], float | None],
+        reusable: bool = True,
     ) -> tuple[Cell, Ids | None]:
         name = f"{adversary}-{attack.name}".replace(" ", "_")
-        if kept := self.work.cell(name):
+        if reusable and (kept := self.work.cell(name)):
             self.tell(kept[0])
             return kept
-        blank = Cell(attack.name, attack.title, adversary, "not run")
-        started, reading = time.monotonic(), None
-        if reason := why_not(attack, self.scene.transcript, knowledge):
-            cell = replace(blank, state="does not apply", reason=reason)
-        elif self.budget.left() <= 0:
-            cell = replace(blank, reason="the budget was spent before its turn")
-        elif self.budget.left() < attack.needs:
-            cell = replace(blank, reason=f"it needs {attack.needs / 60:.1g} min, less is left of the budget")
-        else:
-            try:
-                guess = attempt()
-            except MilkglassError as error:
-                cell = replace(blank, state="failed", reason=error.message)
-            except (ArithmeticError, MemoryError, RuntimeError, np.linalg.LinAlgError) as error:
-                cell = replace(blank, state="failed", reason=type(error).__name__)  # its text may quote what it saw
-            else:
-                cell, reading = self._done(blank, guess, time.monotonic() - started, in_group())
-        if cell.state != "not run":
+        blank = Cell(attack.name, attack.title, adversary, "not run", costly=attack.needs > 0)
+        reading = None
+        try:
+            cell, reading = self._tried(blank, attack, knowledge, attempt, in_group)
+        except MilkglassError as error:
+            cell = replace(blank, state="failed", reason=error.message)
+        except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results
+            cell = replace(blank, state="failed", reason=type(error).__name__)  # its text may quote what it saw
+        if cell.state == "done":
             self.work.keep(name, cell, reading)
         self.tell(cell)
         return cell, reading
 
-    def _done(self, blank: Cell, guess: Guess, seconds: float, in_group: float | None) -> tuple[Cell, Ids | None]:
-        rng = np.random.default_rng(self.seed)
-        recovery = score(guess, self.scene.truth, rng)
-        reading = None if guess.bags is not None else guess.at(self.scene.truth.sent)[:, 0]
+    def _tried(
+        self,
+        blank: Cell,
+        attack: Attack,
+        knowledge: Knowledge,
+        attempt: Callable[[Budget], Guess],
+        in_group: Callable[[], float | None],
+    ) -> tuple[Cell, Ids | None]:
+        if reason := why_not(attack, self.scene.transcript, knowledge):
+            return replace(blank, state="does not apply", reason=reason), None
+        if self.budget.left() <= 0:
+            return replace(blank, reason="the budget was spent before its turn"), None
+        if self.budget.left() < attack.needs:
+            return replace(blank, reason=f"it needs {attack.needs / 60:.1g} min, less is left of the budget"), None
+        started, own = time.monotonic(), self._own(attack)
+        guess = attempt(own)
+        seconds = time.monotonic() - started
+        truth, rng = self.scene.truth_about(attack.of_outputs), np.random.default_rng(self.seed)
+        recovery = score(guess, truth, rng)
+        reading = None if guess.bags is not None else guess.at(truth.sent)[:, 0]
+        sent = reading is not None and not attack.of_outputs
         return replace(
             blank,
             state="done",
             seconds=seconds,
             measures=recovery.measures,
-            by_class={} if reading is None else by_class(self.scene, reading, rng),
-            in_group=in_group,
-        ), reading
+            by_class=by_class(self.scene, reading, rng) if sent and reading is not None else {},
+            cut=own.left() <= 0,
+            in_group=in_group(),
+        ), reading if sent else None
 
 
 def by_class(scene: Scene, reading: Ids, rng: np.random.Generator) -> dict[str, Interval]:

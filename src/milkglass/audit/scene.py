@@ -77,6 +77,10 @@ class Scene:
     model: str
     content: NDArray[np.bool_]
 
+    def truth_about(self, outputs: bool) -> Truth:
+        """Of what was sent, or of what was generated."""
+        return replace(self.truth, sent=self.transcript.outputs, original=None) if outputs else self.truth
+
 
 def build(
     key: Key,
@@ -160,11 +164,16 @@ def _halves(whole: Texts, seed: int) -> tuple[Texts, Sequences]:
 def _transcript(model: Model, private: Texts, size: int, seen: Transcript | None, key: Key) -> Transcript:
     if seen is None:
         return Transcript((Weights(model), Tokens(private.scrambled)), size)
-    for one in seen.all(Weights):
-        if one.model.config.get("milkglass_key_id") not in (None, key.identifier):
-            raise KeyForOtherModel(
-                "the transcript's model was made with another key", "give the key that it belongs to"
-            )
+    if seen.size != size:
+        raise KeyForOtherModel(f"the transcript is of {seen.size} ids, the key of {size}", "give the key's transcript")
+    told = {seen.key_id, *(one.model.config.get("milkglass_key_id") for one in seen.all(Weights))} - {None}
+    if not told:
+        raise KeyForOtherModel(
+            "the transcript doesn't say which key it was recorded under",
+            "record it again: with another key's ids every attack would seem to fail",
+        )
+    if told != {key.identifier}:
+        raise KeyForOtherModel("the transcript was recorded under another key", "give the key that it belongs to")
     held = seen.observations if seen.all(Weights) else (Weights(model), *seen.observations)
     sent = () if seen.all(Tokens) else (Tokens(private.scrambled),)
     return replace(seen, observations=(*held, *sent))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,20 +41,21 @@ class Work:
                     "give another --out, or remove that folder",
                 )
             return cls(folder)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder(folder.parent)
+        private_folder(folder)
         record.write_text(json.dumps({"digest": digest}) + "\n", "utf-8")
         return cls(folder)
 
     def cell(self, name: str) -> tuple[Cell, Ids | None] | None:
-        """A finished cell with its reading (total,), or None."""
+        """A cell that was done to its end, with its reading (total,), or None: the others are tried again."""
         path = self.folder / f"{name}.json"
         if not path.is_file():
             return None
+        cell = Cell.from_json(json.loads(path.read_text("utf-8")))
+        if cell.state != "done" or cell.cut:
+            return None
         reading = self.folder / f"{name}.safetensors"
-        return (
-            Cell.from_json(json.loads(path.read_text("utf-8"))),
-            load_file(reading)["reading"] if reading.is_file() else None,
-        )
+        return cell, load_file(reading)["reading"] if reading.is_file() else None
 
     def keep(self, name: str, cell: Cell, reading: Ids | None) -> None:
         if reading is not None:
@@ -73,6 +75,19 @@ class Work:
 
     def remove(self) -> None:
         shutil.rmtree(self.folder)
+
+
+def private_folder(folder: Path) -> None:
+    """Made for the owner alone; one that is there already keeps its mode, its files are private by themselves."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def write_private(path: Path, text: str) -> None:
+    """A file of mode 0600."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, 0o600)
+        file.write(text)
 
 
 def packed(found: Candidates) -> dict[str, np.ndarray[Any, Any]]:

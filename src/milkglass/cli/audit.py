@@ -40,7 +40,7 @@ def audit(
     for path in (text, public):
         if path is not None and not path.is_file():
             raise UsageError(f"there is no file {path}", "give a file with a text a line")
-    limit = Budget.parse(budget)
+    Budget.parse(budget)  # a mistake is told before anybody waits
     opened = open_key(key, passphrase_file)
 
     import torch
@@ -63,7 +63,7 @@ def audit(
         "key": opened.key.identifier,
         "text": hashlib.sha256(text.read_bytes()).hexdigest(),
         "public": None if public is None else hashlib.sha256(public.read_bytes()).hexdigest(),
-        "transcript": None if seen is None else (server_transcript / transcript.INDEX).read_text("utf-8"),  # type: ignore[operator]
+        "transcript": None if server_transcript is None else transcript.digest(server_transcript),
         "rows": rows,
         "seed": seed,
         "attacks": [repr(kind()) for kind in ATTACKS.values()],
@@ -78,10 +78,13 @@ def audit(
             if not as_json:
                 note(f"  {line(cell)}")
 
-        result = attack(scene, ATTACKS, work, limit, seed, tell=tell)
+        result = attack(scene, ATTACKS, work, Budget.parse(budget), seed, tell=tell)
     page = write(result, out)
     work.remove()
-    usage.audited(key, result.spent)
+    if set(result.spent) == set(result.public):
+        usage.audited(key, result.spent, max(map(result.measured, result.public)))
+    elif not as_json:
+        note("the key's budget was not measured for every attacker: give a longer --budget")
     emit(as_json, {"out": str(out), **result.to_json()}, lambda: words(result, page))
 
 

@@ -45,7 +45,12 @@ def words(used: usage.Usage) -> str:
     for who, shares in used.spent.items():
         for share, tokens in shares.items():
             rows.append((who, share, f"{tokens:,} tokens", "passed" if used.tokens >= tokens else ""))
-    lines.append(table(rows) if len(rows) > 1 else "no attacker of the audit came to 10 % with the text it was given")
+    none = (
+        f"with up to {used.measured:,} tokens no attacker of that audit read 10 % of the content; more was not measured"
+    )
+    lines.append(table(rows) if len(rows) > 1 else none)
+    if used.tokens > used.measured:
+        lines.append(f"that audit went up to {used.measured:,} tokens: more is encoded by now, audit again")
     return "\n".join([*lines, *warning(used)])
 
 

@@ -32,6 +32,7 @@ class Usage:
     tokens: int = 0
     audited: float = 0.0
     spent: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    measured: int = 0  # the audit went up to so many tokens, and says nothing of more
 
     def passed(self) -> list[tuple[str, str, int]]:
         """(attacker, share, tokens) for each threshold of the last audit that has been passed, the highest of each."""
@@ -67,9 +68,9 @@ def add(key: Path, texts: int, tokens: int) -> Usage:
     return _change(key, lambda known: replace(known, texts=known.texts + texts, tokens=known.tokens + tokens))
 
 
-def audited(key: Path, spent: Mapping[str, Mapping[str, int]]) -> Usage:
-    """Remember what an audit found."""
-    return _change(key, lambda known: replace(known, audited=time.time(), spent=spent))
+def audited(key: Path, spent: Mapping[str, Mapping[str, int]], measured: int) -> Usage:
+    """Remember what an audit found, with up to so many tokens."""
+    return _change(key, lambda known: replace(known, audited=time.time(), spent=spent, measured=measured))
 
 
 def _change(key: Path, change: Any) -> Usage:

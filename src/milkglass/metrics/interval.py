@@ -42,7 +42,7 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
         below = counts @ weights
         drawn.append(np.divide(counts @ hits, below, out=np.full(len(below), np.nan), where=below > 0))
     low, high = np.nanquantile(np.concatenate(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(hits.sum()) / total, float(low), float(high), units)
+    return _open(Interval(float(hits.sum()) / total, float(low), float(high), units))
 
 
 def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
@@ -52,4 +52,15 @@ def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
     mean = float(hits.mean())
     drawn = rng.binomial(len(hits), mean, size=DRAWS) / len(hits)
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(mean, float(low), float(high), len(hits))
+    return _open(Interval(mean, float(low), float(high), len(hits)))
+
+
+def _open(found: Interval) -> Interval:
+    """Resampling nothing but zeros, or ones, gives an interval without width, which would promise certainty. There the
+    exact binomial bound over the units is taken (Clopper and Pearson 1934)."""
+    reach = 1 - ((1 - LEVEL) / 2) ** (1 / found.units)
+    if found.value <= 0:
+        return Interval(found.value, found.low, max(found.high, reach), found.units)
+    if found.value >= 1:
+        return Interval(found.value, min(found.low, 1 - reach), found.high, found.units)
+    return found

@@ -6,6 +6,7 @@ WordNet, which is data that we don't ship, so its third stage finds nothing.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -23,7 +24,19 @@ class _NoSynonyms:
 def _scorer() -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
+    return RougeScorer(["rouge1", "rouge2", "rougeL"], tokenizer=_Words())
+
+
+class _Words:
+    """rouge-score's own tokenizer drops every letter outside a to z. Words of any script, stems of English ones as it
+    makes them, and single characters where a script puts no spaces between words."""
+
+    def tokenize(self, text: str) -> list[str]:
+        from nltk.stem.porter import PorterStemmer
+
+        stemmer = PorterStemmer()
+        found = re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+", text.lower())
+        return [stemmer.stem(word) if len(word) > 3 and word.isascii() else word for word in found]
 
 
 def likeness(original: str, guess: str) -> tuple[float, float, float, float]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from milkglass.errors import MilkglassError
 from milkglass.sequences import Sequences
 from milkglass.server.store import Model, Store
 
@@ -53,11 +52,12 @@ class Recording:
         self._note(model, lambda recorder: recorder.tokens(Sequences.of(rows), "infer"))
 
     def answered(self, model: Model, prompts: Rows, answers: Rows) -> None:
-        """Both at once, so that each answer has the number of its prompt."""
+        """Each answer with its prompt."""
 
         def keep(recorder: Recorder) -> None:
-            recorder.tokens(Sequences.of(prompts), "infer")
-            recorder.outputs(Sequences.of(answers))
+            asked = Sequences.of(prompts)
+            recorder.tokens(asked, "infer")
+            recorder.outputs(Sequences.of(answers), asked)
 
         self._note(model, keep)
 
@@ -66,7 +66,7 @@ class Recording:
             return
         try:
             keep(self._recorder(model))
-        except (MilkglassError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - safetensors' own are bare; a good answer must go out all the same
             log.error("could not record (%s)", type(error).__name__)
 
     def _recorder(self, model: Model) -> Recorder:
@@ -84,5 +84,5 @@ class Recording:
         with self._lock:
             if root.id not in self._open:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._open[root.id] = Recorder.open(self._folder / root.id, model.vocab_size)
+                self._open[root.id] = Recorder.open(self._folder / root.id, model.vocab_size, root.key_id)
             return self._open[root.id]

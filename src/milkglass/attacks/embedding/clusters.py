@@ -50,7 +50,7 @@ from milkglass.threat import Budget, Candidates, Group, Knowledge, Observation, 
 EXACT = 1e-6  # rows in fp32 satisfy their equations this well
 HOPELESS = 0.35  # more left over than this in the median row: not a mixture
 LOUD = 0.02  # above this noise, more candidates are kept and nothing is sketched
-REST_CELLS = 4_000_000  # one group for all that remains, up to this size
+REST_CELLS = 100_000  # one group for all that remains, up to this size
 REST_LIST = 20  # else so many tokens for each row
 TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temperature)
 

@@ -6,8 +6,7 @@ scrambled id is near to the state from which the public model would predict the 
     guess = argmax_j  h . H[j],      H the public output embeddings,
 
 needs neither the table nor the corpus, only what the server computes anyway. The transcript holds what was generated;
-the states are recomputed by running the served model over prompt and answer (as one sequence: an answer follows the
-prompt of the same number).
+the states are recomputed by running the served model over prompt and answer as one sequence.
 
 What it does not know: that one scrambled id always stands for one public id. ERA+ (era_plus.py) does.
 """
@@ -24,7 +23,7 @@ from milkglass.attacks.forward import batches, body, places, stacked
 from milkglass.modelview import Model
 from milkglass.paper import Paper
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Attack, Budget, Guess, Knowledge, Observation, Outputs, Tokens, Transcript, Weights
+from milkglass.threat import Attack, Budget, Guess, Knowledge, Observation, Outputs, Transcript, Weights
 
 PAPER = Paper(
     "ObfusLM: Privacy-preserving Language Model Service against Embedding Inversion Attacks",
@@ -41,15 +40,15 @@ def public_head(model: Model) -> torch.Tensor:
     return model.table if head is None else head
 
 
-def outputs(transcript: Transcript) -> Sequences:
-    """Everything that was generated, as one list."""
-    return Sequences.of(part for one in transcript.all(Outputs) for part in one.ids)
+def prompts(transcript: Transcript) -> Sequences:
+    """What each answer followed, in the order of the answers."""
+    return Sequences.of(part for one in transcript.all(Outputs) if one.prompts is not None for part in one.prompts)
 
 
 def mismatch(transcript: Transcript) -> str | None:
-    prompts, answers = transcript.tokens, outputs(transcript)
-    if len(prompts) != len(answers):
-        return f"{len(answers)} answers to {len(prompts)} prompts: they cannot be paired"
+    asked, answers = prompts(transcript), transcript.outputs
+    if len(asked) != len(answers):
+        return f"{len(answers)} answers to {len(asked)} prompts: they cannot be paired"
     return None
 
 
@@ -59,10 +58,10 @@ def states(transcript: Transcript) -> torch.Tensor:
     model = transcript.weights(tuned=True) or transcript.weights(tuned=False)
     assert model is not None
     runner = body(model)
-    prompts, answers = transcript.tokens, outputs(transcript)
-    whole = Sequences.of(np.concatenate(pair) for pair in zip(prompts, answers, strict=True))
+    asked, answers = prompts(transcript), transcript.outputs
+    whole = Sequences.of(np.concatenate(pair) for pair in zip(asked, answers, strict=True))
     answered = np.concatenate(
-        [np.repeat([False, True], pair) for pair in zip(prompts.lengths, answers.lengths, strict=True)]
+        [np.repeat([False, True], pair) for pair in zip(asked.lengths, answers.lengths, strict=True)]
         or [np.empty(0, np.bool_)]
     )
     rank = np.cumsum(answered) - 1  # a generated id's place among the generated ones
@@ -86,8 +85,9 @@ class ERA(Attack):
     name: ClassVar[str] = "era"
     title: ClassVar[str] = "Embedding replacement"
     paper: ClassVar[Paper] = PAPER
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens, Outputs})
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Outputs})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
+    of_outputs: ClassVar[bool] = True
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         return mismatch(transcript)

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from milkglass.attacks.assignment import Solver
-from milkglass.attacks.embedding.era import PAPER, mismatch, outputs, public_head, states
+from milkglass.attacks.embedding.era import PAPER, mismatch, public_head, states
 from milkglass.paper import Paper
-from milkglass.threat import Budget, Candidates, Knowledge, Observation, Outputs, Tokens, Transcript, Weights
+from milkglass.threat import Budget, Candidates, Knowledge, Observation, Outputs, Transcript, Weights
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class ERAPlus(Solver):
     name: ClassVar[str] = "era+"
     title: ClassVar[str] = "Embedding replacement, joined over the corpus"
     paper: ClassVar[Paper] = Paper(PAPER.title, PAPER.authors, PAPER.year, PAPER.venue, ("ERA+ is ours.",))
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens, Outputs})
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Outputs})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "candidates"})
+    of_outputs: ClassVar[bool] = True
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         return mismatch(transcript)
@@ -48,7 +49,7 @@ class ERAPlus(Solver):
         assert knowledge.public_model is not None
         assert knowledge.candidates is not None
         head = public_head(knowledge.public_model).T.contiguous()
-        made = outputs(transcript).ids
+        made = transcript.outputs.ids
         group_of = np.full(transcript.size, -1)
         row_of = np.zeros(transcript.size, np.int64)
         for number, group in enumerate(knowledge.candidates.groups):
