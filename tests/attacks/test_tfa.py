@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from milkglass.attacks.embedding.conditional import Conditional
 from milkglass.attacks.embedding.tfa import TFA
+from milkglass.errors import UsageError
 from milkglass.sequences import Sequences
 from milkglass.threat import NO_BELIEF, Budget, Candidates, Group, Guess, Knowledge, Tokens, Transcript, Weights
 from tests.attacks.scenes import clumped, model
@@ -13,9 +15,9 @@ from tests.attacks.scenes import clumped, model
 RNG = np.random.default_rng(0)
 
 
-def guess(sent: list[list[int]], public: list[list[int]], n: int, k: int = 3) -> Guess:
+def guess(sent: list[list[int]], public: list[list[int]], n: int, attack: TFA = TFA(k=3)) -> Guess:  # noqa: B008
     transcript = Transcript((Tokens(Sequences.of(sent)),), n)
-    return TFA(k=k)(transcript, Knowledge(corpus=Sequences.of(public)), Budget(), RNG)
+    return attack(transcript, Knowledge(corpus=Sequences.of(public)), Budget(), RNG)
 
 
 def table(found: Guess) -> list[list[int]]:
@@ -46,6 +48,40 @@ def test_what_was_never_sent_or_never_printed_is_not_guessed() -> None:
     assert all(row == [NO_BELIEF] * 3 for i, row in enumerate(rows) if i not in (5, 6))
     assert all(row == [NO_BELIEF] * 3 for row in table(guess([[]], [[]], 4)))
     assert all(row == [NO_BELIEF] * 3 for row in table(guess([[1, 2]], [], 4)))
+
+
+PAPER = TFA(k=3, places=False, match="nearest")
+
+
+def test_the_papers_form_reads_the_nearest_frequency_and_one_token_for_many() -> None:
+    sent = [[5, 5, 5, 5], [0, 0, 0], [2, 2, 6]]  # 5: .4, 0: .3, 2: .2, 6: .1
+    public = [[3] * 12, [1] * 4, [0] * 3, [4]]  # 3: .6, 1: .2, 0: .15, 4: .05
+    assert table(guess(sent, public, 7, PAPER)) == [
+        [1, 0, 4],  # .3: .1 from 1, .15 from 0, .25 from 4, .3 from 3
+        [NO_BELIEF] * 3,
+        [1, 0, 4],  # .2: the same token again
+        [NO_BELIEF] * 3,
+        [NO_BELIEF] * 3,
+        [1, 3, 0],  # .4: 1 and 3 are equally far, the lower id is first
+        [0, 4, 1],  # .1: 0 and 4 are equally far
+    ]
+
+
+def test_a_literal_reading_of_nearest_frequency_agrees() -> None:
+    rng = np.random.default_rng(1)
+    sent, public = rng.integers(40, size=300), rng.integers(30, size=1000) ** 2 // 30
+    found = table(guess([sent.tolist()], [public.tolist()], 40, TFA(k=1, places=False, match="nearest")))
+    for scrambled in range(40):
+        here = np.mean(sent == scrambled)
+        gaps = {b: round(abs(np.mean(public == b) - here), 12) for b in sorted(set(public.tolist()))}
+        assert found[scrambled][0] == (min(gaps, key=lambda b: gaps[b]) if here else NO_BELIEF)
+
+
+def test_the_papers_form_has_nothing_to_say_without_text() -> None:
+    assert all(row == [NO_BELIEF] * 3 for row in table(guess([[1, 2]], [], 4, PAPER)))
+    assert table(guess([[1]], [[2]], 4, PAPER))[1] == [2, NO_BELIEF, NO_BELIEF]
+    with pytest.raises(UsageError, match="match is 'closest'"):
+        TFA(match="closest")  # type: ignore[arg-type]
 
 
 def test_the_commonest_member_of_a_cluster_is_guessed_for_all_its_rows() -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from milkglass.attacks.embedding.invariants import find
-from milkglass.attacks.embedding.known_weight import estimate, undo
+from milkglass.attacks.embedding.known_weight import undo
+from milkglass.attacks.embedding.layer_fit import estimate
 from milkglass.errors import UsageError
 from milkglass.schemes.sentinel import SentinelLMs
 

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,15 @@ def test_a_token_that_cannot_be(token: str) -> None:
 def test_nobody_answers() -> None:
     with Remote("http://127.0.0.1:9", TOKEN, patience=QUICK) as remote, pytest.raises(Unreachable, match="127.0.0.1:9"):
         remote.models()
+
+
+def test_somebody_listens_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "FIRST_SILENCE", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        patience = Patience(pause=lambda seconds: pytest.fail("a wrong address must not look like a slow command"))
+        with Remote(url, TOKEN, patience=patience) as remote, pytest.raises(Unreachable, match="does not answer"):
+            remote.models()
 
 
 def test_a_redirect_is_not_followed(stub: Stub, remote: Remote) -> None:

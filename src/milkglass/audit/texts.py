@@ -82,11 +82,13 @@ def unmarked(codec: Codec, scrambled: Sequences) -> Texts:
 
 
 def pieces(codec: Codec, size: int) -> list[str]:
-    """(n,) the tokenizer's own strings, empty where it has none."""
+    """(n,) what each token alone reads as, empty where there is none. Decoded: a byte-level tokenizer writes a space as
+    a letter."""
     found = [""] * size
-    for piece, number in codec.tokenizer.get_vocab().items():
-        if number < size:
-            found[number] = piece
+    there = sorted(number for number in codec.tokenizer.get_vocab().values() if number < size)
+    read = codec.tokenizer.batch_decode([[number] for number in there], clean_up_tokenization_spaces=False)
+    for number, piece in zip(there, read, strict=True):
+        found[number] = piece
     return found
 
 

@@ -29,6 +29,7 @@ MAX_ERROR = 64 << 10  # bytes read of an error's body
 MAX_EVENT = 4 << 20  # bytes of one server-sent event
 CONNECT = 10.0  # seconds
 FIRST_CONNECT = 3.0  # seconds, and
+FIRST_SILENCE = 20.0  # seconds for a first question, which is quick to answer, and
 FIRST_ATTEMPTS = 3  # tries, for a server that never answered yet: it is likelier down than restarting
 TOLD = 1.0  # seconds; of a longer wait somebody is told
 TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
@@ -102,6 +103,8 @@ class Connection:
         arguments: dict[str, Any] = {"content": content} if content is not None else {"json": body}
         if body is None and content is None:
             arguments = {}
+        if timeout is None and method == "GET" and not self._answered:
+            timeout = min(FIRST_SILENCE, self._silence)
         for attempt in range(self.patience.attempts):
             last = attempt == self.patience.attempts - 1
             try:
@@ -149,9 +152,11 @@ class Connection:
 
     def _is_down(self, error: Exception, attempt: int) -> bool:
         """A server that never answered is soon given up: a wrong address must not look like a slow command."""
-        if self._answered or not isinstance(error, NEVER_SENT):
+        if self._answered:
             return False
-        return isinstance(error, httpx2.ConnectTimeout) or attempt >= FIRST_ATTEMPTS - 1
+        if isinstance(error, httpx2.ConnectTimeout | httpx2.ReadTimeout):
+            return True
+        return isinstance(error, NEVER_SENT) and attempt >= FIRST_ATTEMPTS - 1
 
     def _unreachable(self, error: Exception) -> Unreachable:
         hint = "is `milkglass serve` running there, and is the address right?"

@@ -11,6 +11,10 @@ scrambled ids and the scrambled model.
 Settings of the papers: L = 3, rate 2e-5, batches of 8, 10 epochs, BERT-base as inversion model. Ours starts from the
 public model itself, since that is what is at hand, with its table as output layer; it stops when its budget is spent.
 
+Every weight that it starts from is the public model's, and the order of the batches is drawn from the attack's own
+generator. Dropout is not: torch draws it from one generator for the whole process, so that where a model with dropout
+is trained beside other attacks two runs differ by a little. Seeding that generator here would disturb the others.
+
 What it does not know: that equal ids are equal tokens. It reads each text by itself.
 """
 
@@ -87,7 +91,6 @@ class InvBert(Attack):
         assert knowledge.simulate is not None
         own, sigma = knowledge.simulate(int(rng.integers(2**31)))
         states = hidden(body(own, self.layer), knowledge.corpus.mapped(sigma))
-        torch.manual_seed(int(rng.integers(2**31)))
         inverter = Inverter(knowledge.public_model, self.depth)
         self.train(inverter, states, knowledge.corpus, budget, rng)
         return Guess(running=self.read(inverter, self.observed(transcript), transcript.tokens))

@@ -78,9 +78,8 @@ class MLC(Attack):
         self, given: torch.Tensor, public: Sequences, words: np.ndarray, budget: Budget, rng: np.random.Generator
     ) -> torch.nn.Linear:
         """One output a word that the public text has."""
-        torch.manual_seed(int(rng.integers(2**31)))
         layer = torch.nn.Linear(given.shape[1], len(words))
-        torch.nn.init.zeros_(layer.weight)
+        torch.nn.init.zeros_(layer.weight)  # nothing is drawn but the order of the texts, and that from `rng`
         column = np.searchsorted(words, public.ids)
         present = torch.zeros(len(public), len(words), dtype=torch.bool)
         present[torch.from_numpy(public.owner), torch.from_numpy(column)] = True

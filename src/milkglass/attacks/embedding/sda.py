@@ -12,6 +12,8 @@ wrongly wherever the model likes another one better, even where nothing was obfu
 
 The scoring model is the public model with a new head, as BERT is in the paper. A sentence costs tokens x beam x K_A
 passes through it; within a budget a random part of the sentences is read, the others keep their nearest neighbours.
+With `steps` the training is of one length on every machine. All that is drawn at random comes from the attack's own
+generator, and the model runs without dropout: attacks beside it in the same process change nothing.
 
 What it does not know: that an id in one sentence is the same token in every other. decipherment.py does.
 """
@@ -25,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass.attacks.embedding import cribs
 from milkglass.attacks.embedding.era import PAPER
 from milkglass.attacks.embedding.knn import nearest, same_width
 from milkglass.attacks.forward import batches, body, stacked
@@ -39,10 +42,14 @@ TEMPERATURE = 0.05  # of cosines
 class Scorer(torch.nn.Module):
     """Ids (b, t) to the log-odds (b,) that a sentence is real: the public model, its mean state, one linear layer."""
 
-    def __init__(self, public: Model) -> None:
+    def __init__(self, public: Model, rng: np.random.Generator) -> None:
         super().__init__()
         self.body = body(public)
         self.read = torch.nn.Linear(self.body.config.hidden_size, 1)
+        bound = self.read.in_features**-0.5
+        with torch.no_grad():
+            for part in self.read.parameters():  # as torch draws them, but not from the generator that all share
+                part.copy_(torch.from_numpy(rng.uniform(-bound, bound, part.shape)))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.read(self.body(input_ids=ids).last_hidden_state.mean(1))[:, 0]
@@ -50,14 +57,15 @@ class Scorer(torch.nn.Module):
 
 @dataclass(frozen=True)
 class SDA(Attack):
-    """candidates: K_A. beam: sentences kept at each step. training: share of the budget for the
-    scoring model. prior: weight of the cosines."""
+    """candidates: K_A. beam: sentences kept at each step. training: share of the budget for the scoring model. steps:
+    batches that it is trained on at most, None for all of its epochs. prior: weight of the cosines."""
 
     candidates: int = 3
     beam: int = 5
     learning_rate: float = 2e-5
     batch_size: int = 32
     epochs: int = 10
+    steps: int | None = None
     training: float = 0.5
     prior: float = 1.0
 
@@ -68,7 +76,9 @@ class SDA(Attack):
         (
             "The beam's width, which the paper does not give, is 5.",
             "The scoring model starts from the public model.",
-            "Cosines count as well as the scoring model.",
+            "Cosines count as well as the scoring model (prior = 0 is the paper's).",
+            "Candidates are the nearest by cosine, not those of the better of two attacks.",
+            "Ids that open or close every text are known by their place.",
         ),
     )  # fmt: skip
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens})
@@ -82,16 +92,9 @@ class SDA(Attack):
         assert knowledge.public_model is not None
         assert knowledge.corpus is not None
         tokens = transcript.tokens
-        used = np.unique(tokens.ids)
-        table = knowledge.public_model.table
-        rows = transcript.table[torch.from_numpy(used)]
-        found = nearest(rows, table, self.candidates)
-        cosines = torch.nn.functional.cosine_similarity(rows[:, None], table[found], dim=2)
-        likely = np.zeros((transcript.size, self.candidates), np.int64)
-        prior = np.zeros((transcript.size, self.candidates))
-        likely[used] = found.numpy()
-        prior[used] = self.prior * torch.log_softmax(cosines.double() / TEMPERATURE, 1).numpy()
-        scorer = self.train(knowledge.public_model, knowledge.corpus, budget, rng)
+        fixed = cribs.consistent(cribs.placed(tokens, knowledge.corpus))
+        likely, prior = self.options(transcript, knowledge.public_model.table, fixed)
+        scorer = self.train(knowledge.public_model, knowledge.corpus, fixed[:, 1], budget, rng)
         reading = likely[tokens.ids, 0].copy()
         starts = np.cumsum(tokens.lengths) - tokens.lengths
         order = rng.permutation(len(tokens))
@@ -103,21 +106,42 @@ class SDA(Attack):
             budget.progress(self.training + (1 - self.training) * done / len(order))
         return Guess(running=reading[:, None])
 
-    def train(self, public: Model, corpus: Sequences, budget: Budget, rng: np.random.Generator) -> Scorer:
-        """Real sentences against sentences of neighbours, until the epochs or this part of the budget is over."""
-        torch.manual_seed(int(rng.integers(2**31)))
-        scorer = Scorer(public)
+    def options(
+        self, transcript: Transcript, table: torch.Tensor, fixed: Ids
+    ) -> tuple[Ids, NDArray[np.float64]]:
+        """(n, K_A) the public ids that each id sent may stand for, nearest first, and the logarithm of how likely each
+        is by its cosine alone. fixed: (p, 2), ids of which that is known."""
+        used = np.unique(transcript.tokens.ids)
+        rows = transcript.table[torch.from_numpy(used)]
+        found = nearest(rows, table, self.candidates)
+        cosines = torch.nn.functional.cosine_similarity(rows[:, None], table[found], dim=2)
+        likely = np.zeros((transcript.size, self.candidates), np.int64)
+        prior = np.zeros((transcript.size, self.candidates))
+        likely[used] = found.numpy()
+        prior[used] = self.prior * torch.log_softmax(cosines.double() / TEMPERATURE, 1).numpy()
+        likely[fixed[:, 0]], prior[fixed[:, 0]] = fixed[:, 1:], 0.0
+        return likely, prior
+
+    def train(
+        self, public: Model, corpus: Sequences, fixed: Ids, budget: Budget, rng: np.random.Generator
+    ) -> Scorer:
+        """Real sentences against sentences of neighbours, until the epochs, the steps or this part of the budget are
+        over. fixed: public ids that nothing replaces."""
+        scorer = Scorer(public, rng)
         table = public.table
         words = np.unique(corpus.ids)
         near = np.zeros((len(table), self.candidates), np.int64)
         near[words] = nearest(table[torch.from_numpy(words)], table, self.candidates + 1).numpy()[:, 1:]  # not itself
+        near[fixed] = fixed[:, None]
         optimiser = torch.optim.AdamW(scorer.parameters(), lr=self.learning_rate, weight_decay=0.0)
-        limit = budget.left() * (1 - self.training)
+        left, given = budget.left(), self.training * budget.left()
         groups = [g for some in batches(corpus) for g in np.array_split(some, -(-len(some) // self.batch_size))]
+        done = 0
         for _ in range(self.epochs):
             for number in rng.permutation(len(groups)).tolist():
-                if budget.left() <= limit:
+                if done == self.steps or left - budget.left() >= given:
                     return scorer.eval()
+                done += 1
                 real = stacked(corpus, groups[number])
                 drawn = rng.integers(self.candidates, size=real.shape)
                 false = torch.from_numpy(near[real.numpy(), drawn])
@@ -134,6 +158,8 @@ class SDA(Attack):
         """likely, prior: (t, K_A). The best of the beam: (t,)."""
         beams, so_far = np.empty((1, 0), np.int64), np.zeros(1)
         for options, weights in zip(likely, prior, strict=True):
+            if (options == options[0]).all():  # known by its place
+                options, weights = options[:1], weights[:1]
             longer = np.concatenate([np.repeat(beams, len(options), 0), np.tile(options, len(beams))[:, None]], 1)
             weighed = np.repeat(so_far, len(options)) + np.tile(weights, len(beams))
             scores = scorer(torch.from_numpy(longer)).numpy() + weighed
