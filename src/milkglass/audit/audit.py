@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from milkglass.audit import curve
+from milkglass.audit.anyway import anyway
 from milkglass.audit.cells import Cell, strongest
 from milkglass.audit.findings import distortion, verdict, warnings
 from milkglass.audit.page import drawn, render
@@ -68,6 +69,7 @@ def audit(
         curve=points,
         spent=spent,
         distortion=distortion(scene),
+        anyway=anyway(sent),
         seed=seed,
     )
 

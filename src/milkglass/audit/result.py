@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from milkglass.audit.anyway import Anyway
 from milkglass.audit.cells import Cell
 from milkglass.audit.findings import Warning_
 
@@ -66,6 +67,7 @@ class Audit:
     curve: tuple[Point, ...]
     spent: Mapping[str, Mapping[str, int]]
     distortion: float
+    anyway: Anyway
     seed: int
 
     def measured(self, adversary: str) -> int:
