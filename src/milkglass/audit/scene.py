@@ -123,8 +123,11 @@ def assemble(
     public: Mapping[str, Sequences],
     stage: Stage = no_progress,
     seen: Transcript | None = None,
+    leaked: Mapping[str, Ids] | None = None,
 ) -> Scene:
-    """public: the text that each attacker has, by the attacker's name; one more has none."""
+    """public: the text that each attacker has, by the attacker's name; one more has none. leaked: which of the texts
+    that were sent an attacker has besides, by their numbers; not which of the sent ones they are.
+    """
     model, promise = uploaded(base, key, stage)
     size = len(key.sigma)
     transcript = _transcript(model, private, size, seen, key)
@@ -137,6 +140,8 @@ def assemble(
     sent = transcript.tokens.mapped(codec.inverse)
     for name, texts in public.items():
         texts = texts.without(sent)  # an attacker who has the very text needs no attack
+        if leaked is not None and name in leaked:
+            texts = Sequences.of((*texts, *sent.chosen(leaked[name])))
         attackers.append(Adversary(name, f"has {WORDS.get(name, name)}", replace(bare, corpus=texts)))
     return Scene(
         transcript,
@@ -197,8 +202,8 @@ def _simulate(base: Checkpoint, ref: str, scheme: ObfusLM, digest: str) -> Calla
     return simulate
 
 
-def key_of(base: Checkpoint, ref: str, scheme: ObfusLM, digest: str, root: bytes) -> Key:
-    """The key that this root gives: for attackers and recipes, whose keys are no secret."""
+def key_of(base: Checkpoint, ref: str, scheme: ObfusLM | None, digest: str, root: bytes) -> Key:
+    """The key that this root gives: for attackers and recipes, whose keys are no secret. None: see `new_key`."""
     drawn = new_key(base, ref, scheme, digest)
     sigma = permutation(subkey(root, digest, "permutation"), len(drawn.sigma), of(base).pinned)
     return Key(root, digest, sigma, drawn.about)

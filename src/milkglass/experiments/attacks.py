@@ -1,45 +1,51 @@
 """Recipes of kind "attacks": attacks by several attackers on the variants of a defence, over text that is split first.
 
-The private text is a part of a file, drawn by the recipe's seed; what is left of that file may be the attacker's. The
-code that runs here is the audit's.
+The private text is a part of a file, drawn by the recipe's seed; what is left of that file may be the attacker's, and
+with "private 10 %" among an attacker's texts so is that share of the private ones. The code that runs here is the
+audit's.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from milkglass.attacks.assignment import Solver
 from milkglass.audit.audit import key_budget
 from milkglass.audit.cells import Cell, strongest
 from milkglass.audit.run import Done, run
 from milkglass.audit.scene import Scene, assemble
 from milkglass.audit.texts import encoded, examples_of
 from milkglass.audit.work import Work
-from milkglass.catalogue import ATTACKS
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.dataset import Example
 from milkglass.errors import UsageError
+from milkglass.experiments.named import Entries, kinds
 from milkglass.experiments.recipe import seeded_key
 from milkglass.models import resolve
 from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.sequences import Ids
 from milkglass.threat import Budget
 
-MEASURES = ("tokens top-1", "content top-1")
+MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")
 
 
 @dataclass(frozen=True)
 class AttackRecipe:
     """private: a file. rows: how many of its texts are private, the rest may be public. order: which ones. public: for
-    each attacker files, or "rest". attacks: names of the catalogue, in its order. curve: measure the key's budget too.
+    each attacker files, "rest", or "private 10 %". attacks: see named.py. curve: measure the key's budget too. seconds:
+    how long an attack may take, all its attackers together; one that does not end by then fails the recipe, since what
+    it has read by then is not what it can read. None: as long as it takes.
     """
 
     name: str
@@ -50,48 +56,73 @@ class AttackRecipe:
     rows: int
     order: Literal["random", "first"]
     public: Mapping[str, Sequence[str]]
-    attacks: Sequence[str]
+    attacks: Entries
     variants: Mapping[str, Mapping[str, Any]]
     published: Mapping[str, float]
     asked: Mapping[str, str]
     curve: bool = False
+    seconds: float | None = None
 
     @classmethod
     def read(cls, path: Path) -> AttackRecipe:
         raw = tomllib.loads(path.read_text("utf-8"))
         raw.pop("kind")
-        unknown = [name for name in raw["attacks"] if name not in ATTACKS]
-        if unknown:
-            raise UsageError(f"there is no attack {unknown[0]!r}", f"known: {', '.join(ATTACKS)}")
         defaults: dict[str, Any] = {"published": {}, "asked": {}, "order": "random"}
-        return cls(name=path.stem, **(defaults | raw))
+        recipe = cls(name=path.stem, **(defaults | raw))
+        kinds(recipe.attacks)  # before anything is run
+        leaked(recipe)
+        return recipe
 
 
 def measure(recipe: AttackRecipe, data: Path, out: Path) -> dict[str, float]:
-    """The figures by name: "MEASURE, ATTACK, ATTACKER, VARIANT", and the seconds of each variant's whole chain."""
+    """The figures by name: "MEASURE, ATTACK, ATTACKER, VARIANT", and the seconds of each variant's attacks together."""
     folder = resolve(recipe.model)
     base = Checkpoint.open(folder)
     digest = base.digest()
     private, public = split(recipe, data)
+    shared = leaked(recipe)
     found: dict[str, float] = {}
     for name, parameters in recipe.variants.items():
         key = seeded_key(base, recipe.model, digest, recipe.seed, ObfusLM(**parameters))
         codec = Codec.open(key, folder)
         texts = encoded(codec, private)
-        scene = assemble(key, codec, base, texts, {who: encoded(codec, some).original for who, some in public.items()})
+        known = {who: encoded(codec, some).original for who, some in public.items()}
+        scene = assemble(key, codec, base, texts, known, leaked=shared)
         work = Work.open(out / name, _about(recipe, name, data, digest))
-        started = time.monotonic()
-        done = run(scene, {one: ATTACKS[one] for one in recipe.attacks}, work, Budget(), recipe.seed, threads=1)
-        found[f"seconds, {name}"] = time.monotonic() - started
+        done = attacked(recipe, scene, work)
+        found[f"seconds, {name}"] = sum(cell.seconds for cell in done.cells)  # of the runs before this one as well
         found[f"private tokens, {name}"] = float(len(texts.original.ids))
         found |= _figures(done.cells, name)
+        found |= _unleaked(scene, done, shared, name)
         found |= _curve(recipe, scene, done, name)
     return found
 
 
+def attacked(recipe: AttackRecipe, scene: Scene, work: Work) -> Done:
+    """All attacks at once; where they have a budget each, one more at a time: what was done lies in the work folder."""
+    if recipe.seconds is None:
+        return run(scene, kinds(recipe.attacks), work, Budget(), recipe.seed, threads=1)
+    ordered = sorted(kinds(recipe.attacks).items(), key=lambda one: not issubclass(one[1], Solver))  # for the others
+    for count in range(1, len(ordered) + 1):
+        done = run(scene, dict(islice(ordered, count)), work, Budget(recipe.seconds), recipe.seed, threads=1)
+        _require_ended(done.cells)
+    return done
+
+
+def _require_ended(cells: Sequence[Cell]) -> None:
+    for cell in cells:
+        if cell.state not in ("done", "does not apply"):
+            raise UsageError(f"{cell.attack} by {cell.adversary} is {cell.state}: {cell.reason}", "see the recipe")
+        if cell.cut:
+            raise UsageError(
+                f"{cell.attack} by {cell.adversary} did not end within its budget: a part of the texts was not read",
+                "raise seconds in the recipe, or lower rows",
+            )
+
+
 def split(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, list[Example]]]:
     """The private texts, and those of each attacker. Texts that are in both are taken from the attackers afterwards, by
-    `assemble`."""
+    `assemble`, which gives each the private texts that leaked."""
     whole = examples_of(_there(data / recipe.private))
     order = np.arange(len(whole))
     if recipe.order == "random":
@@ -100,11 +131,35 @@ def split(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, li
         raise UsageError(f"{recipe.rows} private rows of {len(whole)} leave no rest", "lower rows")
     private = [whole[i] for i in order[: recipe.rows]]
     rest = [whole[i] for i in order[recipe.rows :]]
+    files = {who: [name for name in names if share(name) is None] for who, names in recipe.public.items()}
     public = {
         who: [one for name in names for one in (rest if name == "rest" else examples_of(_there(data / name)))]
-        for who, names in recipe.public.items()
+        for who, names in files.items()
     }
     return private, public
+
+
+def share(name: str) -> float | None:
+    """ "private 10 %" is 0.1; what does not begin with "private " is a file, or the rest."""
+    if not name.startswith("private "):
+        return None
+    found = re.fullmatch(r"private (\d+(?:\.\d+)?) %", name)
+    if not found or not 0 < float(found[1]) <= 100:
+        raise UsageError(f"{name!r} is no share of the private texts", 'write for example "private 10 %"')
+    return float(found[1]) / 100
+
+
+def leaked(recipe: AttackRecipe) -> dict[str, Ids]:
+    """For each attacker who has some, which private texts leaked: drawn by the seed, more hold fewer."""
+    order = np.random.default_rng([recipe.seed, *b"leaked"]).permutation(recipe.rows).astype(np.int64)
+    found = {}
+    for who, names in recipe.public.items():
+        shares = [one for one in map(share, names) if one is not None]
+        if len(shares) > 1:
+            raise UsageError(f"{who} has {len(shares)} shares of the private texts", "give one")
+        if shares:
+            found[who] = np.sort(order[: max(1, round(shares[0] * recipe.rows))])
+    return found
 
 
 def _there(path: Path) -> Path:
@@ -114,24 +169,24 @@ def _there(path: Path) -> Path:
 
 
 def _about(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dict[str, Any]:
-    names = {recipe.private, *(one for some in recipe.public.values() for one in some if one != "rest")}
+    files = {one for some in recipe.public.values() for one in some if one != "rest" and share(one) is None}
+    names = {recipe.private, *files}
     sums = {name: hashlib.sha256((data / name).read_bytes()).hexdigest() for name in sorted(names)}
     return {
         "recipe": recipe.name, "seed": recipe.seed, "rows": recipe.rows, "order": recipe.order, "base": digest,
         "scheme": dict(recipe.variants[variant]), "data": sums,
         "public": {who: list(names) for who, names in recipe.public.items()},
-        "attacks": [repr(ATTACKS[one]()) for one in recipe.attacks],
+        "attacks": {one: repr(kind()) for one, kind in kinds(recipe.attacks).items()},
     }  # fmt: skip
 
 
 def _figures(cells: Sequence[Cell], variant: str) -> dict[str, float]:
+    _require_ended(cells)
     found = {}
     for cell in cells:
         if cell.state == "does not apply":
             continue
-        if cell.state != "done":
-            raise UsageError(f"{cell.attack} by {cell.adversary} is {cell.state}: {cell.reason}", "see the recipe")
-        for measure_name in (*MEASURES, "vocabulary top-1", "rouge-l"):
+        for measure_name in MEASURES:
             if measure_name in cell.measures:
                 found[f"{measure_name}, {cell.attack}, {cell.adversary}, {variant}"] = 100 * cell.value(measure_name)
         if cell.in_group is not None:
@@ -140,12 +195,24 @@ def _figures(cells: Sequence[Cell], variant: str) -> dict[str, float]:
     return found
 
 
+def _unleaked(scene: Scene, done: Done, shared: Mapping[str, Ids], variant: str) -> dict[str, float]:
+    """Top-1 over the tokens of the private texts that did not leak, for attackers to whom the others did."""
+    sent = scene.truth.tokens
+    found = {}
+    for (who, attack), reading in done.readings.items():
+        if who in shared:
+            counted = scene.truth.ordinary[sent.ids] & ~np.isin(sent.owner, shared[who])
+            if counted.any():
+                right = float((reading == sent.ids)[counted].mean())
+                found[f"unleaked top-1, {attack}, {who}, {variant}"] = 100 * right
+    return found
+
+
 def _curve(recipe: AttackRecipe, scene: Scene, done: Done, variant: str) -> dict[str, float]:
     if not recipe.curve:
         return {}
-    attacks = {one: ATTACKS[one] for one in recipe.attacks}
     best = strongest(done.cells)
-    points = key_budget(scene, attacks, done, best, Budget(), recipe.seed)
+    points = key_budget(scene, kinds(recipe.attacks), done, best, Budget(), recipe.seed)
     return {
         f"{name}, {point.adversary}, {variant}, after {point.tokens}": 100 * value
         for point in points
@@ -155,6 +222,8 @@ def _curve(recipe: AttackRecipe, scene: Scene, done: Done, variant: str) -> dict
 
 def write_result(recipe: AttackRecipe, out: Path, found: Mapping[str, float]) -> Path:
     """RECIPE.json in the run folder: what it is a run of, and each figure beside the paper's and the asked one."""
+    if lost := sorted((recipe.published.keys() | recipe.asked.keys()) - found.keys()):
+        raise UsageError(f"{recipe.name} names a figure that was not measured: {lost[0]!r}", "see the recipe")
     figures = {
         name: {
             "measured": round(value, 2),
@@ -166,7 +235,8 @@ def write_result(recipe: AttackRecipe, out: Path, found: Mapping[str, float]) ->
     about = {
         "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "seed": recipe.seed,
         "private": recipe.private, "rows": recipe.rows, "order": recipe.order,
-        "public": {who: list(names) for who, names in recipe.public.items()}, "attacks": list(recipe.attacks),
+        "public": {who: list(names) for who, names in recipe.public.items()}, "attacks": recipe.attacks,
+        **({} if recipe.seconds is None else {"seconds": recipe.seconds}),
         "variants": {name: dict(one) for name, one in recipe.variants.items()},
     }  # fmt: skip
     path = out / f"{recipe.name}.json"

@@ -15,18 +15,18 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from milkglass.architectures import of
+from milkglass.audit.scene import key_of
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.dataset import number_labels, summarise, write_parquet
-from milkglass.client.key import Key, permutation, subkey
-from milkglass.client.scramble import new_key, scramble
+from milkglass.client.key import Key
+from milkglass.client.scramble import scramble
 from milkglass.errors import JobFailed, UsageError
 from milkglass.models import resolve
 from milkglass.schemes.obfuslm import ObfusLM
@@ -79,10 +79,9 @@ class Variant:
 
 def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: ObfusLM | None) -> Key:
     """A key that anybody can make again from the recipe's seed; without a scheme, the identity (no secret at all)."""
-    drawn = new_key(base, ref, scheme, digest)
     root = hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
-    sigma = permutation(subkey(root, digest, "permutation"), len(drawn.sigma), of(base).pinned)
-    return Key(root, digest, sigma if scheme else np.arange(len(sigma), dtype=np.int32), drawn.about)
+    key = key_of(base, ref, scheme, digest, root)
+    return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))
 
 
 def prepare(recipe: Recipe, data: Path, out: Path, threads: int | None) -> tuple[Checkpoint, list[Variant]]:

@@ -106,9 +106,7 @@ class SDA(Attack):
             budget.progress(self.training + (1 - self.training) * done / len(order))
         return Guess(running=reading[:, None])
 
-    def options(
-        self, transcript: Transcript, table: torch.Tensor, fixed: Ids
-    ) -> tuple[Ids, NDArray[np.float64]]:
+    def options(self, transcript: Transcript, table: torch.Tensor, fixed: Ids) -> tuple[Ids, NDArray[np.float64]]:
         """(n, K_A) the public ids that each id sent may stand for, nearest first, and the logarithm of how likely each
         is by its cosine alone. fixed: (p, 2), ids of which that is known."""
         used = np.unique(transcript.tokens.ids)
@@ -122,9 +120,7 @@ class SDA(Attack):
         likely[fixed[:, 0]], prior[fixed[:, 0]] = fixed[:, 1:], 0.0
         return likely, prior
 
-    def train(
-        self, public: Model, corpus: Sequences, fixed: Ids, budget: Budget, rng: np.random.Generator
-    ) -> Scorer:
+    def train(self, public: Model, corpus: Sequences, fixed: Ids, budget: Budget, rng: np.random.Generator) -> Scorer:
         """Real sentences against sentences of neighbours, until the epochs, the steps or this part of the budget are
         over. fixed: public ids that nothing replaces."""
         scorer = Scorer(public, rng)

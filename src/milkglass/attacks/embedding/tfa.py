@@ -12,7 +12,7 @@ Two forms, `match`:
 
 What is matched by nothing is said to be so:
 - Ties (the hundreds of ids seen once) are in no order. They fall to the lower id on both sides, which is chance.
-- Ids that were never sent have no frequency and get no guess; nor does anybody guess a token that the public text lacks.
+- Ids that were never sent get no guess, and tokens that the public text lacks are never guessed.
 
 - A token that opens or closes every text, such as [CLS], is known by its place (cribs.py) and takes no rank: in texts
   of other lengths it is commoner or rarer, and would shift every rank after it. `match = "nearest", places = False` is
@@ -54,7 +54,7 @@ class TFA(Attack):
         2020,
         "CCS 2020; as an attack on ids: Lin et al., Findings of ACL 2025, section 5.2",
         (
-            "Ranks are matched, not nearest frequencies: no token is guessed twice (match = \"nearest\" is the paper's).",
+            'Ranks are matched, so that no token is guessed twice; match = "nearest" is the paper\'s.',
             "Tokens that open or close every text are known by their place and take no rank.",
         ),
     )
@@ -75,7 +75,9 @@ class TFA(Attack):
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
         sent, public = by_rank(here), by_rank(there)
         if len(public):
-            table[sent] = by_nearest(here, there, sent, self.k) if self.match == "nearest" else self.around(sent, public)
+            table[sent] = (
+                by_nearest(here, there, sent, self.k) if self.match == "nearest" else self.around(sent, public)
+            )
         table[known[:, 0], 0] = known[:, 1]
         return Guess(table=table)
 
