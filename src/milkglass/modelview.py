@@ -52,6 +52,14 @@ class Model:
         return self.tensors[names[0]].float()
 
     @property
+    def width(self) -> int:
+        """d of the table, from the file's header where it lies in one."""
+        name = self._named(family_of(self.config).table)[0]
+        if isinstance(self.tensors, Stored):
+            return self.tensors.checkpoint.tensors[name].shape[1]
+        return int(self.tensors[name].shape[1])
+
+    @property
     def head(self) -> torch.Tensor | None:
         """(n, d) the output embeddings where they are a tensor of their own, fp32."""
         names = self._named(family_of(self.config).heads)

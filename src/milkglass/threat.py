@@ -125,10 +125,19 @@ class Transcript:
     @property
     def table(self) -> torch.Tensor:
         """(n, d) the scrambled embeddings; as uploaded, if that was seen, since training only blurs them."""
+        return self._model.table
+
+    @property
+    def width(self) -> int:
+        """d, without reading the table."""
+        return self._model.width
+
+    @property
+    def _model(self) -> Model:
         model = self.weights(tuned=False) or self.weights(tuned=True)
         if model is None:
             raise UsageError("this transcript holds no weights", "ask why_not before an attack is run")
-        return model.table
+        return model
 
 
 # --- what is known ----------------------------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from milkglass.attacks.embedding.ednn import EDNN, differences
-from milkglass.attacks.embedding.knn import KNN, nearest
+from milkglass.attacks.embedding.knn import KNN, ROWS, nearest
 from milkglass.attacks.embedding.knn_plus import KNNPlus
 from milkglass.schemes.sentinel import SentinelLMs
-from milkglass.threat import Attack, Budget, Knowledge, score, why_not
+from milkglass.threat import NO_BELIEF, Attack, Budget, Knowledge, score, why_not
 from tests.attacks.scenes import Change, model, obfuslm, plain, scene
 
 
@@ -77,3 +77,23 @@ def test_why_not_gives_the_reason() -> None:
         why_not(EDNN(), it.transcript, Knowledge(public_model=model(torch.randn(300, 8))))
     )
     assert why_not(KNNPlus(), it.transcript, it.knowledge) is None
+
+
+def test_a_short_budget_reads_what_was_sent_most_often() -> None:
+    it = scene(lambda table, seed: table, n=2 * ROWS, sentences=60)
+
+    class Once(Budget):
+        """Time for one block of rows."""
+
+        def left(self) -> float:
+            self.seconds -= 1
+            return self.seconds
+
+    for attack in (KNN(), EDNN()):
+        guess = attack(it.transcript, it.knowledge, Once(2), np.random.default_rng(0))
+        assert guess.table is not None
+        read = guess.table[:, 0] != NO_BELIEF
+        counts = it.transcript.tokens.counts(it.transcript.size)
+        assert read.sum() == ROWS
+        assert counts[read].min() >= counts[~read].max()
+        assert (guess.table[read, 0] == it.truth.inverse[read]).all()

@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from milkglass.attacks.embedding.knn import nearest, same_width
+from milkglass.attacks.embedding.knn import read_off, same_width
 from milkglass.paper import Paper
 from milkglass.threat import Attack, Budget, Guess, Knowledge, Observation, Transcript, Weights
 
@@ -52,4 +52,4 @@ class EDNN(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         assert knowledge.public_model is not None
         seen, known = differences(transcript.table), differences(knowledge.public_model.table)
-        return Guess(table=nearest(seen, known, self.k, "euclidean").numpy())
+        return read_off(transcript, seen, known, self.k, "euclidean", budget)

@@ -16,14 +16,17 @@ import numpy as np
 import torch
 
 from milkglass.paper import Paper
-from milkglass.threat import Attack, Budget, Guess, Knowledge, Observation, Transcript, Weights
+from milkglass.threat import NO_BELIEF, Attack, Budget, Guess, Knowledge, Observation, Transcript, Weights
 
 Metric = Literal["cosine", "euclidean"]
 ROWS = 512  # rows compared at a time
 
 
-def nearest(obfuscated: torch.Tensor, public: torch.Tensor, k: int, metric: Metric = "cosine") -> torch.Tensor:
-    """For each row of `obfuscated` (n, d), the `k` nearest rows of `public` (m, d): (n, k), best first.
+def nearest(
+    obfuscated: torch.Tensor, public: torch.Tensor, k: int, metric: Metric = "cosine", budget: Budget | None = None
+) -> torch.Tensor:
+    """For each row of `obfuscated` (n, d), the `k` nearest rows of `public` (m, d): (n, k), best first; of as many rows
+    as the budget allows, from the first one on.
 
     One matrix product: |x - y|^2 ranks as x.y - |y|^2 / 2, since |x|^2 is the same for all y.
     """
@@ -32,13 +35,29 @@ def nearest(obfuscated: torch.Tensor, public: torch.Tensor, k: int, metric: Metr
         against = torch.nn.functional.normalize(against, dim=1)
     half = (against * against).sum(1) / 2 if metric == "euclidean" else torch.zeros(len(against))
     turned = against.T.contiguous()
-    found = [(block @ turned - half).topk(k, dim=1).indices for block in obfuscated.float().split(ROWS)]
+    found = []
+    for block in obfuscated.float().split(ROWS):
+        if budget is not None and budget.left() <= 0:
+            break
+        found.append((block @ turned - half).topk(k, dim=1).indices)
     return torch.cat(found) if found else torch.empty(0, k, dtype=torch.long)
+
+
+def read_off(
+    transcript: Transcript, seen: torch.Tensor, known: torch.Tensor, k: int, metric: Metric, budget: Budget
+) -> Guess:
+    """The nearest rows of `known` for every row of `seen`. Ids that were sent come first, the commonest before the
+    others: of a large vocabulary, a short budget reads those that matter."""
+    order = np.argsort(-transcript.tokens.counts(transcript.size), kind="stable")
+    found = nearest(seen[torch.from_numpy(order)], known, k, metric, budget).numpy()
+    table = np.full((transcript.size, k), NO_BELIEF, np.int64)
+    table[order[: len(found)]] = found
+    return Guess(table=table)
 
 
 def same_width(transcript: Transcript, knowledge: Knowledge) -> str | None:
     assert knowledge.public_model is not None
-    seen, known = transcript.table.shape[1], knowledge.public_model.table.shape[1]
+    seen, known = transcript.width, knowledge.public_model.width
     return None if seen == known else f"the scrambled embeddings have {seen} dimensions, the public ones {known}"
 
 
@@ -65,4 +84,4 @@ class KNN(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         assert knowledge.public_model is not None
-        return Guess(table=nearest(transcript.table, knowledge.public_model.table, self.k, self.metric).numpy())
+        return read_off(transcript, transcript.table, knowledge.public_model.table, self.k, self.metric, budget)
