@@ -13,12 +13,16 @@ from milkglass.attacks.embedding.decipherment import Decipherment
 from milkglass.attacks.embedding.ednn import EDNN
 from milkglass.attacks.embedding.era import ERA
 from milkglass.attacks.embedding.era_plus import ERAPlus
+from milkglass.attacks.embedding.gram import Gram
 from milkglass.attacks.embedding.invbert import InvBert
 from milkglass.attacks.embedding.knn import KNN
 from milkglass.attacks.embedding.knn_plus import KNNPlus
+from milkglass.attacks.embedding.known_weight import KnownWeight
+from milkglass.attacks.embedding.language import LanguageModel
 from milkglass.attacks.embedding.matching import Matching
 from milkglass.attacks.embedding.mlc import MLC
 from milkglass.attacks.embedding.sda import SDA
+from milkglass.attacks.embedding.sorted_rows import SortedRows
 from milkglass.attacks.embedding.tfa import TFA
 from milkglass.attacks.embedding.tuned_rows import TunedRows
 from milkglass.threat import Attack
@@ -30,9 +34,13 @@ ATTACKS: Mapping[str, type[Attack]] = {
     "knn": KNN,
     "ednn": EDNN,
     "knn+": KNNPlus,
+    "sorted-rows": SortedRows,
+    "gram": Gram,
+    "known-weight": KnownWeight,
     "tfa": TFA,
     "cluster-conditional": Conditional,
     "decipherment": Decipherment,
+    "language-model": LanguageModel,
     "tuned-rows": TunedRows,
     "era": ERA,
     "era+": ERAPlus,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from milkglass.attacks.assignment import ranked
+from milkglass.attacks.embedding.decipherment import Decipherment
 from milkglass.attacks.embedding.era import ERA, states
 from milkglass.attacks.embedding.era_plus import ERAPlus
 from milkglass.attacks.embedding.invbert import InvBert
@@ -196,6 +199,31 @@ def test_era_plus_decides_once_for_each_id(models: dict[str, Model]) -> None:
     knowledge = Knowledge(public_model=models["llama-tied"], candidates=flat)
     guess = ERAPlus()(transcript, knowledge, Budget(), np.random.default_rng(0))
     assert score(guess, truth, np.random.default_rng(0))["tokens top-1"].value == 1
+
+
+def test_era_plus_starts_from_what_the_corpus_tells(models: dict[str, Model]) -> None:
+    """With public text and what was sent, its prior is the deciphered map; without either, the candidates as given."""
+    answered, _ = generated(models["llama-tied"])
+    sigma = np.random.default_rng(6).permutation(VOCAB).astype(np.int64)
+    sent = Tokens(Sequences.of(sigma[one] for one in chain(VOCAB, 40, 3)))
+    transcript = Transcript((*answered.observations, sent), VOCAB)
+    groups = tuple(Group(sigma[members], members) for members in np.array_split(np.arange(VOCAB), VOCAB // 10))
+    flat = Candidates(groups, tuple(np.zeros((len(one.rows), len(one.members))) for one in groups))
+    bare = Knowledge(public_model=models["llama-tied"], candidates=flat)
+    known = replace(bare, corpus=Sequences.of(chain(VOCAB, 60, 4)))
+    told = Decipherment().learn(transcript, known, Budget(), np.random.default_rng(0))
+    deaf = ERAPlus(damping=1e-12)  # the states count for nothing
+
+    def prior(seen: Transcript, knowledge: Knowledge) -> list[float]:
+        found = deaf.learn(seen, knowledge, Budget(), np.random.default_rng(0))
+        return np.concatenate([one.ravel() for one in found.likelihood]).tolist()
+
+    expected = np.concatenate([one.ravel() for one in told.likelihood]).tolist()
+    assert prior(transcript, known) == pytest.approx(expected, abs=1e-9)
+    assert max(map(abs, prior(transcript, bare))) < 1e-9
+    assert max(map(abs, prior(answered, known))) < 1e-9
+    read = ranked(told, VOCAB).at(sent.ids)[:, 0]
+    assert (read == np.argsort(sigma)[sent.ids.ids]).mean() > 0.3
 
 
 def test_rows_that_moved_are_the_ones_that_occurred(models: dict[str, Model]) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from milkglass import transcript as on_disk
 from milkglass.attacks.embedding.clusters import ClusterSolve
+from milkglass.attacks.embedding.decipherment import Decipherment
 from milkglass.attacks.embedding.knn import KNN
 from milkglass.attacks.embedding.knn_plus import KNNPlus
 from milkglass.attacks.embedding.mlc import MLC
@@ -312,6 +313,24 @@ def test_an_attacker_has_no_text_that_the_client_sends(setting: Setting, tmp_pat
     for adversary in it.adversaries[1:]:
         assert adversary.knowledge.corpus is not None
         assert not private & {tuple(one.tolist()) for one in adversary.knowledge.corpus}
+
+
+def test_who_knows_some_texts_word_for_word_reads_their_words_everywhere(setting: Setting, tmp_path: Path) -> None:
+    known = tmp_path / "known.txt"
+    lines = setting.text.read_text("utf-8").splitlines()
+    known.write_text("\n".join(lines[:4]) + "\n", "utf-8")
+    it = build(setting.key, setting.codec, setting.folder, setting.text, None, None, seed=1, known=known)
+    who = it.adversaries[-1]
+    pairs = who.knowledge.pairs
+    assert pairs is not None
+    assert (it.truth.inverse[pairs[:, 0]] == pairs[:, 1]).all()
+    crib = {tuple(one) for one in read(setting.codec, known).original.ids.reshape(-1, 1).tolist()}
+    assert crib == {(int(one),) for one in pairs[:, 1]}
+    first = {tuple(one.tolist()) for one in read(setting.codec, known).original}
+    assert not first & {tuple(one.tolist()) for one in it.truth.tokens}  # what is known is no secret
+    told = Decipherment()(it.transcript, who.knowledge, Budget(), np.random.default_rng(0))
+    assert told.table is not None
+    assert (told.table[pairs[:, 0], 0] == pairs[:, 1]).all()
 
 
 def test_rehearsal_keys_come_from_their_seed_and_are_not_the_users(setting: Setting) -> None:

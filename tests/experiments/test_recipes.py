@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from milkglass.attacks.embedding.knn import KNN
+from milkglass.attacks.embedding.sda import SDA
+from milkglass.audit.scene import assemble
+from milkglass.audit.texts import encoded
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.codec import Codec
+from milkglass.client.dataset import Example
 from milkglass.errors import UsageError
 from milkglass.experiments.__main__ import run
-from milkglass.experiments.attacks import AttackRecipe
+from milkglass.experiments.attacks import MEASURES, AttackRecipe, leaked
 from milkglass.experiments.attacks import split as split_texts
-from milkglass.experiments.recipe import Recipe
+from milkglass.experiments.named import Entries, kinds
+from milkglass.experiments.recipe import Recipe, seeded_key
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.sequences import Sequences
 from tests import tiny
 
 FOLDER = Path(__file__).parents[2] / "recipes"
@@ -45,6 +57,31 @@ def test_a_shipped_result_is_of_the_recipe_as_it_stands(path: Path) -> None:
     assert result["seed"] == recipe.seed
     assert result["training"] == recipe.training.model_dump()
     assert result["variants"] == {name: dict(parameters) for name, parameters in recipe.variants.items()}
+    assert result["evaluation"] == dict(recipe.evaluation)
+    require_figures(result, recipe)
+
+
+def require_figures(result: dict[str, Any], recipe: Recipe | AttackRecipe) -> None:
+    """Each figure that the recipe names was measured, and stands beside the paper's and what was asked."""
+    for name, words in recipe.asked.items():
+        assert result["figures"][name]["asked"] == words
+    for name, value in recipe.published.items():
+        assert result["figures"][name]["published"] == value
+
+
+@pytest.mark.parametrize("path", ATTACKS, ids=lambda path: path.stem)
+def test_the_figures_that_a_recipe_names_are_of_its_attacks_attackers_and_variants(path: Path) -> None:
+    recipe = AttackRecipe.read(path)
+    whole = {
+        f", {attack}, {who}, {variant}"
+        for attack in kinds(recipe.attacks)
+        for who in ("model only", *recipe.public)
+        for variant in recipe.variants
+    }
+    for name in (*recipe.published, *recipe.asked):
+        measure = next((one for one in MEASURES if name.startswith(f"{one}, ")), None)
+        assert measure is not None, name
+        assert name.removeprefix(measure) in whole
 
 
 @pytest.mark.parametrize("path", ATTACKS, ids=lambda path: path.stem)
@@ -52,13 +89,11 @@ def test_a_shipped_result_is_of_the_attack_recipe_as_it_stands(path: Path) -> No
     recipe, result = AttackRecipe.read(path), shipped(path)
     for name in ("model", "seed", "private", "rows", "order"):
         assert result[name] == getattr(recipe, name)
-    assert result["attacks"] == list(recipe.attacks)
+    assert result["attacks"] == recipe.attacks
+    assert result.get("seconds") == recipe.seconds
     assert result["public"] == {who: list(names) for who, names in recipe.public.items()}
     assert result["variants"] == {name: dict(one) for name, one in recipe.variants.items()}
-    for name, words in recipe.asked.items():
-        assert result["figures"][name]["asked"] == words
-    for name, value in recipe.published.items():
-        assert result["figures"][name]["published"] == value
+    require_figures(result, recipe)
 
 
 def write_recipe(folder: Path, kind: str) -> Path:
@@ -116,19 +151,31 @@ def test_a_recipe_runs_and_goes_on_where_it_stopped(kind: str, tmp_path: Path) -
         assert names == {"accuracy, plain", "accuracy, obfuslm", "accuracy loss"} | knn
         assert first["figures"]["accuracy loss"]["published"] == 2.91
     else:
-        assert names == {
+        scores = {
             f"{what}, {variant} {when}"
-            for what in ("loss", "rouge-1")
+            for what in ("loss", "rouge-1", "rouge-l")
             for variant in ("plain", "obfuslm")
             for when in ("before", "after")
         }
+        assert names == scores | {
+            f"{what}, {attack} after"
+            for what in (
+                "rouge-1",
+                "rouge-l",
+                *(f"{one} of the client's" for one in ("tokens top-1", "rouge-1", "rouge-l")),
+            )
+            for attack in ("era, plain", "era, obfuslm", "matching, obfuslm", "era+, obfuslm")
+        }
 
 
-def test_a_small_attack_recipe_runs_and_goes_on(tmp_path: Path) -> None:
-    model = tiny.save("bert", tmp_path / "base")
+LIST = 'attacks = ["knn", "cluster-solve", "matching", "decipherment"]\ncurve = true\n[public]\nsame = ["rest"]'
+
+
+def write_attacks(folder: Path, middle: str = LIST) -> Path:
+    model = tiny.save("bert", folder / "base")
     texts = [f"{text} {number}" for number in range(8) for text in tiny.TEXTS]
-    (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", "utf-8")
-    path = tmp_path / "small.toml"
+    (folder / "texts.txt").write_text("\n".join(texts) + "\n", "utf-8")
+    path = folder / "small.toml"
     path.write_text(
         f"""
 kind = "attacks"
@@ -137,10 +184,7 @@ model = "{model}"
 seed = 3
 private = "texts.txt"
 rows = 20
-attacks = ["knn", "cluster-solve", "matching", "decipherment"]
-curve = true
-[public]
-same = ["rest"]
+{middle}
 [variants."k=4"]
 k = 4
 epsilon = 1.0
@@ -150,15 +194,141 @@ beta = 0.9
 """,
         "utf-8",
     )
+    return path
+
+
+def test_a_small_attack_recipe_runs_and_goes_on(tmp_path: Path) -> None:
+    path = write_attacks(tmp_path)
     assert run(path, tmp_path, tmp_path / "out", 1) == 0
     figures = json.loads((tmp_path / "out" / "small.json").read_text("utf-8"))["figures"]
     solved = figures["tokens top-1, decipherment, same, k=4"]
     assert solved["asked"] == "at least 1"
     assert solved["measured"] > figures["tokens top-1, knn, model only, k=4"]["measured"]
     assert [name for name in figures if name.startswith("content, same, k=4, after ")]
-    again = (tmp_path / "out" / "small.json").stat().st_mtime_ns
+    assert figures["seconds, k=4"]["measured"] == pytest.approx(
+        sum(one["measured"] for name, one in figures.items() if re.fullmatch(r"seconds, .+, .+, k=4", name)), abs=0.05
+    )
     assert run(path, tmp_path, tmp_path / "out", 1) == 0
-    assert (tmp_path / "out" / "small.json").stat().st_mtime_ns > again
+    again = json.loads((tmp_path / "out" / "small.json").read_text("utf-8"))["figures"]
+    assert again == figures  # the seconds too: what was done before is counted
+
+
+NAMED = """seconds = 60
+[public]
+same = ["rest"]
+"same, half leaked" = ["rest", "private 50 %"]
+[attacks]
+cluster-solve = {}
+"tfa, nearest" = { attack = "tfa", match = "nearest", places = false }
+"sda, K_A=2" = { attack = "sda", candidates = 2, steps = 1, beam = 2, prior = 0.0 }
+"sda, K_A=3" = { attack = "sda", candidates = 3, steps = 1, beam = 2 }
+decipherment = {}"""
+
+
+def test_attacks_have_names_parameters_and_leaked_text(tmp_path: Path) -> None:
+    path = write_attacks(tmp_path, NAMED)
+    assert run(path, tmp_path, tmp_path / "out", 1) == 0
+    result = json.loads((tmp_path / "out" / "small.json").read_text("utf-8"))
+    assert result["seconds"] == 60
+    assert result["attacks"]["sda, K_A=2"] == {
+        "attack": "sda", "candidates": 2, "steps": 1, "beam": 2, "prior": 0.0
+    }  # fmt: skip
+    assert list(result["attacks"]) == ["cluster-solve", "tfa, nearest", "sda, K_A=2", "sda, K_A=3", "decipherment"]
+    figures = {name: one["measured"] for name, one in result["figures"].items()}
+    both = ("same", "same, half leaked")
+    for attack in ("tfa, nearest", "sda, K_A=2", "sda, K_A=3", "decipherment"):
+        for who in both:
+            assert f"rouge-l, {attack}, {who}, k=4" in figures
+    assert {name for name in figures if name.startswith("unleaked")} == {
+        f"unleaked top-1, {attack}, same, half leaked, k=4"
+        for attack in ("tfa, nearest", "sda, K_A=2", "sda, K_A=3", "decipherment")
+    }
+    assert figures["tokens top-1, sda, K_A=2, same, k=4"] != figures["tokens top-1, sda, K_A=3, same, k=4"]
+    path.write_text(path.read_text("utf-8").replace("candidates = 2", "candidates = 4"), "utf-8")
+    with pytest.raises(UsageError, match="the work of an audit of another key, text or setting"):
+        run(path, tmp_path, tmp_path / "out", 1)
+
+
+def test_an_attack_that_its_budget_cut_fails_the_recipe_and_what_ended_is_kept(tmp_path: Path) -> None:
+    path = write_attacks(tmp_path, NAMED.replace("= 60", "= 5").replace("steps = 1", "training = 1.0, epochs = 9999"))
+    with pytest.raises(UsageError, match="sda, K_A=2 by same did not end within its budget"):
+        run(path, tmp_path, tmp_path / "out", 1)
+    assert (tmp_path / "out" / "k=4" / "same-tfa,_nearest.json").is_file()
+    assert not (tmp_path / "out" / "small.json").exists()
+
+
+def test_a_figure_that_nobody_measured_is_not_passed_over(tmp_path: Path) -> None:
+    path = write_attacks(tmp_path, 'attacks = ["knn"]\n[public]\nsame = ["rest"]')
+    with pytest.raises(UsageError, match="was not measured: 'tokens top-1, decipherment, same, k=4'"):
+        run(path, tmp_path, tmp_path / "out", 1)
+
+
+def small(**changes: Any) -> AttackRecipe:
+    blank = AttackRecipe("r", "", "", 1, "texts.txt", 200, "random", {"same": ["rest"]}, [], {}, {}, {})
+    return replace(blank, **changes)
+
+
+def test_a_share_of_the_private_texts_is_drawn_by_the_seed() -> None:
+    public = {"none": ["rest"], "few": ["private 0.5 %"], "some": ["rest", "private 10 %"], "all": ["private 100 %"]}
+    found = leaked(small(public=public))
+    assert {who: len(one) for who, one in found.items()} == {"few": 1, "some": 20, "all": 200}
+    assert set(found["few"]) < set(found["some"]) < set(found["all"]) == set(range(200))
+    assert all(np.array_equal(one, leaked(small(public=public))[who]) for who, one in found.items())
+    assert not np.array_equal(found["some"], leaked(small(public=public, seed=2))["some"])
+    for wrong in ("private 0 %", "private 101 %", "private half", "private 10%", "private -1 %"):
+        with pytest.raises(UsageError, match="is no share of the private texts"):
+            leaked(small(public={"same": [wrong]}))
+    with pytest.raises(UsageError, match="same has 2 shares"):
+        leaked(small(public={"same": ["private 1 %", "private 2 %"]}))
+
+
+def test_leaked_texts_come_after_those_that_are_taken_out(tmp_path: Path) -> None:
+    folder = tiny.save("bert", tmp_path / "base")
+    base = Checkpoint.open(folder)
+    key = seeded_key(base, str(folder), base.digest(), 1, ObfusLM(4, 1.0, beta=0.9))
+    codec = Codec.open(key, folder)
+    private = encoded(codec, [Example(i, "text", text) for i, text in enumerate(tiny.TEXTS)])
+    other = encoded(codec, [Example(0, "text", "call my father on friday")]).original
+    texts = Sequences.of((*other, *private.original))
+    scene = assemble(key, codec, base, private, {"bare": texts, "told": texts}, leaked={"told": np.array([1, 3])})
+    known = {one.name: one.knowledge.corpus for one in scene.adversaries}
+    assert [one.tolist() for one in known["bare"]] == [one.tolist() for one in other]
+    wanted = (*other, *private.original.chosen(np.array([1, 3])))
+    assert [one.tolist() for one in known["told"]] == [one.tolist() for one in wanted]
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        (["knn", "nothing"], "there is no attack 'nothing'"),
+        (["knn", "knn"], "knn is listed twice"),
+        ({"x": {"attack": "nothing"}}, "there is no attack 'nothing'"),
+        ({"x": {}}, "there is no attack 'x'"),
+        ({"x": {"attack": "sda", "beams": 3}}, "x has no parameter 'beams'"),
+        ({"x": {"attack": "sda", "candidates": "3"}}, "x: candidates is '3', not a int"),
+        ({"x": {"attack": "sda", "candidates": True}}, "x: candidates is True, not a int"),
+        ({"x": {"attack": "tfa", "match": "best"}}, "match is 'best'"),
+        ({"knn": {"k": 3}}, "'knn' is the name of an attack as it is"),
+        ({"knn": {"attack": "tfa"}}, "'knn' is the name of an attack as it is"),
+        ({"a/b": {"attack": "tfa"}}, "'a/b' cannot be a name"),
+    ],
+)
+def test_attacks_that_cannot_be_are_refused(entries: Entries, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        kinds(entries)
+
+
+def test_a_named_attack_is_the_catalogues_with_other_parameters() -> None:
+    found = kinds({"knn": {}, "sda, K_A=5": {"attack": "sda", "candidates": 5, "prior": 0, "steps": 7}})
+    assert list(found) == ["knn", "sda, K_A=5"]
+    made = found["sda, K_A=5"]()
+    assert isinstance(made, SDA)
+    assert made.name == found["sda, K_A=5"].name == "sda, K_A=5"
+    assert repr(made) == repr(SDA(candidates=5, prior=0, steps=7))
+    assert repr(found["knn"]()) == repr(KNN())
+    assert SDA.name == "sda"
+    assert SDA().candidates == 3
+    assert list(kinds(["tfa", "knn"])) == ["tfa", "knn"]
 
 
 def test_a_private_text_is_never_public(tmp_path: Path) -> None:

@@ -77,7 +77,10 @@ def audit(
 def key_budget(
     scene: Scene, attacks: Mapping[str, type[Attack]], done: Done, best: Cell | None, budget: Budget, seed: int
 ) -> tuple[Point, ...]:
-    """By the strongest attack, where more text can make a difference to it."""
+    """By the strongest attack that any audit begins, since it is run for every point, and where more text can make a
+    difference to it."""
+    if best is not None and best.costly:
+        best = strongest(tuple(cell for cell in done.cells if not cell.costly))
     if best is None or "corpus" not in attacks[best.attack].assumes:
         return ()
     return curve.measure(scene, attacks[best.attack](), done.candidates, scene.adversaries, budget, seed)

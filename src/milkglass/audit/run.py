@@ -75,7 +75,7 @@ def _pairs(scene: Scene, chosen: Sequence[Attack]) -> list[tuple[Adversary, Atta
     found = []
     for adversary in scene.adversaries:
         for attack in chosen:
-            reads = "corpus" in attack.assumes
+            reads = "corpus" in attack.assumes | attack.helped_by
             wanted = not others or not reads if adversary is bare else reads
             if wanted and not _early(attack):
                 found.append((adversary, attack))

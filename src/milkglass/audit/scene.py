@@ -92,9 +92,11 @@ def build(
     seed: int,
     stage: Stage = no_progress,
     seen: Transcript | None = None,
+    known: Path | None = None,
 ) -> Scene:
     """text: the user's file; a random half of it plays the private text, the other the public text of the same kind.
     public: text of another kind. most: how many rows are read. seen: a server's transcript, in place of our upload.
+    known: texts that are sent too and that one attacker more has word for word.
     """
     base = Checkpoint.open(folder)
     key.require_model(base.digest(stage("check the model", sum(ref.bytes for ref in base.tensors.values()))))
@@ -104,14 +106,22 @@ def build(
             f"{text.name} has {len(whole.original)} texts, an audit needs {LEAST}",
             "an attacker's share of so few says nothing",
         )
-    private, known = _halves(whole, seed)
+    private, alike = _halves(whole, seed)
     other = {} if public is None else {"other text": read(codec, public).original}
-    return assemble(key, codec, base, private, {**other, "same kind of text": known}, stage, seen)
+    attackers = {**other, "same kind of text": alike}
+    if known is None:
+        return assemble(key, codec, base, private, attackers, stage, seen)
+    crib = read(codec, known)
+    pairs = np.unique(np.stack([crib.scrambled.ids, crib.original.ids], axis=1), axis=0)
+    attackers[KNOWN] = Sequences.of((*alike, *crib.original))
+    return assemble(key, codec, base, private.without(crib), attackers, stage, seen, pairs={KNOWN: pairs})
 
 
+KNOWN = "known texts"
 WORDS = {
     "other text": "public text of another kind",
     "same kind of text": "other text of the same kind",
+    KNOWN: "other text of the same kind and knows word for word what some of what you send says",
 }
 
 
@@ -124,9 +134,11 @@ def assemble(
     stage: Stage = no_progress,
     seen: Transcript | None = None,
     leaked: Mapping[str, Ids] | None = None,
+    pairs: Mapping[str, Ids] | None = None,
 ) -> Scene:
     """public: the text that each attacker has, by the attacker's name; one more has none. leaked: which of the texts
-    that were sent an attacker has besides, by their numbers; not which of the sent ones they are.
+    that were sent an attacker has besides, by their numbers; not which of the sent ones they are. pairs: (p, 2) the
+    scrambled and public ids of texts that an attacker knows in both forms.
     """
     model, promise = uploaded(base, key, stage)
     size = len(key.sigma)
@@ -142,7 +154,8 @@ def assemble(
         texts = texts.without(sent)  # an attacker who has the very text needs no attack
         if leaked is not None and name in leaked:
             texts = Sequences.of((*texts, *sent.chosen(leaked[name])))
-        attackers.append(Adversary(name, f"has {WORDS.get(name, name)}", replace(bare, corpus=texts)))
+        sure = (pairs or {}).get(name)
+        attackers.append(Adversary(name, f"has {WORDS.get(name, name)}", replace(bare, corpus=texts, pairs=sure)))
     return Scene(
         transcript,
         Truth(codec.inverse, codec.visible, content, _reader(codec), transcript.tokens),

@@ -43,6 +43,12 @@ class Texts:
         order = np.sort(rows)
         return Texts(self.scrambled.chosen(order), self.original.chosen(order), self.names[keep], self.numbers[keep])
 
+    def without(self, others: Texts) -> Texts:
+        """The texts that are not, id for id, among the others."""
+        known = {one.tobytes() for one in others.original}
+        fresh = [i for i, one in enumerate(self.original) if one.tobytes() not in known]
+        return self.chosen(np.array(fresh, np.int64))
+
 
 def examples_of(path: Path, most: int | None = None) -> list[Example]:
     """Every row of a file; of a .txt, every line that is not blank. Raises CodecError, UsageError."""

@@ -24,6 +24,10 @@ def audit(
     public: Annotated[
         Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")
     ] = None,
+    known: Annotated[
+        Path | None,
+        typer.Option("--known", help="Texts you send that an attacker has word for word: templates, published pieces."),
+    ] = None,
     server_transcript: Annotated[
         Path | None, typer.Option("--server-transcript", help="What a server recorded (`serve --record`).")
     ] = None,
@@ -37,7 +41,7 @@ def audit(
     """Attack your own model, key and text, and write what comes back into the folder OUT. Nothing is sent anywhere."""
     from milkglass.threat import Budget
 
-    for path in (text, public):
+    for path in (text, public, known):
         if path is not None and not path.is_file():
             raise UsageError(f"there is no file {path}", "give a file with a text a line")
     Budget.parse(budget)  # a mistake is told before anybody waits
@@ -63,6 +67,7 @@ def audit(
         "key": opened.key.identifier,
         "text": hashlib.sha256(text.read_bytes()).hexdigest(),
         "public": None if public is None else hashlib.sha256(public.read_bytes()).hexdigest(),
+        "known": None if known is None else hashlib.sha256(known.read_bytes()).hexdigest(),
         "transcript": None if server_transcript is None else transcript.digest(server_transcript),
         "rows": rows,
         "seed": seed,
@@ -70,7 +75,7 @@ def audit(
     }
     work = Work.open(out / "work", about)
     with bars(as_json) as stage:
-        scene = build(opened.key, codec, folder, text, public, rows, seed, stage, seen)
+        scene = build(opened.key, codec, folder, text, public, rows, seed, stage, seen, known)
         advance = stage("attack", planned(scene, ATTACKS))
 
         def tell(cell: Cell) -> None:

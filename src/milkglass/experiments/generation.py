@@ -1,25 +1,61 @@
-"""Evaluation loss and ROUGE-1 of generated answers, before and after fine-tuning (ObfusLM, Table 3)."""
+"""Generated answers before and after fine-tuning: how good they are, and who can read them (ObfusLM, Tables 3 and 6).
+
+**What Table 6 compares.** "The metrics between original texts and inference results observed by the client or the
+attacker": its column for the client is Table 3's figure for ObfusLM (Alpaca 70.93, Databricks 57.18), which is the
+likeness of the client's answers to the data set's. So the original texts are the data set's answers, for the attacker
+as well; and an attacker whose text is 60 % as like them as the client's may have read 60 % of it, or all of what
+matters, or nothing but common words. Beside it stands therefore what the attack is about: the attacker's text against
+the client's, token by token and by ROUGE ("of the client's").
+
+Answers are greedy, generated once for each model, and the attackers read those very ids. The attacks are the
+catalogue's; ERA+ starts from the candidates that cluster-solve and matching find in the table as it was uploaded.
+
+What this module does not know: how a model was trained.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from rouge_score.rouge_scorer import RougeScorer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from milkglass.attacks.assignment import ranked
+from milkglass.attacks.embedding.clusters import ClusterSolve
+from milkglass.attacks.embedding.era import ERA
+from milkglass.attacks.embedding.era_plus import ERAPlus
+from milkglass.attacks.embedding.matching import Matching
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.dataset import read_examples
 from milkglass.experiments.recipe import Recipe, Variant
+from milkglass.modelview import Model
+from milkglass.sequences import Sequences
 from milkglass.server.data import Collate, Rows
+from milkglass.threat import Budget, Candidates, Guess, Knowledge, Outputs, Transcript, Truth, Weights, score
 
 BATCH = 8
+NAMES = {"rouge1": "rouge-1", "rougeL": "rouge-l"}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Scrambled ids of the prompts and of what was generated, and the data set's own answers."""
+
+    prompts: Sequences
+    ids: Sequences
+    references: tuple[str, ...]
 
 
 def measure(recipe: Recipe, base: Checkpoint, variants: list[Variant], data: Path) -> dict[str, float]:
-    """For each variant: loss (nats a token of the answers) and ROUGE-1 F (percent), before and after."""
+    """For each variant: loss (nats a token of the answers) and ROUGE F (percent) before and after, and afterwards what
+    attackers read of the answers."""
     found: dict[str, float] = {}
     for variant in variants:
         codec = Codec.open(variant.key, base.folder)
@@ -27,7 +63,10 @@ def measure(recipe: Recipe, base: Checkpoint, variants: list[Variant], data: Pat
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
             rows = Rows(variant.job / "validation.parquet", "causal-lm", recipe.training.max_length)
             found[f"loss, {variant.name} {when}"] = loss(model, rows)
-            found[f"rouge-1, {variant.name} {when}"] = rouge(model, codec, data / recipe.data["validation"], recipe)
+            made = answers(model, codec, data / recipe.data["validation"], recipe.evaluation)
+            texts = [codec.decode(one) for one in made.ids]
+            found |= {f"{name}, {variant.name} {when}": of for name, of in rouge(texts, made.references).items()}
+        found |= read(recipe, base, variant, codec, made)
     return found
 
 
@@ -47,12 +86,11 @@ def loss(model: PreTrainedModel, rows: Rows) -> float:
 
 
 @torch.inference_mode()
-def rouge(model: PreTrainedModel, codec: Codec, path: Path, recipe: Recipe) -> float:
-    """Greedy answers to the first prompts of the file against the references."""
-    examples = list(islice(read_examples(path), recipe.evaluation["answers"]))
+def answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation: Mapping[str, int]) -> Answers:
+    """Greedy answers to the first prompts of the file, each up to and with its end-of-sequence id."""
+    examples = list(islice(read_examples(path), evaluation["answers"]))
     prompts = [codec.encode_chat(example.messages[:-1]) for example in examples]
-    scorer = RougeScorer(["rouge1"], use_stemmer=True)
-    scores = []
+    made: list[np.ndarray[Any, Any]] = []
     for start in range(0, len(prompts), BATCH):
         group = prompts[start : start + BATCH]
         width = max(map(len, group))
@@ -64,11 +102,73 @@ def rouge(model: PreTrainedModel, codec: Codec, path: Path, recipe: Recipe) -> f
         out = model.generate(
             input_ids=ids,
             attention_mask=mask,
-            max_new_tokens=recipe.evaluation["new_tokens"],
+            max_new_tokens=evaluation["new_tokens"],
             do_sample=False,
             pad_token_id=model.config.pad_token_id,
         )
-        for row, example in zip(out[:, width:], examples[start : start + BATCH], strict=True):
-            answer = codec.decode(row.numpy())
-            scores.append(scorer.score(example.messages[-1]["content"], answer)["rouge1"].fmeasure)
-    return 100 * sum(scores) / len(scores)
+        stops = model.generation_config.eos_token_id
+        made += [ended(row.numpy(), [stops] if isinstance(stops, int) else stops or []) for row in out[:, width:]]
+    references = tuple(str(example.messages[-1]["content"]) for example in examples)
+    return Answers(Sequences.of(prompts), Sequences.of(made), references)
+
+
+def ended(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Up to and with the first of `stops`: what follows is padding, which no server sends."""
+    at = np.flatnonzero(np.isin(ids, stops))
+    return ids[: at[0] + 1] if len(at) else ids
+
+
+def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Mean F of ROUGE-1 and ROUGE-L, percent."""
+    scorer = RougeScorer(list(NAMES), use_stemmer=True)
+    scores = [scorer.score(reference, text) for text, reference in zip(texts, references, strict=True)]
+    return {name: 100 * sum(one[kind].fmeasure for one in scores) / len(scores) for kind, name in NAMES.items()}
+
+
+# --- what attackers read ----------------------------------------------------------------------------------------------
+def read(recipe: Recipe, base: Checkpoint, variant: Variant, codec: Codec, made: Answers) -> dict[str, float]:
+    """By ERA, and where anything was scrambled by the map of matching and by ERA+. Of the plain variant ERA reads what
+    it can read at all: its control."""
+    transcript = Transcript(
+        (
+            Weights(Model.open(variant.model)),
+            Weights(Model.open(variant.job / "result"), tuned=True),
+            Outputs(made.ids, made.prompts),
+        ),
+        len(codec.sigma),
+    )
+    knowledge = Knowledge(public_model=Model.open(base.folder))
+
+    def rng() -> np.random.Generator:
+        return np.random.default_rng(recipe.seed)
+
+    guesses = {"era": ERA()(transcript, knowledge, Budget(), rng())}
+    if not variant.plain:
+        found = candidates(transcript, knowledge, rng())
+        guesses["matching"] = ranked(found, transcript.size)
+        guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=found), Budget(), rng())
+    return {
+        f"{measure}, {attack}, {variant.name} after": value
+        for attack, guess in guesses.items()
+        for measure, value in graded(guess, codec, made, rng()).items()
+    }
+
+
+def candidates(transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> Candidates:
+    """What the table alone gives away: clusters, then the order inside them."""
+    solved = ClusterSolve().learn(transcript, knowledge, Budget(), rng)
+    return Matching().learn(transcript, replace(knowledge, candidates=solved), Budget(), rng)
+
+
+def graded(guess: Guess, codec: Codec, made: Answers, rng: np.random.Generator) -> dict[str, float]:
+    """Against the data set's answers, as Table 6 does, and against what the client reads; percent."""
+
+    def text(ids: np.ndarray[Any, Any]) -> str:
+        known = ids[(ids >= 0) & codec.visible[ids]]  # as the client leaves out special tokens, and what has no belief
+        return str(codec.tokenizer.decode(known.tolist(), clean_up_tokenization_spaces=False))
+
+    seen = Sequences(guess.at(made.ids)[:, 0], made.ids.lengths)
+    found = rouge([text(one) for one in seen], made.references)
+    recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, text, made.ids), rng)
+    of_client = ("tokens top-1", "rouge-1", "rouge-l")
+    return found | {f"{name} of the client's": 100 * recovery[name].value for name in of_client}

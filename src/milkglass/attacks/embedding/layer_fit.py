@@ -124,9 +124,9 @@ def kinds(public: Model, seen: Model) -> Iterator[Kind]:
     size, d = public.table.shape
     grouped: dict[str, list[str]] = {}
     for name in public.tensors:
-        if name in seen.tensors:
+        if name.endswith("weight") and name in seen.tensors:
             grouped.setdefault(_stem(name), []).append(name)
-    gains = [stem for stem in grouped if stem.endswith("weight") and "*" in stem and _gain(public, grouped[stem], d)]
+    gains = [stem for stem in grouped if "*" in stem and _gain(public, grouped[stem], d)]
     for stem, names in grouped.items():
         chosen = [names[i] for i in np.unique(np.linspace(0, len(names) - 1, min(len(names), LAYERS)).astype(int))]
         pairs = {name: (public.tensors[name], seen.tensors[name]) for name in chosen}

@@ -1,0 +1,130 @@
+"""What a reader says of scrambled ids that are not certain yet, added up over the places at which each stands.
+
+language.py has the formula. A board has one line for each uncertain id, with its options side by side.
+
+What this module does not know: any model; how the candidates were found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.attacks.embedding.bigrams import Floats
+from milkglass.attacks.embedding.decipherment import UNLIKELIEST, confidence
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat import Candidates, Group
+
+CHOICES = 40  # members of a group that are weighed; of a larger one the likeliest
+HIGHEST = 30.0  # of logarithms of ratios
+
+
+@dataclass(frozen=True)
+class Board:
+    """line: (n,) the line of each scrambled id, -1 for those left alone. group, row: (lines,). column, member, prior:
+    (lines, w), the last a logarithm, -inf where a line has fewer options. stake: (n,) running tokens that one more
+    place of an id may set right. total: (lines, w) evidence so far. seen: (lines,) from how many places.
+    """
+
+    line: Ids
+    group: Ids
+    row: Ids
+    column: Ids
+    member: Ids
+    prior: Floats
+    stake: Floats
+    contexts: int
+    total: Floats = field(repr=False)
+    seen: Ids = field(repr=False)
+
+    @classmethod
+    def of(cls, found: Candidates, texts: Sequences, certain: float, share: Floats, contexts: int) -> Board:
+        """certain: ids whose likeliest option has more are left alone. share: (n,) log P of public ids. contexts: at
+        how many places of one id to look."""
+        size = len(share)
+        counts, sure = texts.counts(size), confidence(found, size)
+        open_ = (counts > 0) & (sure < certain)
+        where = [
+            (number, row)
+            for number, group in enumerate(found.groups)
+            if len(group.members) > 1
+            for row in np.flatnonzero(open_[group.rows]).tolist()
+        ]
+        widths = [min(CHOICES, len(found.groups[number].members)) for number, _ in where]
+        shape = (len(where), max(widths, default=1))
+        column, member, prior = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -np.inf)
+        line = np.full(size, -1)
+        for here, ((number, row), width) in enumerate(zip(where, widths, strict=True)):
+            group = found.groups[number]
+            line[group.rows[row]] = here
+            column[here, :width] = np.argsort(-found.likelihood[number][row], kind="stable")[:width]
+            member[here] = group.members[column[here, 0]]  # fills what is left over; its prior forbids it
+            member[here, :width] = group.members[column[here, :width]]
+            prior[here, :width] = share[member[here, :width]]
+        prior -= np.logaddexp.reduce(prior, axis=1, keepdims=True)
+        stake = np.where(line >= 0, (1 - sure) * counts / np.maximum(1, np.minimum(counts, contexts)), 0.0)
+        numbers, rows = np.array(where, np.int64).reshape(-1, 2).T
+        total, seen = np.zeros(shape), np.zeros(shape[0], np.int64)
+        return cls(line, numbers, rows, column, member, prior, stake, contexts, total, seen)
+
+    def urgent(self, texts: Sequences, rng: np.random.Generator) -> Ids:
+        """Numbers of the texts that hold uncertain ids, by how much is at stake for their length."""
+        gain = np.bincount(texts.owner, self.stake[texts.ids], len(texts)) / np.maximum(texts.lengths, 1)
+        order = rng.permutation(len(texts))
+        order = order[np.argsort(-gain[order], kind="stable")]
+        return order[gain[order] > 0].astype(np.int64)
+
+    def needed(self, texts: Sequences, numbers: Ids) -> Ids:
+        """Those of the texts that still hold an id not yet looked at often enough."""
+        wanted = np.append(self.seen < self.contexts, False)  # the last one: left alone
+        hits = np.bincount(texts.owner, wanted[self.line[texts.ids]], len(texts))
+        return numbers[hits[numbers] > 0]
+
+    def asked(self, ids: Ids) -> NDArray[np.bool_]:
+        """(m,) at which of these scrambled ids to look."""
+        return np.append(self.seen < self.contexts, False)[self.line[ids]]
+
+    def hear(self, ids: Ids, scores: Floats, doubt: float) -> None:
+        """ids: (m,) scrambled. scores: (m, w) for their options: log P(option | context) / P(option), up to a constant
+        for each place."""
+        lines = self.line[ids]
+        prior = self.prior[lines]
+        ratio = scores - np.logaddexp.reduce(scores + prior, axis=1, keepdims=True)
+        said = np.log(doubt + (1 - doubt) * np.exp(np.minimum(ratio, HIGHEST)))
+        np.add.at(self.total, lines, np.where(np.isfinite(prior), said, 0.0))
+        np.add.at(self.seen, lines, 1)
+
+    def give(self, patience: float, heard: list[Floats], told: Ids, groups: tuple[Group, ...]) -> None:
+        """Writes the evidence over that of an earlier round, `heard` (one (r, m) a group), where at least as many
+        places (`told`, (n,)) were looked at. Options not weighed get what the worst one got."""
+        for here in np.flatnonzero(self.seen).tolist():
+            number, row = int(self.group[here]), int(self.row[here])
+            scrambled = groups[number].rows[row]
+            if self.seen[here] < told[scrambled]:
+                continue
+            width = int(np.isfinite(self.prior[here]).sum())
+            evidence = patience / (patience + self.seen[here]) * self.total[here, :width]
+            heard[number][row] = evidence.min()
+            heard[number][row, self.column[here, :width]] = evidence
+            told[scrambled] = self.seen[here]
+
+
+def restricted(candidates: Candidates, groups: tuple[Group, ...], size: int) -> list[Floats]:
+    """The candidates' likelihood for `groups`, each a part of one of theirs; 0 for one that they do not have."""
+    whose, row = np.full(size, -1), np.zeros(size, np.int64)
+    for number, group in enumerate(candidates.groups):
+        whose[group.rows], row[group.rows] = number, np.arange(len(group.rows))
+    found = []
+    for part in groups:
+        number = int(whose[part.rows[0]])
+        members = candidates.groups[number].members
+        if number < 0 or not np.isin(part.members, members).all():
+            found.append(np.zeros((len(part.rows), len(part.members))))
+            continue
+        order = np.argsort(members, kind="stable")
+        columns = order[np.searchsorted(members, part.members, sorter=order)]
+        values = candidates.likelihood[number][np.ix_(row[part.rows], columns)]
+        found.append(np.maximum(values, UNLIKELIEST).astype(np.float64))
+    return found

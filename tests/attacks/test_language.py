@@ -1,0 +1,256 @@
+"""A language model tells apart what neither frequencies nor neighbours do; small, and trained in the test.
+
+The language: every third token is of the sentence's topic, between two fillers that say nothing, so that no topic can
+be seen in neighbours one or two apart. Each group of candidates has one word of each topic. In half of the groups the
+four words are of very different frequency, in the others of the same.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+
+from milkglass.attacks.assignment import ranked
+from milkglass.attacks.embedding.decipherment import Decipherment
+from milkglass.attacks.embedding.hearing import Board, restricted
+from milkglass.attacks.embedding.language import LanguageModel
+from milkglass.attacks.embedding.reader import Reader, Spelling
+from milkglass.catalogue import ATTACKS
+from milkglass.modelview import Model
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat import NO_BELIEF, Budget, Candidates, Group, Knowledge, Tokens, Transcript, why_not
+
+TOPICS, WORDS, FILLERS, FIRST = 4, 16, 16, 2
+N = FIRST + FILLERS + TOPICS * WORDS  # the topics' words come last, word by word
+ALIKE = range(WORDS // 2, WORDS)  # the words that are as frequent in every topic
+
+
+def word(number: int, topic: int) -> int:
+    return FIRST + FILLERS + number * TOPICS + topic
+
+
+def written(sentences: int, seed: int) -> Sequences:
+    rng = np.random.default_rng(seed)
+    odds = np.ones((TOPICS, WORDS))
+    for number in range(WORDS // 2):
+        odds[:, number] = np.roll([4.0, 1.6, 0.6, 0.2], number)
+    odds /= odds.sum(1, keepdims=True)
+    made = []
+    for _ in range(sentences):
+        topic = int(rng.integers(TOPICS))
+        ids = rng.integers(FIRST, FIRST + FILLERS, 24)
+        ids[::3] = [word(int(rng.choice(WORDS, p=odds[topic])), topic) for _ in range(8)]
+        made.append(np.array([0, *ids, 1]))
+    return Sequences.of(made)
+
+
+def trained(size: int, texts: Sequences, steps: int = 100) -> LlamaForCausalLM:
+    """One layer is enough: words of a topic go together. It does not learn to tell fillers, which nobody could."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=size, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                num_key_value_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=1, pad_token_id=1,
+                tie_word_embeddings=False, initializer_range=0.1,
+            )
+        )  # fmt: skip
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    ids = torch.from_numpy(texts.ids.reshape(len(texts), -1))
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        some = ids[torch.from_numpy(rng.integers(len(ids), size=64))]
+        wanted = torch.where(some >= FIRST + FILLERS, some, -100)
+        loss = model(input_ids=some, labels=wanted).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return model.eval()
+
+
+def view(model: torch.nn.Module, folder: Path | None = None) -> Model:
+    return Model(dict(model.state_dict()), model.config.to_dict(), folder)
+
+
+@dataclass(frozen=True)
+class Play:
+    transcript: Transcript
+    knowledge: Knowledge
+    inverse: Ids
+
+    def share(self, found: Candidates) -> float:
+        """Of the ids that are as frequent in every topic, how many are read."""
+        guess = ranked(found, N).table
+        assert guess is not None
+        asked = np.array([word(number, topic) for number in ALIKE for topic in range(TOPICS)])
+        rows = np.argsort(self.inverse)[asked]
+        return float((guess[rows, 0] == asked).mean())
+
+
+def play(public: Model, corpus: Sequences, sentences: int = 160) -> Play:
+    sigma = np.random.default_rng(5).permutation(N).astype(np.int64)
+    members = [np.array([word(number, topic) for topic in range(TOPICS)]) for number in range(WORDS)]
+    members += [np.array([one]) for one in range(FIRST + FILLERS)]
+    groups = tuple(Group(np.sort(sigma[one]), one) for one in members)
+    candidates = Candidates(groups, tuple(np.zeros((len(one.rows), len(one.members))) for one in groups))
+    transcript = Transcript((Tokens(written(sentences, 2).mapped(sigma)),), N)
+    return Play(transcript, Knowledge(public, corpus, candidates=candidates), np.argsort(sigma))
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Sequences:
+    return written(600, 1)
+
+
+@pytest.fixture(scope="module")
+def llama(corpus: Sequences) -> LlamaForCausalLM:
+    return trained(N, corpus)
+
+
+def names(size: int) -> list[str]:
+    return ["[CLS]", "[SEP]", *("w" + "".join("abcdefghij"[int(digit)] for digit in f"{i:03}") for i in range(2, size))]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A BERT whose tokenizer knows the language's words by name."""
+    folder = tmp_path_factory.mktemp("encoder")
+    own = Tokenizer(models.WordPiece({name: i for i, name in enumerate(names(N))}, unk_token="[SEP]"))
+    own.decoder = decoders.WordPiece()
+    own.add_special_tokens(["[CLS]", "[SEP]"])
+    own.save(str(folder / "tokenizer.json"))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        return view(BertModel(BertConfig(vocab_size=N, **small)), folder)
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory, llama: LlamaForCausalLM) -> Path:
+    """A model with a vocabulary of its own: the same words, numbered the other way round."""
+    folder = tmp_path_factory.mktemp("reader")
+    other = Tokenizer(models.WordLevel({name: N - 1 - i for i, name in enumerate(names(N))}, unk_token="[SEP]"))
+    other.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    other.save(str(folder / "tokenizer.json"))
+    turned = copy.deepcopy(llama)
+    for rows in (turned.model.embed_tokens.weight, turned.lm_head.weight):
+        rows.data = rows.data.flip(0).contiguous()
+    turned.config.bos_token_id = N - 1
+    turned.save_pretrained(folder)
+    return folder
+
+
+def test_it_tells_what_decipherment_cannot(llama: LlamaForCausalLM, corpus: Sequences) -> None:
+    it = play(view(llama), corpus)
+    before = Decipherment().learn(it.transcript, it.knowledge, Budget(), np.random.default_rng(0))
+    state = torch.random.get_rng_state()
+    after = LanguageModel(rounds=2).learn(it.transcript, it.knowledge, Budget(), np.random.default_rng(0))
+    assert torch.equal(torch.random.get_rng_state(), state)  # nobody else's numbers change
+    assert it.share(before) < 0.6  # the floor is 0.25
+    assert it.share(after) > 0.9
+    again = LanguageModel(rounds=2).learn(it.transcript, it.knowledge, Budget(), np.random.default_rng(0))
+    assert all((a == b).all() for a, b in zip(after.likelihood, again.likelihood, strict=True))
+
+
+def test_another_model_reads_for_an_encoder(encoder: Model, reader: Path, corpus: Sequences) -> None:
+    it = play(encoder, corpus)
+    attack = LanguageModel(reader=str(reader), rounds=2, first=Decipherment(profiles=None))
+    assert why_not(attack, it.transcript, it.knowledge) is None
+    before = attack.first.learn(it.transcript, it.knowledge, Budget(), np.random.default_rng(0))
+    after = attack.learn(it.transcript, it.knowledge, Budget(), np.random.default_rng(0))
+    assert it.share(after) > max(0.9, it.share(before) + 0.25)
+
+
+def test_without_a_reader_it_says_so(encoder: Model, corpus: Sequences, tmp_path: Path) -> None:
+    it = play(encoder, corpus, 3)
+    reason = str(why_not(LanguageModel(reader=str(tmp_path)), it.transcript, it.knowledge))
+    assert str(tmp_path) in reason
+    bare = replace(it.knowledge, public_model=replace(encoder, folder=None))
+    assert "without its tokenizer" in str(why_not(LanguageModel(), it.transcript, bare))
+    assert "no public text" in str(why_not(LanguageModel(), it.transcript, replace(it.knowledge, corpus=None)))
+    assert list(ATTACKS).index("language-model") == list(ATTACKS).index("decipherment") + 1
+
+
+def test_without_time_decipherment_is_what_it_has(llama: LlamaForCausalLM, corpus: Sequences) -> None:
+    it = play(view(llama), corpus)
+    alone, cut = (
+        one.learn(it.transcript, it.knowledge, Budget(1e-9), np.random.default_rng(0))
+        for one in (Decipherment(), LanguageModel())
+    )
+    assert all((a == b).all() for a, b in zip(alone.likelihood, cut.likelihood, strict=True))
+
+
+@pytest.mark.parametrize("sent", [[], [[]], [[5]], [[5], [], [70, 71]]])
+def test_hardly_any_text_is_no_obstacle(sent: list[list[int]], llama: LlamaForCausalLM, corpus: Sequences) -> None:
+    it = play(view(llama), corpus)
+    guess = LanguageModel()(
+        Transcript((Tokens(Sequences.of(sent)),), N), it.knowledge, Budget(), np.random.default_rng(0)
+    )
+    assert guess.table is not None
+    assert sorted(guess.table[:, 0].tolist()) == list(range(N))
+
+
+def test_a_place_is_judged_by_the_state_before_it(llama: LlamaForCausalLM) -> None:
+    """In parts as long as the model reads at once, and not where nothing is believed."""
+    reader = Reader.of(view(llama), Spelling.itself(N))
+    rng = np.random.default_rng(0)
+    texts = Sequences.of([rng.integers(2, N, 9), [], [5, NO_BELIEF, 7], rng.integers(2, N, 100)])
+    found = {int(w): s for one in reader.reads(texts, np.arange(4)) for w, s in zip(one.where, one.states, strict=True)}
+    assert sorted(found) == [*range(9), 9, 11, *range(12, 112)]
+    with torch.inference_mode():
+        line = torch.tensor([[0, *texts.ids[:8]]])
+        assert torch.allclose(torch.stack([found[i] for i in range(9)]), llama.model(line)[0][0], atol=1e-5)
+        gap = llama.model(torch.tensor([[0, 5]]))[0][0]
+        assert torch.allclose(torch.stack([found[9], found[11]]), gap, atol=1e-5)
+
+
+def test_ids_are_spelled_as_text_is() -> None:
+    own = Tokenizer(models.WordPiece({"[CLS]": 0, "un": 1, "##do": 2, "dog": 3, ".": 4, "(": 5}, unk_token="[CLS]"))
+    own.decoder = decoders.WordPiece()
+    own.add_special_tokens(["[CLS]"])
+    letters = {letter: i for i, letter in enumerate(" undog.(")}
+    reader = Tokenizer(models.BPE(letters, [], byte_fallback=False))
+    spelling = Spelling.between(own, reader, 6, 3)
+    line, at, joined = spelling.written(np.array([0, 1, 2, 5, 3, 4]), 7)
+    inverse = {i: letter for letter, i in letters.items()}
+    assert "".join(inverse[i] for i in line[1:].tolist()) == "undo (dog."
+    assert at.tolist() == [NO_BELIEF, 0, 2, 4, 6, 9]
+    assert joined.tolist() == [True, True, False, False, True, False]  # marks and pieces cling by themselves
+    assert spelling.clings.tolist()[1:] == [False, True, False, True, False]
+
+
+def test_evidence_of_one_place_is_bounded_and_of_many_damped() -> None:
+    groups = (Group(np.array([3, 1]), np.array([0, 2])), Group(np.array([0]), np.array([1])))
+    found = Candidates(groups, (np.log([[0.6, 0.4], [0.5, 0.5]]), np.zeros((1, 1))))
+    texts = Sequences.of([[3, 0], [1, 3, 3], [0, 0]])
+    board = Board.of(found, texts, 0.99, np.log(np.full(4, 0.25)), contexts=2)
+    assert board.urgent(texts, np.random.default_rng(0)).tolist() == [1, 0]  # the last has nothing uncertain
+    assert board.asked(np.array([0, 1, 3])).tolist() == [False, True, True]
+    line = board.line[3]
+    columns = board.column[line].tolist()
+    board.hear(np.array([3, 3]), np.tile([100.0, -100.0], (2, 1)), doubt=0.1)
+    assert board.asked(np.array([3])).tolist() == [False]
+    assert board.needed(texts, np.array([0, 1])).tolist() == [1]
+    heard, told = [np.zeros((2, 2)), np.zeros((1, 1))], np.zeros(4, np.int64)
+    board.give(6.0, heard, told, groups)
+    expected = (
+        6 / 8 * 2 * np.log([0.1 + 0.9 * 2, 0.1])
+    )  # P is 1/2 each: a place can say no more than 2 for, 0.1 against
+    assert np.allclose(heard[0][0, columns], expected)
+    assert (heard[0][1] == 0).all()
+    assert told.tolist() == [0, 0, 0, 2]
+
+
+def test_parts_of_groups_keep_what_was_known_of_them() -> None:
+    whole = Candidates((Group(np.array([4, 2, 0]), np.array([7, 3, 5])),), (np.arange(9.0).reshape(3, 3),))
+    parts = (Group(np.array([2]), np.array([9])), Group(np.array([0, 4]), np.array([5, 7])))
+    found = restricted(whole, parts, 10)
+    assert found[0].tolist() == [[0.0]]
+    assert found[1].tolist() == [[8.0, 6.0], [2.0, 0.0]]

@@ -1,0 +1,99 @@
+"""Schemes that transform whole layers, simulated: ObfusLM+ by the paper's formula, and forms that keep the function.
+
+ObfusLM+ is no scheme of the product yet. Here its equation 2 is applied to the tensors of a model whose table plain
+ObfusLM already mixed; which matrices read the residual stream and which write to it is told by their names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from milkglass.architectures import family_of
+from milkglass.modelview import Model
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.sequences import Ids
+
+Mix = Callable[[Tensor], Tensor]
+READERS = r"(query|key|value|intermediate\.dense|[qkv]_proj|gate_proj|up_proj)\.weight$"
+WRITERS = r"(layer\.\d+\.(attention\.)?output\.dense|o_proj|down_proj)\.weight$"
+ADDED = r"(position_embeddings|token_type_embeddings)\.weight$"  # to the table's rows: they live where these do
+NORMS = {"input_layernorm": r"[qkv]_proj", "post_attention_layernorm": r"(gate|up)_proj"}
+
+
+def table_name(model: Model) -> str:
+    ends = family_of(model.config).table
+    return next(name for name in model.tensors if name.endswith(ends))
+
+
+def head_names(model: Model) -> list[str]:
+    return [name for name in model.tensors if name.endswith(family_of(model.config).heads)]
+
+
+def scrambled(public: Model, mix: Mix, sigma: Ids) -> Model:
+    """Plain ObfusLM: `mix` mixes the rows (n, d) of the table and of each head, then they are permuted."""
+    tensors = {name: public.tensors[name] for name in public.tensors if name.endswith(("weight", "bias"))}
+    for name in (table_name(public), *head_names(public)):
+        moved = torch.empty_like(tensors[name])
+        moved[torch.from_numpy(sigma)] = mix(tensors[name])
+        tensors[name] = moved
+    return Model(tensors, public.config)
+
+
+def mixing(mixed: Tensor, seed: int, k: int = 10, epsilon: float = 3.0, beta: float = 0.95) -> Tensor:
+    """W* with the permutation of its columns (d, d): EmbedCluster and WeightSynth on the columns of the mixed table."""
+    rng = np.random.default_rng(seed)
+    columns = mixed.T.contiguous()
+    d = len(columns)
+    made = ObfusLM(k, epsilon, beta).mixture(columns, rng.permutation(d), lambda count: rng.laplace(size=count))
+    dense = made.apply(torch.eye(d), np.arange(d))  # row i: how column i is mixed
+    return dense[:, torch.from_numpy(rng.permutation(d))]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What the table, readers, writers are multiplied by; fold: each reader takes its norm's gain, which becomes 1."""
+
+    table: Tensor
+    readers: Tensor
+    writers: Tensor
+    fold: bool = False
+
+    def apply(self, model: Model) -> Model:
+        done = {}
+        for name in model.tensors:
+            value = model.tensors[name]
+            if name in (table_name(model), *head_names(model)) or re.search(ADDED, name):
+                done[name] = value @ self.table
+            elif re.search(READERS, name):
+                done[name] = (value * self._gain(model, name)) @ self.readers
+            elif re.search(WRITERS, name):
+                done[name] = self.writers @ value
+            else:
+                done[name] = torch.ones_like(value) if self.fold and re.search("layernorm", name) else value
+        return Model(done, model.config)
+
+    def _gain(self, model: Model, name: str) -> Tensor:
+        if not self.fold:
+            return torch.ones(())
+        norm = next(norm for norm, ends in NORMS.items() if re.search(ends, name))
+        return model.tensors[re.sub(r"(layers\.\d+\.).*", rf"\1{norm}.weight", name)]
+
+
+def papers(w: Tensor, fold: bool = False) -> Layers:
+    """Equation 2 with w = W* and its permutation: tables and readers times w, writers w^T of the permutation and W*.
+
+    sigma*(W* Theta) permutes rows; the test's w stands for both, so writers get the transpose of w's permutation times
+    W*, which here is written as w^T: the paper leaves open which of the two it means, and the attack must not care.
+    """
+    return Layers(w, w, w.T, fold)
+
+
+def function_preserving(w: Tensor) -> Layers:
+    """E T, Phi T^-T, T^T Theta: the model computes what it did, in other coordinates."""
+    return Layers(w, torch.linalg.inv(w).T.contiguous(), w.T, False)

@@ -1,0 +1,98 @@
+"""Table 6 on a tiny random Llama: what the client reads, what attackers read of the same ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM
+
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.codec import Codec
+from milkglass.client.scramble import scramble
+from milkglass.experiments.generation import Answers, answers, ended, graded, read, rouge
+from milkglass.experiments.recipe import Recipe, Variant, seeded_key
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.sequences import Sequences
+from milkglass.server.spec import Hyperparameters
+from milkglass.threat import NO_BELIEF, Guess
+from tests import tiny
+
+MEASURES = ("rouge-1", "rouge-l", "tokens top-1 of the client's", "rouge-1 of the client's", "rouge-l of the client's")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint.open(tiny.save("llama-tied", tmp_path_factory.mktemp("models") / "base"))
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "validation.jsonl"
+    rows = [{"instruction": text, "input": "", "output": text[:20]} for text in tiny.TEXTS]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def variant(base: Checkpoint, folder: Path, scheme: ObfusLM | None) -> Variant:
+    """Trained for no step at all."""
+    key = seeded_key(base, str(base.folder), base.digest(), 1, scheme)
+    model = folder / "model" if scheme else base.folder
+    if scheme:
+        scramble(base, key, model)
+    (folder / "job").mkdir()
+    (folder / "job" / "result").symlink_to(model, target_is_directory=True)
+    return Variant("v", model, key, folder / "job", scheme is None)
+
+
+def run(base: Checkpoint, one: Variant, questions: Path) -> tuple[Codec, Answers, dict[str, float]]:
+    recipe = Recipe("r", "generation", "", "", 1, {}, Hyperparameters(task="causal-lm"), {}, {}, {}, {})
+    codec = Codec.open(one.key, base.folder)
+    model = AutoModelForCausalLM.from_pretrained(one.model).eval()
+    made = answers(model, codec, questions, {"answers": 4, "new_tokens": 12})
+    return codec, made, read(recipe, base, one, codec, made)
+
+
+def test_era_reads_all_where_nothing_is_scrambled(base: Checkpoint, questions: Path, tmp_path: Path) -> None:
+    codec, made, found = run(base, variant(base, tmp_path, None), questions)
+    assert set(found) == {f"{measure}, era, v after" for measure in MEASURES}
+    assert found["tokens top-1 of the client's, era, v after"] == 100
+    assert found["rouge-l of the client's, era, v after"] == 100
+    client = rouge([codec.decode(one) for one in made.ids], made.references)
+    assert {name: found[f"{name}, era, v after"] for name in client} == client
+
+
+def test_each_attacker_reads_the_same_answers(base: Checkpoint, questions: Path, tmp_path: Path) -> None:
+    _, made, found = run(base, variant(base, tmp_path, ObfusLM(4, 3.0, beta=0.9)), questions)
+    assert len(made.ids) == len(made.prompts) == len(made.references) == 4
+    assert set(found) == {f"{measure}, {one}, v after" for measure in MEASURES for one in ("era", "matching", "era+")}
+    assert all(0 <= value <= 100 for value in found.values())
+
+
+def test_a_reading_is_graded_against_both(base: Checkpoint) -> None:
+    key = seeded_key(base, str(base.folder), base.digest(), 1, ObfusLM(4, 3.0, beta=0.9))
+    codec = Codec.open(key, base.folder)
+    texts = ["the nurse called", "my father has a fever"]
+    sent = Sequences.of(codec.encode(texts).ids)
+    made = Answers(sent, sent, ("the nurse called", "nothing of this"))
+    perfect = graded(Guess(table=codec.inverse[:, None]), codec, made, np.random.default_rng(0))
+    assert perfect == {**dict.fromkeys(MEASURES, 100.0), "rouge-1": 50.0, "rouge-l": 50.0}
+    nothing = Guess(table=np.full((tiny.VOCAB, 1), NO_BELIEF, np.int64))
+    assert set(graded(nothing, codec, made, np.random.default_rng(0)).values()) == {0.0}
+
+
+def test_rouge_l_goes_by_order_and_rouge_1_does_not() -> None:
+    found = rouge(["red green blue", "a"], ["blue green red", "b"])
+    assert found == pytest.approx({"rouge-1": 50.0, "rouge-l": 100 / 6})
+
+
+@pytest.mark.parametrize(
+    ("ids", "stops", "kept"),
+    [([5, 6, 2, 0, 0], [2], [5, 6, 2]), ([5, 2, 6, 2], [9, 2], [5, 2]), ([5, 6], [2], [5, 6]), ([5], [], [5])],
+)
+def test_an_answer_ends_with_its_stop(ids: list[int], stops: list[int], kept: list[int]) -> None:
+    found: Any = ended(np.array(ids), stops)
+    assert found.tolist() == kept
