@@ -44,6 +44,13 @@ def test_no_result_is_left_of_a_recipe_that_is_gone() -> None:
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_a_shipped_result_says_which_code_made_it(path: Path) -> None:
+    told = shipped(path)["made"]
+    assert re.fullmatch(r"[0-9a-f]{7,40}\+?", told["commit"])
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", told["date"])
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_a_shipped_recipe_opens_with_its_command(path: Path) -> None:
     first = path.read_text("utf-8").splitlines()[0]
     assert first.startswith(f"# python -m milkglass.experiments recipes/{path.name} ")

@@ -31,7 +31,7 @@ from milkglass.client.codec import Codec
 from milkglass.client.dataset import Example
 from milkglass.errors import UsageError
 from milkglass.experiments.named import Entries, kinds
-from milkglass.experiments.recipe import seeded_key
+from milkglass.experiments.recipe import made, seeded_key
 from milkglass.models import resolve
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Ids
@@ -237,7 +237,7 @@ def write_result(recipe: AttackRecipe, out: Path, found: Mapping[str, float]) ->
         "private": recipe.private, "rows": recipe.rows, "order": recipe.order,
         "public": {who: list(names) for who, names in recipe.public.items()}, "attacks": recipe.attacks,
         **({} if recipe.seconds is None else {"seconds": recipe.seconds}),
-        "variants": {name: dict(one) for name, one in recipe.variants.items()},
+        "variants": {name: dict(one) for name, one in recipe.variants.items()}, "made": made(),
     }  # fmt: skip
     path = out / f"{recipe.name}.json"
     path.write_text(json.dumps({**about, "figures": figures}, indent=1) + "\n", "utf-8")

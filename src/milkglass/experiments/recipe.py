@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from milkglass import __version__
 from milkglass.audit.scene import key_of
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
@@ -185,7 +187,24 @@ def write_result(recipe: Recipe, out: Path, measured: Mapping[str, float]) -> Pa
         }
         for name, value in measured.items()
     }
-    about = {**_about(recipe), "figures": rows}
+    about = {**_about(recipe), "made": made(), "figures": rows}
     path = out / "result.json"
     path.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
     return path
+
+
+def made() -> dict[str, str]:
+    """By which code, and when: settings alone don't tell that a result is of code that has changed since. commit: with
+    a + where the package differs from it, "" outside a checkout."""
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    changed = "+" if commit and _git("status", "--porcelain", "--", ".") else ""
+    return {"milkglass": __version__, "commit": commit + changed, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+
+
+def _git(*words: str) -> str:
+    package = Path(__file__).parents[1]
+    try:
+        done = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, check=False)
+    except OSError:  # there is no git
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
