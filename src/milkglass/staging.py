@@ -92,27 +92,40 @@ def rewrite(
     configs: Configs,
     staging: Staging,
     progress: Progress | None = None,
+    links: bool = False,
 ) -> None:
-    """Write the whole model: shards that hold a replaced tensor or notes anew, the others as links or copies.
+    """Write the whole model. Nothing else of the base folder comes along: no tokenizer, no README, no metadata.
 
-    Nothing else of the base folder comes along: no tokenizer, no README, no metadata.
+    links: shards without a replaced tensor and without notes may be hard links to the base's. Only where nobody writes
+    into the folder later: whoever does would change the base.
     """
     for file in base.files:
         refs = [ref for ref in base.tensors.values() if ref.file == file]
         if file.name in staging.done:
             _count(refs, progress)
             continue
-        if any(ref.name in replaced for ref in refs) or has_notes(file):
-            write_safetensors(staging.folder / file.name, refs, replaced, progress)
-        else:
+        if links and not any(ref.name in replaced for ref in refs) and not has_notes(file):
             link_or_copy(file, staging.folder / file.name)
             _count(refs, progress)
+        else:
+            write_safetensors(staging.folder / file.name, refs, replaced, progress)
         staging.finish(file.name)
-    if (base.folder / INDEX).is_file():
-        index = read_json(base.folder / INDEX)
-        write_json(staging.folder / INDEX, {"metadata": index.get("metadata", {}), "weight_map": index["weight_map"]})
+    if (index := index_of(base)) is not None:
+        write_json(staging.folder / INDEX, index)
     configs.write(staging.folder)
     staging.commit()
+
+
+def index_of(base: Checkpoint) -> dict[str, Any] | None:
+    """What a rewritten folder's index says: where each tensor lies, how many bytes they have, and nothing that somebody
+    wrote into the base's. None when the base has none."""
+    if not (base.folder / INDEX).is_file():
+        return None
+    total = sum(ref.bytes for ref in base.tensors.values())
+    return {
+        "metadata": {"total_size": total},
+        "weight_map": {name: ref.file.name for name, ref in base.tensors.items()},
+    }
 
 
 def _count(refs: list[TensorRef], progress: Progress | None) -> None:
@@ -175,4 +188,4 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
     configs = Configs(read_json(delta / "config.json"), read_json(generation) if generation.is_file() else None)
     with (delta / DELTA_WEIGHTS).open("rb") as file:
         staging = Staging(target, f"assemble {base_digest} {hashlib.file_digest(file, 'sha256').hexdigest()}")
-    rewrite(base, {name: _Stored(ref) for name, ref in changed.items()}, configs, staging, progress)
+    rewrite(base, {name: _Stored(ref) for name, ref in changed.items()}, configs, staging, progress, links=True)

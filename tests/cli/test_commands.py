@@ -118,7 +118,13 @@ def test_the_passphrase_is_asked_before_bars_are_drawn(
     @contextmanager
     def bars(as_json: bool) -> Iterator[terminal.Stage]:
         order.append("bars")
-        yield terminal.no_stage
+        yield stage
+        order.append("closed")
+
+    def stage(name: str, total: int) -> Any:
+        if total == 0:
+            order.append(name)
+        return lambda done: None
 
     def ask(prompt: str) -> str:
         order.append("asked")
@@ -127,10 +133,18 @@ def test_the_passphrase_is_asked_before_bars_are_drawn(
     monkeypatch.setattr("milkglass.cli.obfuscate.bars", bars)
     monkeypatch.setattr("milkglass.cli.passphrase._has_terminal", lambda: True)
     monkeypatch.setattr("getpass.getpass", ask)
-    for number, expected in enumerate((["asked", "asked", "bars"], ["asked", "bars"])):
+    monkeypatch.setattr("milkglass.models.resolve", lambda ref: encoder.model)
+    unpacked = ["bars", "prepare demo:minilm", "closed"]  # the first time this takes long
+    for number, (model, expected) in enumerate(
+        (
+            (encoder.model, ["asked", "asked", "bars", "closed"]),
+            (encoder.model, ["asked", "bars", "closed"]),
+            ("demo:minilm", [*unpacked, "asked", "bars", "closed"]),
+        )
+    ):
         order.clear()
         out = tmp_path / f"out{number}"
-        result = call("obfuscate", encoder.model, out, "--key", tmp_path / "k", *SMALL, passphrase=None)
+        result = call("obfuscate", model, out, "--key", tmp_path / "k", *SMALL, passphrase=None)
         assert result.exit_code == 0 and order == expected, result.stderr
 
 
@@ -204,11 +218,46 @@ def test_pairs_and_chat(encoder: Owner, decoder: Owner) -> None:
     assert chat[0]["ids"] == decoder.codec.encode_chat([{"role": "user", "content": "hello"}]).tolist()
 
 
+BRACES = "{urgent} the nurse called"
+
+
+def test_a_line_in_braces_is_text_unless_it_is_json_with_a_text(encoder: Owner) -> None:
+    lines = [BRACES, '{"urgent": "the nurse"}', "{1}", ' {"text": "the nurse"}']
+    found = document(call("encode", "--key", encoder.path, "--json", stdin="\n".join(lines) + "\n"))["encoded"]
+    wanted = encoder.codec.encode([*lines[:3], "the nurse"]).ids
+    assert [one["ids"] for one in found] == [one.tolist() for one in wanted]
+
+
+def test_conversations(decoder: Owner) -> None:
+    asked = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
+    answered = [*asked, {"role": "assistant", "content": "hi"}]
+    lines = [json.dumps({"messages": asked}), json.dumps({"messages": answered}), "hello"]
+    run = ("encode", "--key", decoder.path, "--chat", "--json")
+    found = document(call(*run, stdin="\n".join(lines) + "\n"))["encoded"]
+    said = [decoder.codec.decode(one["ids"], skip_special=False) for one in found]
+    first = "<s>system: be kind</s><s>user: hello</s>"
+    assert said == [
+        f"{first}<s>assistant: ",
+        f"{first}<s>assistant: hi</s>",
+        "<s>user: hello</s><s>assistant: ",
+    ]
+    refused(call(*run[:-1], "--max-length", 5, stdin="\n".join(lines)), 5, "line 1 is")
+    short = document(call(*run, "--max-length", 5, "--truncate", stdin="\n".join(lines)))["encoded"]
+    assert [one["ids"] for one in short] == [one["ids"][:5] for one in found]
+    refused(call(*run[:-1], stdin='{"text": "a", "text_pair": "b"}\n'), 5, "line 1 has a text_pair")
+
+
 def test_encode_and_decode_refuse(encoder: Owner, tmp_path: Path) -> None:
     key = ("--key", encoder.path)
     refused(call("encode", *key, ""), 5, "text 1 is empty")
     refused(call("encode", *key, "word " * 300), 5, "at most 130 fit")
-    refused(call("encode", *key, stdin='{"txt": "zanzibar"}\n'), 5, "line 1 is no JSON object with a text")
+    result = call("encode", *key, stdin='{"text": ["zanzibar"]}\n')
+    refused(result, 5, "line 1 has a text or a text_pair that is no string")
+    assert SECRET not in result.stderr
+    refused(call("encode", *key, stdin='{"messages": []}\n'), 5, "line 1 has no list of messages")
+    talk = '{"messages": [{"role": "user", "content": "hi"}]}\n'
+    refused(call("encode", *key, stdin=talk), 5, "line 1 holds messages")
+    refused(call("encode", *key, stdin='{"text": "a", "text_pair": "b"}\na\n'), 5, "some rows have a text_pair")
     refused(call("encode", *key, "a", "--in", "b"), 2, "both given")
     refused(call("encode", *key, "a", "--pair", "b", "--pair", "c"), 2, "--pair needs")
     refused(call("decode", *key, stdin="zanzibar\n"), 5, "line 1 is no list of ids")
@@ -405,7 +454,34 @@ def test_classify_says_names(stub: Stub, encoder: Owner) -> None:
     sent = [json.loads(body) for name, _, body in stub.calls if name == "POST /classify"]
     assert [len(one["input"]) for one in sent] == [2, 1, 1, 1, 1, 64, 64, 2]
     refused(call("classify", "ft-77aa", *run, stdin="one\n\ntwo\n"), 5, "line 2 of stdin is blank")
+    refused(call("classify", "ft-77aa", "a", "--in", "b", *run), 2, "both given")
     encoder.reset()
+
+
+def test_classify_reads_lines_as_encode_does(stub: Stub, encoder: Owner, tmp_path: Path) -> None:
+    def answer(handler: Handler) -> None:
+        rows = json.loads(handler.body)["input"]
+        handler.answer(
+            200, {"data": [{"index": i, "label": "LABEL_1", "probs": [0.25, 0.75]} for i in range(len(rows))]}
+        )
+
+    stub.replies["POST /classify"] = answer
+    has_model_of(stub, encoder)
+    run = ("classify", "ft-77aa", "--key", encoder.path)
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text(
+        '{"text": "the nurse", "text_pair": "a scan"}\n{"text": "one", "text_pair": "two", "label": "x"}\n'
+    )
+    assert call(*run, stdin=f'{BRACES}\n{{"text": "the nurse"}}\r\n').stdout.count("\n") == 2
+    assert call(*run, "--in", pairs).stdout.count("\n") == 2
+    sent = [json.loads(body) for name, _, body in stub.calls if name == "POST /classify"]
+    texts = encoder.codec.encode([BRACES, "the nurse"])
+    both = encoder.codec.encode(["the nurse", "one"], ["a scan", "two"])
+    assert [one["input"] for one in sent] == [[ids.tolist() for ids in done.ids] for done in (texts, both)]
+    assert both.token_type_ids is None or sent[1]["token_type_ids"] == [one.tolist() for one in both.token_type_ids]
+    refused(call(*run, "--in", pairs, "--pair", "three", "--pair", "four"), 2, "2 texts and 2 pairs")
+    refused(call(*run, stdin='{"text": "a", "text_pair": "b"}\na\n'), 5, "some rows have a text_pair")
+    refused(call(*run, stdin='{"messages": [{"role": "user", "content": "hi"}]}\n'), 5, "line 1 holds messages")
 
 
 def test_names_that_do_not_fit_are_not_said(stub: Stub, encoder: Owner) -> None:
@@ -495,6 +571,22 @@ def test_a_models_control_characters_stay_off_the_terminal(monkeypatch: pytest.M
     assert terminal.shown("a\x1b[2Jb") == "a\x1b[2Jb"
     monkeypatch.setattr("sys.stdout", type("Tty", (io.StringIO,), {"isatty": lambda self: True})())
     assert terminal.shown("a\x1b[2J\tb\n\x9bç👩") == "a\ufffd[2J\tb\n\ufffdç👩"
+
+
+def test_a_stage_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.progress import Progress
+
+    terminal.told_now_and_then("put together", 0)(1)
+    assert capsys.readouterr().err == "put together ...\n"
+    monkeypatch.setattr(terminal, "watched", lambda: True)
+    made: list[Progress] = []
+    start = Progress.start
+    monkeypatch.setattr(Progress, "start", lambda progress: (made.append(progress), start(progress))[1])
+    with terminal.bars() as stage:
+        over = stage("put together", 0)
+        assert made[0].tasks[0].total is None
+        over(1)
+        assert made[0].tasks[0].finished
 
 
 def test_an_opened_key_shows_nothing(encoder: Owner) -> None:

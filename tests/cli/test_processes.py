@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
@@ -37,15 +45,20 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "MILKGLASS_PASSPHRASE": PASSPHRASE, **more}
 
 
+def of_a_server() -> dict[str, str]:
+    """The environment without the client's passphrase."""
+    return {name: value for name, value in environment().items() if name != "MILKGLASS_PASSPHRASE"}
+
+
 class Server:
     """One server process at a time on one home and port."""
 
-    def __init__(self, home: Path, command: tuple[str, ...] = ()) -> None:
+    def __init__(self, home: Path, command: tuple[str, ...] = (), scheme: str = "http") -> None:
         self.home, self.command = home, command
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
@@ -53,7 +66,7 @@ class Server:
         if self.command:
             command = (*self.command, "--home", str(self.home), "--port", str(self.port))
         log = self.home.with_suffix(".log").open("ab")
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment())
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=of_a_server())
         log.close()
         assert self.process.stdout is not None
         assert self.process.stdout.readline().startswith(READY), self.home.with_suffix(".log").read_text()
@@ -140,6 +153,43 @@ def test_ctrl_c_ends_with_130(owner: tuple[Path, Codec]) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
         assert process.stderr.read() == "interrupted\n"
+
+
+def test_a_server_refuses_to_hold_a_passphrase(tmp_path: Path) -> None:
+    done = run("serve", "--home", tmp_path / "home", "--port", 0)
+    assert done.returncode == 2 and not (tmp_path / "home").exists()
+    assert "the server must not hold a passphrase" in done.stderr
+    assert "env -u MILKGLASS_PASSPHRASE milkglass serve" in done.stderr
+    assert PASSPHRASE not in done.stderr and READY not in done.stdout
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 and its key, as PEM files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "milkglass test")])
+    now, day = datetime.now(UTC), timedelta(days=1)
+    here = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))])
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+    made = made.add_extension(here, critical=False).add_extension(x509.BasicConstraints(True, None), critical=True)
+    certificate, secret = folder / "cert.pem", folder / "tls.key"
+    certificate.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return certificate, secret
+
+
+def test_tls_with_a_certificate_that_the_server_signed_itself(tmp_path: Path) -> None:
+    certificate, secret = self_signed(tmp_path)
+    command = (*MILKGLASS, "serve", "--cert", str(certificate), "--tls-key", str(secret))
+    server = Server(tmp_path / "server", command, "https")
+    try:
+        ask = ("models", "--server", server.url, "--token-file", server.home / "token")
+        trusted = run(*ask, "--certificate", certificate, "--json")
+        assert trusted.returncode == 0, trusted.stderr
+        assert json.loads(trusted.stdout)
+        refused = run(*ask)
+        assert refused.returncode == 6 and "its certificate is not trusted here" in refused.stderr
+    finally:
+        server.stop()
 
 
 def test_an_upload_outlives_a_killed_server(server: Server, owner: tuple[Path, Codec]) -> None:

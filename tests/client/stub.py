@@ -125,8 +125,10 @@ class Stub(ThreadingHTTPServer):
             handler.answer(200, {"id": call.rpartition("/")[2], **self.described})
         elif call == "POST /v1/models":
             asked = json.loads(handler.body)
-            self.models[asked["id"]] = asked
-            handler.answer(200, {"id": asked["id"]})
+            if self.models.setdefault(asked["id"], asked) != asked:
+                handler.answer(409, {"error": {"message": "another model has this name", "hint": ""}})
+            else:
+                handler.answer(200, {"id": asked["id"]})
         else:
             handler.answer(404, {"error": {"message": "nothing here", "hint": ""}})
 

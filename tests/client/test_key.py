@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,39 @@ def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(KeyExists):
         write_key(path, a_key(), "pass", scrypt_n=2)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_key_that_appears_meanwhile_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """Between the look and the writing; also on a file system without hard links."""
+    path, late = tmp_path / "k", tmp_path / "other"
+
+    def no_links(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    def sealing(*given: Any) -> bytes:
+        path.write_bytes(b"another's")
+        return seal(*given)
+
+    if not links:
+        monkeypatch.setattr("os.link", no_links)
+    key = a_key()
+    write_key(late, key, "pass", scrypt_n=2)
+    assert read_key(late, "pass").root == key.root and stat.S_IMODE(late.stat().st_mode) == 0o600
+    monkeypatch.setattr("milkglass.client.key.seal", sealing)
+    with pytest.raises(KeyExists):
+        write_key(path, a_key(), "pass", scrypt_n=2)
+    assert path.read_bytes() == b"another's" and {p.name for p in tmp_path.iterdir()} == {"k", "other"}
+
+
+def test_a_keys_folder_is_on_the_disk_before_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bool] = []
+    monkeypatch.setattr("os.fsync", lambda number: synced.append(stat.S_ISDIR(os.fstat(number).st_mode)))
+    for replace in (False, True):
+        write_key(tmp_path / "k", a_key(), "pass", scrypt_n=2, replace=replace)
+    assert synced == [False, True] * 2
 
 
 def test_every_flipped_bit_is_noticed_and_nothing_opens() -> None:

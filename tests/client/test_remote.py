@@ -267,10 +267,13 @@ def test_waiting_grows_and_obeys_the_server() -> None:
 
 # --- uploads ----------------------------------------------------------------------------------------------------------
 def test_an_upload_arrives_whole(stub: Stub, remote: Remote, file: Path) -> None:
-    told: list[int] = []
-    assert remote.upload(file, progress=lambda name, total: told.append) == "file-0"
+    told: dict[str, list[int]] = {}
+    assert remote.upload(file, progress=lambda name, total: told.setdefault(name, []).append) == "file-0"
     assert stub.content["file-0"] == DATA
-    assert sum(told) == len(DATA)
+    assert {name: sum(done) for name, done in told.items()} == {
+        "check train.parquet": len(DATA),
+        "upload train.parquet": len(DATA),
+    }
     assert stub.count("PUT /v1/uploads/upload-0") == 6
 
 
@@ -387,6 +390,19 @@ def test_a_model_is_sent_shard_by_shard(stub: Stub, remote: Remote, folder: Path
         assert stub.content[one["file_id"]] == (folder / one["name"]).read_bytes()
 
 
+def test_a_model_whose_answer_was_lost_is_asked_for_again(stub: Stub, remote: Remote, folder: Path) -> None:
+    stub.chunk_bytes = 1 << 20
+    stub.faults["POST /v1/models"] = [lose_answer, hang_up]
+    told: list[tuple[str, int]] = []
+
+    def stage(name: str, total: int) -> Any:
+        return (lambda done: told.append((name, done))) if total == 0 else (lambda done: None)
+
+    assert remote.upload_model(folder, "mine", stage) == "mine"
+    assert stub.count("POST /v1/models") == 3 and list(stub.models) == ["mine"]
+    assert told == [("the server puts the model together", 1)]
+
+
 def test_the_name_of_a_folder_stays_here(stub: Stub, remote: Remote, folder: Path) -> None:
     stub.chunk_bytes = 1 << 20
     first, second = (remote.upload_model(folder) for _ in range(2))
@@ -416,6 +432,49 @@ def test_a_config_with_names_stays_here(stub: Stub, remote: Remote, folder: Path
     with pytest.raises(UsageError, match=f"holds {name}"):
         remote.upload_model(folder)
     assert not stub.calls
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("label_names", ["cancer", "hiv"]),
+        ("dataset", "stmary-oncology"),
+        ("clinics", {"list": [{"of": "stmary"}]}),
+        ("architectures", ["Dr Somebody, oncology"]),
+        ("rope_parameters", {"rope_type": "default", "note": "stmary"}),
+        ("Dr Somebody", 1),
+    ],
+)
+def test_a_config_with_words_of_its_own_stays_here(
+    stub: Stub, remote: Remote, folder: Path, name: str, value: Any
+) -> None:
+    for file in ("config.json", "generation_config.json"):
+        before = (folder / file).read_text()
+        (folder / file).write_text(json.dumps({**json.loads(before), name: value}))
+        with pytest.raises(UsageError, match=f"{file} of scrambled holds") as caught:
+            remote.upload_model(folder)
+        assert "Somebody" not in str(caught.value)
+        (folder / file).write_text(before)
+    assert not stub.calls
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"metadata": {"total_size": 1, "author": "Dr Somebody"}},
+        {"metadata": {"total_size": "Dr Somebody"}},
+        {"metadata": "Dr Somebody"},
+        {"author": "Dr Somebody"},
+        {"weight_map": {"Dr Somebody": "model.safetensors"}},
+    ],
+)
+def test_an_index_with_notes_stays_here(stub: Stub, remote: Remote, folder: Path, more: dict[str, Any]) -> None:
+    index = folder / "model.safetensors.index.json"
+    assert require_scrambled(folder), "what transformers writes may go"
+    index.write_text(json.dumps({**json.loads(index.read_text()), **more}))
+    with pytest.raises(UsageError, match=r"index\.json of scrambled holds") as caught:
+        remote.upload_model(folder)
+    assert "Somebody" not in str(caught.value) and not stub.calls
 
 
 def test_a_config_with_numbered_labels_may_go(folder: Path) -> None:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 from milkglass.architectures import family_of, of
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.key import Key
+from milkglass.client.outgoing import require_scrambled
 from milkglass.client.scramble import new_key, scramble, tokenizer_digest, verify
 from milkglass.errors import UnsupportedModel
 from milkglass.schemes.obfuslm import Mixture, ObfusLM
@@ -56,6 +57,11 @@ def test_what_is_written_is_verified_and_holds_no_tokenizer(name: str, tmp_path:
     promise = scramble(base, key, tmp_path / "out")
     assert promise.below_k == 0
     assert [check for check in verify(base, key, tmp_path / "out") if not check.passed] == []
+    assert require_scrambled(tmp_path / "out")
+    for file in ("config.json", "generation_config.json"):  # nothing is lost that the model needs
+        if (base.folder / file).is_file():
+            before, after = (json.loads((folder / file).read_text()) for folder in (base.folder, tmp_path / "out"))
+            assert set(before) == set(after) - {"milkglass_key_id"}
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"config.json", "milkglass.json", "model.safetensors"} | (names & {"generation_config.json"})
     ids = torch.from_numpy(np.random.default_rng(0).integers(4, tiny.VOCAB, (2, 9)))

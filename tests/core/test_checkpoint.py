@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from milkglass.checkpoint import Checkpoint
+from milkglass.checkpoint import INDEX, Checkpoint
 from milkglass.client.key import Key
 from milkglass.client.scramble import new_key, scramble, verify
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights, UsageError, WrongBaseModel
@@ -232,6 +232,61 @@ def test_notes_in_untouched_shards_stay_at_home(tmp_path: Path) -> None:
     scramble(base, key, tmp_path / "out")
     assert not [p.name for p in (tmp_path / "out").iterdir() if b"Somebody" in p.read_bytes()]
     assert failed(base, key, tmp_path / "out") == set()
+
+
+def test_notes_in_an_index_stay_at_home_and_verify_looks(tmp_path: Path) -> None:
+    folder = tiny.save("llama-untied", tmp_path / "base", shard="10KB")
+    index = json.loads((folder / INDEX).read_text())
+    noted = {**index, "metadata": {"author": "Dr Somebody"}, "by": "Dr Somebody"}
+    noted["weight_map"] = {**index["weight_map"], "dr.somebody": min(index["weight_map"].values())}
+    (folder / INDEX).write_text(json.dumps(noted))
+    base = Checkpoint.open(folder)
+    key = new_key(base, "base", SCHEME, base.digest())
+    scramble(base, key, tmp_path / "out")
+    total = sum(ref.bytes for ref in base.tensors.values())
+    made = json.loads((tmp_path / "out" / INDEX).read_text())
+    assert made == {"metadata": {"total_size": total}, "weight_map": index["weight_map"]}
+    assert failed(base, key, tmp_path / "out") == set()
+    (tmp_path / "out" / INDEX).write_text(json.dumps({**made, "metadata": {"author": "Dr Somebody"}}))
+    assert failed(base, key, tmp_path / "out") == {"configs"}
+
+
+def test_words_that_no_model_needs_stay_at_home(tmp_path: Path) -> None:
+    folder = tiny.save("qwen2", tmp_path / "base")
+    private = {"label_names": ["cancer", "hiv"], "dataset": "stmary-oncology", "clinic": {"id": 4711}, "patients": 17}
+    for file in ("config.json", "generation_config.json"):
+        config = json.loads((folder / file).read_text())
+        config |= private | {"rope_parameters": {**config.get("rope_parameters", {}), "note": "Dr Somebody"}}
+        (folder / file).write_text(json.dumps(config))
+    base = Checkpoint.open(folder)
+    key = new_key(base, "base", SCHEME, base.digest())
+    scramble(base, key, tmp_path / "out")
+    for file in ("config.json", "generation_config.json"):
+        made = json.loads((tmp_path / "out" / file).read_text())
+        assert not set(private) & set(made)
+        assert not [word for word in ("hiv", "stmary", "Somebody", "4711") if word in json.dumps(made)]
+    made = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert made["head_dim"] == 8 and made["rope_parameters"] == {"rope_theta": 10000.0, "rope_type": "default"}
+    assert failed(base, key, tmp_path / "out") == set()
+    (tmp_path / "out" / "config.json").write_text(json.dumps(made | {"dataset": "stmary-oncology"}))
+    assert failed(base, key, tmp_path / "out") == {"configs"}
+
+
+def test_verify_notices_notes_in_a_shard(tmp_path: Path) -> None:
+    base, key = make(tmp_path)
+    scramble(base, key, tmp_path / "out")
+    file = tmp_path / "out" / "model.safetensors"
+    save_file(load_file(file), file, metadata={"format": "pt", "author": "Dr Somebody"})
+    assert failed(base, key, tmp_path / "out") == {"files"}
+
+
+def test_writing_into_a_scrambled_folder_never_reaches_the_original(tmp_path: Path) -> None:
+    base, key = make(tmp_path, shard="10KB")
+    scramble(base, key, tmp_path / "out")
+    assert not [file.name for file in base.files if file.samefile(tmp_path / "out" / file.name)]
+    scramble(base, key, tmp_path / "delta", delta=True)
+    assemble(base, key.model_digest, tmp_path / "delta", tmp_path / "served")  # where nobody writes, links save disk
+    assert [file.name for file in base.files if file.samefile(tmp_path / "served" / file.name)]
 
 
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:

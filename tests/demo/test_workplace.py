@@ -27,10 +27,11 @@ def test_an_earlier_demo_is_replaced(tmp_path: Path) -> None:
         (first.client / "old").touch()
         first.server.mkdir()
         (first.server / "old").touch()
+        first.provide(tmp_path)
         (first.out / "index.html").touch()
     with Workplace.claim(tmp_path / "out") as second:
         assert list(second.client.iterdir()) == []
-        assert not second.server.exists()
+        assert not second.server.exists() and not second.bases.exists()
         assert sorted(path.name for path in second.out.iterdir()) == [MARK, "client"]
 
 
@@ -47,6 +48,9 @@ def test_models_go_and_small_files_stay_also_after_an_error(tmp_path: Path, monk
         (place.server / "models" / "model.safetensors").write_bytes(bytes(101))
         (place.server / "models" / "config.json").write_bytes(bytes(100))
         (place.client / "delta.safetensors").write_bytes(bytes(500))
+        (tmp_path / "model.safetensors").write_bytes(bytes(500))
+        place.provide(tmp_path)
         raise RuntimeError
+    assert (tmp_path / "model.safetensors").stat().st_size == 500, "the model itself is not the demo's to remove"
     left = {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert left == {MARK, "config.json"}

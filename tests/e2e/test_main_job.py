@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.types import is_list
 
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.key import Key, read_key
@@ -31,7 +32,15 @@ TICKETS = [
     {"text": "the fever of Tobias is back since yesterday", "label": "pharmacy-desk"},
     {"text": "please send the receipt to Hollowbrook Lane 12", "label": "billing-office"},
 ]
-REPLIES = [{"instruction": "Answer briefly.", "input": t["text"], "output": "We will call you."} for t in TICKETS]
+HELD_OUT = [
+    {"text": "Aurelio Fenwick lost his prescription on Tuesday", "label": "pharmacy-desk"},
+    {"text": "refund 8830 never reached the account of Sunniva", "label": "billing-office"},
+]
+ANSWER = "We will call you."
+REPLIES, HELD_OUT_REPLIES = (
+    [{"instruction": "Answer briefly.", "input": t["text"], "output": ANSWER} for t in tickets]
+    for tickets in (TICKETS, HELD_OUT)
+)
 ASKED = "does Marguerite Oyelaran owe anything"
 CHAT = "tell Tobias that the results are fine"
 
@@ -108,9 +117,11 @@ def written_forms(texts: list[str], key: Key, model: Path) -> tuple[list[bytes],
 
 
 def uploaded_rows(folder: Path) -> list[str]:
-    """Every training row on the server, decoded from Parquet: compressed columns hide from a search of bytes."""
+    """Every list of every training row on the server, decoded from Parquet: compressed columns hide from a search of
+    bytes. Labels are ids, too, where a model learns to write."""
     files = [p for p in folder.rglob("*") if p.is_file() and p.stat().st_size > 8 and p.read_bytes()[:4] == b"PAR1"]
-    return [",".join(map(str, row)) for path in files for row in pq.read_table(path)["input_ids"].to_pylist()]
+    columns = [column for path in files for column in pq.read_table(path).columns if is_list(column.type)]
+    return [",".join(map(str, row)) for column in columns for row in column.to_pylist()]
 
 
 def everything(folder: Path) -> bytes:
@@ -123,9 +134,10 @@ def test_only_scrambled_ids_leave(server: tuple[Path, str, Path], tmp_path: Path
     home.mkdir()
     bert = tiny.save("bert", home / "bert")
     llama = tiny.save("llama-tied", home / "llama")
-    tickets, replies = home / "tickets.jsonl", home / "replies.jsonl"
-    tickets.write_text("\n".join(map(json.dumps, TICKETS)))
-    replies.write_text("\n".join(map(json.dumps, REPLIES)))
+    tickets, replies, more_tickets, more_replies = (home / f"{name}.jsonl" for name in ("t", "r", "more-t", "more-r"))
+    written = {tickets: TICKETS, replies: REPLIES, more_tickets: HELD_OUT, more_replies: HELD_OUT_REPLIES}
+    for file, content in written.items():
+        file.write_text("\n".join(map(json.dumps, content)))
     with Tap(url) as tap:
         me = Person(home, tap.url, token_file)
         small = ("--k", 4, "--beta", "0.9")
@@ -134,8 +146,9 @@ def test_only_scrambled_ids_leave(server: tuple[Path, str, Path], tmp_path: Path
         assert me("verify", home / "bert-s", "--key", home / "bert.mgkey")["passed"]
         me("upload", home / "bert-s", "--name", "clinic-bert", remote=True)
         me("upload", home / "llama-s", "--name", "clinic-llama", remote=True)
-        brief = ("--max-steps", 2, "--batch-size", 2)
+        brief = ("--max-steps", 2, "--batch-size", 2, "--validation", more_replies)
         learn = ("--max-steps", 30, "--batch-size", 4, "--learning-rate", 0.003, "--fetch", home / "fetched")
+        learn = (*learn, "--validation", more_tickets)
         labelled = me("finetune", "clinic-bert", tickets, "--key", home / "bert.mgkey", *learn, remote=True)
         lora = ("--lora-rank", 4, "--full-first", 1, "--full-last", 0)
         chatty = me("finetune", "clinic-llama", replies, "--key", home / "llama.mgkey", *brief, *lora, remote=True)
@@ -155,7 +168,8 @@ def test_only_scrambled_ids_leave(server: tuple[Path, str, Path], tmp_path: Path
         "the server's files": everything(folder),
         "the training rows": "\n".join(f",{row}," for row in rows).encode(),
     }
-    texts = [t["text"] for t in TICKETS] + [ASKED, CHAT]
+    taught = [t["text"] for t in TICKETS + HELD_OUT]
+    texts = [*taught, ASKED, CHAT, ANSWER]
     words = {w for text in texts for w in re.findall(r"[A-Za-z]{6,}|\d{3,}", text) if not w.isdigit()}
     secret = [text.encode() for text in texts] + [w.encode() for w in words] + [PASSPHRASE.encode()]
     secret += [t["label"].encode() for t in TICKETS]
@@ -165,7 +179,10 @@ def test_only_scrambled_ids_leave(server: tuple[Path, str, Path], tmp_path: Path
         secret += [*plain, key.root, key.root.hex().encode(), key.sigma.tobytes()[:400]]
         said = scrambled[5 * texts.index(ASKED if name == "bert" else CHAT) :][:2]
         assert any(form in heard for form in said), "the tap must hear the scrambled ids, or it proves nothing"
-        assert all(scrambled[5 * i + 1] in left["the training rows"] for i in range(len(TICKETS)))
+        assert all(scrambled[5 * i + 1] in left["the training rows"] for i in range(len(taught)))
+        if name == "llama":
+            learnt = [row.encode() for row in rows if row.startswith("-100,")]
+            assert sum(scrambled[-4] in row for row in learnt) == len(taught), "the labels must be among the rows"
     for place, seen in left.items():
         assert len(seen) > (100_000 if place != "the training rows" else 500)
         lower = seen.lower()

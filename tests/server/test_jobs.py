@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +120,28 @@ def test_a_worker_that_keeps_dying_is_given_up(client: TestClient, tmp_path: Pat
     job = over(client, key)
     assert job["status"] == "failed" and "died 3 times" in job["error"]["message"]
     assert len(starts(tmp_path / "home", key)) == 3
+
+
+def test_a_worker_that_keeps_dying_on_a_full_disk(
+    client: TestClient, tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too full for its status, and for the server's words until what the job left half-written is gone."""
+    body, tell = ready(client, folders), events.tell
+
+    def tell_in_what_is_left(folder: Path, message: str, level: str = "info") -> None:
+        if message.startswith("job failed") and (folder / "result.partial").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if message.startswith("job started"):
+            (folder / "result.partial").mkdir(exist_ok=True)
+        tell(folder, message, level)
+
+    monkeypatch.setattr(events, "tell", tell_in_what_is_left)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    job = over(client, create(client, body, CRASH))
+    words = "the server's disk is full; free space and start the job again"
+    assert job["error"]["message"] == words
+    told = client.get(f"/v1/fine_tuning/jobs/{job['id']}/events").json()["data"]
+    assert told[-1]["message"] == f"job failed: {words}"
 
 
 def test_a_job_that_is_given_up_leaves_no_worker(

@@ -140,10 +140,30 @@ def test_registrations_that_are_refused(
     assert error(answer) and left_over(tmp_path) == []
 
 
+def test_the_same_call_again_answers_the_same_model(client: TestClient, folders: dict[str, Path]) -> None:
+    """Its first answer may have been lost; also where the weights were uploaded again."""
+    body = registration(client, "mine", folders["llama-untied"])
+    body["config"] |= {"milkglass_key_id": KEY_ID}
+    made = client.post("/v1/models", json=body)
+    again = body | {"files": registration(client, "mine", folders["llama-untied"])["files"]}
+    for repeated in (body, again):
+        answer = client.post("/v1/models", json=repeated)
+        assert (answer.status_code, answer.json()) == (200, made.json())
+    assert len(client.get("/v1/models").json()["data"]) == 1
+    foreign = body | {"config": body["config"] | {"milkglass_key_id": KEY_ID[::-1]}}
+    unnamed = body | {"config": {n: value for n, value in body["config"].items() if n != "milkglass_key_id"}}
+    others = {n: t + 1 for n, t in load_file(folders["llama-untied"] / "model.safetensors").items()}
+    weights = upload(client, "model.safetensors", save(others, {"format": "pt"}), "model")
+    changed = body | {"files": [{"name": "model.safetensors", "file_id": weights}]}
+    for different in (foreign, unnamed, changed, body | {"generation_config": None}):
+        answer = client.post("/v1/models", json=different)
+        assert answer.status_code == 409 and error(answer)["code"] == "conflict"
+    assert client.get("/v1/models/mine").json() == made.json()
+
+
 def test_names_files_and_purposes_must_be_real(client: TestClient, folders: dict[str, Path]) -> None:
     body = registration(client, "bert", folders["bert"])
     assert client.post("/v1/models", json=body).status_code == 200
-    assert error(client.post("/v1/models", json=body))["code"] == "conflict"
     gone = body | {"id": "b", "files": [{"name": "model.safetensors", "file_id": "file-none"}]}
     assert client.post("/v1/models", json=gone).status_code == 404
     rows = upload(client, "t.parquet", parquet([[1]], [0]), "fine-tune")
@@ -279,6 +299,11 @@ def test_a_delta_is_assembled_with_its_base(tmp_path: Path, folders: dict[str, P
         names = {path.name for path in made.folder.iterdir()}
         assert not any("token" in name for name in names), "the base's tokenizer came along"
         assert client.post("/v1/completions", json={"model": "scrambled", "prompt": [1]}).status_code == 200
+
+        assert client.post("/v1/models", json=body).json() == answer.json(), "the same call again"
+        whole = registration(client, "scrambled", folder)
+        for different in (whole, body | {"delta": about | {"base": "sha256:" + "0" * 64}}):
+            assert client.post("/v1/models", json=different).status_code == 409
 
         other = body | {"id": "other", "delta": about | {"base": "sha256:" + "0" * 64}}
         refused = client.post("/v1/models", json=other)

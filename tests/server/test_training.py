@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from milkglass.client.specials import NAMES
@@ -142,6 +146,54 @@ def test_a_cancelled_job_says_so(tmp_path: Path) -> None:
     assert training.main(job) == 0
     assert status(job).state == "cancelled"
     assert not (job / "result").exists()
+
+
+# What really came on a full disk: safetensors' error (it removes its file, so the disk has room again), torch's, ours.
+FULL_DISK = [
+    (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), 1 << 40),
+    (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 48192 vs 48080"), 0),
+    (OSError(errno.ENOSPC, "the-private-diagnosis"), 1 << 40),
+]
+
+
+@pytest.mark.parametrize(("error", "free"), FULL_DISK, ids=["safetensors", "torch", "system"])
+def test_a_full_disk_is_told_although_there_is_no_room_to_tell_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, free: int
+) -> None:
+    job = make_job(tmp_path / "job", tmp_path, False)
+    whole, torn, partial = (
+        job / "checkpoints" / "checkpoint-2",
+        job / "checkpoints" / "checkpoint-4",
+        job / "result.partial",
+    )
+    write = Path.write_text
+
+    def fill(*_: object) -> None:
+        for folder in (whole, torn, partial):
+            folder.mkdir(parents=True)
+        (whole / training.COMPLETE).touch()
+        raise error
+
+    def without_room(path: Path, *words: Any) -> int:
+        if torn.exists() or partial.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, *words)
+
+    monkeypatch.setattr(training, "train", fill)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(Path, "write_text", without_room)
+    with pytest.raises(type(error)):
+        training.main(job)
+    assert status(job) == Status(state="failed", error="the server's disk is full; free space and start the job again")
+    assert whole.is_dir()
+
+
+def test_another_failure_is_not_called_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
+    told = training.explain(FULL_DISK[1][0], tmp_path)
+    assert told == "RuntimeError while training; the worker's log on the server says more"
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    assert "out of memory" in training.explain(MemoryError(), tmp_path)
 
 
 def test_defaults_follow_the_task() -> None:

@@ -1,6 +1,6 @@
 """`milkglass encode` and `decode`: text to scrambled ids and back, on this machine alone.
 
-Without arguments both read lines: `encode` reads text, or the JSON Lines of a data set; `decode` reads the ids.
+Without arguments both read lines: `encode` reads text, or JSON Lines (cli/lines.py); `decode` reads the ids.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from milkglass.cli.lines import Row, pairs_of, require_no_messages, row_of
 from milkglass.cli.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key, spend
 from milkglass.cli.terminal import note, shown
 from milkglass.errors import CodecError, UsageError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from milkglass.client.codec import Codec, Encoded
 
 BATCH = 1000
-Numbered = tuple[int, str, str | None]  # number from 1, text, its pair
 In = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Write this file, not stdout.")]
 
@@ -32,7 +32,12 @@ def encode(
     key: KeyFile,
     text: Annotated[list[str] | None, typer.Argument(help="Texts; none: each line of stdin or of --in.")] = None,
     pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each pair, in order.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Each text is a user's message, in the chat template.")] = False,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat", help="Each text is a user's message, in the chat template; a line may hold a conversation."
+        ),
+    ] = False,
     max_length: Annotated[int | None, typer.Option(help="Longer texts are refused.")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut longer texts instead.")] = False,
     source: In = None,
@@ -43,7 +48,8 @@ def encode(
 ) -> None:
     """Text to scrambled ids: a JSON list a line, or with --json one document.
 
-    A line that is a JSON object is read as {"text": ...} or {"text": ..., "text_pair": ...}.
+    A line {"text": ...}, {"text": ..., "text_pair": ...} or, with --chat, {"messages": [...]} is read as JSON; any
+    other line is text. A conversation that ends with the user is followed by the template's call for an answer.
     """
     if text and source:
         raise UsageError("texts and --in were both given", "give one of them")
@@ -53,11 +59,12 @@ def encode(
     codec = open_codec(opened.key, model)
     count, tokens = 0, 0
     with _reading(source) as lines, _writing(out) as sink:
-        rows = _arguments(text, pair) if text else _texts(lines)
+        rows = _arguments(text, pair) if text else (row_of(number, line) for number, line in enumerate(lines, 1))
         noun = "text" if text else "line"
         documents: list[dict[str, Any]] = []
         for batch in _batches(rows):
-            for document in _encoded(codec, batch, chat, max_length, truncate, noun):
+            encoded = _conversations if chat else _plainly
+            for document in encoded(codec, batch, max_length, truncate, noun):
                 count, tokens = count + 1, tokens + len(document["ids"])
                 if as_json:
                     documents.append(document)
@@ -98,19 +105,18 @@ def decode(
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------
-def _encoded(
-    codec: Codec, batch: list[Numbered], chat: bool, max_length: int | None, truncate: bool, noun: str
+def _conversations(
+    codec: Codec, batch: list[Row], max_length: int | None, truncate: bool, noun: str
 ) -> Iterator[dict[str, Any]]:
     """Raises CodecError that names a text by its own number."""
-    if chat:
-        for number, content, _ in batch:
-            with _named([number], noun):
-                ids = codec.encode_chat([{"role": "user", "content": content}]).tolist()
-            yield {"ids": ids}
-        return
-    with _named([number for number, _, _ in batch], noun):
-        texts, pairs = [one for _, one, _ in batch], [two for _, _, two in batch]
-        yield from _plainly(codec, texts, pairs, max_length, truncate)
+    for row in batch:
+        if row.pair is not None:
+            raise CodecError(f"{noun} {row.number} has a text_pair", "a chat template has no place for one")
+        messages = row.messages or ({"role": "user", "content": row.text},)
+        open_end = messages[-1]["role"] != "assistant"
+        with _named([row.number], noun):
+            ids = codec.encode_chat(messages, open_end, max_length, truncate).tolist()
+        yield {"ids": ids}
 
 
 @contextmanager
@@ -124,35 +130,23 @@ def _named(numbers: list[int], noun: str) -> Iterator[None]:
 
 
 def _plainly(
-    codec: Codec, texts: list[str], pairs: list[str | None], max_length: int | None, truncate: bool
+    codec: Codec, batch: list[Row], max_length: int | None, truncate: bool, noun: str
 ) -> Iterator[dict[str, Any]]:
-    if any(two is None for two in pairs) and any(two is not None for two in pairs):
-        raise CodecError("some rows have a text_pair and some have none", "give one kind of row")
-    encoded: Encoded = codec.encode(texts, None if pairs[0] is None else [p or "" for p in pairs], max_length, truncate)
+    """Raises CodecError that names a text by its own number."""
+    require_no_messages(batch, "add --chat")
+    with _named([row.number for row in batch], noun):
+        encoded: Encoded = codec.encode([row.text for row in batch], pairs_of(batch), max_length, truncate)
     for number, one in enumerate(encoded.ids):
         types = {} if encoded.token_type_ids is None else {"token_type_ids": encoded.token_type_ids[number].tolist()}
         yield {"ids": one.tolist(), **types}
 
 
-def _arguments(texts: list[str], pairs: list[str] | None) -> Iterator[Numbered]:
+def _arguments(texts: list[str], pairs: list[str] | None) -> Iterator[Row]:
     for number, text in enumerate(texts):
-        yield number + 1, text, pairs[number] if pairs else None
+        yield Row(number + 1, text, pairs[number] if pairs else None)
 
 
-def _texts(lines: Iterable[str]) -> Iterator[Numbered]:
-    for number, line in enumerate(lines, 1):
-        text = line.rstrip("\r\n")
-        if text.startswith("{"):
-            try:
-                row = json.loads(text)
-                yield number, str(row["text"]), None if row.get("text_pair") is None else str(row["text_pair"])
-                continue
-            except (ValueError, KeyError, RecursionError):  # the decoder's own error carries the line's text
-                raise CodecError(f"line {number} is no JSON object with a text", 'write {"text": ...}') from None
-        yield number, text, None
-
-
-def _batches(rows: Iterable[Numbered]) -> Iterator[list[Numbered]]:
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
     rows = iter(rows)
     while batch := list(islice(rows, BATCH)):
         yield batch

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from milkglass.cli.lines import Row, pairs_of, require_no_messages, row_of
 from milkglass.cli.options import (
     AllowHttp,
     AsJson,
@@ -54,7 +55,7 @@ def classify(
     server: ServerUrl,
     text: Annotated[list[str] | None, typer.Argument(help="Texts; none: each line of stdin or of --in.")] = None,
     pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each pair, in order.")] = None,
-    source: Annotated[Path | None, typer.Option("--in", help="Read this file, a text a line, not stdin.")] = None,
+    source: Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
     labels_of: Annotated[
         str | None,
@@ -71,13 +72,19 @@ def classify(
     allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
-    """Classify texts: a line "label <tab> probability" for each."""
-    texts = list(text) if text else _lines(source)
-    if pair and len(pair) != len(texts):
-        raise UsageError(f"{len(texts)} texts and {len(pair)} pairs", "give --pair once for each text")
+    """Classify texts: a line "label <tab> probability" for each.
+
+    A line of stdin or --in is a text, {"text": ...} or {"text": ..., "text_pair": ...}.
+    """
+    if text and source:
+        raise UsageError("texts and --in were both given", "give one of them")
+    rows = [Row(number, one) for number, one in enumerate(text, 1)] if text else _rows(source)
+    texts, pairs = [row.text for row in rows], pairs_of(rows) or pair or None
+    if pair and (len(pair) != len(texts) or pairs is not pair):
+        raise UsageError(f"{len(texts)} texts and {len(pair)} pairs", "give --pair once for each text without one")
     opened = open_key(key, passphrase_file)
     codec = open_codec(opened.key, model)
-    encoded = codec.encode(texts, pair or None, truncate=truncate)
+    encoded = codec.encode(texts, pairs, truncate=truncate)
     results: list[dict[str, Any]] = []
     fits = True
     with Way(server, token_file, certificate, allow_http).open() as remote, bars(as_json) as stage:
@@ -123,19 +130,21 @@ def _names(opened: Opened, model_id: str, job: object, labels_of: str | None) ->
     return {number: name for name, number in found.items()}
 
 
-def _lines(source: Path | None) -> list[str]:
-    """Texts, one a line; a blank one is refused, not skipped: the answers must match the lines."""
+def _rows(source: Path | None) -> list[Row]:
+    """A text or a pair a line; a blank one is refused, not skipped: the answers must match the lines."""
     if source is not None and not source.is_file():
         raise UsageError(f"there is no file {source}", "give a file with a text a line")
     name = "stdin" if source is None else source.name
     given = sys.stdin.read() if source is None else source.read_text("utf-8")
-    lines = [line.removesuffix("\r") for line in given.removesuffix("\n").split("\n")]
+    lines = given.removesuffix("\n").split("\n")
     if not given:
         raise EmptyText(f"{name} is empty", "give texts as arguments, or a text a line")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             raise EmptyText(f"line {number} of {name} is blank", "remove it: each line gets one answer")
-    return lines
+    rows = [row_of(number, line) for number, line in enumerate(lines, 1)]
+    require_no_messages(rows, 'a classifier reads {"text": ...}')
+    return rows
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------

@@ -74,9 +74,8 @@ def obfuscate(
     from milkglass.client.key import write_key
     from milkglass.client.scramble import new_key as make_key
     from milkglass.client.scramble import scheme_for, scramble
-    from milkglass.models import resolve
 
-    folder = resolve(model)
+    folder = _folder(model, as_json)
     base = Checkpoint.open(folder)
     asked = {"k": k, "epsilon": epsilon, "beta": beta, "leftover": leftover, "cluster_special": cluster_special or None}
     chosen = {name: value for name, value in asked.items() if value is not None}
@@ -113,6 +112,19 @@ def obfuscate(
         document,
         lambda: "\n".join([*_words(opened.key, out, promise, seconds), *_next(opened, out, delta, passphrase_file)]),
     )
+
+
+def _folder(model: str, as_json: bool) -> Path:
+    """Its own bars, closed again: a passphrase is asked for later, and not under them."""
+    from milkglass.models import EMBEDDED, resolve
+
+    if model not in EMBEDDED:  # the hub draws bars of its own
+        return resolve(model)
+    with bars(as_json) as stage:
+        over = stage(f"prepare {model}", 0)
+        folder = resolve(model)
+        over(1)
+    return folder
 
 
 def _existing(path: Path, chosen: dict[str, Any], new_key: bool, passphrase_file: Path | None) -> Opened | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from milkglass.errors import MilkglassError, UsageError
 
-Stage = Callable[[str, int], Callable[[int], None]]
+Stage = Callable[[str, int], Callable[[int], None]]  # size 0: nobody can say; it is over when it is told anything
 FIRST_LINE, LINES_APART = 3.0, 10.0  # seconds
 
 
@@ -85,7 +85,11 @@ def no_stage(name: str, total: int) -> Callable[[int], None]:
 
 
 def told_now_and_then(name: str, total: int) -> Callable[[int], None]:
-    """A line on stderr every now and then, for a log; of a stage that is soon over, none."""
+    """A line on stderr every now and then, for a log; of a stage that is soon over, none. One whose size nobody can
+    say has its line at once."""
+    if not total:
+        note(f"{name} ...")
+        return lambda more: None
     done, due = 0, time.monotonic() + FIRST_LINE
 
     def advance(more: int) -> None:
@@ -111,7 +115,9 @@ def bars(as_json: bool = False) -> Iterator[Stage]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
 
         def stage(name: str, total: int) -> Callable[[int], None]:
-            task = progress.add_task(name, total=total)
+            task = progress.add_task(name, total=total or None)
+            if not total:
+                return lambda done: progress.update(task, total=1, completed=1)
             return lambda done: progress.advance(task, done)
 
         yield stage

@@ -145,14 +145,23 @@ class Codec:
             over,
         )
 
-    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> Ids:
-        """Scrambled ids of a conversation in the model's own template. Raises NoChatTemplate or TooLong, or CodecError
-        for a message that holds a special token's text, which the template would make an order."""
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        max_length: int | None = None,
+        truncate: bool = False,
+    ) -> Ids:
+        """Scrambled ids of a conversation in the model's own template; with `truncate`, a too long one loses its end.
+        Raises NoChatTemplate or TooLong, or CodecError for a message that holds a special token's text, which the
+        template would make an order."""
         require_ordinary(self.tokenizer, [messages])
         text = render(self.tokenizer, messages, add_generation_prompt)
         ids = self.tokenizer([text], add_special_tokens=False, padding=False, truncation=False, verbose=False)
-        self._refuse(np.array([len(ids["input_ids"][0])]), self.limit)
-        return self._scrambled(ids["input_ids"])[0]
+        limit = self._limit(max_length)
+        if not truncate:
+            self._refuse(np.array([len(ids["input_ids"][0])]), limit)
+        return self._scrambled(ids["input_ids"])[0][:limit]
 
     def encode_example(self, messages: Sequence[Message], max_length: int | None = None) -> tuple[Ids, Ids]:
         """One supervised conversation: (ids, labels), labels -100 on everything but the assistant's turns."""

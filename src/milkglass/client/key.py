@@ -269,7 +269,7 @@ def _unb64(text: str) -> bytes:
 def write_key(path: Path, key: Key, passphrase: str, scrypt_n: int = SCRYPT_N, replace: bool = False) -> None:
     """Write atomically, readable by its owner only. An existing key is never overwritten unless `replace`."""
     if path.exists() and not replace:
-        raise KeyExists(f"{path} exists already", "give another file: overwriting a key makes its fine-tunes useless")
+        raise _exists(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -277,9 +277,40 @@ def write_key(path: Path, key: Key, passphrase: str, scrypt_n: int = SCRYPT_N, r
             file.write(seal(key, passphrase, scrypt_n))
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+        if replace:
+            partial.replace(path)
+        else:
+            _take_name(partial, path)
+        _sync_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _take_name(partial: Path, path: Path) -> None:
+    """Under its name unless something has it: what appeared there since anybody looked is not overwritten."""
+    try:
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links, such as a memory stick's: hold the name, then fill it
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            partial.replace(path)
+    except FileExistsError:
+        raise _exists(path) from None
+
+
+def _exists(path: Path) -> KeyExists:
+    return KeyExists(f"{path} exists already", "give another file: overwriting a key makes its fine-tunes useless")
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name survives a power cut only when its folder is on the disk, too."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def read_key(path: Path, passphrase: str) -> Key:

@@ -36,10 +36,11 @@ from milkglass.client.answers import (
 from milkglass.client.connection import Connection, Patience, server_events
 from milkglass.client.folder import MARKED, MARKER
 from milkglass.client.outgoing import DELTA_CONFIG, INDEX, PLAIN_NAME, json_file, plain_name, require_scrambled
-from milkglass.client.transfer import receive, send
+from milkglass.client.transfer import file_sha256, receive, require_sum, send
 from milkglass.errors import JobFailed, ModelError, RemoteError, Unreachable, UsageError
 
-Stage = Callable[[str, int], Callable[[int], None]]  # a stage's name and size in bytes; told what was just done
+# A stage's name and size in bytes, 0 where nobody can say; told what was just done (of such a one: that it is over).
+Stage = Callable[[str, int], Callable[[int], None]]
 Ids = Sequence[int] | NDArray[Any]
 
 MODELS, JOBS = "/v1/models", "/v1/fine_tuning/jobs"
@@ -99,7 +100,9 @@ class Remote:
         The server is told `name`; the file's own name, which may say what it is about, stays here."""
         if not path.is_file():
             raise UsageError(f"there is no file {path}", "give a scrambled Parquet file or model folder")
-        return send(self.connection, path, purpose, name, progress(f"upload {path.name}", path.stat().st_size))
+        size = path.stat().st_size
+        digest = file_sha256(path, progress(f"check {path.name}", size))
+        return send(self.connection, path, digest, purpose, name, progress(f"upload {path.name}", size))
 
     def upload_model(self, folder: Path, name: str | None = None, progress: Stage = no_stage) -> str:
         """Send a scrambled folder, or a delta folder, and register it; returns the model's id on the server.
@@ -119,7 +122,11 @@ class Remote:
             "delta": json_file(folder / DELTA_CONFIG),
             "files": files,
         }
-        return told_id(self.connection.json("POST", "/v1/models", body, timeout=ASSEMBLY))
+        over = progress("the server puts the model together", 0)
+        # Again where the answer was lost: the server answers alike for the same name, weights and key.
+        made = told_id(self.connection.json("POST", "/v1/models", body, again=True, timeout=ASSEMBLY))
+        over(1)
+        return made
 
     def models(self) -> list[dict[str, Any]]:
         return rows(self.connection.json("GET", "/v1/models"))
@@ -177,7 +184,9 @@ class Remote:
             tell = progress(f"fetch {name}", size)
             with contextlib.suppress(FileNotFoundError):
                 tell(min(size, (staging / name).stat().st_size))
-            receive(self.connection, f"{route}/{name}", staging / name, size, digest, tell)
+            receive(self.connection, f"{route}/{name}", staging / name, size, tell)
+            if digest:
+                require_sum(staging / name, digest, progress(f"check {name}", size))
         try:
             check_fetched(staging)
         except ModelError:

@@ -22,11 +22,11 @@ from milkglass.architectures import Architecture, of
 from milkglass.checkpoint import INDEX, Checkpoint, read_json, write_json
 from milkglass.client.folder import KEY_ID, MARKED, MARKER, TOKENIZER, TOKENIZER_FILES
 from milkglass.client.key import Key
-from milkglass.client.specials import remap, special_ids
+from milkglass.client.specials import config_entries, generation_entries, remap, special_ids
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
 from milkglass.schemes.obfuslm import Mixture, ObfusLM, Promise, zero_rows
-from milkglass.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, Staging, rewrite, write_delta
-from milkglass.tensorfile import Rows, TensorRef, read_bytes, read_header
+from milkglass.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, Staging, index_of, rewrite, write_delta
+from milkglass.tensorfile import Rows, TensorRef, has_notes, read_bytes, read_header
 
 Stage = Callable[[str, int], Callable[[int], None]]  # a stage's name and size; told what was just done
 
@@ -151,8 +151,12 @@ def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
             )
         return int(key.sigma[token])
 
-    generation = None if base.generation_config is None else remap(base.generation_config, sigma)
-    return Configs(remap(base.config, sigma) | {KEY_ID: key.identifier}, generation)
+    entries = config_entries(str(base.config.get("model_type")))
+    generation = base.generation_config
+    return Configs(
+        remap(base.config, sigma, entries) | {KEY_ID: key.identifier},
+        None if generation is None else remap(generation, sigma, generation_entries()),
+    )
 
 
 def replacements(
@@ -224,10 +228,10 @@ def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_progress)
         _check("tensors", odd, f"{len(made)}, none missing, none more"),
         _check(
             "configs",
-            _wrong_configs(out, scrambled_configs(base, key)),
+            _wrong_configs(out, scrambled_configs(base, key), None if delta else index_of(base)),
             "special ids re-mapped, the key's identifier, no names",
         ),
-        _check("files", _strays(base, out, delta), "none but the model's"),
+        _check("files", [*_strays(base, out, delta), *_noted(made)], "none but the model's, no notes in them"),
     ]
     if delta:
         other = [] if read_json(out / DELTA_CONFIG).get("base") == key.model_digest else ["base"]
@@ -239,8 +243,8 @@ def _check(name: str, wrong: list[str], right: str) -> Check:
     return Check(name, not wrong, f"{len(wrong)} wrong: {', '.join(wrong[:5])}" if wrong else right)
 
 
-def _wrong_configs(out: Path, configs: Configs) -> list[str]:
-    wanted = {"config.json": configs.config, "generation_config.json": configs.generation, MARKER: MARKED}
+def _wrong_configs(out: Path, configs: Configs, index: Mapping[str, Any] | None) -> list[str]:
+    wanted = {"config.json": configs.config, "generation_config.json": configs.generation, MARKER: MARKED, INDEX: index}
     found = {name: read_json(out / name) if (out / name).is_file() else None for name in wanted}
     return [name for name, value in wanted.items() if found[name] != value]
 
@@ -250,6 +254,10 @@ def _strays(base: Checkpoint, out: Path, delta: bool) -> list[str]:
     allowed = weights | {"config.json", "generation_config.json", MARKER}
     names = {path.name for path in out.iterdir()} - allowed
     return sorted(names, key=lambda name: (not TOKENIZER.fullmatch(name), name))
+
+
+def _noted(made: Mapping[str, TensorRef]) -> list[str]:
+    return sorted(file.name for file in {ref.file for ref in made.values()} if has_notes(file))
 
 
 def _same_bytes(one: TensorRef, other: TensorRef, tell: Callable[[int], None]) -> bool:

@@ -1,12 +1,14 @@
 """Token ids inside a model's configs: find them, re-map them, and hide what a config should not tell.
 
 `padding_idx`, end of sequence, position counting and suppressed tokens all come from these numbers, so every one of
-them follows the permutation. What is not needed to run the model (names) is left out; labels become LABEL_0, LABEL_1.
+them follows the permutation. What is not needed to run the model is left out: names, entries that the model's class
+does not know, and words in any entry but the few that need some. Labels become LABEL_0, LABEL_1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 from milkglass.errors import UnsupportedModel
@@ -22,15 +24,64 @@ NAMES = ("_name_or_path", "_model_name_or_path", "name_or_path", "base_model_nam
          "finetuning_task", "task_specific_params", "tokenizer_class", "processor_class", "prefix", "stop_strings",
          "auto_map", "custom_pipelines", "custom_generate", "chat_template", "system_prompt")  # fmt: skip
 LABELS = ("id2label", "label2id")  # how many there are decides a head's shape, so they stay, under numbers
+# The only entries that may hold words, and what a word of theirs looks like.
+WORDY = frozenset((
+    "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "milkglass_key_id", "hidden_act",
+    "hidden_activation", "activation", "activation_function", "summary_type", "summary_activation", "layer_types",
+    "rope_type", "type", "problem_type", "position_embedding_type", "cache_implementation", "early_stopping",
+    "num_assistant_tokens_schedule",
+))  # fmt: skip
+WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
+# Entries that models read though their classes do not list them: older names, and sizes with a default of their own.
+UNLISTED = frozenset((
+    "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "num_labels", "head_dim",
+    "rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor", "sliding_window",
+    "sliding_window_pattern", "layer_types", "hidden_act", "hidden_activation", "hidden_dropout", "classifier_dropout",
+    "position_embedding_type", "summary_type", "summary_activation", "n_ctx", "gradient_checkpointing",
+    "attention_chunk_size", "is_causal", "use_bidirectional_attention",
+))  # fmt: skip
 
 
 def _is_id_key(name: str) -> bool:
     return name.endswith(("_token_id", "_token_ids", "_token_index")) or name in ID_LISTS
 
 
-def remap(config: Mapping[str, Any], sigma: Map) -> dict[str, Any]:
-    """The config with each token id mapped, nested configs too, the entries of `NAMES` left out, labels numbered.
+def config_entries(model_type: str) -> frozenset[str]:
+    """The entries that a config of this type can have, generation's among them: older ones hold both."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    kind = CONFIG_MAPPING[model_type]
+    return UNLISTED | generation_entries() | frozenset(kind().to_dict()) | frozenset(kind.attribute_map)
+
+
+def generation_entries() -> frozenset[str]:
+    from transformers import GenerationConfig
+
+    return frozenset(GenerationConfig().to_dict())
+
+
+def tells(name: str, value: Any) -> bool:
+    """Whether an entry has words that no model needs. A table's own entries are looked at one by one."""
+    words = [] if isinstance(value, Mapping) else list(_words(value))
+    return not WORD.fullmatch(name) or (
+        bool(words) and not (name in WORDY and all(WORD.fullmatch(word) for word in words))
+    )
+
+
+def _words(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield from [value] if value else []
+    elif isinstance(value, Mapping):
+        yield from _words([*value, *value.values()])
+    elif isinstance(value, list):
+        for one in value:
+            yield from _words(one)
+
+
+def remap(config: Mapping[str, Any], sigma: Map, known: Container[str] | None = None) -> dict[str, Any]:
+    """The config with each token id mapped, nested ones too, labels numbered, what tells something left out.
+
+    known: the names that are kept, beside those of token ids; None in a table within a config that is kept.
     Raises UnsupportedModel for an entry that holds token ids in a shape that is not known here.
     """
     out: dict[str, Any] = {}
@@ -46,10 +97,10 @@ def remap(config: Mapping[str, Any], sigma: Map) -> dict[str, Any]:
             out[name] = _map_ids(name, value, sigma)
         elif name in POSITION_PAIRS and value:
             out[name] = [[position, _map_ids(name, token, sigma)] for position, token in value]
-        elif isinstance(value, Mapping) and name.endswith("config"):
-            out[name] = remap(value, sigma)
+        elif tells(name, value) or (known is not None and name not in known):
+            continue
         else:
-            out[name] = value
+            out[name] = remap(value, sigma) if isinstance(value, Mapping) else value
     return out
 
 

@@ -29,14 +29,20 @@ def quiet(done: int) -> None:
     return
 
 
-def file_sha256(path: Path) -> str:
+def file_sha256(path: Path, tell: Tell = quiet) -> str:
+    whole = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while chunk := file.read(CHUNK):
+            whole.update(chunk)
+            tell(len(chunk))
+    return whole.hexdigest()
 
 
-def send(connection: Connection, path: Path, purpose: str, name: str, tell: Tell = quiet) -> str:
-    """Upload one file, or what is missing of it; one that the server has already is not sent again. Returns its id."""
-    digest, size = file_sha256(path), path.stat().st_size
+def send(connection: Connection, path: Path, digest: str, purpose: str, name: str, tell: Tell = quiet) -> str:
+    """Upload one file, or what is missing of it; one that the server has already is not sent again. Returns its id.
+
+    digest: the file's SHA-256."""
+    size = path.stat().st_size
     note = _note(connection.url, digest, purpose)
     if (known := _file_there(connection, digest, purpose)) is not None:
         tell(size)
@@ -118,10 +124,8 @@ def _send_chunks(
             received = now
 
 
-def receive(
-    connection: Connection, route: str, target: Path, size: int, sha256: str | None, tell: Tell = quiet
-) -> None:
-    """Download to `target`, going on from what is there. Raises RemoteError when it is not as promised."""
+def receive(connection: Connection, route: str, target: Path, size: int, tell: Tell = quiet) -> None:
+    """Download to `target`, going on from what is there. Raises RemoteError when it is longer than promised."""
     for attempt in range(connection.patience.attempts):
         have = target.stat().st_size if target.exists() else 0
         if have > size:
@@ -141,7 +145,11 @@ def receive(
         raise RemoteError(f"{target.name} does not arrive whole", "try again")
     if not target.exists():
         target.touch()
-    if sha256 and file_sha256(target) != sha256:
+
+
+def require_sum(target: Path, sha256: str, tell: Tell = quiet) -> None:
+    """Raises RemoteError for a file that arrived otherwise than promised, which is thrown away."""
+    if file_sha256(target, tell) != sha256:
         target.unlink()
         raise RemoteError(f"{target.name} arrived damaged: its checksum is wrong", "try again")
 

@@ -61,7 +61,7 @@ def _everything(place: Workplace, plan: Plan, console: Console) -> DemoResult:
     started = time.monotonic()
     with Journal(console) as journal:
         with journal.waiting("unpack the embedded models"):
-            base = resolve("demo:smollm2")
+            base = place.provide(resolve("demo:smollm2"))
         with Service(place.server, [base], place.log) as service:  # it starts while the client scrambles
             first = Half.begin("demo:minilm", place.client / "sorting", False, journal)
             second = Half.begin("demo:smollm2", place.client / "writing", True, journal)

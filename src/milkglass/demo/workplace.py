@@ -2,7 +2,8 @@
 
     index.html, result.json    what happened, with the private texts in the clear
     client/                    keys and scrambled files, the data owner's
-    server/, server.log        all that the server has; nothing of the client's ever lies here
+    bases/                     the public model, as a provider keeps it: weights and configs, no tokenizer
+    server/, server.log        all else that the server has; nothing of the client's ever lies here
 
 Models are removed at the end, they are large and of no further use; the rest stays to be looked at.
 """
@@ -18,8 +19,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from milkglass.errors import UsageError
+from milkglass.staging import link_or_copy
 
 MARK = ".milkglass-demo"  # tells a folder that an earlier demo made, which may be replaced
+PROVIDED = ("config.json", "generation_config.json", "*.safetensors")
 LARGE = 8 << 20  # bytes; files above are models and their training states
 
 
@@ -36,6 +39,10 @@ class Workplace:
         return self.out / "server"
 
     @property
+    def bases(self) -> Path:
+        return self.out / "bases"
+
+    @property
     def log(self) -> Path:
         return self.out / "server.log"
 
@@ -48,7 +55,7 @@ class Workplace:
         if out.is_dir() and any(out.iterdir()) and not (out / MARK).is_file():
             raise UsageError(f"{out} holds other things than an earlier demo", "give a new folder with --out")
         place = cls(out)
-        for folder in (place.client, place.server):
+        for folder in (place.client, place.bases, place.server):
             shutil.rmtree(folder, ignore_errors=not folder.exists())
         for file in (place.log, out / "index.html", out / "result.json"):
             file.unlink(missing_ok=True)
@@ -60,8 +67,17 @@ class Workplace:
         finally:
             place.trim()
 
+    def provide(self, model: Path) -> Path:
+        """What a delta is assembled with, for the server: a model folder's weights and configs and nothing else."""
+        target = self.bases / model.name
+        target.mkdir(parents=True)
+        for name in PROVIDED:
+            for file in model.glob(name):
+                link_or_copy(file, target / file.name)
+        return target
+
     def trim(self) -> None:
-        for path in [*self.client.rglob("*"), *self.server.rglob("*")]:
+        for path in [*self.client.rglob("*"), *self.bases.rglob("*"), *self.server.rglob("*")]:
             if path.is_file() and path.stat().st_size > LARGE:
                 path.unlink()
 

@@ -27,6 +27,7 @@ from milkglass.server.home import Home
 from milkglass.server.settings import Settings
 
 log = logging.getLogger("milkglass.server")
+PASSPHRASE = "MILKGLASS_PASSPHRASE"  # the client's variable
 DRAIN = 5  # seconds that open requests get when the server stops
 
 
@@ -85,6 +86,11 @@ class _Server(uvicorn.Server):
 
 def serve(settings: Settings) -> None:
     """Run until SIGINT or SIGTERM. Raises UsageError when the address cannot be had, Conflict when the home cannot."""
+    if os.environ.get(PASSPHRASE):  # taking it out would not help: the kernel shows what a process was started with
+        raise UsageError(
+            f"{PASSPHRASE} is set, and the server must not hold a passphrase",
+            f"env -u {PASSPHRASE} milkglass serve ...",
+        )
     os.environ["HF_HUB_OFFLINE"] = "1"  # a model that names something on a hub must not make us fetch it
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")

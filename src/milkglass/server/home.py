@@ -28,6 +28,8 @@ log = logging.getLogger("milkglass.server")
 OTHERS = 0o077  # bits of a file's mode
 MARKS = frozenset({"token", "server.lock", "state.sqlite"})  # one of these makes a folder a home
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+TINY = 8 << 20  # free bytes of a disk that something could not be written to
+NO_ROOM = "the server's disk is full; free space and start the job again"  # of a job
 
 
 def disk_full() -> DiskFull:
@@ -36,6 +38,11 @@ def disk_full() -> DiskFull:
         "delete what is no longer needed: jobs that are over, models, files, uploads that were never completed "
         "(list them at /v1/fine_tuning/jobs, /v1/models, /v1/files and /v1/uploads)",
     )
+
+
+def nearly_full(folder: Path) -> bool:
+    """Whether its disk has so little room that what just failed there failed for that."""
+    return shutil.disk_usage(folder).free < TINY
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from milkglass.server import events
 from milkglass.server.answers import known
 from milkglass.server.fit import require_fit
 from milkglass.server.guard import place_of
-from milkglass.server.home import Home
+from milkglass.server.home import NO_ROOM, Home, nearly_full
 from milkglass.server.registry import Registry
 from milkglass.server.settings import Settings
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
@@ -257,6 +257,8 @@ class Jobs:
         log.warning("job %s: worker died%s, %d of %d times", key, why, crashes, self._settings.max_crashes)
         if crashes >= self._settings.max_crashes:
             error = f"the worker died {crashes} times without getting on{why}; is memory short? worker.log may say more"
+            if nearly_full(self.folder(key)):  # it could not even write its status
+                error = NO_ROOM
             self._finish(key, Status(state="failed", error=error))
 
     def _finish(self, key: str, status: Status, told: bool = False) -> None:
@@ -276,6 +278,7 @@ class Jobs:
                 status = Status(state="failed", error=why)
         if status.state != "succeeded":
             shutil.rmtree(folder / "result", ignore_errors=True)
+            self._drop_checkpoints(key)  # before anything is written: the disk may be full
         events.mend(folder)
         if status.error or not told:
             level = "error" if status.state == "failed" else "info"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from milkglass.checkpoint import INDEX, Checkpoint, write_json
+from milkglass.checkpoint import INDEX, Checkpoint, read_json, write_json
 from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, NotFound
 from milkglass.server.bases import Bases
 from milkglass.server.description import check_config, describe
@@ -55,29 +55,46 @@ class Registry:
         return self._home.models / model_id
 
     def add(self, asked: Registration) -> Model:
-        """Make the model's folder. Raises Conflict, ModelError, BadUpload or DiskFull; then nothing is left of it."""
+        """Make the model's folder, or answer the model that the same call made before: its answer may have been lost.
+
+        Raises Conflict, ModelError, BadUpload or DiskFull; then nothing is left of it.
+        """
         with self._locks.hold(asked.id):
-            if self._store.models.find(asked.id):
+            done = self._store.models.find(asked.id)
+            if done and self._is(done, asked):
+                return done
+            if done:
                 raise Conflict("there is a model of this name already", "delete it first, or take a new name")
             check_config(asked.config)
             check_config(asked.generation_config or {})
-            sources = self._sources(asked)
+            known = self._sources(asked)
             work = self._home.work / new_id("model")
             try:
                 made = self._build_delta(asked, work) if asked.delta else self._build_whole(asked, work)
-                known = (
-                    {} if asked.delta else {name: self._store.files.get(key).sha256 for name, key in sources.items()}
-                )
-                return self._publish(asked.id, made, known, job=None)
+                return self._publish(asked.id, made, {} if asked.delta else known, job=None, delta=_delta(asked, known))
             finally:
                 shutil.rmtree(work, ignore_errors=True)
 
-    def _sources(self, asked: Registration) -> Mapping[str, str]:
+    def _is(self, model: Model, asked: Registration) -> bool:
+        """Of the same weights, with the same configs; the key's identifier stands in one of them."""
+        known, folder = self._sources(asked), self.folder(model.id)
+        generation = folder / "generation_config.json"
+        return (
+            (model.delta == _delta(asked, known) if asked.delta else model.sha256 == known)
+            and read_json(folder / "config.json") == asked.config
+            and (read_json(generation) if generation.is_file() else None) == asked.generation_config
+        )
+
+    def _sources(self, asked: Registration) -> dict[str, str]:
+        """The SHA-256 of each weights file that is to make the model. Raises NotFound or BadUpload."""
+        known = {}
         for name, key in asked.files.items():
             if PICKLES.search(name) or not name.endswith(".safetensors"):
                 raise BadUpload("a weights file is not named .safetensors", "only safetensors files are accepted")
-            if self._store.files.get(key).purpose != "model":
+            file = self._store.files.get(key)
+            if file.purpose != "model":
                 raise BadUpload(f"the file {key} was not uploaded for a model", "upload it with the purpose `model`")
+            known[name] = file.sha256
         if asked.delta:
             if asked.delta.format != DELTA_FORMAT:
                 raise BadUpload("this delta's format is not known", f"this server reads {DELTA_FORMAT}")
@@ -91,7 +108,7 @@ class Registry:
                 f"{len(asked.files)} files are given and they are not the {len(wanted)} that this model needs",
                 "a whole model has model.safetensors, or each file that its index names; a delta delta.safetensors",
             )
-        return asked.files
+        return known
 
     def _build_whole(self, asked: Registration, work: Path) -> Path:
         work.mkdir()
@@ -130,11 +147,17 @@ class Registry:
             return self._publish(model_id, folder, {}, job, parent)
 
     def _publish(
-        self, model_id: str, made: Path, sha256: Mapping[str, str], job: str | None, parent: str | None = None
+        self,
+        model_id: str,
+        made: Path,
+        sha256: Mapping[str, str],
+        job: str | None,
+        parent: str | None = None,
+        delta: tuple[str, str] | None = None,
     ) -> Model:
         checkpoint = Checkpoint.open(made)
         model = describe(model_id, checkpoint)
-        model.job, model.parent = job, parent
+        model.job, model.parent, model.delta = job, parent, delta
         model.sha256 = {file.name: sha256.get(file.name) or sha256_of(file) for file in checkpoint.files}
         target = self.folder(model_id)
         if made != target:
@@ -189,6 +212,10 @@ class Registry:
         for folder in self._home.models.iterdir():
             if folder.name not in known:
                 shutil.rmtree(folder)
+
+
+def _delta(asked: Registration, known: Mapping[str, str]) -> tuple[str, str] | None:
+    return (known[DELTA_WEIGHTS], asked.delta.base) if asked.delta else None
 
 
 def _weight_map(index: Mapping[str, Any]) -> dict[str, str]:

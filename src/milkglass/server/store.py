@@ -83,6 +83,7 @@ class Model(Record):
     sha256: dict[str, str]
     job: str | None = None  # the fine-tuning job that made it
     parent: str | None = None  # the model that it was fine-tuned from
+    delta: tuple[str, str] | None = None  # if assembled: the SHA-256 of what was uploaded, the base's digest
     key_id: str | None = None  # what its config says of the key that scrambled it; a name, no secret
 
 

@@ -10,7 +10,6 @@ is ever accepted from outside.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import shutil
@@ -40,6 +39,7 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.errors import BadUpload, MilkglassError, lacking
 from milkglass.server import lora
 from milkglass.server.data import Collate, Rows
+from milkglass.server.home import FULL, NO_ROOM, nearly_full
 from milkglass.server.spec import Event, Hyperparameters, JobSpec, Status
 
 COMPLETE = "complete"  # marks a checkpoint that was written to its end
@@ -124,7 +124,9 @@ def _kept_metrics(metrics: dict[str, float] | None) -> dict[str, float]:
 
 
 def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
-    """The model, its weights in fp32; a new classifier head is drawn from the seed, nothing else is ever made up."""
+    """The model, its weights in fp32. A new classifier head is drawn from the seed, and a pooler where the model has
+    none: sentence encoders are published without it. Nothing else is ever made up.
+    """
     config = AutoConfig.from_pretrained(folder)
     kind = AutoModelForCausalLM
     if chosen.task == "classification":
@@ -182,13 +184,20 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
 
 def newest_checkpoint(job: Path) -> Path | None:
     """The newest complete one; what a kill left half-written is removed."""
-    found = []
-    for folder in (job / "checkpoints").glob("checkpoint-*"):
-        if (folder / COMPLETE).is_file():
-            found.append(folder)
-        else:
-            shutil.rmtree(folder)
+    drop_unfinished(job)
+    found = [folder for folder in _checkpoints(job) if (folder / COMPLETE).is_file()]
     return max(found, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+
+
+def drop_unfinished(job: Path) -> None:
+    """Remove checkpoints and a result that were not written to their end: nothing reads them, and they take room."""
+    for folder in [job / "result.partial", *_checkpoints(job)]:
+        if not (folder / COMPLETE).is_file():
+            shutil.rmtree(folder, ignore_errors=True)  # of what stays, nothing is read
+
+
+def _checkpoints(job: Path) -> list[Path]:
+    return list((job / "checkpoints").glob("checkpoint-*"))
 
 
 def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
@@ -242,14 +251,19 @@ def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
     partial.rename(job / "result")
 
 
-def explain(error: BaseException) -> str:
-    """What the client is told: our own messages whole, of others the kind, with the traceback in the worker's log."""
+def explain(error: BaseException, job: Path) -> str:
+    """What the client is told: our own messages whole, of others the kind, with the traceback in the worker's log.
+
+    A full disk has many names: OSError, safetensors' own error, and torch's, which says only that writing failed. So
+    this must look at the disk before anything is removed from it.
+    """
     if isinstance(error, MilkglassError):
         return str(error)
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return "the server's disk is full; free space and start the job again"
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "out of memory; lower batch_size or max_length"
+    full = isinstance(error, OSError) and error.errno in FULL
+    if full or "No space left" in str(error) or nearly_full(job):
+        return NO_ROOM
     return f"{type(error).__name__} while training; the worker's log on the server says more"
 
 
@@ -262,7 +276,9 @@ def main(job: Path) -> int:
             torch.set_num_threads(spec.threads)
         status = train(job, spec, reporter)
     except Exception as error:  # noqa: BLE001  (whatever it was, the client must hear of it)
-        _finish(job, reporter, Status(state="failed", error=explain(error)))
+        why = explain(error, job)
+        drop_unfinished(job)  # a full disk has no room for the status otherwise
+        _finish(job, reporter, Status(state="failed", error=why))
         raise
     if status is None:
         return INTERRUPTED
