@@ -25,7 +25,6 @@ def test_every_route_is_described(client: TestClient) -> None:
     assert len(paths) == 18
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestWarning")
 def test_generated_requests(tmp_path: Path, folders: dict[str, Path]) -> None:
     import schemathesis
