@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from milkglass.audit.cells import Cell, strongest
 from milkglass.audit.findings import verdict
 from milkglass.audit.page import percent
 from milkglass.audit.result import Audit, Point
-from milkglass.audit.run import planned
+from milkglass.audit.run import CHAIN, planned
 from milkglass.audit.scene import Scene, build
 from milkglass.audit.texts import CLASSES, classes, read
 from milkglass.audit.work import Work, packed, unpacked
@@ -249,6 +250,29 @@ def test_what_was_cut_or_failed_is_tried_again(setting: Setting, tmp_path: Path)
         assert [(c.state, c.cut) for c in result.cells] == [("done", True), ("failed", False)]
         assert result.verdict.startswith("Stronger attacks were not finished")
     assert len(Slow.runs) == 2
+
+
+@dataclass(frozen=True)
+class Spending(ClusterSolve):
+    """Uses up the whole audit's time."""
+
+    def learn(
+        self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
+    ) -> Candidates:
+        found = super().learn(transcript, knowledge, budget, rng)
+        time.sleep(max(0.0, budget.left() / CHAIN))
+        return found
+
+
+def test_what_reads_most_is_run_even_if_finding_the_clusters_took_all_the_time(
+    setting: Setting, tmp_path: Path
+) -> None:
+    attacks: dict[str, type[Attack]] = {"cluster-solve": Spending, "decipherment": Decipherment, "late": KNN}
+    result = run(setting, tmp_path / "work", attacks, seconds=2)
+    states = {cell.attack: cell.state for cell in result.cells}
+    assert states["decipherment"] == "done"
+    assert result.best is not None
+    assert result.best.attack == "decipherment"
 
 
 @dataclass(frozen=True)

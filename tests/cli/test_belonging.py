@@ -111,7 +111,7 @@ def test_the_identifier_is_in_folders_and_deltas_and_verify_looks(decoder: Owner
         assert document(call("verify", tmp_path / name, "--key", decoder.path, "--json"))["passed"]
         (tmp_path / name / "config.json").write_text(json.dumps(config | {"milkglass_key_id": "0" * 32}))
         result = call("verify", tmp_path / name, "--key", decoder.path)
-        assert result.exit_code == 3 and "FAIL  configs" in result.stdout
+        assert result.exit_code == 4 and "scrambled with another key" in result.stderr
 
 
 def test_two_keys_of_one_model_have_two_identifiers(decoder: Owner, tmp_path: Path) -> None:

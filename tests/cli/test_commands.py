@@ -181,6 +181,30 @@ def test_obfuscate_refuses(encoder: Owner, decoder: Owner, tmp_path: Path) -> No
     assert not out.exists() and not (tmp_path / "k").exists()
 
 
+def test_verify_knows_another_key_at_once(encoder: Owner, decoder: Owner) -> None:
+    result = call("verify", encoder.scrambled, "--key", decoder.path)
+    refused(result, 4, "was scrambled with another key")
+
+
+def test_parameters_that_cannot_be_leave_no_key_behind(encoder: Owner, tmp_path: Path) -> None:
+    key = tmp_path / "new.mgkey"
+    run = ("obfuscate", encoder.model, tmp_path / "out", "--key", key)
+    refused(call(*run, "--k", "100000"), 2, "candidates for clusters of 100000")
+    assert not key.exists()
+    assert "k = 1 mixes nothing" in call(*run, "--k", "1").output
+
+
+def test_the_status_of_what_is_no_key(tmp_path: Path) -> None:
+    words = tmp_path / "pp"
+    words.write_text("several words")
+    refused(call("key", "status", words), 4, "not a milkglass key file")
+
+
+def test_a_suffix_that_the_server_would_refuse_stays_here(stub: Stub, encoder: Owner, tmp_path: Path) -> None:
+    run = ("finetune", "clinic", tmp_path / "none.jsonl", "--key", encoder.path, "--suffix", "Frau Bergström")
+    refused(call(*run), 2, "the suffix has other signs")
+
+
 def test_verify_sees_what_is_wrong(encoder: Owner, tmp_path: Path) -> None:
     result = call("verify", encoder.model, "--key", encoder.path, "--json")
     assert result.exit_code == 3

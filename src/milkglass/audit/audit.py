@@ -118,6 +118,8 @@ def write(result: Audit, out: Path) -> Path:
     for name, svg in drawn(result).items():
         if svg:
             write_private(out / f"{name}.svg", svg)
+        else:
+            (out / f"{name}.svg").unlink(missing_ok=True)  # of an audit before this one
     told = json.dumps(result.to_json(), ensure_ascii=False, indent=1, allow_nan=False)
     write_private(out / "audit.json", told + "\n")
     page = out / "audit.html"

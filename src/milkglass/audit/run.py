@@ -25,6 +25,7 @@ from milkglass.sequences import Ids
 from milkglass.threat import Attack, Budget, Candidates, Guess, Knowledge, score, why_not
 
 Tell = Callable[[Cell], None]
+GRACE = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
 CHAIN = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
 
 
@@ -85,6 +86,11 @@ def _pairs(scene: Scene, chosen: Sequence[Attack]) -> list[tuple[Adversary, Atta
 def _early(attack: Attack) -> bool:
     """Solvers without text: they are the chain."""
     return isinstance(attack, Solver) and "corpus" not in attack.assumes and not attack.of_outputs
+
+
+def _waits(attack: Attack) -> bool:
+    """For the chain: these are cheap and read most, so a budget that the chain used up must not be their end."""
+    return "candidates" in attack.assumes | attack.helped_by and not attack.needs and not _early(attack)
 
 
 Chain = tuple[list[tuple[Cell, Ids | None]], Candidates | None]
@@ -148,7 +154,7 @@ class _Runner:
 
     def _own(self, attack: Attack) -> Budget:
         """What is left; a part of it for an attack that would use all there is, and for one that others wait for."""
-        left = max(1.0, self.budget.left())
+        left = max(GRACE if _waits(attack) else 1.0, self.budget.left())
         if attack.needs:
             return Budget(max(left / 2, attack.needs))
         return Budget(CHAIN * left if _early(attack) else left)
@@ -192,7 +198,7 @@ class _Runner:
     ) -> tuple[Cell, Ids | None]:
         if reason := why_not(attack, self.scene.transcript, knowledge):
             return replace(blank, state="does not apply", reason=reason), None
-        if self.budget.left() <= 0:
+        if self.budget.left() <= 0 and (self.budget.seconds <= 0 or not _waits(attack)):
             return replace(blank, reason="the budget was spent before its turn"), None
         if self.budget.left() < attack.needs:
             return replace(blank, reason=f"it needs {attack.needs / 60:.1g} min, less is left of the budget"), None

@@ -73,9 +73,9 @@ def audit(
         "seed": seed,
         "attacks": [repr(kind()) for kind in ATTACKS.values()],
     }
-    work = Work.open(out / "work", about)
     with bars(as_json) as stage:
         scene = build(opened.key, codec, folder, text, public, rows, seed, stage, seen, known)
+        work = Work.open(out / "work", about)  # a text that cannot be read leaves nothing behind
         advance = stage("attack", planned(scene, ATTACKS))
 
         def tell(cell: Cell) -> None:

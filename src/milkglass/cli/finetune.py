@@ -5,6 +5,7 @@ What this module does not know: how training is done. Label names stay here, sea
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from milkglass.client.codec import Codec
     from milkglass.client.dataset import Summary, Written
     from milkglass.client.remote import Remote
+
+SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the server's own rule
 
 
 def finetune(
@@ -108,6 +111,8 @@ def finetune(
     DATA: {"text", "label"} (or "text_pair"), {"messages": [...]}, {"instruction", "input", "output"} or {"text"} in
     JSON Lines, or CSV/TSV with the columns text (or sentence) and label.
     """
+    if suffix is not None and not SUFFIX.fullmatch(suffix):  # it would cross the wire to be refused there
+        raise UsageError("the suffix has other signs than A-Z, a-z, 0-9, _ and -, or over 64", "it is sent in plain")
     opened = open_key(key, passphrase_file)
     codec = open_codec(opened.key, model)
     train = _checked(data, task)

@@ -31,6 +31,9 @@ def status(
     """How much text was encoded under a key on this machine, and what the last audit says that this gives away."""
     if not key.is_file():
         raise KeyFileError(f"there is no key file at {key}", "give the file that `milkglass obfuscate` wrote")
+    from milkglass.client.key import require_key_file
+
+    require_key_file(key)
     used = usage.read(key)
     passed = [{"attacker": who, "share": share, "tokens": tokens} for who, share, tokens in used.passed()]
     emit(as_json, {"key": str(key), **asdict(used), "passed": passed}, lambda: words(used))

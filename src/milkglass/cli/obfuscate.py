@@ -23,7 +23,7 @@ from milkglass.cli.options import (
 )
 from milkglass.cli.passphrase import passphrase
 from milkglass.cli.terminal import bars, duration, emit, note
-from milkglass.errors import CorruptCheckpoint, KeyExists, UsageError
+from milkglass.errors import CorruptCheckpoint, KeyExists, KeyForOtherModel, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.key import Key
@@ -36,6 +36,9 @@ LOSS = (
 )
 UNTUNED = (
     "mixing has a price: as it is, the model answers with nonsense or with nothing; it is of use after fine-tuning"
+)
+UNMIXED = (
+    "k = 1 mixes nothing: whoever compares the tables with the published ones reads every id; k = 10 is the default"
 )
 HONEST = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
 
@@ -90,11 +93,17 @@ def obfuscate(
         if old is None:
             opened = Opened(key, make_key(base, ref, scheme, digest), secret)
             write_key(key, opened.key, secret)  # before anything is scrambled with it
-            note(LOSS.format(path=key))
         else:
             opened = old
             opened.key.require_model(digest)
-        promise = scramble(base, opened.key, out, delta, stage)
+        try:
+            promise = scramble(base, opened.key, out, delta, stage)
+        except UsageError:
+            if old is None:
+                key.unlink()  # it was made with parameters that cannot be, and would insist on them
+            raise
+    if old is None:
+        note(LOSS.format(path=key))
     seconds = time.monotonic() - started
     document = {
         "out": str(out),
@@ -164,7 +173,7 @@ def _next(opened: Opened, out: Path, delta: bool, passphrase_file: Path | None) 
     key, folder = opened.key, shlex.quote(str(out))
     server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
     token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
-    lines = [f"  {UNTUNED}"] if key.about["scheme"].get("k", 1) > 1 else []
+    lines = [f"  {UNTUNED if key.about['scheme'].get('k', 1) > 1 else UNMIXED}"]
     if delta:
         lines.append(
             f"  the server needs the base model {key.about['model']} among its --base-models:\n    {key.model_digest}"
@@ -191,6 +200,7 @@ def verify(
     if not out.is_dir():
         raise UsageError(f"there is no folder {out}", "give the folder that `milkglass obfuscate` wrote")
     opened = open_key(key, passphrase_file)
+    _require_its_key(out, opened.key)
     base = Checkpoint.open(resolve(model or str(opened.key.about["model"])))
     if not as_json:
         note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
@@ -206,6 +216,16 @@ def verify(
     if not passed:
         failed = ", ".join(one.name for one in checks if not one.passed)
         raise CorruptCheckpoint(f"{out} fails: {failed}", "don't upload it; make it again with `milkglass obfuscate`")
+
+
+def _require_its_key(out: Path, key: Key) -> None:
+    """Told at once, and not as a folder full of wrong tensors."""
+    from milkglass.checkpoint import read_json
+
+    config = out / "config.json"
+    told = read_json(config).get("milkglass_key_id") if config.is_file() else None
+    if told is not None and told != key.identifier:
+        raise KeyForOtherModel(f"{out} was scrambled with another key than this one", "give the key it was made with")
 
 
 def register(app: typer.Typer) -> None:

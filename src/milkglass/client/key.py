@@ -211,6 +211,12 @@ def _header_line(header: Mapping[str, Any]) -> bytes:
     return json.dumps(header, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
+def require_key_file(path: Path) -> None:
+    """Raises KeyFileError for a file that is none; its passphrase is not needed, and its seal is not checked."""
+    with path.open("rb") as file:
+        _parse_header(file.read(MAX_HEADER), whole=False)
+
+
 def _parse_header(data: bytes, whole: bool) -> tuple[dict[str, Any], bytes]:
     """`whole`: the file's checksum holds, so that what is odd in the header was written so."""
     if not data.startswith(b"{"):
