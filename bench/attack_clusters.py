@@ -22,7 +22,8 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.client.scramble import reserved_ids
 from milkglass.models import resolve
 from milkglass.modelview import Model
-from milkglass.schemes.obfuslm import Mixture, ObfusLM, zero_rows
+from milkglass.schemes.mixture import Mixture
+from milkglass.schemes.obfuslm import ObfusLM, zero_rows
 from milkglass.sequences import Ids
 from milkglass.threat import Budget, Candidates, Knowledge, Transcript, Weights
 

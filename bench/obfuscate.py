@@ -23,7 +23,8 @@ import obfuslm as literal  # noqa: E402
 from milkglass.architectures import of  # noqa: E402
 from milkglass.checkpoint import Checkpoint  # noqa: E402
 from milkglass.models import resolve  # noqa: E402
-from milkglass.schemes.obfuslm import Mixture, ObfusLM  # noqa: E402
+from milkglass.schemes.mixture import Mixture  # noqa: E402
+from milkglass.schemes.obfuslm import ObfusLM  # noqa: E402
 
 CLUSTER_ROWS = 2048
 

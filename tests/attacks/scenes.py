@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from milkglass.modelview import Model
-from milkglass.schemes.obfuslm import Mixture, ObfusLM
+from milkglass.schemes.mixture import Mixture
+from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat import Knowledge, Tokens, Transcript, Truth, Weights
 

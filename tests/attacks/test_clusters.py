@@ -11,7 +11,8 @@ import torch
 from milkglass.attacks.embedding import clusters, sparse
 from milkglass.attacks.embedding.clusters import ClusterSolve
 from milkglass.modelview import Model
-from milkglass.schemes.obfuslm import Mixture, ObfusLM
+from milkglass.schemes.mixture import Mixture
+from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.threat import Budget, Candidates, Group, Knowledge, Transcript, Weights, why_not
 from tests.attacks.scenes import SPECIAL, clumped, model
 

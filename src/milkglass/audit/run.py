@@ -175,7 +175,9 @@ class _Runner:
         if reusable and (kept := self.work.cell(name)):
             self.tell(kept[0])
             return kept
-        blank = Cell(attack.name, attack.title, adversary, "not run", costly=attack.needs > 0)
+        blank = Cell(
+            attack.name, attack.title, adversary, "not run", of_outputs=attack.of_outputs, costly=attack.needs > 0
+        )
         reading = None
         try:
             cell, reading = self._tried(blank, attack, knowledge, attempt, in_group)

@@ -19,11 +19,13 @@ from milkglass.architectures import of
 from milkglass.audit.texts import Texts, pieces, read, unmarked
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
+from milkglass.client.folder import KEY_ID
 from milkglass.client.key import Key, permutation, subkey
 from milkglass.client.scramble import Stage, new_key, no_progress, replacements, scheme_of, scrambled_configs
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.modelview import Model, Stored
-from milkglass.schemes.obfuslm import ObfusLM, Promise
+from milkglass.schemes.mixture import Promise
+from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat import Knowledge, Tokens, Transcript, Truth, Weights, content_tokens
 
@@ -114,7 +116,13 @@ def build(
     crib = read(codec, known)
     pairs = np.unique(np.stack([crib.scrambled.ids, crib.original.ids], axis=1), axis=0)
     attackers[KNOWN] = Sequences.of((*alike, *crib.original))
-    return assemble(key, codec, base, private.without(crib), attackers, stage, seen, pairs={KNOWN: pairs})
+    unknown = private.without(crib)
+    if len(unknown.original) < LEAST // 2:
+        raise UsageError(
+            f"without those of {known.name}, {len(unknown.original)} private texts are left, {LEAST // 2} are needed",
+            "give as --known only what an attacker has, a template or a published piece",
+        )
+    return assemble(key, codec, base, unknown, attackers, stage, seen, pairs={KNOWN: pairs})
 
 
 KNOWN = "known texts"
@@ -184,7 +192,7 @@ def _transcript(model: Model, private: Texts, size: int, seen: Transcript | None
         return Transcript((Weights(model), Tokens(private.scrambled)), size)
     if seen.size != size:
         raise KeyForOtherModel(f"the transcript is of {seen.size} ids, the key of {size}", "give the key's transcript")
-    told = {seen.key_id, *(one.model.config.get("milkglass_key_id") for one in seen.all(Weights))} - {None}
+    told = {seen.key_id, *(one.model.config.get(KEY_ID) for one in seen.all(Weights))} - {None}
     if not told:
         raise KeyForOtherModel(
             "the transcript doesn't say which key it was recorded under",

@@ -95,7 +95,7 @@ def audit(
 
 def line(cell: Cell) -> str:
     """One attack, as it ends."""
-    what = f"{cell.title} ({cell.adversary})"
+    what = f"{cell.what} ({cell.adversary})"
     if cell.state != "done":
         return f"{what}: {cell.state}, {cell.reason}"
     name, noun = ("tokens top-1", "of the tokens") if "tokens top-1" in cell.measures else ("bag f1", "F1 of words")
@@ -107,7 +107,7 @@ def words(result: Audit, page: Path) -> str:
     for cell in result.cells:
         if "tokens top-1" in cell.measures:
             shares = (f"{100 * cell.value(name):.1f} %" for name in ("tokens top-1", "content top-1"))
-            rows.append((cell.title, cell.adversary, *shares))
+            rows.append((cell.what, cell.adversary, *shares))
     return "\n".join(
         [result.verdict, "", table(rows), "", *(f"- {one.title}" for one in result.warnings), "", str(page)]
     )

@@ -112,7 +112,10 @@ def finetune(
     JSON Lines, or CSV/TSV with the columns text (or sentence) and label.
     """
     if suffix is not None and not SUFFIX.fullmatch(suffix):  # it would cross the wire to be refused there
-        raise UsageError("the suffix has other signs than A-Z, a-z, 0-9, _ and -, or over 64", "it is sent in plain")
+        raise UsageError(
+            f"the suffix {suffix!r} is not 1 to 64 signs of A-Z, a-z, 0-9, _ and -",
+            "give a name like that; it is sent as it stands, so let it say nothing",
+        )
     opened = open_key(key, passphrase_file)
     codec = open_codec(opened.key, model)
     train = _checked(data, task)

@@ -27,7 +27,7 @@ from milkglass.errors import CorruptCheckpoint, KeyExists, KeyForOtherModel, Usa
 
 if TYPE_CHECKING:
     from milkglass.client.key import Key
-    from milkglass.schemes.obfuslm import Promise
+    from milkglass.schemes.mixture import Promise
 
 LOSS = (
     "made a new key: {path}\n"
@@ -221,10 +221,12 @@ def verify(
 def _require_its_key(out: Path, key: Key) -> None:
     """Told at once, and not as a folder full of wrong tensors."""
     from milkglass.checkpoint import read_json
+    from milkglass.client.belonging import fits
+    from milkglass.client.folder import KEY_ID
 
     config = out / "config.json"
-    told = read_json(config).get("milkglass_key_id") if config.is_file() else None
-    if told is not None and told != key.identifier:
+    told = read_json(config).get(KEY_ID) if config.is_file() else None
+    if fits({"key_id": told}, key) is False:
         raise KeyForOtherModel(f"{out} was scrambled with another key than this one", "give the key it was made with")
 
 

@@ -123,7 +123,7 @@ class Remote:
             "files": files,
         }
         over = progress("the server puts the model together", 0)
-        # Again where the answer was lost: the server answers alike for the same name, weights and key.
+        # Again where the answer was lost: the server answers alike for the same name, weights and configs.
         made = told_id(self.connection.json("POST", "/v1/models", body, again=True, timeout=ASSEMBLY))
         over(1)
         return made

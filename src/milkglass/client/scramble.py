@@ -24,7 +24,8 @@ from milkglass.client.folder import KEY_ID, MARKED, MARKER, TOKENIZER, TOKENIZER
 from milkglass.client.key import Key
 from milkglass.client.specials import config_entries, generation_entries, remap, special_ids
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
-from milkglass.schemes.obfuslm import Mixture, ObfusLM, Promise, zero_rows
+from milkglass.schemes.mixture import Mixture, Promise
+from milkglass.schemes.obfuslm import ObfusLM, zero_rows
 from milkglass.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, Staging, index_of, rewrite, write_delta
 from milkglass.tensorfile import Rows, TensorRef, has_notes, read_bytes, read_header
 

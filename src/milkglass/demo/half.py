@@ -16,7 +16,7 @@ from milkglass.demo.journal import Journal
 from milkglass.demo.owner import Owner
 from milkglass.demo.result import ModelRun, Recovery, Step
 from milkglass.errors import JobFailed
-from milkglass.schemes.obfuslm import Promise
+from milkglass.schemes.mixture import Promise
 
 SAMPLED = 3000  # tokens of the vocabulary that are attacked: all of them would take minutes
 SEED = 7

@@ -23,7 +23,7 @@ from milkglass.client.scramble import Stage, new_key, scheme_of, scramble
 from milkglass.demo.attacker import Attacker, Ids, ordinary
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models import resolve
-from milkglass.schemes.obfuslm import Promise
+from milkglass.schemes.mixture import Promise
 from milkglass.tensorfile import read_header
 
 

@@ -4,8 +4,8 @@ EmbedCluster is Algorithm 1, WeightSynth Algorithm 2, both in appendix B. `refer
 literally and is the oracle of this file: the same clusters for the same order, the same weights for the same noise.
 
 What this module does not know: the (k, epsilon) promise is nominal. The sensitivity in Algorithm 2 depends on the data,
-and the noise does not depend on epsilon at all (deviation 4): `Promise` reports what was in fact kept, and only an
-attack tells what it is worth.
+and the noise does not depend on epsilon at all (deviation 4): `Promise` (mixture.py) reports what was in fact kept, and
+only an attack tells what it is worth.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.paper import Paper
+from milkglass.schemes.mixture import Ids, Mixture
 
 Leftover = Literal["merge", "paper"]
 Noise = Callable[[int], NDArray[np.float64]]  # that many draws of Laplace(1)
-Ids = NDArray[np.int64]
 
 BLOCK_BYTES = 64 << 20  # similarities held at a time
 DECIMALS = 10  # cosines are compared to ten decimals, so that ties fall to the lower index on every machine
@@ -284,88 +284,3 @@ def _weights(table: torch.Tensor, members: Ids, epsilon: float, z: NDArray[np.fl
     u = epsilon * cosines / 2 + scale * z
     e = np.exp(u - u.max(2, keepdims=True))
     return (e / e.sum(2, keepdims=True)).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """The weight matrix W (n, n), of which only the blocks of the clusters exist, as compressed rows.
-
-    Row i mixes `members[indptr[i]:indptr[i + 1]]` with the same slice of `weights`. A row outside every cluster is its
-    own and only member.
-    """
-
-    indptr: NDArray[np.int64]  # (n + 1,)
-    members: NDArray[np.int64]
-    weights: NDArray[np.float32]
-    sizes: NDArray[np.int64]  # (n,) size of each row's cluster, 0 outside every cluster
-
-    @classmethod
-    def of(cls, n: int, clusters: list[Ids], weights: list[NDArray[np.float32]]) -> Mixture:
-        sizes = np.zeros(n, np.int64)
-        for cluster in clusters:
-            sizes[cluster] = len(cluster)
-        indptr = np.concatenate([[0], np.cumsum(np.maximum(sizes, 1))])
-        members = np.empty(indptr[-1], np.int64)
-        flat = np.empty(indptr[-1], np.float32)
-        alone = np.flatnonzero(sizes == 0)
-        members[indptr[alone]], flat[indptr[alone]] = alone, 1
-        for cluster, block in zip(clusters, weights, strict=True):
-            places = indptr[cluster][:, None] + np.arange(len(cluster))
-            members[places], flat[places] = cluster[None, :], block
-        return cls(indptr, members, flat, sizes)
-
-    @classmethod
-    def identity(cls, n: int) -> Mixture:
-        """W = I: the permutation alone."""
-        return cls.of(n, [], [])
-
-    def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        """Those rows of W @ table, in the table's dtype; sums in fp32. So many rows at a time that what they mix, in
-        fp32, stays small: a few thousand rows of one block mix most of the table."""
-        counts = self.indptr[rows + 1] - self.indptr[rows]
-        most = max(1, BLOCK_BYTES // (4 * max(1, table[0].numel())))
-        blocks = np.split(rows, np.flatnonzero(np.diff(np.cumsum(counts) // most)) + 1)
-        return torch.cat([self._apply(table, block) for block in blocks]) if len(rows) else table[:0]
-
-    def _apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        counts = self.indptr[rows + 1] - self.indptr[rows]
-        places = np.repeat(self.indptr[rows] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
-        places += np.arange(len(places))
-        used, local = np.unique(self.members[places], return_inverse=True)
-        vectors = table[torch.from_numpy(used)].float()
-        offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)[:-1]]))
-        weights = torch.from_numpy(self.weights[places])
-        flat = vectors.reshape(len(used), -1)
-        mixed = torch.nn.functional.embedding_bag(
-            torch.from_numpy(local), flat, offsets, mode="sum", per_sample_weights=weights
-        )
-        return mixed.reshape(len(rows), *table.shape[1:]).to(table.dtype)
-
-    def promise(self, k: int) -> Promise:
-        clustered = self.sizes[self.sizes > 0]
-        kinds, counts = np.unique(clustered, return_counts=True)
-        histogram = {int(s): int(c // s) for s, c in zip(kinds, counts, strict=True)}
-        return Promise(
-            k=k,
-            clusters=sum(histogram.values()),
-            sizes=histogram,
-            below_k=int((clustered < k).sum()),
-            singletons=int((clustered == 1).sum()),
-            verbatim=int((self.sizes == 0).sum()),
-        )
-
-
-@dataclass(frozen=True)
-class Promise:
-    """The (k, epsilon) promise actually kept.
-
-    sizes: how many clusters of each size. below_k: tokens in clusters smaller than k. singletons: tokens alone in
-    theirs, which are sent verbatim. verbatim: rows outside every cluster (special tokens, zero rows), permuted only.
-    """
-
-    k: int
-    clusters: int
-    sizes: dict[int, int]
-    below_k: int
-    singletons: int
-    verbatim: int
