@@ -239,7 +239,7 @@ def test_evidence_of_one_place_is_bounded_and_of_many_damped() -> None:
     assert board.asked(np.array([3])).tolist() == [False]
     assert board.needed(texts, np.array([0, 1])).tolist() == [1]
     heard, told = [np.zeros((2, 2)), np.zeros((1, 1))], np.zeros(4, np.int64)
-    board.give(6.0, heard, told, groups)
+    board.give(board.evidence(6.0), heard, told, groups)
     expected = (
         6 / 8 * 2 * np.log([0.1 + 0.9 * 2, 0.1])
     )  # P is 1/2 each: a place can say no more than 2 for, 0.1 against

@@ -27,6 +27,7 @@ from milkglass.threat import (
     Budget,
     Candidates,
     Group,
+    Guess,
     Knowledge,
     Outputs,
     Tokens,
@@ -150,11 +151,11 @@ def test_sda_keeps_neighbours_when_its_budget_is_spent(models: dict[str, Model])
     assert np.array_equal(guess.running[:, 0], plain_guess.at(truth.sent)[:, 0])
 
 
-def generated(model: Model) -> tuple[Transcript, Truth]:
+def generated(model: Model, sentences: int = 12) -> tuple[Transcript, Truth]:
     """Prompts and greedy answers of the permuted model."""
     sigma = np.random.default_rng(6).permutation(VOCAB).astype(np.int64)
     served = moved(model, "llama-tied", plain, sigma, 1)
-    prompts = [one[:4] for one in chain(VOCAB, 12, 3)]
+    prompts = [one[:4] for one in chain(VOCAB, sentences, 3)]
     runner, head = body(model), model.table
     answers = []
     for prompt in prompts:
@@ -224,6 +225,40 @@ def test_era_plus_starts_from_what_the_corpus_tells(models: dict[str, Model]) ->
     assert max(map(abs, prior(answered, known))) < 1e-9
     read = ranked(told, VOCAB).at(sent.ids)[:, 0]
     assert (read == np.argsort(sigma)[sent.ids.ids]).mean() > 0.3
+
+
+@pytest.mark.parametrize("useful", [True, False])
+def test_era_plus_believes_states_as_far_as_they_agree_with_what_is_known(
+    models: dict[str, Model], useful: bool
+) -> None:
+    """A prior that is right about 7 of 10 ids: states that tell tokens apart mend the rest, others spoil nothing."""
+    transcript, truth = generated(models["llama-tied"], 150)
+    public = models["llama-tied"]
+    if not useful:
+        foreign = 20 * public.table[torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1))]
+        public = Model(
+            {**{name: public.tensors[name] for name in public.tensors}, TABLE["llama-tied"]: foreign}, public.config
+        )
+    rng = np.random.default_rng(3)
+    groups, prior = [], []
+    for part in np.array_split(np.arange(VOCAB), VOCAB // 10):
+        rows = np.argsort(truth.inverse)[part]
+        believed = np.where(rng.random(len(part)) < 0.7, np.arange(len(part)), rng.permutation(len(part)))
+        groups.append(Group(rows, part))
+        prior.append(np.where(np.arange(len(part)) == believed[:, None], 2.0, 0.0))
+    found = Candidates(tuple(groups), tuple(prior))
+    knowledge = Knowledge(public_model=public, candidates=found)
+
+    def right(guess: Guess) -> float:
+        return score(guess, truth, np.random.default_rng(0))["tokens top-1"].value
+
+    before = right(ranked(found, VOCAB))
+    after = right(ERAPlus()(transcript, knowledge, Budget(), np.random.default_rng(0)))
+    assert 0.3 < before < 0.95
+    if useful:
+        assert after > 0.95
+    else:
+        assert after >= before - 0.05
 
 
 def test_rows_that_moved_are_the_ones_that_occurred(models: dict[str, Model]) -> None:

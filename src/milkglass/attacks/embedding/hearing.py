@@ -7,6 +7,7 @@ What this module does not know: any model; how the candidates were found.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,7 @@ from milkglass.threat import Candidates, Group
 
 CHOICES = 40  # members of a group that are weighed; of a larger one the likeliest
 HIGHEST = 30.0  # of logarithms of ratios
+START, LEAST, STEPS = 0.5, 0.05, 50  # of the search for the doubt
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,34 @@ class Board:
         np.add.at(self.total, lines, np.where(np.isfinite(prior), said, 0.0))
         np.add.at(self.seen, lines, 1)
 
-    def give(self, patience: float, heard: list[Floats], told: Ids, groups: tuple[Group, ...]) -> None:
-        """Writes the evidence over that of an earlier round, `heard` (one (r, m) a group), where at least as many
+    def evidence(self, patience: float) -> Floats:
+        """(lines, w) what was heard, damped: logarithms of ratios."""
+        return patience / (patience + self.seen[:, None]) * self.total
+
+    def weighed(self, evidence: Floats, belief: Floats) -> tuple[Floats, float]:
+        """The evidence, as far as it can be believed, and the share rho of ids of which it says nothing.
+
+        belief: (lines, w) from elsewhere. An id's ratio, averaged over what is believed of it, is taken as drawn from
+        rho * 1 + (1 - rho) * ratio; rho by maximum likelihood. Where nothing is believed, rho stays at START."""
+        ratio = evidence - np.logaddexp.reduce(evidence + self.prior, axis=1, keepdims=True)
+        factor = np.exp(np.minimum(ratio, HIGHEST))
+        agreed = (belief * factor).sum(1)
+        rho = START
+        for _ in range(STEPS):
+            useful = (1 - rho) * agreed / (rho + (1 - rho) * agreed)
+            rho = float(np.clip(1 - useful.mean(), LEAST, 1.0))
+        return np.log(rho + (1 - rho) * factor), rho
+
+    def belief(self, likelihood: Sequence[Floats]) -> Floats:
+        """(lines, w) what the candidates' logarithms say of the options."""
+        found = np.full(self.prior.shape, -np.inf)
+        for here, (number, row) in enumerate(zip(self.group.tolist(), self.row.tolist(), strict=True)):
+            width = int(np.isfinite(self.prior[here]).sum())
+            found[here, :width] = np.maximum(likelihood[number][row, self.column[here, :width]], UNLIKELIEST)
+        return np.exp(found - np.logaddexp.reduce(found, axis=1, keepdims=True))
+
+    def give(self, found: Floats, heard: list[Floats], told: Ids, groups: tuple[Group, ...]) -> None:
+        """Writes `found`, (lines, w), over an earlier round's, `heard` (one (r, m) a group), where at least as many
         places (`told`, (n,)) were looked at. Options not weighed get what the worst one got."""
         for here in np.flatnonzero(self.seen).tolist():
             number, row = int(self.group[here]), int(self.row[here])
@@ -105,7 +133,7 @@ class Board:
             if self.seen[here] < told[scrambled]:
                 continue
             width = int(np.isfinite(self.prior[here]).sum())
-            evidence = patience / (patience + self.seen[here]) * self.total[here, :width]
+            evidence = found[here, :width]
             heard[number][row] = evidence.min()
             heard[number][row, self.column[here, :width]] = evidence
             told[scrambled] = self.seen[here]

@@ -116,7 +116,7 @@ class LanguageModel(Solver):
             ends = Budget((budget.left() - took) / (self.rounds - number))
             board = Board.of(found, transcript.tokens, self.certain, share, self.contexts)
             self._listen(reader, transcript, found, board, ends, rng)
-            board.give(self.patience, heard, told, base.groups)
+            board.give(board.evidence(self.patience), heard, told, base.groups)
             budget.progress((number + 1) / self.rounds)
             if budget.left() <= took:  # no time to settle again
                 return _plus(base.groups, base.likelihood, heard)
