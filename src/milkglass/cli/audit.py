@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass.cli.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key
+from milkglass.cli.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key, require_file
 from milkglass.cli.terminal import bars, emit, note, table
 from milkglass.errors import UsageError
 
@@ -42,8 +42,10 @@ def audit(
     from milkglass.threat import Budget
 
     for path in (text, public, known):
-        if path is not None and not path.is_file():
-            raise UsageError(f"there is no file {path}", "give a file with a text a line")
+        if path is not None:
+            require_file(path, "give a file with a text a line")
+    if (out / "audit.json").exists() and not (out / "work").exists():
+        raise UsageError(f"{out} holds an audit already", "give another folder with --out, or remove that one first")
     Budget.parse(budget)  # a mistake is told before anybody waits
     opened = open_key(key, passphrase_file)
 

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.cli.lines import Row, pairs_of, require_no_messages, row_of
-from milkglass.cli.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key, spend
+from milkglass.cli.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key, require_file, spend
 from milkglass.cli.terminal import note, shown
 from milkglass.errors import CodecError, UsageError
 
@@ -176,8 +176,7 @@ def _reading(source: Path | None) -> Iterator[Iterable[str]]:
     if source is None:
         yield sys.stdin
         return
-    if not source.is_file():
-        raise UsageError(f"there is no file {source}", "give a text file, or JSON Lines")
+    require_file(source, "give a text file, or JSON Lines")
     with source.open(encoding="utf-8") as file:
         yield file
 

@@ -28,6 +28,7 @@ from milkglass.cli.options import (
     key_options,
     open_codec,
     open_key,
+    require_file,
     spend,
 )
 from milkglass.cli.terminal import Stage, bars, emit, note
@@ -156,8 +157,7 @@ def _checked(data: Path, task: str | None) -> Summary:
     """Read the whole file once, so that a broken line is told before anything is sent."""
     from milkglass.client.dataset import summarise
 
-    if not data.is_file():
-        raise UsageError(f"there is no file {data}", "give .jsonl, .csv or .tsv")
+    require_file(data, "give .jsonl, .csv or .tsv")
     found = summarise(data)
     if task is not None and task != found.task:
         raise CodecError(f"{data.name} is data for {found.task}, not for {task}", "see `milkglass finetune --help`")

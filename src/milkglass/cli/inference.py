@@ -25,6 +25,7 @@ from milkglass.cli.options import (
     described,
     open_codec,
     open_key,
+    require_file,
     spend,
 )
 from milkglass.cli.terminal import bars, note, plain, say, shown
@@ -132,8 +133,8 @@ def _names(opened: Opened, model_id: str, job: object, labels_of: str | None) ->
 
 def _rows(source: Path | None) -> list[Row]:
     """A text or a pair a line; a blank one is refused, not skipped: the answers must match the lines."""
-    if source is not None and not source.is_file():
-        raise UsageError(f"there is no file {source}", "give a file with a text a line")
+    if source is not None:
+        require_file(source, "give a file with a text a line")
     name = "stdin" if source is None else source.name
     given = sys.stdin.read() if source is None else source.read_text("utf-8")
     lines = given.removesuffix("\n").split("\n")

@@ -46,6 +46,13 @@ Yes = Annotated[bool, typer.Option("--yes", help="Don't ask before deleting.")]
 AllowHttp = Annotated[bool, typer.Option("--allow-http", help="Let the token cross a network in the clear.")]
 
 
+def require_file(path: Path, hint: str) -> None:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, not a file", hint)
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}", hint)
+
+
 @dataclass(frozen=True)
 class Opened:
     """A key file that was opened: enough to write it again."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from milkglass.cli.options import read_token
+from milkglass.cli.options import read_token, require_file
 from milkglass.cli.terminal import note
 from milkglass.errors import UsageError
 from milkglass.loopback import is_loopback
@@ -47,8 +47,8 @@ def serve(
             "give --cert and --tls-key, listen on 127.0.0.1 behind an ssh tunnel, or accept it with --insecure-http",
         )
     for file in (cert, tls_key):
-        if file is not None and not file.is_file():
-            raise UsageError(f"there is no file {file}", "give the TLS certificate and key as PEM files")
+        if file is not None:
+            require_file(file, "give the TLS certificate and key as PEM files")
     for folder in base_models or ():
         if not folder.is_dir():
             raise UsageError(f"there is no folder {folder}", "give folders of original models")
