@@ -168,6 +168,11 @@ class Candidates:
             if values.shape != (len(group.rows), len(group.members)):
                 raise ValueError(f"a likelihood of {values.shape} for {len(group.rows)} x {len(group.members)}")
 
+    @property
+    def solved(self) -> tuple[Group, ...]:
+        """Groups that were worked out; the others are a solver's best guess for what was left over."""
+        return tuple(one for one in self.groups if one.weights is not None or len(one.members) == 1)
+
 
 @dataclass(frozen=True)
 class Knowledge:

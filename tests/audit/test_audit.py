@@ -13,12 +13,14 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from milkglass import transcript as on_disk
 from milkglass.attacks.embedding.clusters import ClusterSolve
 from milkglass.attacks.embedding.decipherment import Decipherment
 from milkglass.attacks.embedding.knn import KNN
 from milkglass.attacks.embedding.knn_plus import KNNPlus
+from milkglass.attacks.embedding.matching import Matching
 from milkglass.attacks.embedding.mlc import MLC
 from milkglass.attacks.embedding.tfa import TFA
 from milkglass.audit.audit import audit, write
@@ -37,7 +39,21 @@ from milkglass.client.key import Key
 from milkglass.client.scramble import new_key, scheme_for
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.metrics.interval import Interval
-from milkglass.threat import Attack, Budget, Candidates, Group, Guess, Knowledge, Outputs, Transcript
+from milkglass.modelview import Model
+from milkglass.sequences import Sequences
+from milkglass.threat import (
+    Activations,
+    Attack,
+    Budget,
+    Candidates,
+    Group,
+    Guess,
+    Knowledge,
+    Outputs,
+    Tokens,
+    Transcript,
+    Weights,
+)
 from tests.tiny import save
 
 TEXT = "the wound on my left arm is open since Monday and Runa said 3 stitches may not be enough"
@@ -337,6 +353,90 @@ def test_an_attacker_has_no_text_that_the_client_sends(setting: Setting, tmp_pat
     for adversary in it.adversaries[1:]:
         assert adversary.knowledge.corpus is not None
         assert not private & {tuple(one.tolist()) for one in adversary.knowledge.corpus}
+
+
+def test_a_solver_that_failed_hands_nothing_on(setting: Setting, tmp_path: Path) -> None:
+    """Neighbours of rows that no cluster explains are guesses: taken for candidates they would end every attack."""
+    it = scene(setting)
+    table = it.transcript.table
+    turn = torch.linalg.qr(torch.randn(table.shape[1], table.shape[1], generator=torch.Generator().manual_seed(1)))[0]
+    hidden = Model({"bert.embeddings.word_embeddings.weight": table @ turn}, it.transcript.all(Weights)[0].model.config)
+    rotated = replace(it, transcript=replace(it.transcript, observations=(Weights(hidden), Tokens(it.truth.sent))))
+    chain = {"cluster-solve": ClusterSolve, "matching": Matching, "decipherment": Decipherment}
+    result = audit(rotated, chain, Work.open(tmp_path / "work", {"of": "this"}), Budget(600), seed=1)
+    found = {one.attack: one for one in result.cells}
+    assert (found["cluster-solve"].in_group or 0) < 0.1
+    assert found["matching"].reason == "no earlier attack found candidates"
+    assert found["decipherment"].state == "done"
+
+
+def test_the_verdict_names_what_was_too_long_to_begin() -> None:
+    measures = {name: Interval(0.6, 0.5, 0.7, 9) for name in ("tokens top-1", "content top-1")}
+    done = Cell("decipherment", "Corpus decipherment", "model only", "done", measures=measures)
+    costly = Cell("language-model", "Language model", "model only", "not run", reason="it needs 2 min", costly=True)
+    assert "not begun" not in verdict(done, WHO, (done,))
+    assert verdict(done, WHO, (done, costly)).endswith("likely to read more: language model.")
+
+
+def everything(it: Setting) -> Sequences:
+    return Sequences.of(it.codec.encode(it.text.read_text("utf-8").splitlines(), None, truncate=True).ids)
+
+
+@pytest.mark.parametrize("known", [0, 6])
+def test_a_transcript_of_the_audited_texts_leaves_the_attacker_its_half(
+    setting: Setting, tmp_path: Path, known: int
+) -> None:
+    """And nobody is graded on what they have word for word: with the server's recording of the whole file, what is
+    read, and by whom, is what it is without one."""
+    file = None
+    if known:
+        file = tmp_path / "known.txt"
+        file.write_text("\n".join(setting.text.read_text("utf-8").splitlines()[:known]) + "\n", "utf-8")
+    recorder = on_disk.Recorder.open(tmp_path / "all", len(setting.key.sigma), setting.key.identifier)
+    recorder.tokens(everything(setting), "train")
+    seen = on_disk.load(tmp_path / "all")
+    without = build(setting.key, setting.codec, setting.folder, setting.text, None, None, seed=1, known=file)
+    it = build(setting.key, setting.codec, setting.folder, setting.text, None, None, seed=1, seen=seen, known=file)
+    texts = sorted(one.tobytes() for one in it.truth.sent)
+    assert texts == sorted(one.tobytes() for one in without.truth.sent)
+    for one, other in zip(it.adversaries, without.adversaries, strict=True):
+        mine, theirs = one.knowledge.corpus, other.knowledge.corpus
+        assert (mine is None) == (theirs is None)
+        if mine is not None and theirs is not None:
+            assert np.array_equal(mine.ids, theirs.ids) and len(mine) >= 20
+        assert (one.knowledge.pairs is None) == (other.knowledge.pairs is None)
+
+
+def test_states_in_a_transcript_stay_with_their_texts(setting: Setting) -> None:
+    sent = everything(setting)
+    hidden = torch.arange(len(sent.ids), dtype=torch.float32)[:, None]
+    seen = Transcript(
+        (Tokens(sent), Activations(hidden, sent.lengths, 1), Activations(hidden, sent.lengths[:-1], 2)),
+        len(setting.key.sigma),
+        setting.key.identifier,
+    )
+    it = build(setting.key, setting.codec, setting.folder, setting.text, None, None, seed=1, seen=seen)
+    (states,) = it.transcript.all(Activations)  # of layer 2 nobody can tell whose they are
+    assert states.layer == 1
+    assert np.array_equal(states.lengths, it.truth.sent.lengths)
+    assert np.array_equal(sent.ids[states.hidden[:, 0].long().numpy()], it.truth.sent.ids)
+
+
+def test_a_transcript_with_nothing_new_is_refused(setting: Setting, tmp_path: Path) -> None:
+    held = scene(setting).adversaries[1].knowledge.corpus
+    assert held is not None
+    seen = Transcript(
+        (Tokens(held.mapped(setting.key.sigma.astype(np.int64))),), len(setting.key.sigma), setting.key.identifier
+    )
+    with pytest.raises(UsageError, match="0 are left without those that the attackers have"):
+        build(setting.key, setting.codec, setting.folder, setting.text, None, None, seed=1, seen=seen)
+
+
+def test_an_attacker_left_with_nothing_is_told_not_run(setting: Setting, tmp_path: Path) -> None:
+    same = tmp_path / "same.txt"
+    same.write_text("\n".join(setting.text.read_text("utf-8").splitlines()[:1] * 60) + "\n", "utf-8")
+    with pytest.raises(UsageError, match="0 texts are left to the attacker who has other text of the same kind"):
+        build(setting.key, setting.codec, setting.folder, same, None, None, seed=1)
 
 
 def test_who_knows_some_texts_word_for_word_reads_their_words_everywhere(setting: Setting, tmp_path: Path) -> None:

@@ -81,3 +81,18 @@ def test_an_interval_around_nothing_or_everything_has_a_width() -> None:
 def test_likeness_knows_other_scripts() -> None:
     assert likeness("привет мир как дела", "привет мир как дела")[:3] == (1, 1, 1)
     assert likeness("伤口 裂开", "伤口 愈合")[0] == 0.5
+
+
+def test_texts_without_a_counted_token_are_like_nothing() -> None:
+    """Empty against empty would be alike: a guess of nothing must not earn by it."""
+    truth = Sequences.of([[1, 2], *([[]] * 9)])
+    nothing = Sequences.of([[]] * 10)
+    found = recovery.texts(nothing, truth, lambda ids: " ".join(map(str, ids.tolist())), np.random.default_rng(0))
+    assert all(one.value == 0 and one.units == 1 for one in found.values())
+
+
+def test_the_width_around_nothing_counts_only_texts_that_weigh() -> None:
+    weights = np.zeros(1000)
+    weights[:5] = 3
+    found = ratio(np.zeros(1000), weights, np.random.default_rng(0))
+    assert found.units == 5 and found.high == pytest.approx(1 - 0.025 ** (1 / 5))

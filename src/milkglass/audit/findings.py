@@ -37,6 +37,8 @@ def verdict(best: Cell | None, who: Mapping[str, str], cells: tuple[Cell, ...]) 
     said += f"{who[best.adversary]}."
     if unfinished(cells):
         return f"Stronger attacks were not finished, so this figure is too low. {said}"
+    if costly := sorted({cell.title for cell in cells if cell.state == "not run" and cell.costly}):
+        return f"{said} Not begun in so short a budget, and likely to read more: {', '.join(costly).lower()}."
     return said
 
 

@@ -26,6 +26,7 @@ from milkglass.threat import Attack, Budget, Candidates, Guess, Knowledge, score
 
 Tell = Callable[[Cell], None]
 GRACE = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
+PLACED = 0.01  # of the ids; candidates that place fewer are the guesses of a solver that failed, and would mislead
 CHAIN = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
 
 
@@ -110,7 +111,11 @@ class _Runner:
             assert isinstance(solver, Solver)
             given = replace(knowledge, candidates=candidates)
             cell, reading, learnt = self._solve(solver, given)
-            candidates = learnt or candidates
+            if (
+                learnt is not None
+                and sum(len(one.rows) for one in learnt.solved) >= PLACED * self.scene.transcript.size
+            ):
+                candidates = learnt
             found.append((cell, reading))
         return found, candidates
 
@@ -135,9 +140,8 @@ class _Runner:
                 return None
             inverse = self.scene.truth.inverse
             hit = np.zeros(len(inverse), np.bool_)
-            for group in learnt[0].groups:
-                if group.weights is not None or len(group.members) == 1:  # solved; what is left over is not
-                    hit[group.rows] = np.isin(inverse[group.rows], group.members)
+            for group in learnt[0].solved:
+                hit[group.rows] = np.isin(inverse[group.rows], group.members)
             return float(hit[self.scene.truth.ordinary[inverse]].mean())
 
         return share

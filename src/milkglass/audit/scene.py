@@ -27,9 +27,19 @@ from milkglass.modelview import Model, Stored
 from milkglass.schemes.mixture import Promise
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Knowledge, Tokens, Transcript, Truth, Weights, content_tokens
+from milkglass.threat import (
+    Activations,
+    Knowledge,
+    Observation,
+    Tokens,
+    Transcript,
+    Truth,
+    Weights,
+    content_tokens,
+)
 
 LEAST = 20  # texts; with fewer nothing can be said
+FEW = 5  # texts of an attacker
 
 
 @dataclass(frozen=True)
@@ -111,18 +121,55 @@ def build(
     private, alike = _halves(whole, seed)
     other = {} if public is None else {"other text": read(codec, public).original}
     attackers = {**other, "same kind of text": alike}
-    if known is None:
-        return assemble(key, codec, base, private, attackers, stage, seen)
-    crib = read(codec, known)
-    pairs = np.unique(np.stack([crib.scrambled.ids, crib.original.ids], axis=1), axis=0)
-    attackers[KNOWN] = Sequences.of((*alike, *crib.original))
-    unknown = private.without(crib)
-    if len(unknown.original) < LEAST // 2:
+    pairs = None
+    if known is not None:
+        crib = read(codec, known)
+        pairs = {KNOWN: np.unique(np.stack([crib.scrambled.ids, crib.original.ids], axis=1), axis=0)}
+        attackers[KNOWN] = Sequences.of((*alike, *crib.original))
+        private = private.without(crib.original)
+        if len(private.original) < LEAST // 2:
+            raise UsageError(
+                f"without those of {known.name}, {len(private.original)} private texts are left, {LEAST // 2} are "
+                "needed",
+                "give as --known only what an attacker has, a template or a published piece",
+            )
+    if seen is not None and seen.all(Tokens):
+        seen = _unread(seen, attackers.get(KNOWN, alike).mapped(codec.sigma.astype(np.int64)), text)
+    scene = assemble(key, codec, base, private, attackers, stage, seen, pairs=pairs)
+    for one in scene.adversaries:
+        if one.knowledge.corpus is not None and len(one.knowledge.corpus) < FEW:
+            raise UsageError(
+                f"{len(one.knowledge.corpus)} texts are left to the attacker who {one.words}, without those that you "
+                f"send; {FEW} are needed",
+                "give more text, or text with fewer repetitions: with so little every attack would seem to fail",
+            )
+    return scene
+
+
+def _unread(seen: Transcript, held: Sequences, text: Path) -> Transcript:
+    """The transcript without the texts that an attacker has word for word, scrambled here as `held`: who has the very
+    text needs no attack, and to take them from the attacker instead might leave none."""
+    known = {one.tobytes() for one in held}
+    sent = seen.tokens
+    fresh = np.array([i for i, one in enumerate(sent) if one.tobytes() not in known], np.int64)
+    if len(fresh) == len(sent):
+        return seen
+    if len(fresh) < LEAST // 2:
         raise UsageError(
-            f"without those of {known.name}, {len(unknown.original)} private texts are left, {LEAST // 2} are needed",
-            "give as --known only what an attacker has, a template or a published piece",
+            f"of the transcript's {len(sent)} texts {len(fresh)} are left without those that the attackers have, "
+            f"{LEAST // 2} are needed",
+            f"the attackers are given half of {text.name} and all of --known: give more text of the same kind",
         )
-    return assemble(key, codec, base, unknown, attackers, stage, seen, pairs={KNOWN: pairs})
+    keep = np.isin(sent.owner, fresh)
+    merged: list[Observation] = [Tokens(sent.chosen(fresh))]
+    states = seen.all(Activations)
+    for layer in sorted({one.layer for one in states}):
+        hidden = torch.cat([one.hidden for one in states if one.layer == layer])
+        lengths = np.concatenate([one.lengths for one in states if one.layer == layer])
+        if np.array_equal(lengths, sent.lengths):  # otherwise nobody can tell whose states they are
+            merged.append(Activations(hidden[torch.from_numpy(keep)], lengths[fresh], layer))
+    others = [one for one in seen.observations if not isinstance(one, Tokens | Activations)]
+    return replace(seen, observations=(*others, *merged))
 
 
 KNOWN = "known texts"

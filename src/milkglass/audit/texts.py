@@ -43,9 +43,9 @@ class Texts:
         order = np.sort(rows)
         return Texts(self.scrambled.chosen(order), self.original.chosen(order), self.names[keep], self.numbers[keep])
 
-    def without(self, others: Texts) -> Texts:
-        """The texts that are not, id for id, among the others."""
-        known = {one.tobytes() for one in others.original}
+    def without(self, others: Sequences) -> Texts:
+        """The texts that are not, id for id, among the others, which are public ids."""
+        known = {one.tobytes() for one in others}
         fresh = [i for i, one in enumerate(self.original) if one.tobytes() not in known]
         return self.chosen(np.array(fresh, np.int64))
 

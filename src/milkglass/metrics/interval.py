@@ -14,7 +14,7 @@ BLOCK = 4_000_000  # resampling weights held at a time
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """value: the measure. low, high: 95 %. units: how many independent units were resampled."""
+    """value: the measure. low, high: 95 %. units: how many independent units weigh anything."""
 
     value: float
     low: float
@@ -42,7 +42,7 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
         below = counts @ weights
         drawn.append(np.divide(counts @ hits, below, out=np.full(len(below), np.nan), where=below > 0))
     low, high = np.nanquantile(np.concatenate(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return _open(Interval(float(hits.sum()) / total, float(low), float(high), units))
+    return _open(Interval(float(hits.sum()) / total, float(low), float(high), int((weights > 0).sum())))
 
 
 def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:

@@ -56,8 +56,11 @@ def exact(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.rand
 def texts(
     guess: Sequences, truth: Sequences, read: Callable[[Ids], str], rng: np.random.Generator
 ) -> dict[str, Interval]:
-    """ROUGE and METEOR of the texts as they are read; of a sample, where there are more than TEXTS."""
-    chosen = np.arange(len(truth)) if len(truth) <= TEXTS else np.sort(rng.choice(len(truth), TEXTS, replace=False))
+    """ROUGE and METEOR of the texts as they are read, but for empty ones, which any guess matches; of a sample, where
+    there are more than TEXTS."""
+    chosen = np.flatnonzero(truth.lengths)
+    if len(chosen) > TEXTS:
+        chosen = np.sort(rng.choice(chosen, TEXTS, replace=False))
     pairs = zip(truth.chosen(chosen), guess.chosen(chosen), strict=True)
     rows = np.array([text.likeness(read(one), read(other)) for one, other in pairs]).reshape(-1, len(text.NAMES))
     ones = np.ones(len(rows))
