@@ -223,6 +223,7 @@ class Budget:
 
     seconds: float = float("inf")
     progress: Callable[[float], None] = lambda share: None  # noqa: E731
+    stopped: Callable[[], bool] = lambda: False  # noqa: E731 - whether everything is to end now
     _started: float = field(default_factory=time.monotonic, repr=False)
 
     @classmethod
@@ -234,7 +235,7 @@ class Budget:
         return cls(float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]])
 
     def left(self) -> float:
-        return self._started + self.seconds - time.monotonic()
+        return 0.0 if self.stopped() else self._started + self.seconds - time.monotonic()
 
 
 class Attack(abc.ABC):

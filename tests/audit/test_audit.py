@@ -238,6 +238,8 @@ def test_the_verdict_follows_the_strongest_attack_and_never_reassures() -> None:
         assert "comes back" in words
         assert not [word for word in ("safe", "secure", "protected", "private") if word in words]
     assert strongest((cell(math.nan, math.nan),)) is None
+    even = strongest((cell(0.5, 0.8, "fewer"), cell(0.6, 0.8, "more"), cell(0.4, 0.8, "fewest")))
+    assert even is not None and even.attack == "more"
 
 
 def test_the_verdict_says_when_stronger_attacks_were_not_finished() -> None:
@@ -246,6 +248,9 @@ def test_the_verdict_says_when_stronger_attacks_were_not_finished() -> None:
         assert verdict(best, WHO, (best, other)).startswith("Stronger attacks were not finished, so this figure is too")
     for other in (replace(best, state="does not apply"), replace(best, state="not run", costly=True)):
         assert verdict(best, WHO, (best, other)).startswith("A good part")
+    joint = replace(best, joint=True)
+    assert verdict(joint, WHO, (joint, replace(best, cut=True))).startswith("A good part"), "it reads less anyway"
+    assert verdict(joint, WHO, (joint, replace(joint, cut=True))).startswith("Stronger attacks were not finished")
 
 
 @dataclass(frozen=True)
@@ -289,6 +294,43 @@ def test_what_reads_most_is_run_even_if_finding_the_clusters_took_all_the_time(
     assert states["decipherment"] == "done"
     assert result.best is not None
     assert result.best.attack == "decipherment"
+
+
+def test_nothing_that_waits_for_the_clusters_is_refused_for_want_of_nothing(setting: Setting, tmp_path: Path) -> None:
+    """What needs no budget of its own was refused as soon as more than the budget was gone."""
+    attacks: dict[str, type[Attack]] = {"cluster-solve": ClusterSolve, "decipherment": Decipherment}
+    result = run(setting, tmp_path / "work", attacks, seconds=1e-6)
+    assert {cell.attack: cell.state for cell in result.cells} == {"cluster-solve": "not run", "decipherment": "done"}
+
+
+@dataclass(frozen=True)
+class Interrupting(KNN):
+    """As if Ctrl-C came while it runs."""
+
+    name: ClassVar[str] = "interrupting"
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        raise KeyboardInterrupt
+
+
+@dataclass(frozen=True)
+class Patient(KNN):
+    """Runs until it is stopped."""
+
+    name: ClassVar[str] = "patient"
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        while budget.left() > 0:
+            time.sleep(0.01)
+        return super().run(transcript, knowledge, budget, rng)
+
+
+@pytest.mark.timeout(60)
+def test_an_interruption_stops_what_runs_and_keeps_nothing_of_it(setting: Setting, tmp_path: Path) -> None:
+    attacks: dict[str, type[Attack]] = {"knn": KNN, "interrupting": Interrupting, "patient": Patient}
+    with pytest.raises(KeyboardInterrupt):
+        run(setting, tmp_path / "work", attacks)
+    assert not list((tmp_path / "work").glob("*patient*"))
 
 
 @dataclass(frozen=True)
@@ -373,7 +415,7 @@ def test_a_solver_that_failed_hands_nothing_on(setting: Setting, tmp_path: Path)
 def test_the_verdict_names_what_was_too_long_to_begin() -> None:
     measures = {name: Interval(0.6, 0.5, 0.7, 9) for name in ("tokens top-1", "content top-1")}
     done = Cell("decipherment", "Corpus decipherment", "model only", "done", measures=measures)
-    costly = Cell("language-model", "Language model", "model only", "not run", reason="it needs 2 min", costly=True)
+    costly = Cell("language-model", "Language model", "model only", "not run", costly=True, joint=True)
     assert "not begun" not in verdict(done, WHO, (done,))
     assert verdict(done, WHO, (done, costly)).endswith("likely to read more: language model.")
 
@@ -531,7 +573,7 @@ def test_a_page_with_a_budget_curve_and_hostile_text(setting: Setting, tmp_path:
 def test_too_few_texts_are_refused(setting: Setting, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("one text\n" * 5, "utf-8")
-    with pytest.raises(UsageError, match=r"short\.txt has 5 texts, an audit needs 20"):
+    with pytest.raises(UsageError, match=r"short\.txt holds 5 of the 20 texts"):
         build(setting.key, setting.codec, setting.folder, short, None, None, seed=1)
     empty = tmp_path / "empty.txt"
     empty.write_text("\n\n", "utf-8")

@@ -47,6 +47,8 @@ def test_an_audit_refuses(encoder: Owner, texts: Path, tmp_path: Path) -> None:
     refused(call(*run, tmp_path / "none"), 2, "there is no file")
     refused(call(*run, tmp_path), 2, "is a folder, not a file")
     refused(call(*run, texts, "--budget", "soon"), 2, "soon")
+    refused(call(*run, texts, "--rows", 5), 2, "--rows 5 leaves too few")
+    refused(call(*run, texts, "--out", texts), 2, "is a file, not a folder")
     refused(call(*run, texts, "--server-transcript", tmp_path), 2, "transcript")
     (tmp_path / "empty.txt").write_text("")
     assert call(*run, tmp_path / "empty.txt").exit_code == 2

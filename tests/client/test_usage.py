@@ -37,3 +37,12 @@ def test_a_damaged_count_is_said_to_be_one(tmp_path: Path, content: str) -> None
     usage.place(key).write_text(content, "utf-8")
     with pytest.raises(KeyFileError, match="is damaged"):
         usage.read(key)
+
+
+def test_a_milder_audit_does_not_hide_a_worse_one(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    usage.audited(key, {"same": {"10 %": 1000, "50 %": 4000}}, 8000)
+    found = usage.audited(key, {"same": {"10 %": 2000, "25 %": 3000, "50 %": 3500}, "other": {"10 %": 7000}}, 6000)
+    assert found.spent == {"same": {"10 %": 1000, "25 %": 3000, "50 %": 3500}, "other": {"10 %": 7000}}
+    assert list(found.spent["same"]) == ["10 %", "25 %", "50 %"]
+    assert found.measured == 8000

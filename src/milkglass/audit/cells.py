@@ -28,6 +28,7 @@ class Cell:
     by_class: Mapping[str, Interval] = field(default_factory=dict)
     of_outputs: bool = False  # it reads what was generated, not what was sent
     costly: bool = False  # an attack that only a longer budget begins
+    joint: bool = False  # it finds the clusters, or starts from them: these read most
     cut: bool = False  # the budget ended it early: the figure is what it had by then
     in_group: float | None = None  # solvers: share of the ordinary vocabulary whose token is among its candidates
 
@@ -69,4 +70,4 @@ def strongest(cells: tuple[Cell, ...], measure: str = "content top-1") -> Cell |
     done = [cell for cell in cells if not cell.of_outputs and not math.isnan(cell.value(measure))]
     if not done and measure != "tokens top-1":
         return strongest(cells, "tokens top-1")
-    return max(done, key=lambda cell: cell.value(measure), default=None)
+    return max(done, key=lambda cell: (cell.value(measure), cell.value("tokens top-1")), default=None)

@@ -37,21 +37,25 @@ def verdict(best: Cell | None, who: Mapping[str, str], cells: tuple[Cell, ...]) 
     said += f"{who[best.adversary]}."
     if unfinished(cells):
         return f"Stronger attacks were not finished, so this figure is too low. {said}"
-    if costly := sorted({cell.title for cell in cells if cell.state == "not run" and cell.costly}):
+    if costly := sorted({cell.title for cell in cells if cell.state == "not run" and cell.joint and cell.costly}):
         return f"{said} Not begun in so short a budget, and likely to read more: {', '.join(costly).lower()}."
     return said
 
 
 def unfinished(cells: tuple[Cell, ...]) -> list[str]:
-    """Titles of attacks that failed, were cut, or had no turn, of those that are begun in any audit."""
-    return sorted({c.title for c in cells if c.cut or c.state == "failed" or (c.state == "not run" and not c.costly)})
+    """Titles of attacks that failed, were cut, or had no turn, of those that are begun in any audit; where one that
+    starts from the clusters ended, of those alone, since the others read less."""
+    begun = [cell for cell in cells if not cell.costly]
+    if any(cell.joint and cell.state == "done" and not cell.cut for cell in begun):
+        begun = [cell for cell in begun if cell.joint]
+    return sorted({cell.title for cell in begun if cell.cut or cell.state in ("failed", "not run")})
 
 
 def warnings(scene: Scene, cells: tuple[Cell, ...], spent: Mapping[str, Mapping[str, int]]) -> tuple[Warning_, ...]:
     """All that apply, the gravest first."""
     best = strongest(cells)
     found = [
-        _running(best),
+        _running(best, spent),
         _clusters(cells),
         _budget(spent),
         _classes(best),
@@ -65,7 +69,7 @@ def warnings(scene: Scene, cells: tuple[Cell, ...], spent: Mapping[str, Mapping[
     return tuple(one for one in found if one is not None)
 
 
-def _running(best: Cell | None) -> Warning_ | None:
+def _running(best: Cell | None, spent: Mapping[str, Mapping[str, int]]) -> Warning_ | None:
     if best is None or best.value("content top-1") < 0.1:
         return None
     return Warning_(
@@ -74,8 +78,13 @@ def _running(best: Cell | None) -> Warning_ | None:
         f"{best.measures['content top-1']}",
         "Each token has one scrambled id for as long as the key is used. So all texts under one key are one "
         "substitution cipher, and frequencies and neighbours solve it, jointly over everything that was sent.",
-        "Send less under one key: make a new key for each job. A larger k or a smaller epsilon moves this figure by "
-        "a few points only. What must not be read at all must not be sent.",
+        "What must not be read must not be sent: leave it out, or replace it before encoding. A larger k or a smaller "
+        "epsilon moves this figure by a few points only. "
+        + (
+            "A new key would not help: the first texts are read already."
+            if _at_once(spent)
+            else "A new key for each job lowers it where each job is small."
+        ),
     )
 
 
@@ -101,8 +110,15 @@ def _budget(spent: Mapping[str, Mapping[str, int]]) -> Warning_ | None:
         "More text under one key is read better",
         f"an attacker reads 10 % of the content tokens or more after some number of tokens: here {passed}",
         "All texts under one key are one cipher. `milkglass key status` counts what was encoded under a key.",
-        "Make a new key before that much is sent. Where even the first 1,000 tokens are read, a new key buys little.",
+        "Nothing: so much is read of the first texts already that a new key would not help."
+        if _at_once(spent)
+        else "Make a new key before that much is sent.",
     )
+
+
+def _at_once(spent: Mapping[str, Mapping[str, int]]) -> bool:
+    """Whether half of the content is read at the first point measured, where smaller shares are reached as well."""
+    return any(shares.get("50 %") == shares.get("10 %") is not None for shares in spent.values())
 
 
 def _classes(best: Cell | None) -> Warning_ | None:
@@ -220,5 +236,6 @@ def said(spent_by: Mapping[str, Mapping[str, int]]) -> str:
     """In words, for a warning."""
     parts = []
     for who, shares in spent_by.items():
-        parts += [f"{share} within {tokens:,} tokens by the attacker with {who}" for share, tokens in shares.items()]
+        most = {tokens: share for share, tokens in shares.items()}  # of equal ones the last, which is the highest
+        parts += [f"{share} within {tokens:,} tokens by the attacker with {who}" for tokens, share in most.items()]
     return "; ".join(parts)

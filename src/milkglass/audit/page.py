@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from milkglass.audit import charts
-from milkglass.audit.cells import Cell, strongest
+from milkglass.audit.cells import strongest
 from milkglass.audit.result import Audit
 from milkglass.metrics.interval import Interval
 
@@ -43,20 +42,20 @@ def duration(seconds: float) -> str:
 
 def drawn(result: Audit) -> dict[str, str]:
     """The charts, as SVG, by name; each is also written beside the page."""
-    read = [cell for cell in result.cells if "tokens top-1" in cell.measures]
-    per = {name: strongest(tuple(c for c in read if c.adversary == name)) for name in result.adversaries}
-    found = {name: cell for name, cell in per.items() if cell is not None}
     nominal = {"1/k": 1 / result.scheme["k"], "commonest token": result.floors["commonest token"]}
     return {
-        "overview": charts.bars("Running tokens read", _measured(found, "tokens top-1"), nominal),
-        "content": charts.bars("Content tokens read", _measured(found, "content top-1"), {}),
+        "overview": charts.bars("Running tokens read", _best(result, "tokens top-1"), nominal),
+        "content": charts.bars("Content tokens read", _best(result, "content top-1"), {}),
         "which": charts.bars("Read, by class of token", result.best.by_class, {}) if result.best else "",
         "budget": charts.curve("Content tokens read against tokens sent under one key", result.curve),
     }
 
 
-def _measured(cells: Mapping[str, Cell], measure: str) -> dict[str, Interval]:
-    return {name: cell.measures[measure] for name, cell in cells.items()}
+def _best(result: Audit, measure: str) -> dict[str, Interval]:
+    """By each attacker, of whatever attack reads most by this measure."""
+    read = [cell for cell in result.cells if measure in cell.measures]
+    per = {who: strongest(tuple(c for c in read if c.adversary == who), measure) for who in result.adversaries}
+    return {who: cell.measures[measure] for who, cell in per.items() if cell is not None}
 
 
 def render(result: Audit) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +58,7 @@ def run(
             rest = [pool.submit(runner.cell, attack, who, chain) for who, attack in _pairs(scene, chosen)]
             found = [*chain.result()[0], *(one.result() for one in rest)]
         except BaseException:  # Ctrl-C above all: what runs stops at its next look at the budget, nothing more begins
-            budget.seconds = 0.0
+            runner.stop.set()
             pool.shutdown(cancel_futures=True)
             raise
     readings = {(cell.adversary, cell.attack): read for cell, read in found if read is not None}
@@ -81,7 +82,16 @@ def _pairs(scene: Scene, chosen: Sequence[Attack]) -> list[tuple[Adversary, Atta
             wanted = not others or not reads if adversary is bare else reads
             if wanted and not _early(attack):
                 found.append((adversary, attack))
-    return found
+    return sorted(found, key=lambda pair: _turn(pair[1]))
+
+
+def _turn(attack: Attack) -> int:
+    """What ends soon while the chain runs; what reads most as soon as it has ended; last what takes minutes alone."""
+    if _waits(attack):
+        return 1
+    if not attack.needs:
+        return 0
+    return 2 if "candidates" in attack.assumes else 3
 
 
 def _early(attack: Attack) -> bool:
@@ -104,6 +114,7 @@ class _Runner:
     budget: Budget
     seed: int
     tell: Tell
+    stop: Event = field(default_factory=Event)
 
     def chain(self, solvers: Sequence[Attack], knowledge: Knowledge) -> Chain:
         found, candidates = [], None
@@ -159,9 +170,8 @@ class _Runner:
     def _own(self, attack: Attack) -> Budget:
         """What is left; a part of it for an attack that would use all there is, and for one that others wait for."""
         left = max(GRACE if _waits(attack) else 1.0, self.budget.left())
-        if attack.needs:
-            return Budget(max(left / 2, attack.needs))
-        return Budget(CHAIN * left if _early(attack) else left)
+        seconds = CHAIN * left if _early(attack) else left
+        return Budget(max(left / 2, attack.needs) if attack.needs else seconds, stopped=self.stop.is_set)
 
     def _rng(self, attack: Attack) -> np.random.Generator:
         return np.random.default_rng([self.seed, *attack.name.encode()])
@@ -180,7 +190,13 @@ class _Runner:
             self.tell(kept[0])
             return kept
         blank = Cell(
-            attack.name, attack.title, adversary, "not run", of_outputs=attack.of_outputs, costly=attack.needs > 0
+            attack.name,
+            attack.title,
+            adversary,
+            "not run",
+            of_outputs=attack.of_outputs,
+            costly=attack.needs > 0,
+            joint=_early(attack) or "candidates" in attack.assumes | attack.helped_by,
         )
         reading = None
         try:
@@ -189,7 +205,7 @@ class _Runner:
             cell = replace(blank, state="failed", reason=error.message)
         except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results
             cell = replace(blank, state="failed", reason=type(error).__name__)  # its text may quote what it saw
-        if cell.state == "done":
+        if cell.state == "done" and not self.stop.is_set():
             self.work.keep(name, cell, reading)
         self.tell(cell)
         return cell, reading
@@ -204,10 +220,10 @@ class _Runner:
     ) -> tuple[Cell, Ids | None]:
         if reason := why_not(attack, self.scene.transcript, knowledge):
             return replace(blank, state="does not apply", reason=reason), None
-        if self.budget.left() <= 0 and (self.budget.seconds <= 0 or not _waits(attack)):
+        if self.stop.is_set() or (self.budget.left() <= 0 and not _waits(attack)):
             return replace(blank, reason="the budget was spent before its turn"), None
-        if self.budget.left() < attack.needs:
-            return replace(blank, reason=f"it needs {attack.needs / 60:.1g} min, less is left of the budget"), None
+        if attack.needs and self.budget.left() < attack.needs:
+            return replace(blank, reason=f"it needs {attack.needs:.0f} s, less is left: give a longer --budget"), None
         started, own = time.monotonic(), self._own(attack)
         guess = attempt(own)
         seconds = time.monotonic() - started

@@ -115,7 +115,7 @@ def build(
     whole = read(codec, text, most)
     if len(whole.original) < LEAST:
         raise UsageError(
-            f"{text.name} has {len(whole.original)} texts, an audit needs {LEAST}",
+            f"{text.name} holds {len(whole.original)} of the {LEAST} texts that an audit needs",
             "an attacker's share of so few says nothing",
         )
     private, alike = _halves(whole, seed)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec import Codec
 from milkglass.client.dataset import Example, read_examples
-from milkglass.errors import UsageError
+from milkglass.errors import CodecError, UsageError
 from milkglass.sequences import Sequences
 
 Class = Literal["number", "name", "rare word", "other word", "common word or mark"]
@@ -53,7 +53,12 @@ class Texts:
 def examples_of(path: Path, most: int | None = None) -> list[Example]:
     """Every row of a file; of a .txt, every line that is not blank. Raises CodecError, UsageError."""
     if path.suffix.lower() == ".txt":
-        lines = path.read_text("utf-8").splitlines()
+        try:
+            lines = path.read_text("utf-8").splitlines()
+        except UnicodeDecodeError as error:  # its text would quote what it saw
+            raise CodecError(
+                f"{path.name} is not UTF-8 text, from byte {error.start} on", "convert it to UTF-8"
+            ) from None
         examples = [Example(i, "text", line) for i, line in enumerate(lines, 1) if line.strip()][:most]
     else:
         examples = list(islice(read_examples(path), most))

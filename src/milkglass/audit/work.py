@@ -43,7 +43,7 @@ class Work:
             return cls(folder)
         private_folder(folder.parent)
         private_folder(folder)
-        record.write_text(json.dumps({"digest": digest}) + "\n", "utf-8")
+        write_private(record, json.dumps({"digest": digest}) + "\n")
         return cls(folder)
 
     def cell(self, name: str) -> tuple[Cell, Ids | None] | None:
@@ -61,7 +61,7 @@ class Work:
         if reading is not None:
             save_file({"reading": np.ascontiguousarray(reading)}, self.folder / f"{name}.safetensors")
         part = self.folder / f"{name}.part"
-        part.write_text(json.dumps(cell.to_json(), allow_nan=False), "utf-8")
+        write_private(part, json.dumps(cell.to_json(), allow_nan=False))
         part.rename(self.folder / f"{name}.json")
 
     def candidates(self, name: str) -> Candidates | None:

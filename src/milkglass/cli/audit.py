@@ -31,7 +31,12 @@ def audit(
     server_transcript: Annotated[
         Path | None, typer.Option("--server-transcript", help="What a server recorded (`serve --record`).")
     ] = None,
-    budget: Annotated[str, typer.Option(help="How long attacks may take: 90s, 2m, 1h.")] = "2m",
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="How long attacks may take: 90s, 2m, 1h. Those that read most take half a minute each in any case."
+        ),
+    ] = "2m",
     rows: Annotated[int | None, typer.Option(help="Read only the first so many texts.")] = None,
     seed: Annotated[int, typer.Option(help="Which half of the texts is private, and every draw.")] = 1,
     model: ModelRef = None,
@@ -47,6 +52,10 @@ def audit(
     if (out / "audit.json").exists() and not (out / "work").exists():
         raise UsageError(f"{out} holds an audit already", "give another folder with --out, or remove that one first")
     Budget.parse(budget)  # a mistake is told before anybody waits
+    if rows is not None and rows < 20:
+        raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file, not a folder", "give another --out")
     opened = open_key(key, passphrase_file)
 
     import torch
@@ -85,7 +94,11 @@ def audit(
             if not as_json:
                 note(f"  {line(cell)}")
 
-        result = attack(scene, ATTACKS, work, Budget.parse(budget), seed, tell=tell)
+        try:
+            result = attack(scene, ATTACKS, work, Budget.parse(budget), seed, tell=tell)
+        except KeyboardInterrupt:
+            note(f"stopped; what was finished is kept in {work.folder}, the same command again goes on")
+            raise
     page = write(result, out)
     work.remove()
     if set(result.spent) == set(result.public):
@@ -101,7 +114,8 @@ def line(cell: Cell) -> str:
     if cell.state != "done":
         return f"{what}: {cell.state}, {cell.reason}"
     name, noun = ("tokens top-1", "of the tokens") if "tokens top-1" in cell.measures else ("bag f1", "F1 of words")
-    return f"{what}: {cell.measures[name]} {noun}, {cell.seconds:.0f} s"
+    short = ", not finished" if cell.cut else ""
+    return f"{what}: {cell.measures[name]} {noun}, {cell.seconds:.0f} s{short}"
 
 
 def words(result: Audit, page: Path) -> str:
@@ -109,9 +123,17 @@ def words(result: Audit, page: Path) -> str:
     for cell in result.cells:
         if "tokens top-1" in cell.measures:
             shares = (f"{100 * cell.value(name):.1f} %" for name in ("tokens top-1", "content top-1"))
-            rows.append((cell.what, cell.adversary, *shares))
+            rows.append((cell.what + (", not finished" if cell.cut else ""), cell.adversary, *shares))
     return "\n".join(
-        [result.verdict, "", table(rows), "", *(f"- {one.title}" for one in result.warnings), "", str(page)]
+        [
+            result.verdict,
+            "",
+            table(rows),
+            "",
+            *(f"- {one.title}: {one.raised_if}" for one in result.warnings),
+            "",
+            str(page),
+        ]
     )
 
 

@@ -14,7 +14,7 @@ from milkglass.client import usage
 from milkglass.errors import KeyFileError
 
 NEVER = "no audit yet: `milkglass audit` measures after how much text an attacker reads how much"
-FRESH = "every text under one key is a piece of the same cipher; make a new key for the next job"
+FRESH = "every text under one key is a piece of the same cipher; give the next job a new key, or less text"
 
 keys = typer.Typer(help="Look after a key file.", no_args_is_help=True)
 
@@ -28,7 +28,7 @@ def group() -> None:
 def status(
     key: Annotated[Path, typer.Argument(help="The key file. Its passphrase is not needed.")], as_json: AsJson = False
 ) -> None:
-    """How much text was encoded under a key on this machine, and what the last audit says that this gives away."""
+    """How much text was encoded under a key on this machine, and what audits say that this gives away."""
     if not key.is_file():
         raise KeyFileError(f"there is no key file at {key}", "give the file that `milkglass obfuscate` wrote")
     from milkglass.client.key import require_key_file
@@ -49,16 +49,16 @@ def words(used: usage.Usage) -> str:
         for share, tokens in shares.items():
             rows.append((who, share, f"{tokens:,} tokens", "passed" if used.tokens >= tokens else ""))
     none = (
-        f"with up to {used.measured:,} tokens no attacker of that audit read 10 % of the content; more was not measured"
+        f"with up to {used.measured:,} tokens no attacker of an audit read 10 % of the content; more was not measured"
     )
     lines.append(table(rows) if len(rows) > 1 else none)
     if used.tokens > used.measured:
-        lines.append(f"that audit went up to {used.measured:,} tokens: more is encoded by now, audit again")
+        lines.append(f"audits went up to {used.measured:,} tokens: more is encoded by now, audit again")
     return "\n".join([*lines, *warning(used)])
 
 
 def warning(used: usage.Usage) -> list[str]:
-    """What to say when the budget of the last audit is spent."""
+    """What to say when the budget that audits measured is spent."""
     return [
         f"warning: at {tokens:,} tokens the attacker with {who} reads {share} of what carries content; {FRESH}"
         for who, share, tokens in used.passed()

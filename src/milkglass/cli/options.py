@@ -109,7 +109,7 @@ def open_codec(key: Key, model: str | None) -> Codec:
 
 
 def spend(opened: Opened, texts: int, tokens: int) -> None:
-    """Count what is encoded under a key, and say so when that passes a threshold of its last audit."""
+    """Count what is encoded under a key, and say so when that passes a threshold of its audits."""
     from milkglass.cli.terminal import note
     from milkglass.client import usage
 

@@ -1,4 +1,4 @@
-"""How much text has been encoded under a key, and what the last audit said that this gives away.
+"""How much text has been encoded under a key, and what audits said that this gives away.
 
 A file of numbers beside the key file, `.NAME.usage.json`, mode 0600. It holds no text, no ids and no secret, so it
 needs no passphrase: that a key was used and how much is what the server knows anyway. It counts on this machine only: a
@@ -24,18 +24,18 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Usage:
-    """texts, tokens: encoded so far. audited: when, seconds since 1970, 0 for never. spent: of the last audit, for each
-    kind of attacker after how many tokens it reads a share ("10 %") of the content tokens.
+    """texts, tokens: encoded so far. audited: when last, seconds since 1970, 0 for never. spent: for each attacker
+    after how many tokens it reads a share ("10 %") of the content tokens, by the worst of all audits.
     """
 
     texts: int = 0
     tokens: int = 0
     audited: float = 0.0
     spent: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    measured: int = 0  # the audit went up to so many tokens, and says nothing of more
+    measured: int = 0  # the audits went up to so many tokens, and say nothing of more
 
     def passed(self) -> list[tuple[str, str, int]]:
-        """(attacker, share, tokens) for each threshold of the last audit that has been passed, the highest of each."""
+        """(attacker, share, tokens) for each threshold of the audits that has been passed, the highest of each."""
         found = []
         for attacker, shares in self.spent.items():
             over = [(tokens, share) for share, tokens in shares.items() if self.tokens >= tokens]
@@ -69,8 +69,19 @@ def add(key: Path, texts: int, tokens: int) -> Usage:
 
 
 def audited(key: Path, spent: Mapping[str, Mapping[str, int]], measured: int) -> Usage:
-    """Remember what an audit found, with up to so many tokens."""
-    return _change(key, lambda known: replace(known, audited=time.time(), spent=spent, measured=measured))
+    """Remember what an audit found, with up to so many tokens. What an audit before it found worse stays true."""
+
+    def joined(known: Usage) -> Usage:
+        worst = {who: _worse(known.spent.get(who, {}), spent.get(who, {})) for who in {**known.spent, **spent}}
+        return replace(known, audited=time.time(), spent=worst, measured=max(known.measured, measured))
+
+    return _change(key, joined)
+
+
+def _worse(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """For each share the fewer tokens, in the order in which shares grow."""
+    both = {share: min(part[share] for part in (one, other) if share in part) for share in {**one, **other}}
+    return dict(sorted(both.items(), key=lambda found: float(found[0].split()[0])))
 
 
 def _change(key: Path, change: Any) -> Usage:
