@@ -615,3 +615,21 @@ def test_a_stage_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypat
 
 def test_an_opened_key_shows_nothing(encoder: Owner) -> None:
     assert PASSPHRASE not in repr(Opened(encoder.path, encoder.key, PASSPHRASE))
+
+
+def test_obfuscate_with_plus(decoder: Owner, encoder: Owner, tmp_path: Path) -> None:
+    small = ("--k", 4, "--beta", 0.9)
+    run = ("obfuscate", decoder.model, tmp_path / "out", "--key", tmp_path / "k", *small)
+    found = document(call(*run, "--plus", "paper", "--plus-k", 2, "--json"))
+    assert found["scheme"]["plus"]["k"] == 2 and found["promise"]["condition"] > 1
+    assert call("verify", tmp_path / "out", "--key", tmp_path / "k").exit_code == 0
+    again = ("obfuscate", decoder.model, tmp_path / "again", "--key", tmp_path / "k")
+    refused(call(*again, "--plus", "exact", "--plus-k", 2), 2, "this key was made with plus")
+    assert "condition number" in call(*again, "--plus", "paper", "--plus-k", 2).stdout
+    refused(call(*run[:2], tmp_path / "more", "--key", tmp_path / "k2", "--plus-k", 3), 2, "of no use without --plus")
+    refused(
+        call("obfuscate", encoder.model, tmp_path / "bert", "--key", tmp_path / "k3", *small, "--plus", "paper"),
+        3,
+        "layer norms come after the sum",
+    )
+    assert not (tmp_path / "k3").exists() and not (tmp_path / "bert").exists()

@@ -7,6 +7,7 @@ DISTILBERT = Family(
     kind="encoder",
     model_types=("distilbert",),
     table=("embeddings.word_embeddings.weight",),
+    stream="its layer norms come after the sum, so that their gains cannot be folded into what reads it",
     heads=("vocab_projector.weight",),
     biases=("vocab_projector.bias",),
 )

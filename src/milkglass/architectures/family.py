@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from milkglass.architectures.residual import Residual, Stream
 from milkglass.checkpoint import Checkpoint
 from milkglass.errors import UnsupportedModel
 from milkglass.tensorfile import DTYPES
@@ -37,18 +38,29 @@ class Architecture:
     def touched(self) -> tuple[str, ...]:
         return (self.table, *self.heads, *self.biases)
 
+    def residual(self, checkpoint: Checkpoint) -> Residual:
+        """What touches the residual stream. Raises UnsupportedModel, with the reason, where it cannot be mixed."""
+        if isinstance(self.family.stream, str):
+            raise UnsupportedModel(
+                f"the dimensions of {self.family.name} cannot be mixed: {self.family.stream}",
+                "use ObfusLM without plus",
+            )
+        return Residual.of(self.family.stream, checkpoint, self.touched)
+
 
 @dataclass(frozen=True)
 class Family:
     """How a family names its tensors. Names are matched at the end of a tensor's full name, after a dot.
 
-    `pinned` gives the ids that must keep their place, because the architecture uses the *number* itself.
+    `pinned` gives the ids that must keep their place, because the architecture uses the *number* itself. `stream` says
+    what touches the residual stream, or why its dimensions cannot be mixed.
     """
 
     name: str
     kind: Kind
     model_types: tuple[str, ...]
     table: tuple[str, ...]
+    stream: Stream | str
     heads: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
     pinned: Callable[[Mapping[str, Any]], tuple[int, ...]] = _none

@@ -7,5 +7,6 @@ GPT2 = Family(
     kind="decoder",
     model_types=("gpt2",),
     table=("wte.weight",),
+    stream="its layer norms subtract the mean over the dimensions, which mixing them does not keep",
     heads=("lm_head.weight",),
 )

@@ -5,11 +5,40 @@ about it here.
 """
 
 from milkglass.architectures.family import Family
+from milkglass.architectures.residual import Stream
+
+_ATTENTION, _MLP = "input_layernorm.weight", "post_attention_layernorm.weight"
+_SANDWICH = "it norms what its layers write as well, and these gains cannot be folded into what reads"
+STREAM = Stream(
+    readers={
+        "self_attn.q_proj.weight": _ATTENTION,
+        "self_attn.k_proj.weight": _ATTENTION,
+        "self_attn.v_proj.weight": _ATTENTION,
+        "mlp.gate_proj.weight": _MLP,
+        "mlp.up_proj.weight": _MLP,
+    },
+    writers=("self_attn.o_proj.weight", "mlp.down_proj.weight"),
+    biases=("self_attn.o_proj.bias", "mlp.down_proj.bias"),
+    final="norm.weight",
+    inside=(
+        "self_attn.q_proj.bias",
+        "self_attn.k_proj.bias",
+        "self_attn.v_proj.bias",
+        "self_attn.q_norm.weight",
+        "self_attn.k_norm.weight",
+        "mlp.gate_proj.bias",
+        "mlp.up_proj.bias",
+        "rotary_emb.inv_freq",
+    ),
+    unit={"gemma": 1.0},
+    without={"gemma2": _SANDWICH, "gemma3_text": _SANDWICH},
+)
 
 LLAMA = Family(
     name="Llama family",
     kind="decoder",
     model_types=("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3"),
     table=("embed_tokens.weight",),
+    stream=STREAM,
     heads=("lm_head.weight",),
 )

@@ -61,10 +61,11 @@ class Replaced(Mapping[str, torch.Tensor]):
 
 def uploaded(base: Checkpoint, key: Key, stage: Stage = no_progress) -> tuple[Model, Promise]:
     """The scrambled model, as `milkglass obfuscate` would write it for this key."""
-    lazy, mixture = replacements(base, of(base), key, stage)
-    changed = {name: rows.rows(0, base.tensors[name].shape[0]) for name, rows in lazy.items()}
+    found = replacements(base, of(base), key, stage)
+    changed = {name: rows.rows(0, found.base.tensors[name].shape[0]) for name, rows in found.rows.items()}
     config = scrambled_configs(base, key).config
-    return Model(Replaced(Stored(base), changed), config), mixture.promise(scheme_of(key).k)
+    promise = replace(found.mixture.promise(scheme_of(key).k), condition=found.condition)
+    return Model(Replaced(Stored(found.base), changed), config), promise
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from milkglass.cli.options import (
 )
 from milkglass.cli.passphrase import passphrase
 from milkglass.cli.terminal import bars, duration, emit, note
-from milkglass.errors import CorruptCheckpoint, KeyExists, KeyForOtherModel, UsageError
+from milkglass.errors import CorruptCheckpoint, KeyExists, KeyForOtherModel, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.key import Key
@@ -39,6 +39,10 @@ UNTUNED = (
 )
 UNMIXED = (
     "k = 1 mixes nothing: whoever compares the tables with the published ones reads every id; k = 10 is the default"
+)
+PLUS = (
+    "the dimensions of every layer are mixed, with a condition number of {:.3g}: the higher, the more there is to "
+    "make up for in fine-tuning;\n  who has the public model undoes this in seconds"
 )
 HONEST = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
 
@@ -60,6 +64,14 @@ def obfuscate(
         typer.Option(help="Small clusters: merge them, or leave them as the paper does.  [default: merge]"),
     ] = None,
     cluster_special: Annotated[bool, typer.Option("--cluster-special", help="Mix special tokens, too.")] = False,
+    plus: Annotated[
+        Literal["paper", "symmetrise", "exact"] | None,
+        typer.Option(help="ObfusLM+: mix the dimensions of every layer as well, in this form; Llama family only."),
+    ] = None,
+    plus_k: Annotated[int | None, typer.Option(help="Dimensions a cluster, with --plus.  [default: 10]")] = None,
+    plus_epsilon: Annotated[
+        float | None, typer.Option(help="How likeness decides their mixture, with --plus.  [default: 3]")
+    ] = None,
     delta: Annotated[
         bool, typer.Option("--delta", help="Write only what changes; the server must have the original model.")
     ] = False,
@@ -82,6 +94,7 @@ def obfuscate(
     base = Checkpoint.open(folder)
     asked = {"k": k, "epsilon": epsilon, "beta": beta, "leftover": leftover, "cluster_special": cluster_special or None}
     chosen = {name: value for name, value in asked.items() if value is not None}
+    chosen |= _plus(plus, plus_k, plus_epsilon)
     ref = str(folder) if Path(model).expanduser().is_dir() else model
     # Whoever is asked for a passphrase is asked before bars are drawn over the question.
     old = _existing(key, chosen, new_key, passphrase_file)
@@ -98,7 +111,7 @@ def obfuscate(
             opened.key.require_model(digest)
         try:
             promise = scramble(base, opened.key, out, delta, stage)
-        except UsageError:
+        except (UsageError, UnsupportedModel):
             if old is None:
                 key.unlink()  # it was made with parameters that cannot be, and would insist on them
             raise
@@ -121,6 +134,15 @@ def obfuscate(
         document,
         lambda: "\n".join([*_words(opened.key, out, promise, seconds), *_next(opened, out, delta, passphrase_file)]),
     )
+
+
+def _plus(form: Any, k: int | None, epsilon: float | None) -> dict[str, Any]:
+    from milkglass.schemes.obfuslm_plus import Plus
+
+    given: dict[str, Any] = {name: one for name, one in (("k", k), ("epsilon", epsilon)) if one is not None}
+    if form is None and given:
+        raise UsageError(f"--plus-{next(iter(given))} is of no use without --plus", "give --plus paper as well")
+    return {} if form is None else {"plus": Plus(form=form, **given)}
 
 
 def _folder(model: str, as_json: bool) -> Path:
@@ -147,8 +169,10 @@ def _existing(path: Path, chosen: dict[str, Any], new_key: bool, passphrase_file
 
 
 def _require_same_scheme(key: Key, chosen: dict[str, Any]) -> None:
+    from milkglass.client.scramble import scheme_of
+
     for name, value in chosen.items():
-        fixed = key.about["scheme"].get(name)
+        fixed = getattr(scheme_of(key), name)
         if value != fixed:
             raise UsageError(
                 f"this key was made with {name} = {fixed}, not {value}",
@@ -164,6 +188,7 @@ def _words(key: Key, out: Path, promise: Promise, seconds: float) -> list[str]:
         f"  {len(key.sigma):,} tokens permuted; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
         f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
         f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
+        *([] if promise.condition is None else [f"  {PLUS.format(promise.condition)}"]),
         f"  {HONEST}",
     ]
 

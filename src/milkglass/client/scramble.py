@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 
 from milkglass.architectures import Architecture, of
 from milkglass.checkpoint import INDEX, Checkpoint, read_json, write_json
+from milkglass.client.dimensions import turn_of, turned, with_head
 from milkglass.client.folder import KEY_ID, MARKED, MARKER, TOKENIZER, TOKENIZER_FILES
 from milkglass.client.key import Key
 from milkglass.client.specials import config_entries, generation_entries, remap, special_ids
-from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
+from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel, UsageError
 from milkglass.schemes.mixture import Mixture, Promise
 from milkglass.schemes.obfuslm import ObfusLM, zero_rows
+from milkglass.schemes.obfuslm_plus import Plus, Turn
 from milkglass.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, Staging, index_of, rewrite, write_delta
 from milkglass.tensorfile import Rows, TensorRef, has_notes, read_bytes, read_header
 
@@ -76,14 +78,21 @@ def new_key(base: Checkpoint, ref: str, scheme: ObfusLM | None, digest: str) -> 
         "model": ref,
         "kind": architecture.kind,
         "tokenizer_sha256": tokenizer_digest(base.folder),
-        "scheme": {"name": "obfuslm", **asdict(scheme)},
+        "scheme": told(scheme),
         "labels": None,
     }
     return Key.new(digest, architecture.vocab_size, architecture.pinned, about)
 
 
+def told(scheme: ObfusLM) -> dict[str, Any]:
+    """As a key file has it; an option that is off is left out."""
+    found = {"name": "obfuslm+" if scheme.plus else "obfuslm", **asdict(scheme)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def scheme_of(key: Key) -> ObfusLM:
-    return ObfusLM(**{name: value for name, value in key.about["scheme"].items() if name != "name"})
+    raw = {name: value for name, value in key.about["scheme"].items() if name != "name"}
+    return ObfusLM(**{**raw, "plus": Plus(**raw["plus"]) if raw.get("plus") else None})
 
 
 @dataclass(frozen=True)
@@ -153,21 +162,48 @@ def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
         return int(key.sigma[token])
 
     entries = config_entries(str(base.config.get("model_type")))
+    untied = {"tie_word_embeddings": False} if scheme_of(key).plus else {}
     generation = base.generation_config
     return Configs(
-        remap(base.config, sigma, entries) | {KEY_ID: key.identifier},
+        remap(base.config, sigma, entries) | {KEY_ID: key.identifier} | untied,
         None if generation is None else remap(generation, sigma, generation_entries()),
     )
 
 
+@dataclass(frozen=True)
+class Replacement:
+    """base: with a place for each tensor that the scrambled checkpoint has. rows: of those that differ. condition: of
+    W*, where the dimensions are mixed."""
+
+    base: Checkpoint
+    rows: Mapping[str, Rows]
+    mixture: Mixture
+    condition: float | None = None
+
+
 def replacements(
-    base: Checkpoint, architecture: Architecture, key: Key, stage: Stage, mixture: Mixture | None = None
-) -> tuple[Mapping[str, Rows], Mixture]:
-    """What the scrambled checkpoint has instead of the base's tables; `mixture` overrides the key's own (for tests)."""
+    base: Checkpoint,
+    architecture: Architecture,
+    key: Key,
+    stage: Stage,
+    mixture: Mixture | None = None,
+    turn: Turn | None = None,
+) -> Replacement:
+    """What the scrambled checkpoint has instead of the base's tensors; `mixture` and `turn` override the key's own (for
+    tests)."""
+    plus = scheme_of(key).plus
+    residual = architecture.residual(base) if plus else None  # refused before the work begins
     table = base.read(architecture.table)
     mixture = mixture or mix(base, architecture, key, table, stage)
-    tables = _Tables(base, mixture, np.argsort(key.sigma).astype(np.int64), architecture.table, table)
-    return {name: _Lazy(tables, name) for name in architecture.touched}, mixture
+    inverse = np.argsort(key.sigma).astype(np.int64)
+    if plus is None or residual is None:
+        tables = _Tables(base, mixture, inverse, architecture.table, table)
+        return Replacement(base, {name: _Lazy(tables, name) for name in architecture.touched}, mixture)
+    wider, head = with_head(base, architecture)
+    tables = _Tables(wider, mixture, inverse, architecture.table, table)
+    rows = {name: _Lazy(tables, name) for name in dict.fromkeys((*architecture.touched, head))}
+    turn = turn or turn_of(plus, key, rows[architecture.table], len(table), residual.width)
+    return Replacement(wider, turned(wider, residual, turn, rows, head), mixture, turn.condition)
 
 
 def scramble(
@@ -177,6 +213,7 @@ def scramble(
     delta: bool = False,
     progress: Stage = no_progress,
     mixture: Mixture | None = None,
+    turn: Turn | None = None,
 ) -> Promise:
     """Write the scrambled model to `out`: the whole folder, or with `delta` only what changed.
 
@@ -188,18 +225,23 @@ def scramble(
         raise CorruptCheckpoint(
             f"the key has {len(key.sigma)} tokens, the model {architecture.vocab_size}", "give the key's own model"
         )
+    if delta and scheme_of(key).plus:
+        raise UsageError("ObfusLM+ changes every layer: a delta would be the whole model", "leave --delta out")
     job = hashlib.sha256(json.dumps([delta, dict(key.about)]).encode() + key.stream("staging").words(8).tobytes())
     staging = Staging(out, job.hexdigest())
-    replaced, mixture = replacements(base, architecture, key, progress, mixture)
+    found = replacements(base, architecture, key, progress, mixture, turn)
     configs = scrambled_configs(base, key)
     write_json(staging.folder / MARKER, MARKED)
     if delta:
-        total = sum(base.tensors[name].bytes for name in replaced)
-        write_delta(base, key.model_digest, replaced, configs, staging, progress("write", total))
+        total = sum(base.tensors[name].bytes for name in found.rows)
+        write_delta(base, key.model_digest, found.rows, configs, staging, progress("write", total))
     else:
-        total = sum(ref.bytes for ref in base.tensors.values())
-        rewrite(base, replaced, configs, staging, progress("write", total))
-    return mixture.promise(scheme_of(key).k)
+        total = sum(ref.bytes for ref in found.base.tensors.values())
+        rewrite(found.base, found.rows, configs, staging, progress("write", total))
+    return replace(found.mixture.promise(scheme_of(key).k), condition=found.condition)
+
+
+ROUNDING = {"F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}  # sums in another order may round to the next number
 
 
 @dataclass(frozen=True)
@@ -216,7 +258,8 @@ def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_progress)
     """
     delta = (out / DELTA_CONFIG).is_file()
     made = read_header(out / DELTA_WEIGHTS) if delta else Checkpoint.open(out).tensors
-    replaced, _ = replacements(base, of(base), key, progress)
+    found = replacements(base, of(base), key, progress)
+    base, replaced = found.base, found.rows
     kept = set() if delta else set(base.tensors) - set(replaced)
     total = sum(base.tensors[name].bytes for name in (*replaced, *kept))
     tell = progress("compare", total)
@@ -280,7 +323,7 @@ def _equal(old: TensorRef, new: TensorRef, source: Rows, tell: Callable[[int], N
             expected = source.rows(start, min(start + step, old.shape[0]))
             raw = file.read(expected.nbytes)
             found = torch.frombuffer(bytearray(raw), dtype=expected.dtype).reshape(expected.shape)
-            if not torch.allclose(found.float(), expected.float(), rtol=1e-5, atol=1e-6):
+            if not torch.allclose(found.float(), expected.float(), rtol=ROUNDING[old.dtype], atol=1e-6):
                 return False
             tell(expected.nbytes)
     return True

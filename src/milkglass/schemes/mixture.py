@@ -91,6 +91,7 @@ class Promise:
 
     sizes: how many clusters of each size. below_k: tokens in clusters smaller than k. singletons: tokens alone in
     theirs, which are sent verbatim. verbatim: rows outside every cluster (special tokens, zero rows), permuted only.
+    condition: of W*, where the dimensions are mixed too (obfuslm_plus.py).
     """
 
     k: int
@@ -99,3 +100,4 @@ class Promise:
     below_k: int
     singletons: int
     verbatim: int
+    condition: float | None = None

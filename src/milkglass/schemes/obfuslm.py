@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.paper import Paper
 from milkglass.schemes.mixture import Ids, Mixture
+
+if TYPE_CHECKING:
+    from milkglass.schemes.obfuslm_plus import Plus  # which uses the algorithms of this file
 
 Leftover = Literal["merge", "paper"]
 Noise = Callable[[int], NDArray[np.float64]]  # that many draws of Laplace(1)
@@ -36,6 +39,7 @@ class ObfusLM:
     k: cluster size. epsilon: how strongly similarity decides the weights (0: not at all). beta: a candidate's cosine
     must reach this quantile of its row. leftover: clusters smaller than k join the nearest one ("merge") or stay as
     they are ("paper"). cluster_special: whether special tokens are clustered too, or keep a row of their own.
+    plus: how the dimensions are mixed as well (ObfusLM+), or None.
     """
 
     k: int = 10
@@ -43,6 +47,7 @@ class ObfusLM:
     beta: float = 0.99
     leftover: Leftover = "merge"
     cluster_special: bool = False
+    plus: Plus | None = None
 
     paper: ClassVar[Paper] = Paper(
         "ObfusLM: Privacy-preserving Language Model Service against Embedding Inversion Attacks",
@@ -79,7 +84,7 @@ class ObfusLM:
 
     def cluster(self, table: torch.Tensor, order: Ids, progress: Callable[[int], None] | None = None) -> list[Ids]:
         """The clusters, each an array of rows, seed first."""
-        allowed = _reach(len(order), self.beta)
+        allowed = reach(len(order), self.beta)
         if allowed < self.k:
             raise UsageError(
                 f"{len(order)} tokens at beta = {self.beta} leave {allowed} candidates for clusters of {self.k}",
@@ -94,7 +99,7 @@ def unit_rows(table: torch.Tensor, rows: Ids, dtype: torch.dtype = torch.float32
     return torch.nn.functional.normalize(table[torch.from_numpy(rows)].to(dtype), dim=1, eps=1e-30)
 
 
-def _reach(n: int, beta: float) -> int:
+def reach(n: int, beta: float) -> int:
     """How many of n similarities reach their beta-quantile (NumPy's, linear), ties aside. The product is rounded, so
     that 0.9 * 10 is 9."""
     return n - int(np.ceil(round(beta * (n - 1), 9)))
@@ -116,7 +121,7 @@ def embed_cluster(
     seeds meet the table in blocks of columns and the n x n matrix never exists.
     """
     n = len(order)
-    above = _reach(n, beta)
+    above = reach(n, beta)
     keep = min(n, above + 1 + max(32, k))  # one more for the quantile's interpolation, and a margin for fp32
     free = np.ones(n, dtype=bool)  # by position in order, as all indices below
     clusters: list[Ids] = []

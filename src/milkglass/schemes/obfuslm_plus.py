@@ -1,0 +1,124 @@
+"""ObfusLM+: mix the embedding's d dimensions as well, in every matrix that meets the residual stream (section 4.4).
+
+Equation 2. With E~ the table that ObfusLM mixed, W* = WeightSynth(EmbedCluster(E~^T)) mixes its columns, sigma*
+permutes them, P is sigma* as a matrix, and T = W* P:
+
+    E* = E~ W* P        H* = H~ W* P        Phi* = Phi W* P  (what reads)        Theta* = P^T W* Theta  (what writes)
+
+**It does not keep the model's function**, in any of the three forms; W* = I does:
+
+    form        tables   readers and head   writers        what is wrong
+    paper       W* P     W* P               P^T W*         writers would need W*^T, readers the inverse transpose
+    symmetrise  S P      S P                P^T S          S = (W* + W*^T) / 2 mends the writers, not the readers
+    exact       W* P     (W* P)^-T          (W* P)^T       only the norms: W* does not keep a row's length
+
+Fine-tuning has to make up for it. The condition number of W* says how hard that is, and how much "exact" magnifies the
+rounding of the checkpoint's dtype.
+
+**It hides nothing from who knows the public layers**: Phi* = Phi T has one unknown, and least squares finds it
+(attacks/embedding/known_weight.py). What is left is ObfusLM.
+
+What this module does not know: which tensors read and which write (architectures/residual.py), and the norms' gains,
+which must be folded away before: a diagonal does not commute with W*, and merely permuted gains show sigma* by their
+sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.paper import Paper
+from milkglass.schemes.mixture import Ids, Mixture
+from milkglass.schemes.obfuslm import Leftover, embed_cluster, merge_small, reach, weight_synth
+
+Form = Literal["paper", "symmetrise", "exact"]
+FORMS: tuple[Form, ...] = ("paper", "symmetrise", "exact")
+CONDITION = 1e6  # of W*, above which its inverse in fp32 would be noise
+
+
+@dataclass(frozen=True)
+class Plus:
+    """k, epsilon: the paper's k* and epsilon*, 10 and 3 (appendix C.3). beta: the paper's 0.99 leaves few or no
+    candidates among some hundred dimensions; 0.95 leaves 29 of 576. form: see above. leftover: as in ObfusLM."""
+
+    k: int = 10
+    epsilon: float = 3.0
+    beta: float = 0.95
+    form: Form = "paper"
+    leftover: Leftover = "merge"
+
+    paper: ClassVar[Paper] = Paper(
+        "ObfusLM: Privacy-preserving Language Model Service against Embedding Inversion Attacks",
+        "Lin, Yang, Mao, Zhang, Hong, Cai, Wu, Liu, Chen, Duan, Zhong",
+        2025,
+        "Findings of ACL 2025",
+        (
+            "1. Norm gains are folded into what reads after them, and an embedding that is tied to the head is untied: "
+            "the paper is silent, and without this the gains show the permutation.",
+            "2. beta is 0.95 by default: at 0.99 fewer than k* dimensions are candidates in models below 1,000.",
+            "3. The paper's form does not keep the function; two others are offered.",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise UsageError(f"plus-k is {self.k}, at least 1 is needed", "10 is the paper's choice")
+        if not self.epsilon >= 0 or not np.isfinite(self.epsilon):
+            raise UsageError(f"plus-epsilon is {self.epsilon}, a number from 0 is needed", "3 is the paper's choice")
+        if not 0 <= self.beta < 1:
+            raise UsageError(f"plus-beta is {self.beta}, it must be in [0, 1)", "0.95 is the default")
+        if self.form not in FORMS:
+            raise UsageError(f"the form is {self.form!r}", f"give one of {', '.join(FORMS)}")
+        if self.leftover not in ("merge", "paper"):
+            raise UsageError(f"leftover is {self.leftover!r}", 'give "merge" or "paper"')
+
+    def turn(self, columns: torch.Tensor, order: Ids, noise: Callable[[int], NDArray[np.float64]], sigma: Ids) -> Turn:
+        """columns: (d, n) E~^T. order: of the dimensions, in which clusters are begun. sigma: (d,) where each goes."""
+        d = len(columns)
+        allowed = reach(d, self.beta)
+        if allowed < self.k:
+            raise UsageError(
+                f"{d} dimensions at plus-beta = {self.beta} leave {allowed} candidates for clusters of {self.k}",
+                "lower plus-beta or plus-k",
+            )
+        clusters = embed_cluster(columns, order, self.k, self.beta)
+        if self.leftover == "merge":
+            clusters = merge_small(columns, clusters, self.k)
+        mixture = Mixture.of(d, clusters, weight_synth(columns, clusters, self.epsilon, noise))
+        return Turn.of(mixture.apply(torch.eye(d), np.arange(d)), sigma, self.form)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What each kind of tensor is multiplied by, (d, d) fp32 each: tables and readers from the right, `writers` from
+    the left. condition: of W*, or of S."""
+
+    tables: torch.Tensor
+    readers: torch.Tensor
+    writers: torch.Tensor
+    condition: float
+
+    @classmethod
+    def of(cls, mixing: torch.Tensor, sigma: Ids, form: Form) -> Turn:
+        """mixing: W* (d, d). Raises UsageError where "exact" would be noise."""
+        w = mixing.double()
+        if form == "symmetrise":
+            w = (w + w.T) / 2
+        condition = float(torch.linalg.cond(w))
+        place = torch.from_numpy(np.argsort(sigma).astype(np.int64))  # column j comes from dimension place[j]
+        tables = w[:, place]
+        if form != "exact":
+            return cls(tables.float(), tables.float(), w[place].float(), condition)
+        if not condition < CONDITION:
+            raise UsageError(
+                f"W* has a condition number of {condition:.1e}, above {CONDITION:.0e}: its inverse would be noise",
+                "raise plus-epsilon, lower plus-k, or use the paper's form",
+            )
+        return cls(tables.float(), torch.linalg.inv(tables).T.float(), tables.T.float(), condition)
