@@ -38,9 +38,10 @@ class Observation(abc.ABC):  # noqa: B024 - a closed family: these five, and no 
 
 @dataclass(frozen=True)
 class Tokens(Observation):
-    """Scrambled ids that the client sent. purpose: "train", "infer"."""
+    """Scrambled ids that the client sent. purpose: "train", "infer", or "" where it is not known."""
 
     ids: Sequences
+    purpose: str = ""
 
 
 @dataclass(frozen=True)
@@ -270,6 +271,14 @@ class Attack(abc.ABC):
         return guess
 
 
+class Undoer(Attack):
+    """An attack that first undoes a part of the scheme: any other may go on from there."""
+
+    @abc.abstractmethod
+    def before(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
+        """The transcript as it would be without that part. Raises UsageError where it cannot be undone."""
+
+
 _SAID: Mapping[str, str] = {
     "public_model": "the attacker is taken not to have the public model",
     "corpus": "the attacker has no public text",
@@ -288,6 +297,11 @@ def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str
     for name in sorted(attack.assumes):
         if getattr(knowledge, name) is None:
             return _SAID[name]
+    if knowledge.corpus is not None and "corpus" in attack.assumes | attack.helped_by:
+        ids = knowledge.corpus.ids
+        odd = ids[(ids < 0) | (ids >= transcript.size)]
+        if len(odd):
+            return f"an id of {odd[0]} in the public text, in a vocabulary of {transcript.size}"
     return attack.refuses(transcript, knowledge)
 
 

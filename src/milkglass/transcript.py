@@ -117,7 +117,9 @@ def _observation(folder: Path, entry: dict[str, Any]) -> Observation:
             f"{INDEX} lists an observation of kind {kind!r}", "tokens, outputs and weights are known"
         )
     file = folder / _plain(entry["file"])
-    return Tokens(_sequences(file)) if kind == "tokens" else Outputs(_sequences(file), _sequences(file, "prompt_"))
+    if kind == "tokens":
+        return Tokens(_sequences(file), str(entry.get("purpose", "")))
+    return Outputs(_sequences(file), _sequences(file, "prompt_"))
 
 
 def _sequences(file: Path, of: str = "") -> Sequences:

@@ -18,6 +18,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from milkglass.attacks.assignment import ranked
 from milkglass.attacks.embedding.clusters import ClusterSolve
 from milkglass.attacks.embedding.ednn import EDNN
 from milkglass.attacks.embedding.invariants import find
@@ -172,6 +173,62 @@ def test_attacks_that_run_models_read_what_is_not_defended(name: str, size: int)
     found = graded(of(name), undefended(name, size))["tokens top-1"].value
     print(f"\nplain, {size} tokens, {name}: {found:.2%}")
     assert found > 0.95
+
+
+# --- clusters whose order is not known --------------------------------------------------------------------------------
+def blurred(epsilon: float) -> Change:
+    """ObfusLM's mixing of all rows, special ones too: with a large epsilon each keeps nearly all of its own."""
+
+    def change(table: Tensor, seed: int) -> Tensor:
+        rng = np.random.default_rng(seed)
+        rows = ObfusLM(10, epsilon).mixture(table, rng.permutation(len(table)), lambda count: rng.laplace(size=count))
+        return rows.apply(table, np.arange(len(table)))
+
+    return change
+
+
+@cache
+def clustered(size: int, epsilon: float) -> tuple[Transcript, Knowledge, Truth]:
+    """With the candidates that cluster-solve finds: without defence these are single tokens, and whatever starts from
+    them is right before it begins."""
+    transcript, knowledge, truth = real(size).scene(blurred(epsilon))
+    found = ClusterSolve().learn(transcript, knowledge, Budget(), np.random.default_rng(0))
+    return transcript, replace(knowledge, candidates=found), truth
+
+
+def flat(at: tuple[Transcript, Knowledge, Truth]) -> float:
+    transcript, knowledge, truth = at
+    assert knowledge.candidates is not None
+    guess = ranked(knowledge.candidates, transcript.size)
+    return score(guess, truth, np.random.default_rng(0))["tokens top-1"].value
+
+
+def test_matching_reads_the_order_where_little_hides_it() -> None:
+    at = clustered(SOME, 10.0)
+    found = graded(of("matching"), at)["tokens top-1"].value
+    print(f"\nclusters, epsilon = 10, matching: {found:.2%}, before {flat(at):.2%}")
+    assert flat(at) < 0.4
+    assert found > 0.95
+
+
+@pytest.mark.parametrize(("name", "least"), [("decipherment", 0.95), ("cluster-conditional", 0.3)])
+def test_public_text_tells_what_the_table_hides(name: str, least: float) -> None:
+    """With an epsilon that hides the order, for an attacker whose public text is the private one."""
+    transcript, knowledge, truth = clustered(SOME, 0.1)
+    at = transcript, replace(knowledge, corpus=truth.tokens), truth
+    found = graded(of(name), at)["tokens top-1"].value
+    print(f"\nclusters, epsilon = 0.1, {name}: {found:.2%}, before {flat(at):.2%}")
+    assert flat(at) < 0.25
+    assert found > least
+
+
+@pytest.mark.slow
+def test_a_language_model_reads_more_than_decipherment() -> None:
+    at = clustered(ALL, 0.1)
+    found = {name: graded(of(name), at)["tokens top-1"].value for name in ("decipherment", "language-model")}
+    print(f"\nclusters, epsilon = 0.1: before {flat(at):.2%}, " + ", ".join(f"{n} {v:.2%}" for n, v in found.items()))
+    assert flat(at) < 0.25
+    assert found["language-model"] > found["decipherment"] + 0.01
 
 
 def test_none_is_left_out() -> None:

@@ -10,7 +10,7 @@ from milkglass.attacks.embedding.ednn import EDNN, differences
 from milkglass.attacks.embedding.knn import KNN, ROWS, nearest
 from milkglass.attacks.embedding.knn_plus import KNNPlus
 from milkglass.schemes.sentinel import SentinelLMs
-from milkglass.threat import NO_BELIEF, Attack, Budget, Knowledge, score, why_not
+from milkglass.threat import NO_BELIEF, Attack, Budget, Knowledge, Transcript, Weights, score, why_not
 from tests.attacks.scenes import Change, model, obfuslm, plain, scene
 
 
@@ -97,3 +97,17 @@ def test_a_short_budget_reads_what_was_sent_most_often() -> None:
         assert read.sum() == ROWS
         assert counts[read].min() >= counts[~read].max()
         assert (guess.table[read, 0] == it.truth.inverse[read]).all()
+
+
+def test_a_vocabulary_smaller_than_k_is_ranked_as_a_whole() -> None:
+    table = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    for attack in (KNN(), EDNN()):
+        guess = attack(
+            Transcript((Weights(model(table)),), 6),
+            Knowledge(public_model=model(table)),
+            Budget(),
+            np.random.default_rng(0),
+        )
+        assert guess.table is not None
+        assert guess.table.shape == (6, 6)
+        assert guess.table[:, 0].tolist() == list(range(6))

@@ -8,12 +8,14 @@ four words are of very different frequency, in the others of the same.
 from __future__ import annotations
 
 import copy
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
@@ -178,6 +180,18 @@ def test_without_a_reader_it_says_so(encoder: Model, corpus: Sequences, tmp_path
     assert list(ATTACKS).index("language-model") == list(ATTACKS).index("decipherment") + 1
 
 
+def test_a_reader_without_its_head_is_not_asked(
+    encoder: Model, reader: Path, corpus: Sequences, tmp_path: Path
+) -> None:
+    """Its table would be taken for the head, which it is not."""
+    shutil.copytree(reader, tmp_path, dirs_exist_ok=True)
+    rest = {name: one for name, one in load_file(reader / "model.safetensors").items() if name != "lm_head.weight"}
+    save_file(rest, tmp_path / "model.safetensors", {"format": "pt"})
+    it = play(encoder, corpus, 3)
+    reason = str(why_not(LanguageModel(reader=str(tmp_path)), it.transcript, it.knowledge))
+    assert reason.endswith("which would read for the encoder, has no head")
+
+
 def test_without_time_decipherment_is_what_it_has(llama: LlamaForCausalLM, corpus: Sequences) -> None:
     it = play(view(llama), corpus)
     alone, cut = (
@@ -254,3 +268,12 @@ def test_parts_of_groups_keep_what_was_known_of_them() -> None:
     found = restricted(whole, parts, 10)
     assert found[0].tolist() == [[0.0]]
     assert found[1].tolist() == [[8.0, 6.0], [2.0, 0.0]]
+
+
+def test_groups_that_no_candidate_is_of_have_nothing_said_against_them() -> None:
+    pinned = (Group(np.array([3]), np.array([5])),)
+    for candidates in (
+        Candidates((), ()),
+        Candidates((Group(np.array([0]), np.array([5])),), (np.full((1, 1), -2.0),)),
+    ):
+        assert [one.tolist() for one in restricted(candidates, pinned, 8)] == [[[0.0]]]

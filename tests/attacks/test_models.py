@@ -1,4 +1,4 @@
-"""Attacks that run or train models: InvBert, MLC, SDA, ERA; on tiny models, with and without defence."""
+"""Attacks that run or train models: InvBert, MLC, SDA; on tiny models, with and without defence."""
 
 from __future__ import annotations
 
@@ -9,74 +9,27 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.assignment import ranked
-from milkglass.attacks.embedding.decipherment import Decipherment
-from milkglass.attacks.embedding.era import ERA, states
-from milkglass.attacks.embedding.era_plus import ERAPlus
+from milkglass.attacks import forward
+from milkglass.attacks.embedding import mlc
 from milkglass.attacks.embedding.invbert import InvBert
 from milkglass.attacks.embedding.knn import KNN
 from milkglass.attacks.embedding.mlc import MLC
 from milkglass.attacks.embedding.sda import SDA
-from milkglass.attacks.embedding.tuned_rows import TunedRows, members, movement
-from milkglass.attacks.forward import batches, body, hidden, stacked
+from milkglass.attacks.forward import batches, body, hidden
 from milkglass.modelview import Model
-from milkglass.sequences import Ids, Sequences
+from milkglass.sequences import Sequences
 from milkglass.threat import (
     Activations,
     Attack,
     Budget,
-    Candidates,
-    Group,
-    Guess,
-    Knowledge,
-    Outputs,
     Tokens,
     Transcript,
-    Truth,
     Weights,
-    score,
     why_not,
 )
-from tests.attacks.scenes import SPECIAL, Change, chain, obfuslm, plain
-from tests.tiny import VOCAB, save
-
-TABLE = {"bert": "bert.embeddings.word_embeddings.weight", "llama-tied": "model.embed_tokens.weight"}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
-    folder = tmp_path_factory.mktemp("models")
-    return {name: Model.open(save(name, folder / name)) for name in TABLE}
-
-
-def moved(model: Model, name: str, change: Change, sigma: Ids, seed: int) -> Model:
-    table = torch.empty_like(model.table)
-    table[torch.from_numpy(sigma)] = change(model.table, seed)
-    rest = {key: model.tensors[key] for key in model.tensors}
-    heads = {key: table for key in rest if key.endswith("decoder.weight") or key == "lm_head.weight"}
-    return Model({**rest, **heads, TABLE[name]: table}, model.config)
-
-
-def setting(model: Model, change: Change, sentences: int = 60) -> tuple[Transcript, Knowledge, Truth]:
-    sigma = np.random.default_rng(5).permutation(VOCAB).astype(np.int64)
-    sent = Sequences.of(sigma[one] for one in chain(VOCAB, sentences, 1))
-    ordinary = np.arange(VOCAB) >= SPECIAL
-
-    def simulate(seed: int) -> tuple[Model, Ids]:
-        own = np.random.default_rng(seed).permutation(VOCAB).astype(np.int64)
-        return moved(model, "bert", change, own, seed), own
-
-    return (
-        Transcript((Weights(moved(model, "bert", change, sigma, 9)), Tokens(sent)), VOCAB),
-        Knowledge(public_model=model, corpus=Sequences.of(chain(VOCAB, 400, 2)), simulate=simulate),
-        Truth(np.argsort(sigma), ordinary, ordinary, lambda ids: " ".join(map(str, ids.tolist())), sent),
-    )
-
-
-def graded(attack: Attack, at: tuple[Transcript, Knowledge, Truth], measure: str = "tokens top-1") -> float:
-    transcript, knowledge, truth = at
-    guess = attack(transcript, knowledge, Budget(), np.random.default_rng(0))
-    return score(guess, truth, np.random.default_rng(0))[measure].value
+from tests.attacks.scenes import obfuslm, plain
+from tests.attacks.tiny_scenes import graded, setting
+from tests.tiny import VOCAB
 
 
 def test_hidden_states_are_those_of_the_library(models: dict[str, Model], tmp_path: Path) -> None:
@@ -151,139 +104,88 @@ def test_sda_keeps_neighbours_when_its_budget_is_spent(models: dict[str, Model])
     assert np.array_equal(guess.running[:, 0], plain_guess.at(truth.sent)[:, 0])
 
 
-def generated(model: Model, sentences: int = 12) -> tuple[Transcript, Truth]:
-    """Prompts and greedy answers of the permuted model."""
-    sigma = np.random.default_rng(6).permutation(VOCAB).astype(np.int64)
-    served = moved(model, "llama-tied", plain, sigma, 1)
-    prompts = [one[:4] for one in chain(VOCAB, sentences, 3)]
-    runner, head = body(model), model.table
-    answers = []
-    for prompt in prompts:
-        ids = prompt.tolist()
-        for _ in range(5):
-            with torch.inference_mode():
-                last = runner(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
-            ids.append(int((head @ last).argmax()))
-        answers.append(np.array(ids[4:]))
-    sent = Sequences.of(sigma[one] for one in answers)
-    seen = (Weights(served), Outputs(sent, Sequences.of(sigma[p] for p in prompts)))
-    every = np.ones(VOCAB, np.bool_)
-    return (
-        Transcript(seen, VOCAB),
-        Truth(np.argsort(sigma), every, every, lambda ids: " ".join(map(str, ids.tolist())), sent),
-    )
+def test_invbert_joins_the_states_that_were_sent_and_refuses_others(models: dict[str, Model]) -> None:
+    transcript, knowledge, _ = setting(models["bert"], plain)
+    weights, sent = transcript.weights(tuned=False), list(transcript.tokens)
+    assert weights is not None
+    runner, parts = body(weights), (Sequences.of(sent[:20]), Sequences.of(sent[20:]))
+    crossed = [
+        one for part in parts for one in (Tokens(part), Activations(hidden(runner, part, 1), part.lengths, layer=1))
+    ]
+    attack = InvBert(layer=1)
+    both = Transcript((Weights(weights), *crossed), VOCAB)
+    assert why_not(attack, both, knowledge) is None
+    states, read = attack.observed(both, ())
+    assert read.all()
+    computed, _ = attack.observed(transcript, batches(transcript.tokens))
+    assert torch.allclose(states, computed, atol=1e-5)
+    half = Transcript((Weights(weights), *crossed[:3]), VOCAB)
+    assert "not those of the 60 texts that were sent" in str(why_not(attack, half, knowledge))
+    assert why_not(InvBert(layer=2), half, knowledge) is None  # of which nothing was sent
+    short = Activations(states[1:], transcript.tokens.lengths, 1)
+    reason = why_not(attack, Transcript((*transcript.observations, short), VOCAB), knowledge)
+    assert reason == "the states after layer 1 are not one for each token"
 
 
-def test_era_reads_all_that_a_permuted_model_generates(models: dict[str, Model]) -> None:
-    transcript, truth = generated(models["llama-tied"])
-    assert len(states(transcript)) == len(truth.sent.ids)
-    guess = ERA()(transcript, Knowledge(public_model=models["llama-tied"]), Budget(), np.random.default_rng(0))
-    assert score(guess, truth, np.random.default_rng(0))["tokens top-1"].value == 1
+@pytest.mark.parametrize("name", ["bert", "llama-tied"])
+@pytest.mark.parametrize("layer", [0, 1, 2, 3])
+def test_invbert_learns_from_states_as_they_cross(models: dict[str, Model], name: str, layer: int) -> None:
+    """Those that the library's whole model has there: a decoder's last norm is no part of an earlier layer's."""
+    texts = Sequences.of([[1, 5, 9, 11], [2, 3]])
+    whole = body(models[name])
+    with torch.inference_mode():
+        wanted = [
+            whole(input_ids=torch.from_numpy(ids[None]), output_hidden_states=True).hidden_states for ids in texts
+        ]
+    mine, _ = InvBert(layer=layer).states(models[name], texts, batches(texts))
+    assert torch.allclose(mine, torch.cat([one[min(layer, 2)][0] for one in wanted]), atol=1e-5)
 
 
-def test_era_needs_a_prompt_for_each_answer(models: dict[str, Model]) -> None:
-    transcript, _ = generated(models["llama-tied"])
-    one_more = Transcript((*transcript.observations, Outputs(Sequences.of([[1]]))), VOCAB)
-    assert "13 answers to 12 prompts" in str(why_not(ERA(), one_more, Knowledge(public_model=models["llama-tied"])))
-    bare = Transcript(transcript.observations[:1], VOCAB)
-    assert why_not(ERA(), bare, Knowledge(public_model=models["llama-tied"])) == "the transcript holds no outputs"
-
-
-def test_era_plus_decides_once_for_each_id(models: dict[str, Model]) -> None:
-    """Inside clusters of which nothing is known, the states that ERA reads one by one decide jointly."""
-    transcript, truth = generated(models["llama-tied"])
-    inverse = truth.inverse
-    groups = tuple(
-        Group(np.argsort(inverse)[members], members) for members in np.array_split(np.arange(VOCAB), VOCAB // 10)
-    )
-    flat = Candidates(groups, tuple(np.zeros((len(one.rows), len(one.members))) for one in groups))
-    knowledge = Knowledge(public_model=models["llama-tied"], candidates=flat)
-    guess = ERAPlus()(transcript, knowledge, Budget(), np.random.default_rng(0))
-    assert score(guess, truth, np.random.default_rng(0))["tokens top-1"].value == 1
-
-
-def test_era_plus_starts_from_what_the_corpus_tells(models: dict[str, Model]) -> None:
-    """With public text and what was sent, its prior is the deciphered map; without either, the candidates as given."""
-    answered, _ = generated(models["llama-tied"])
-    sigma = np.random.default_rng(6).permutation(VOCAB).astype(np.int64)
-    sent = Tokens(Sequences.of(sigma[one] for one in chain(VOCAB, 40, 3)))
-    transcript = Transcript((*answered.observations, sent), VOCAB)
-    groups = tuple(Group(sigma[members], members) for members in np.array_split(np.arange(VOCAB), VOCAB // 10))
-    flat = Candidates(groups, tuple(np.zeros((len(one.rows), len(one.members))) for one in groups))
-    bare = Knowledge(public_model=models["llama-tied"], candidates=flat)
-    known = replace(bare, corpus=Sequences.of(chain(VOCAB, 60, 4)))
-    told = Decipherment().learn(transcript, known, Budget(), np.random.default_rng(0))
-    deaf = ERAPlus(damping=1e-12)  # the states count for nothing
-
-    def prior(seen: Transcript, knowledge: Knowledge) -> list[float]:
-        found = deaf.learn(seen, knowledge, Budget(), np.random.default_rng(0))
-        return np.concatenate([one.ravel() for one in found.likelihood]).tolist()
-
-    expected = np.concatenate([one.ravel() for one in told.likelihood]).tolist()
-    assert prior(transcript, known) == pytest.approx(expected, abs=1e-9)
-    assert max(map(abs, prior(transcript, bare))) < 1e-9
-    assert max(map(abs, prior(answered, known))) < 1e-9
-    read = ranked(told, VOCAB).at(sent.ids)[:, 0]
-    assert (read == np.argsort(sigma)[sent.ids.ids]).mean() > 0.3
-
-
-@pytest.mark.parametrize("useful", [True, False])
-def test_era_plus_believes_states_as_far_as_they_agree_with_what_is_known(
-    models: dict[str, Model], useful: bool
+@pytest.mark.parametrize("attack", [MLC(), InvBert(layer=1, depth=1)])
+def test_a_short_budget_runs_little_text_through_the_models(
+    models: dict[str, Model], monkeypatch: pytest.MonkeyPatch, attack: MLC | InvBert
 ) -> None:
-    """A prior that is right about 7 of 10 ids: states that tell tokens apart mend the rest, others spoil nothing."""
-    transcript, truth = generated(models["llama-tied"], 150)
-    public = models["llama-tied"]
-    if not useful:
-        foreign = 20 * public.table[torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1))]
-        public = Model(
-            {**{name: public.tensors[name] for name in public.tensors}, TABLE["llama-tied"]: foreign}, public.config
+    transcript, knowledge, _ = setting(models["bert"], plain)
+    assert knowledge.corpus is not None
+    ran: list[int] = []
+    counted = forward.state
+    for module in (forward, mlc):
+        monkeypatch.setattr(
+            module, "state", lambda model, ids, layer=None: ran.append(ids.numel()) or counted(model, ids, layer)
         )
-    rng = np.random.default_rng(3)
-    groups, prior = [], []
-    for part in np.array_split(np.arange(VOCAB), VOCAB // 10):
-        rows = np.argsort(truth.inverse)[part]
-        believed = np.where(rng.random(len(part)) < 0.7, np.arange(len(part)), rng.permutation(len(part)))
-        groups.append(Group(rows, part))
-        prior.append(np.where(np.arange(len(part)) == believed[:, None], 2.0, 0.0))
-    found = Candidates(tuple(groups), tuple(prior))
-    knowledge = Knowledge(public_model=public, candidates=found)
-
-    def right(guess: Guess) -> float:
-        return score(guess, truth, np.random.default_rng(0))["tokens top-1"].value
-
-    before = right(ranked(found, VOCAB))
-    after = right(ERAPlus()(transcript, knowledge, Budget(), np.random.default_rng(0)))
-    assert 0.3 < before < 0.95
-    if useful:
-        assert after > 0.95
-    else:
-        assert after >= before - 0.05
+    guess = attack(transcript, knowledge, Budget(1e-9), np.random.default_rng(0))
+    assert 0 < sum(ran) < 0.3 * (len(knowledge.corpus.ids) + len(transcript.tokens.ids))
+    found = [len(one) for one in guess.bags] if guess.bags is not None else (guess.running[:, 0] >= 0).tolist()
+    assert 0 < sum(map(bool, found)) < len(found)  # some texts were read, the others are not guessed
 
 
-def test_rows_that_moved_are_the_ones_that_occurred(models: dict[str, Model]) -> None:
-    """Real training, one epoch of Adam with weight decay on a masked model's table: who moved occurred."""
-    transcript, knowledge, truth = setting(models["bert"], plain)
-    model = transcript.weights(tuned=False)
-    assert model is not None
-    runner = body(model)
-    table = runner.get_input_embeddings().weight
-    optimiser = torch.optim.AdamW([table], lr=1e-3, weight_decay=0.1)
-    for numbers in batches(transcript.tokens, 64):
-        optimiser.zero_grad()
-        runner(input_ids=stacked(transcript.tokens, numbers)).last_hidden_state.square().sum().backward()
-        optimiser.step()
-    tuned = Model(
-        {**{name: model.tensors[name] for name in model.tensors}, TABLE["bert"]: table.detach()}, model.config
-    )
-    moved = movement(model.table, tuned.table)
-    occurred = transcript.tokens.counts(VOCAB) > 0
-    occurred[0] = False  # the padding row gets no gradient, whatever stands there
-    assert np.array_equal(members(moved, 1e-3), occurred)
-    both = Transcript((*transcript.observations, Weights(tuned, tuned=True)), VOCAB)
-    groups = tuple(Group(np.argsort(truth.inverse)[m], m) for m in np.array_split(np.arange(VOCAB), VOCAB // 10))
-    flat = Candidates(groups, tuple(np.zeros((len(one.rows), len(one.members))) for one in groups))
-    given = Knowledge(corpus=knowledge.corpus, candidates=flat)
-    guess = TunedRows()(both, given, Budget(), np.random.default_rng(0))
-    assert score(guess, truth, np.random.default_rng(0))["tokens top-1"].value > 0.25
-    assert "both before and after" in str(why_not(TunedRows(), transcript, given))
+def test_batches_within_a_budget_are_a_sample_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, rng = Sequences.of([[i] * (1 + i % 7) for i in range(40)]), np.random.default_rng(0)
+    every = sorted(np.concatenate(list(forward.within(texts, Budget(), rng, floor=float("inf"), tokens=20))).tolist())
+    assert every == list(range(40))
+    ticks = iter([5.0, 4.0, 3.0, 2.0, 1.0])
+    monkeypatch.setattr(Budget, "left", lambda self: next(ticks))
+    some = list(forward.within(texts, Budget(), rng, floor=2.5, tokens=20))
+    assert len(some) == 4
+    assert len({len(texts.ids[texts.owner == one[0]]) for one in some}) > 1
+
+
+@pytest.mark.parametrize("attack", [MLC(), InvBert(), SDA()])
+def test_public_text_that_cannot_be_run_is_refused(models: dict[str, Model], attack: Attack) -> None:
+    transcript, knowledge, _ = setting(models["bert"], plain)
+    for texts, reason in (
+        ([[]], "the public text holds no token"),
+        ([[0, VOCAB + 5]], "an id of 305 in the public text, in a vocabulary of 300"),
+        ([[0, 5], [-1]], "an id of -1 in the public text, in a vocabulary of 300"),
+    ):
+        assert why_not(attack, transcript, replace(knowledge, corpus=Sequences.of(texts))) == reason
+    one = replace(knowledge, corpus=Sequences.of([[0, 5, 6, 1]]))
+    assert str(why_not(attack, transcript, one)).startswith("one public text" if attack.name == "mlc" else "None")
+
+
+def test_mlc_never_holds_all_texts_times_all_words() -> None:
+    """A million each: a table of their products would take a terabyte."""
+    many = 10**6
+    texts = Sequences(np.arange(many), np.ones(many, np.int64))
+    layer = MLC().train(torch.zeros(many, 2), texts, np.arange(many), Budget(1e-9), np.random.default_rng(0))
+    assert torch.allclose(layer.bias, torch.logit(torch.tensor(1e-4)))

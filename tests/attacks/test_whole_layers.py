@@ -1,29 +1,26 @@
-"""Schemes that transform whole tables or layers: invariants, known weights, sorted rows, products of rows."""
+"""Schemes that transform whole layers: invariants, fits of layers, known weights."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from milkglass.attacks.embedding import gram, sorted_rows
-from milkglass.attacks.embedding.gram import Gram
+from milkglass.attacks.embedding import known_weight
+from milkglass.attacks.embedding.decipherment import Decipherment
 from milkglass.attacks.embedding.invariants import find
 from milkglass.attacks.embedding.knn import KNN
 from milkglass.attacks.embedding.known_weight import KnownWeight, undo
-from milkglass.attacks.embedding.layer_fit import estimate, kinds
-from milkglass.attacks.embedding.sorted_rows import SortedRows
+from milkglass.attacks.embedding.layer_fit import Normal, kinds
+from milkglass.attacks.embedding.layer_fit import find as find_layers
+from milkglass.attacks.embedding.sda import SDA
 from milkglass.errors import UsageError
 from milkglass.modelview import Model
-from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.sequences import Ids
-from milkglass.threat import Attack, Budget, Knowledge, Transcript, Weights, why_not
-from tests.attacks.scenes import SPECIAL, Change, clumped, obfuslm, plain
+from milkglass.threat import Budget, Knowledge, why_not
 from tests.attacks.scenes import model as of_table
-from tests.attacks.transformed import function_preserving, mixing, papers, scrambled
-from tests.tiny import VOCAB, build
+from tests.attacks.transformed import FORMS, public, right, seen, uploads
 
 
 def glide(x: torch.Tensor, key: int) -> torch.Tensor:
@@ -63,9 +60,9 @@ def test_too_few_points_are_refused() -> None:
 
 def test_known_weights_give_the_transformation_and_the_table_back() -> None:
     make = torch.Generator().manual_seed(0)
-    phi = [torch.randn(20, 16, generator=make) for _ in range(3)]
+    phi = [torch.randn(20, 16, generator=make) for _ in range(2)]
     secret = torch.randn(16, 16, generator=make)[:, torch.randperm(16, generator=make)]
-    found = estimate(phi, [one @ secret for one in phi])
+    found = (Normal.of(phi[0], phi[0] @ secret) + Normal.of(phi[1], phi[1] @ secret)).solve()
     assert torch.allclose(found.transformation.float(), secret, atol=1e-5)
     assert found.residual < 1e-6
     table = torch.randn(50, 16, generator=make)
@@ -74,63 +71,25 @@ def test_known_weights_give_the_transformation_and_the_table_back() -> None:
 
 def test_weights_that_drifted_still_give_it_away_and_say_so() -> None:
     make = torch.Generator().manual_seed(1)
-    phi = [torch.randn(64, 16, generator=make) for _ in range(6)]
+    phi = torch.randn(384, 16, generator=make)
     secret = torch.randn(16, 16, generator=make)
-    found = estimate(
-        phi, [one @ secret + 0.05 * torch.randn(64, 16, generator=make) * secret.norm() / 4 for one in phi]
-    )
+    found = Normal.of(phi, phi @ secret + 0.05 * torch.randn(384, 16, generator=make) * secret.norm() / 4).solve()
     assert 0.02 < found.residual < 0.1
     assert float((found.transformation.float() - secret).norm() / secret.norm()) < 0.02
 
 
-def test_too_few_rows_are_refused() -> None:
-    with pytest.raises(UsageError, match="10 rows do not determine"):
-        estimate([torch.randn(10, 16)], [torch.randn(10, 16)])
-    with pytest.raises(UsageError, match="in pairs"):
-        estimate([torch.randn(20, 16)], [torch.randn(21, 16)])
+def test_a_matrix_with_too_few_rows_is_no_kind() -> None:
+    make = torch.Generator().manual_seed(2)
+    before, after = ({f"h.{i}.x.weight": torch.randn(10, 16, generator=make) for i in range(4)} for _ in range(2))
+    for layers, wanted in ((1, []), (4, ["h.*.x.weight"])):
+        models = [
+            Model({**of_table(torch.randn(50, 16)).tensors, **dict(list(one.items())[:layers])}, {"model_type": "bert"})
+            for one in (before, after)
+        ]
+        assert [one.name for one in kinds(*models)] == wanted
 
 
 # --- the known-weight attack on models that were transformed as a whole ----------------------------------------------
-def public(name: str) -> Model:
-    made = build(name)
-    table = made.get_input_embeddings().weight
-    with torch.no_grad():
-        table.copy_(clumped(*table.shape, seed=4))
-    return Model({n: one.detach().clone() for n, one in made.state_dict().items()}, made.config.to_dict())
-
-
-def secret(mixed: Tensor, seed: int) -> Tensor:
-    return mixing(mixed, seed, k=4, beta=0.8)
-
-
-FORMS = {
-    "the paper's": ("bert", papers),
-    "the paper's, norms folded": ("llama-untied", lambda w: papers(w, fold=True)),
-    "keeps the function": ("llama-tied", function_preserving),
-}
-
-
-def uploads(known: Model, form: str, seed: int) -> tuple[Model, Model, Ids]:
-    """The upload of plain ObfusLM, the same with its layers transformed, and the map."""
-    sigma = np.random.default_rng(seed).permutation(VOCAB).astype(np.int64)
-    rng = np.random.default_rng(seed)
-    order = rng.permutation(np.arange(SPECIAL, VOCAB))
-    rows = ObfusLM(5, 1.0, 0.9).mixture(known.table, order, lambda count: rng.laplace(size=count))
-    before = scrambled(known, lambda table: rows.apply(table, np.arange(VOCAB)), sigma)
-    return before, FORMS[form][1](secret(before.table, seed)).apply(before), sigma
-
-
-def seen(model: Model) -> Transcript:
-    return Transcript((Weights(model),), len(model.table))
-
-
-def right(attack: Attack, model: Model, known: Knowledge, sigma: Ids) -> float:
-    """The share of ordinary ids that are read rightly; `run`, so that an attack that refuses can be measured too."""
-    table = attack.run(seen(model), known, Budget(), np.random.default_rng(0)).table
-    assert table is not None
-    return float((table[sigma, 0] == np.arange(len(sigma)))[SPECIAL:].mean())
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_known_weight_brings_nearest_neighbours_back_to_what_they_read_without_it(form: str) -> None:
     known = public(FORMS[form][0])
@@ -210,143 +169,49 @@ def test_known_weight_does_not_undo_what_brings_the_table_no_nearer() -> None:
         attack.before(seen(Model(layers_only, known.config)), Knowledge(public_model=known))
 
 
-# --- sorted rows -----------------------------------------------------------------------------------------------------
-N, D = 300, 24
+def test_a_norm_that_only_some_layers_have_is_no_gain() -> None:
+    known = public("llama-untied")
+    _, after, _ = uploads(known, "the paper's, norms folded", 7)
+    extra = {"model.layers.0.extra_layernorm.weight": torch.ones(32)}
+    before, now = (Model({**one.tensors, **extra}, known.config) for one in (known, after))
+    assert why_not(KnownWeight(then=KNN()), seen(now), Knowledge(public_model=before)) is None
 
 
-def permuted_columns(table: Tensor, seed: int) -> Tensor:
-    return table[:, torch.randperm(table.shape[1], generator=torch.Generator().manual_seed(seed))]
+def test_layers_that_did_not_move_are_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = public("llama-untied")
+    before, after, _ = uploads(known, "the paper's, norms folded", 7)
+    fitted: list[int] = []
+    made = Normal.of
+    monkeypatch.setattr(Normal, "of", lambda a, b: fitted.append(1) or made(a, b))  # type: ignore[func-returns-value]
+    assert find_layers(known, before, 0.3) == "the layers are the public ones: nothing but the tables was transformed"
+    assert not fitted
+    half = {n: after.tensors[n] if "mlp" in n else one for n, one in before.tensors.items()}
+    assert {one.name.split("*.")[1].split(".")[0] for one in kinds(known, Model(half, known.config))} == {"mlp"}
 
 
-def rotated(table: Tensor, seed: int) -> Tensor:
-    q, _ = torch.linalg.qr(torch.randn(table.shape[1], table.shape[1], generator=torch.Generator().manual_seed(seed)))
-    return table @ q
-
-
-def stretched(table: Tensor, seed: int) -> Tensor:
-    return table @ torch.randn(table.shape[1], table.shape[1], generator=torch.Generator().manual_seed(seed))
-
-
-def noisy(change: Change, share: float) -> Change:
-    def changed(table: Tensor, seed: int) -> Tensor:
-        moved = change(table, seed)
-        return moved + share * moved.std() * torch.randn(moved.shape, generator=torch.Generator().manual_seed(seed))
-
-    return changed
-
-
-def case(change: Change) -> tuple[Model, Knowledge, Ids]:
-    table = clumped(N, D, 3)
-    sigma = np.random.default_rng(5).permutation(N).astype(np.int64)
-    moved = torch.empty_like(table)
-    moved[torch.from_numpy(sigma)] = change(table, 9)
-    return of_table(moved), Knowledge(public_model=of_table(table)), sigma
-
-
-def test_sorted_rows_are_the_literal_ones() -> None:
-    """Row by row and token by token, every number of the sorted rows."""
-    model, known, _ = case(noisy(permuted_columns, 0.3))
-    assert known.public_model is not None
-    ours = [sorted(row) for row in known.public_model.table.double().tolist()]
-    literal = [
-        min(range(N), key=lambda j: sum((a - b) ** 2 for a, b in zip(row, ours[j], strict=True)))
-        for row in (sorted(one) for one in model.table[:60].double().tolist())
-    ]
-    guess = SortedRows(points=D).run(seen(model), known, Budget(), np.random.default_rng(0)).table
-    assert guess is not None
-    assert guess[:60, 0].tolist() == literal
-
-
-def test_sorted_rows_read_everything_under_permuted_columns_where_cosines_read_nothing() -> None:
-    model, known, sigma = case(permuted_columns)
-    assert why_not(SortedRows(), seen(model), known) is None
-    assert right(SortedRows(), model, known, sigma) == 1
-    assert right(KNN(), model, known, sigma) < 0.05
-
-
-def test_sorted_rows_read_products_in_which_any_matrix_cancels() -> None:
-    """The form that keeps the function, its layers' insides permuted besides: E T (Phi T^-T)^T = E Phi^T."""
-    known = public("llama-tied")
-    sigma = np.random.default_rng(7).permutation(VOCAB).astype(np.int64)
-    w = torch.randn(32, 32, generator=torch.Generator().manual_seed(1))
-    model = function_preserving(w).apply(scrambled(known, lambda table: table, sigma))
-    inside = torch.randperm(48, generator=torch.Generator().manual_seed(2))
-    turned = {n: one[inside] if "up_proj" in n or "gate_proj" in n else one for n, one in model.tensors.items()}
-    model = Model(turned, known.config)
-    knowledge = Knowledge(public_model=known)
-    assert why_not(SortedRows(), seen(model), knowledge) is None
-    assert right(SortedRows(), model, knowledge, sigma) > 0.99
-    used = sorted_rows.best(seen(model), knowledge)
-    assert used.name.endswith("proj.weight")
-    assert right(KNN(), model, knowledge, sigma) < 0.05
-
-
-@pytest.mark.parametrize("change", [obfuslm(), stretched], ids=["rows mixed", "stretched"])
-def test_sorted_rows_and_products_of_rows_refuse_what_they_cannot_match_and_read_little_of_it(change: Change) -> None:
-    model, known, sigma = case(change)
-    if change is not stretched:  # under a permutation of columns as well
-        model = of_table(permuted_columns(model.table, 1))
-    for attack in (SortedRows(), Gram()):
-        assert "lengths differ from the public ones" in str(why_not(attack, seen(model), known))
-        assert right(attack, model, known, sigma) < 0.1
-
-
-def test_sorted_rows_bear_little_noise() -> None:
-    shares = [right(SortedRows(), *case(noisy(permuted_columns, share))) for share in (0.02, 0.3)]
-    assert shares[0] > 0.97
-    assert shares[1] < 0.7
-
-
-def test_the_papers_formula_does_not_cancel_in_products() -> None:
+def test_an_attack_that_applies_is_run_without_finding_the_layers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     known = public("bert")
-    _, after, _ = uploads(known, "the paper's", 7)
-    knowledge = Knowledge(public_model=known)
-    for attack in (SortedRows(), Gram()):
-        assert "lengths differ from the public ones" in str(why_not(attack, seen(after), knowledge))
+    before, after, sigma = uploads(known, "the paper's", 7)
+    asked: list[Model] = []
+
+    def counted(public: Model, seen: Model, tolerance: float) -> known_weight.Found:
+        asked.append(seen)
+        return find_layers(public, seen, tolerance)
+
+    monkeypatch.setattr(known_weight, "find", counted)
+    knowledge, attack = Knowledge(public_model=known), KnownWeight(then=KNN())
+    table = attack(seen(after), knowledge, Budget(), np.random.default_rng(0)).table
+    assert table is not None
+    assert asked == [after]
+    without = KNN().run(seen(before), knowledge, Budget(), np.random.default_rng(0)).table
+    assert without is not None
+    assert (table[:, 0] == without[:, 0]).mean() > 0.99
+    assert "the layers are the public ones" in str(why_not(attack, seen(before), knowledge))
+    assert asked == [after, before]
 
 
-# --- products of rows ------------------------------------------------------------------------------------------------
-def test_sorted_products_are_the_literal_ones() -> None:
-    model, known, _ = case(rotated)
-    assert known.public_model is not None
-    for table in (model.table, known.public_model.table):
-        rows = table.double().tolist()
-        literal = [sorted(sum(a * b for a, b in zip(one, two, strict=True)) for two in rows) for one in rows[:20]]
-        mine = gram.fingerprints(table, torch.arange(20), landmarks=N)
-        assert torch.allclose(mine.double(), torch.tensor(literal, dtype=torch.float64), atol=1e-5)
-
-
-def test_products_of_rows_find_the_rotation_and_read_everything() -> None:
-    model, known, sigma = case(rotated)
-    assert why_not(Gram(landmarks=64), seen(model), known) is None
-    assert right(Gram(landmarks=64), model, known, sigma) == 1
-    assert right(KNN(), model, known, sigma) < 0.05
-
-
-def test_anchors_carry_the_rotation_through_noise_that_blurs_fingerprints() -> None:
-    model, known, sigma = case(noisy(rotated, 0.25))
-    assert known.public_model is not None
-    table = known.public_model.table
-    everything = torch.arange(N)
-    both = [gram.fingerprints(one, everything, N) for one in (model.table, table)]
-    alone = gram.nearest(*both, 1, "euclidean")
-    fingerprints = float((alone[torch.from_numpy(sigma), 0] == everything).float().mean())
-    assert fingerprints < 0.6
-    assert why_not(Gram(), seen(model), known) is None
-    assert right(Gram(), model, known, sigma) > 0.97
-
-
-def test_wrong_pairs_are_left_out_of_the_rotation() -> None:
-    make = torch.Generator().manual_seed(0)
-    before = torch.randn(200, 16, generator=make)
-    q, _ = torch.linalg.qr(torch.randn(16, 16, generator=make))
-    after = before @ q
-    after[:60] = torch.randn(60, 16, generator=make)
-    assert float((gram.trimmed(before, after).float() - q).norm()) < 1e-4
-    assert float((gram.rotation(before, after).float() - q).norm()) > 1e-2
-
-
-def test_both_read_a_table_that_was_only_permuted() -> None:
-    model, known, sigma = case(plain)
-    assert right(SortedRows(), model, known, sigma) == 1
-    assert right(Gram(), model, known, sigma) == 1
+def test_it_is_helped_by_what_helps_the_attack_after_it() -> None:
+    assert KnownWeight.helped_by == KnownWeight().helped_by == {"simulate"}
+    assert KnownWeight(then=KNN()).helped_by == frozenset()
+    assert KnownWeight(then=SDA()).helped_by == {"corpus"}
+    assert KnownWeight(then=Decipherment()).helped_by == {"corpus", "pairs"}

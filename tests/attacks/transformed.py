@@ -18,6 +18,9 @@ from milkglass.architectures import family_of
 from milkglass.modelview import Model
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Ids
+from milkglass.threat import Attack, Budget, Knowledge, Transcript, Weights
+from tests.attacks.scenes import SPECIAL, clumped
+from tests.tiny import VOCAB, build
 
 Mix = Callable[[Tensor], Tensor]
 READERS = r"(query|key|value|intermediate\.dense|[qkv]_proj|gate_proj|up_proj)\.weight$"
@@ -97,3 +100,44 @@ def papers(w: Tensor, fold: bool = False) -> Layers:
 def function_preserving(w: Tensor) -> Layers:
     """E T, Phi T^-T, T^T Theta: the model computes what it did, in other coordinates."""
     return Layers(w, torch.linalg.inv(w).T.contiguous(), w.T, False)
+
+
+# --- tiny models, transformed -----------------------------------------------------------------------------------------
+def public(name: str) -> Model:
+    made = build(name)
+    table = made.get_input_embeddings().weight
+    with torch.no_grad():
+        table.copy_(clumped(*table.shape, seed=4))
+    return Model({n: one.detach().clone() for n, one in made.state_dict().items()}, made.config.to_dict())
+
+
+def secret(mixed: Tensor, seed: int) -> Tensor:
+    return mixing(mixed, seed, k=4, beta=0.8)
+
+
+FORMS = {
+    "the paper's": ("bert", papers),
+    "the paper's, norms folded": ("llama-untied", lambda w: papers(w, fold=True)),
+    "keeps the function": ("llama-tied", function_preserving),
+}
+
+
+def uploads(known: Model, form: str, seed: int) -> tuple[Model, Model, Ids]:
+    """The upload of plain ObfusLM, the same with its layers transformed, and the map."""
+    sigma = np.random.default_rng(seed).permutation(VOCAB).astype(np.int64)
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(np.arange(SPECIAL, VOCAB))
+    rows = ObfusLM(5, 1.0, 0.9).mixture(known.table, order, lambda count: rng.laplace(size=count))
+    before = scrambled(known, lambda table: rows.apply(table, np.arange(VOCAB)), sigma)
+    return before, FORMS[form][1](secret(before.table, seed)).apply(before), sigma
+
+
+def seen(model: Model) -> Transcript:
+    return Transcript((Weights(model),), len(model.table))
+
+
+def right(attack: Attack, model: Model, known: Knowledge, sigma: Ids) -> float:
+    """The share of ordinary ids that are read rightly; `run`, so that an attack that refuses can be measured too."""
+    table = attack.run(seen(model), known, Budget(), np.random.default_rng(0)).table
+    assert table is not None
+    return float((table[sigma, 0] == np.arange(len(sigma)))[SPECIAL:].mean())

@@ -20,12 +20,13 @@ from milkglass.attacks.embedding.clusters import ClusterSolve
 from milkglass.attacks.embedding.decipherment import Decipherment
 from milkglass.attacks.embedding.knn import KNN
 from milkglass.attacks.embedding.knn_plus import KNNPlus
+from milkglass.attacks.embedding.known_weight import KnownWeight
 from milkglass.attacks.embedding.matching import Matching
 from milkglass.attacks.embedding.mlc import MLC
 from milkglass.attacks.embedding.tfa import TFA
 from milkglass.audit.audit import audit, write
 from milkglass.audit.cells import Cell, strongest
-from milkglass.audit.findings import verdict
+from milkglass.audit.findings import verdict, warnings
 from milkglass.audit.page import percent
 from milkglass.audit.result import Audit, Point
 from milkglass.audit.run import CHAIN, planned
@@ -40,6 +41,8 @@ from milkglass.client.scramble import new_key, scheme_for
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.metrics.interval import Interval
 from milkglass.modelview import Model
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.sequences import Sequences
 from milkglass.threat import (
     Activations,
@@ -412,6 +415,25 @@ def test_a_solver_that_failed_hands_nothing_on(setting: Setting, tmp_path: Path)
     assert found["decipherment"].state == "done"
 
 
+def test_solvers_start_from_what_known_weights_undo(tmp_path: Path) -> None:
+    """ObfusLM+ hides the clusters from who looks at the table alone, and from nobody who knows the layers."""
+    folder = save("llama-untied", tmp_path / "model")
+    base = Checkpoint.open(folder)
+    scheme = ObfusLM(5, 1.0, 0.9, plus=Plus(k=4, beta=0.8))
+    key = new_key(base, str(folder), scheme, base.digest())
+    text = tmp_path / "texts.txt"
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice(TEXT.split(), size=rng.integers(5, 12))) for _ in range(60)]
+    text.write_text("\n".join(lines) + "\n", "utf-8")
+    it = build(key, Codec.open(key, folder), folder, text, None, None, seed=1)
+    assert it.promise.condition is not None
+    chain = {"cluster-solve": ClusterSolve, "known-weight": KnownWeight}
+    with_it = audit(it, chain, Work.open(tmp_path / "with", {}), Budget(600), seed=1)
+    without = audit(it, {"cluster-solve": ClusterSolve}, Work.open(tmp_path / "without", {}), Budget(600), seed=1)
+    solved = [next(c.in_group or 0 for c in one.cells if c.attack == "cluster-solve") for one in (with_it, without)]
+    assert solved[0] > 0.9 and solved[1] < 0.1
+
+
 def test_the_verdict_names_what_was_too_long_to_begin() -> None:
     measures = {name: Interval(0.6, 0.5, 0.7, 9) for name in ("tokens top-1", "content top-1")}
     done = Cell("decipherment", "Corpus decipherment", "model only", "done", measures=measures)
@@ -462,6 +484,28 @@ def test_states_in_a_transcript_stay_with_their_texts(setting: Setting) -> None:
     assert states.layer == 1
     assert np.array_equal(states.lengths, it.truth.sent.lengths)
     assert np.array_equal(sent.ids[states.hidden[:, 0].long().numpy()], it.truth.sent.ids)
+
+
+def test_rows_that_training_moved_are_said_to_name_its_tokens(setting: Setting) -> None:
+    it = scene(setting)
+    sent, size = it.truth.sent, it.transcript.size
+    occurred = sent.counts(size) > 0
+    table = it.transcript.table
+    moved = torch.where(torch.from_numpy(occurred)[:, None], table * 1.5, table * 0.999)
+    tuned = Model({"bert.embeddings.word_embeddings.weight": moved}, it.transcript.all(Weights)[0].model.config)
+    held = it.transcript.all(Weights)
+
+    def said(purpose: str, model: Model) -> list[str]:
+        seen = (*held, Weights(model, tuned=True), Tokens(sent, purpose))
+        some = replace(it, transcript=replace(it.transcript, observations=seen))
+        return [one.raised_if for one in warnings(some, (), {}) if "trained on" in one.title]
+
+    (words,) = said("train", tuned)
+    ordinary = int((occurred & it.truth.ordinary[it.truth.inverse]).sum())
+    assert f"here {ordinary:,} rows, 100.0 % of them rightly, which are 100.0 %" in words
+    assert said("infer", tuned) == []
+    everything = Model({"bert.embeddings.word_embeddings.weight": table * 1.5}, tuned.config)
+    assert said("train", everything) == [], "all rows moved, which says nothing"
 
 
 def test_a_transcript_with_nothing_new_is_refused(setting: Setting, tmp_path: Path) -> None:

@@ -5,16 +5,18 @@ Batches hold sequences of one length each, so that no padding is needed and no m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from milkglass.errors import CorruptCheckpoint
 from milkglass.modelview import Model
 from milkglass.sequences import Ids, Sequences
+from milkglass.threat import Budget
 
 TOKENS = 2048  # in a batch
 _SHALLOWER = ("num_hidden_layers", "n_layers", "n_layer")
@@ -31,11 +33,18 @@ def body(model: Model, layers: int | None = None) -> PreTrainedModel:
     built = AutoModel.from_config(AutoConfig.for_model(kind, **raw), dtype=torch.float32)
     wanted = built.state_dict()
     missing, _ = built.load_state_dict(_matching(model.tensors, wanted, built.base_model_prefix), strict=False)
-    tied = set(getattr(built, "_tied_weights_keys", None) or ())
-    lost = [name for name in missing if "pooler" not in name and name not in tied]
+    copies = set(getattr(built, "_tied_weights_keys", None) or ())
+    lost = [name for name in missing if "pooler" not in name and name not in copies]
     if lost:
         raise CorruptCheckpoint(f"{len(lost)} tensors are not in the model ({lost[0]})", "give the whole model")
     return built.eval()
+
+
+def tied(model: Model) -> bool:
+    """Whether its table is its head, by its config; where that does not say, as its kind of model does."""
+    raw = dict(model.config)
+    kind = raw.pop("model_type")
+    return bool(AutoConfig.for_model(kind, **raw).tie_word_embeddings)
 
 
 def _matching(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, Any], prefix: str) -> dict[str, torch.Tensor]:
@@ -60,6 +69,18 @@ def batches(sequences: Sequences, tokens: int = TOKENS) -> Iterator[Ids]:
             yield alike[start : start + step]
 
 
+def within(
+    sequences: Sequences, budget: Budget, rng: np.random.Generator, floor: float = 0.0, tokens: int = TOKENS
+) -> Iterator[Ids]:
+    """The batches in an order drawn from `rng` until less than `floor` seconds are left: what was read by then is a
+    sample of all. The first one comes always, so that there is something."""
+    every = list(batches(sequences, tokens))
+    for done, number in enumerate(rng.permutation(len(every)).tolist()):
+        if done and budget.left() < floor:
+            return
+        yield every[number]
+
+
 def stacked(sequences: Sequences, numbers: Ids) -> torch.Tensor:
     """(b, t) the ids of sequences of one length."""
     starts = np.cumsum(sequences.lengths)[numbers] - sequences.lengths[numbers]
@@ -74,10 +95,29 @@ def places(sequences: Sequences, numbers: Ids) -> Ids:
 
 
 @torch.inference_mode()
-def hidden(model: PreTrainedModel, sequences: Sequences) -> torch.Tensor:
-    """(total, d) the last hidden state of every token."""
-    out = torch.empty(len(sequences.ids), model.config.hidden_size)
-    for numbers in batches(sequences):
-        states = model(input_ids=stacked(sequences, numbers)).last_hidden_state
-        out[torch.from_numpy(places(sequences, numbers))] = states.flatten(0, 1).float()
-    return out
+def state(model: PreTrainedModel, ids: torch.Tensor, layer: int | None = None) -> torch.Tensor:
+    """(b, t, d) the last hidden states; with `layer`, those after so many layers, as they go into the next one: a
+    decoder's last norm comes after its last layer only. A model with fewer layers gives its last states."""
+    if layer is None:
+        return model(input_ids=ids).last_hidden_state.float()
+    every = model(input_ids=ids, output_hidden_states=True).hidden_states
+    return every[min(layer, len(every) - 1)].float()
+
+
+def sampled(
+    model: PreTrainedModel, sequences: Sequences, groups: Iterable[Ids], layer: int | None = None
+) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+    """(total, d) the state of every token of the sequences in `groups` (see `within`), 0 in the others; (b,) which
+    sequences these were."""
+    out = torch.zeros(len(sequences.ids), model.config.hidden_size)
+    read = np.zeros(len(sequences), np.bool_)
+    for numbers in groups:
+        found = state(model, stacked(sequences, numbers), layer)
+        out[torch.from_numpy(places(sequences, numbers))] = found.flatten(0, 1)
+        read[numbers] = True
+    return out, read
+
+
+def hidden(model: PreTrainedModel, sequences: Sequences, layer: int | None = None) -> torch.Tensor:
+    """(total, d) the state of every token."""
+    return sampled(model, sequences, batches(sequences), layer)[0]

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from milkglass.attacks.embedding.tuned_rows import TunedRows
 from milkglass.audit.cells import Cell, strongest
 from milkglass.audit.scene import Scene
+from milkglass.sequences import Sequences
+from milkglass.threat import Tokens
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ def warnings(scene: Scene, cells: tuple[Cell, ...], spent: Mapping[str, Mapping[
         _classes(best),
         _weak(cells, best),
         _nominal(scene, cells),
+        _members(scene),
         _small(scene),
         _repetition(scene),
         _special(scene),
@@ -166,6 +170,28 @@ def _nominal(scene: Scene, cells: tuple[Cell, ...]) -> Warning_ | None:
         "always naming the commonest public token of a cluster is right twice as often as 1/k or more",
         "The tokens of a cluster differ in frequency: one common word among nine rare ones is no secret.",
         "Clusters within frequency bands would help against this guess, not against the attacks that read neighbours.",
+    )
+
+
+def _members(scene: Scene) -> Warning_ | None:
+    named = TunedRows.members_of(scene.transcript)
+    trained = [one.ids for one in scene.transcript.all(Tokens) if one.purpose == "train"]
+    if named is None or not trained:
+        return None
+    occurred = Sequences.of(part for one in trained for part in one).counts(len(named)) > 0
+    ordinary = scene.truth.ordinary[scene.truth.inverse]
+    named, occurred = named & ordinary, occurred & ordinary
+    hits = int((named & occurred).sum())
+    if not hits or hits / named.sum() < 1.2 * occurred.sum() / ordinary.sum():
+        return None  # all rows moved, as under a tied head: that says nothing
+    return Warning_(
+        "The tuned model tells which tokens it was trained on",
+        "rows of the table that moved name the tokens of the training text better than chance: here "
+        f"{named.sum():,} rows, {100 * hits / named.sum():.1f} % of them rightly, which are "
+        f"{100 * hits / occurred.sum():.1f} % of those that occurred",
+        "A row gets a gradient only where its token occurs. Whoever has the model before and after, and no text at "
+        "all, sees which.",
+        "Train with frozen tables, at a cost in accuracy.",
     )
 
 

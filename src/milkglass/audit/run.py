@@ -23,7 +23,7 @@ from milkglass.audit.work import Work
 from milkglass.errors import MilkglassError
 from milkglass.metrics.interval import Interval, ratio
 from milkglass.sequences import Ids
-from milkglass.threat import Attack, Budget, Candidates, Guess, Knowledge, score, why_not
+from milkglass.threat import Attack, Budget, Candidates, Guess, Knowledge, Transcript, Undoer, score, why_not
 
 Tell = Callable[[Cell], None]
 GRACE = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
@@ -54,7 +54,9 @@ def run(
     runner = _Runner(scene, work, budget, seed, tell)
     with ThreadPoolExecutor(threads) as pool:  # the chain is submitted first, so whoever waits for it waits in turn
         try:
-            chain = pool.submit(runner.chain, [a for a in chosen if _early(a)], scene.adversaries[0].knowledge)
+            undoers = [one for one in chosen if isinstance(one, Undoer)]
+            early = [one for one in chosen if _early(one)]
+            chain = pool.submit(runner.chain, early, undoers, scene.adversaries[0].knowledge)
             rest = [pool.submit(runner.cell, attack, who, chain) for who, attack in _pairs(scene, chosen)]
             found = [*chain.result()[0], *(one.result() for one in rest)]
         except BaseException:  # Ctrl-C above all: what runs stops at its next look at the budget, nothing more begins
@@ -116,12 +118,19 @@ class _Runner:
     tell: Tell
     stop: Event = field(default_factory=Event)
 
-    def chain(self, solvers: Sequence[Attack], knowledge: Knowledge) -> Chain:
-        found, candidates = [], None
+    def chain(self, solvers: Sequence[Attack], undoers: Sequence[Undoer], knowledge: Knowledge) -> Chain:
+        """Where an attack can undo a part of the scheme, the solvers start from what it leaves."""
+        found, candidates, transcript = [], None, self.scene.transcript
+        for undoer in undoers if solvers else ():
+            try:
+                if not self.stop.is_set() and why_not(undoer, transcript, knowledge) is None:
+                    transcript = undoer.before(transcript, knowledge)
+            except Exception:  # noqa: BLE001, S112 - it has a cell of its own, which says that it failed
+                continue
         for solver in solvers:
             assert isinstance(solver, Solver)
             given = replace(knowledge, candidates=candidates)
-            cell, reading, learnt = self._solve(solver, given)
+            cell, reading, learnt = self._solve(solver, given, transcript)
             if (
                 learnt is not None
                 and sum(len(one.rows) for one in learnt.solved) >= PLACED * self.scene.transcript.size
@@ -130,13 +139,15 @@ class _Runner:
             found.append((cell, reading))
         return found, candidates
 
-    def _solve(self, solver: Solver, knowledge: Knowledge) -> tuple[Cell, Ids | None, Candidates | None]:
+    def _solve(
+        self, solver: Solver, knowledge: Knowledge, transcript: Transcript
+    ) -> tuple[Cell, Ids | None, Candidates | None]:
         learnt: list[Candidates] = []
         name = self.scene.adversaries[0].name
         kept = self.work.candidates(solver.name)
 
         def attempt(own: Budget) -> Guess:
-            learnt.append(solver.learn(self.scene.transcript, knowledge, own, self._rng(solver)))
+            learnt.append(solver.learn(transcript, knowledge, own, self._rng(solver)))
             self.work.keep_candidates(solver.name, learnt[0])  # before the cell: one without the other is done again
             return ranked(learnt[0], self.scene.transcript.size)
 

@@ -162,7 +162,11 @@ def _unread(seen: Transcript, held: Sequences, text: Path) -> Transcript:
             f"the attackers are given half of {text.name} and all of --known: give more text of the same kind",
         )
     keep = np.isin(sent.owner, fresh)
-    merged: list[Observation] = [Tokens(sent.chosen(fresh))]
+    ends = np.cumsum([0, *(len(one.ids) for one in seen.all(Tokens))])
+    own = [fresh[(fresh >= a) & (fresh < b)] for a, b in zip(ends, ends[1:], strict=False)]
+    merged: list[Observation] = [
+        Tokens(sent.chosen(some), one.purpose) for one, some in zip(seen.all(Tokens), own, strict=True)
+    ]
     states = seen.all(Activations)
     for layer in sorted({one.layer for one in states}):
         hidden = torch.cat([one.hidden for one in states if one.layer == layer])

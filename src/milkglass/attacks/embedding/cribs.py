@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat import Candidates, Group
@@ -84,9 +83,3 @@ def pinned(candidates: Candidates, pairs: Ids) -> Candidates:
             groups.append(replace(group, rows=group.rows[rows], members=group.members[members], weights=weights))
             values.append(likelihood[np.ix_(rows, members)])
     return Candidates(tuple(groups), tuple(values))
-
-
-def opening(texts: Sequences, size: int, skip: Ids) -> NDArray[np.float64]:
-    """(n,) how often each id opens a text, after the constant ids `skip`."""
-    starts = (np.cumsum(texts.lengths) - texts.lengths)[texts.lengths > len(skip)] + len(skip)
-    return np.bincount(texts.ids[starts], minlength=size).astype(np.float64)

@@ -6,7 +6,8 @@ scrambled id is near to the state from which the public model would predict the 
     guess = argmax_j  h . H[j],      H the public output embeddings,
 
 needs neither the table nor the corpus, only what the server computes anyway. The transcript holds what was generated;
-the states are recomputed by running the served model over prompt and answer as one sequence.
+the states are recomputed by running the served model over prompt and answer as one sequence. The first id of an answer
+to an empty prompt follows nothing, so there is no state for it and no guess.
 
 What it does not know: that one scrambled id always stands for one public id. ERA+ (era_plus.py) does.
 """
@@ -18,12 +19,13 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from milkglass.attacks.forward import batches, body, places, stacked
+from milkglass.attacks.forward import batches, body, places, stacked, tied
 from milkglass.modelview import Model
 from milkglass.paper import Paper
-from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Attack, Budget, Guess, Knowledge, Observation, Outputs, Transcript, Weights
+from milkglass.sequences import Sequences
+from milkglass.threat import NO_BELIEF, Attack, Budget, Guess, Knowledge, Observation, Outputs, Transcript, Weights
 
 PAPER = Paper(
     "ObfusLM: Privacy-preserving Language Model Service against Embedding Inversion Attacks",
@@ -33,9 +35,18 @@ PAPER = Paper(
     ("The paper reads while it generates; we read what was generated, which gives the same states.",),
 )
 
+BLOCK = 512  # places that are read at a time
+
+
+def headless(model: Model) -> str | None:
+    """Why `public_head` is not the model's: its head is no table, and its checkpoint has none."""
+    if model.head is None and not tied(model):
+        return "the public model's head is not its table, and its checkpoint holds no head"
+    return None
+
 
 def public_head(model: Model) -> torch.Tensor:
-    """(n, d) the output embeddings, or the table where the two are tied."""
+    """(n, d) the output embeddings, or the table where the two are tied; ask `headless` before."""
     head = model.head
     return model.table if head is None else head
 
@@ -53,8 +64,9 @@ def mismatch(transcript: Transcript) -> str | None:
 
 
 @torch.inference_mode()
-def states(transcript: Transcript) -> torch.Tensor:
-    """(total, d) the state from which each generated id was predicted."""
+def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+    """(total, d) the state from which each generated id was predicted, and (total,) whether there is one: nothing
+    precedes the first id of an answer to an empty prompt."""
     model = transcript.weights(tuned=True) or transcript.weights(tuned=False)
     assert model is not None
     runner = body(model)
@@ -66,14 +78,17 @@ def states(transcript: Transcript) -> torch.Tensor:
     )
     rank = np.cumsum(answered) - 1  # a generated id's place among the generated ones
     out = torch.zeros(int(answered.sum()), runner.config.hidden_size)
+    known = np.zeros(len(out), np.bool_)
     for numbers in batches(whole):
         found = runner(input_ids=stacked(whole, numbers)).last_hidden_state
         where = places(whole, numbers).reshape(len(numbers), -1)
         inside = answered[where]
-        inside[:, 0] = False  # nothing precedes the first id: an answer to an empty prompt loses it
+        inside[:, 0] = False
         rows, columns = np.nonzero(inside)
-        out[torch.from_numpy(rank[where[rows, columns]])] = found[rows, columns - 1].float()
-    return out
+        at = rank[where[rows, columns]]
+        out[torch.from_numpy(at)] = found[rows, columns - 1].float()
+        known[at] = True
+    return out, known
 
 
 @dataclass(frozen=True)
@@ -90,10 +105,15 @@ class ERA(Attack):
     of_outputs: ClassVar[bool] = True
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return mismatch(transcript)
+        assert knowledge.public_model is not None
+        return mismatch(transcript) or headless(knowledge.public_model)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         assert knowledge.public_model is not None
         head = public_head(knowledge.public_model).T.contiguous()
-        guesses: list[Ids] = [(block @ head).topk(self.k).indices.numpy() for block in states(transcript).split(512)]
-        return Guess(running=np.concatenate(guesses) if guesses else np.empty((0, self.k), np.int64))
+        found, known = states(transcript)
+        k = min(self.k, head.shape[1])
+        guess = np.full((len(known), k), NO_BELIEF, np.int64)
+        for some in np.array_split(np.flatnonzero(known), -(-len(known) // BLOCK) or 1):
+            guess[some] = (found[torch.from_numpy(some)] @ head).topk(k).indices.numpy()
+        return Guess(running=guess)

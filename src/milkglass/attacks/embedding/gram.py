@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from milkglass.attacks.embedding.knn import nearest, same_width
+from milkglass.attacks.embedding.knn import nearest, read_off, same_width
 from milkglass.attacks.embedding.sorted_rows import Product
 from milkglass.paper import Paper
 from milkglass.threat import Attack, Budget, Guess, Knowledge, Observation, Transcript, Weights
@@ -42,8 +42,9 @@ ROUNDS = 30
 
 
 def fingerprints(table: Tensor, rows: Tensor, landmarks: int) -> Tensor:
-    """Products of those rows (r,) of the table with its longest rows, sorted: (r, landmarks)."""
-    longest = table.norm(dim=1).topk(min(landmarks, len(table))).indices
+    """Products of those rows (r,) of the table with its longest rows, sorted: (r, landmarks), of which it must
+    have as many."""
+    longest = table.norm(dim=1).topk(landmarks).indices
     marks = table[longest].T.contiguous()
     return torch.cat([(table[block] @ marks).sort(dim=1).values for block in rows.split(2048)])
 
@@ -114,7 +115,8 @@ class Gram(Attack):
         seen, public = transcript.table, knowledge.public_model.table
         count = min(len(seen), max(self.anchors, 4 * seen.shape[1]))
         some = torch.from_numpy(np.sort(rng.choice(len(seen), count, replace=False)))
-        here = fingerprints(seen, some, self.landmarks)
-        rows, tokens = mutual(here, fingerprints(public, torch.arange(len(public)), self.landmarks))
+        marks = min(self.landmarks, len(seen), len(public))
+        here = fingerprints(seen, some, marks)
+        rows, tokens = mutual(here, fingerprints(public, torch.arange(len(public)), marks))
         turn = trimmed(public[tokens], seen[some[rows]])
-        return Guess(table=nearest((seen.double() @ turn.T).float(), public, min(self.k, len(public))).numpy())
+        return read_off(transcript, (seen.double() @ turn.T).float(), public, self.k, "cosine", budget)

@@ -147,8 +147,8 @@ def restricted(candidates: Candidates, groups: tuple[Group, ...], size: int) -> 
     found = []
     for part in groups:
         number = int(whose[part.rows[0]])
-        members = candidates.groups[number].members
-        if number < 0 or not np.isin(part.members, members).all():
+        members = candidates.groups[number].members if number >= 0 else np.empty(0, np.int64)
+        if not np.isin(part.members, members).all():
             found.append(np.zeros((len(part.rows), len(part.members))))
             continue
         order = np.argsort(members, kind="stable")

@@ -9,7 +9,8 @@ scrambled ids and the scrambled model.
     attack:      states of the client's scrambled model (layer L)    ->  guessed public ids
 
 Settings of the papers: L = 3, rate 2e-5, batches of 8, 10 epochs, BERT-base as inversion model. Ours starts from the
-public model itself, since that is what is at hand, with its table as output layer; it stops when its budget is spent.
+public model itself, since that is what is at hand, with its table as output layer. When its budget is short it takes a
+random part of the public text, trains for what time there is, and reads a random part of the client's texts.
 
 Every weight that it starts from is the public model's, and the order of the batches is drawn from the attack's own
 generator. Dropout is not: torch draws it from one generator for the whole process, so that where a model with dropout
@@ -20,17 +21,20 @@ What it does not know: that equal ids are equal tokens. It reads each text by it
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from milkglass.attacks.forward import batches, body, hidden, places, stacked
+from milkglass.attacks.forward import batches, body, places, sampled, stacked, within
 from milkglass.modelview import Model
 from milkglass.paper import Paper
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat import (
+    NO_BELIEF,
     Activations,
     Attack,
     Budget,
@@ -41,6 +45,10 @@ from milkglass.threat import (
     Transcript,
     Weights,
 )
+
+PUBLIC, SENT = 0.7, 0.6  # of the budget: what is left at least when the public, the client's states are computed
+TRAINING = 0.8  # of what is left then
+TOKENS = 512  # read at a time
 
 
 class Inverter(torch.nn.Module):
@@ -85,24 +93,48 @@ class InvBert(Attack):
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "simulate"})
     needs: ClassVar[float] = 240.0
 
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        given = self._given(transcript)
+        lengths, sent = np.concatenate([np.empty(0, np.int64), *(one.lengths for one in given)]), transcript.tokens
+        if given and not np.array_equal(lengths, sent.lengths):
+            return f"the states after layer {self.layer} are not those of the {len(sent)} texts that were sent"
+        if any(len(one.hidden) != one.lengths.sum() for one in given):
+            return f"the states after layer {self.layer} are not one for each token"
+        assert knowledge.corpus is not None
+        return None if len(knowledge.corpus.ids) else "the public text holds no token"
+
+    def _given(self, transcript: Transcript) -> list[Activations]:
+        return [one for one in transcript.all(Activations) if one.layer == self.layer]
+
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         assert knowledge.public_model is not None
         assert knowledge.corpus is not None
         assert knowledge.simulate is not None
+        given, (first, second, third) = budget.left(), rng.spawn(3)
         own, sigma = knowledge.simulate(int(rng.integers(2**31)))
-        states = hidden(body(own, self.layer), knowledge.corpus.mapped(sigma))
+        corpus = knowledge.corpus.mapped(sigma)
+        states, read = self.states(own, corpus, within(corpus, budget, first, PUBLIC * given))
+        known = torch.from_numpy(read[corpus.owner])
+        corpus = knowledge.corpus.chosen(np.flatnonzero(read))
+        seen, reached = self.observed(transcript, within(transcript.tokens, budget, second, SENT * given))
         inverter = Inverter(knowledge.public_model, self.depth)
-        self.train(inverter, states, knowledge.corpus, budget, rng)
-        return Guess(running=self.read(inverter, self.observed(transcript), transcript.tokens))
+        self.train(inverter, states[known], corpus, Budget(TRAINING * budget.left(), budget.progress), rng)
+        some = np.flatnonzero(reached)
+        groups = (some[one] for one in within(transcript.tokens.chosen(some), budget, third, tokens=TOKENS))
+        return Guess(running=self.read(inverter, seen, transcript.tokens, groups))
 
-    def observed(self, transcript: Transcript) -> torch.Tensor:
-        """(total, d) the client's states: as they were sent, else computed from the ids."""
-        for one in transcript.all(Activations):
-            if one.layer == self.layer:
-                return one.hidden.float()
+    def states(self, model: Model, texts: Sequences, groups: Iterable[Ids]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+        """(total, d) of the texts in `groups`, (b,) which ones these are. One layer more is run than is needed, so that
+        a decoder's last norm, which comes after the layer that is its last here, is not taken for a part of it."""
+        return sampled(body(model, self.layer + 1), texts, groups, self.layer)
+
+    def observed(self, transcript: Transcript, groups: Iterable[Ids]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+        """The client's states: as they were sent, else computed from the ids, of the texts in `groups`."""
+        if given := self._given(transcript):
+            return torch.cat([one.hidden.float() for one in given]), np.ones(len(transcript.tokens), np.bool_)
         model = transcript.weights(tuned=False) or transcript.weights(tuned=True)
         assert model is not None
-        return hidden(body(model, self.layer), transcript.tokens)
+        return self.states(model, transcript.tokens, groups)
 
     def train(
         self, inverter: Inverter, states: torch.Tensor, corpus: Sequences, budget: Budget, rng: np.random.Generator
@@ -127,11 +159,13 @@ class InvBert(Attack):
                 budget.progress(done / steps)
 
     @torch.inference_mode()
-    def read(self, inverter: Inverter, states: torch.Tensor, tokens: Sequences) -> Ids:
+    def read(self, inverter: Inverter, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids]) -> Ids:
+        """(total, k) of the texts in `groups`; of the others nothing is believed."""
         inverter.eval()
-        guess = np.empty((len(tokens.ids), self.k), np.int64)
-        for numbers in batches(tokens, 512):
+        k = min(self.k, inverter.read.out_features)
+        guess = np.full((len(tokens.ids), k), NO_BELIEF, np.int64)
+        for numbers in groups:
             where = places(tokens, numbers)
             given = states[torch.from_numpy(where)].reshape(len(numbers), -1, states.shape[1])
-            guess[where] = inverter(given).topk(self.k, dim=-1).indices.flatten(0, 1).numpy()
+            guess[where] = inverter(given).topk(k, dim=-1).indices.flatten(0, 1).numpy()
         return guess

@@ -25,8 +25,8 @@ ROWS = 512  # rows compared at a time
 def nearest(
     obfuscated: torch.Tensor, public: torch.Tensor, k: int, metric: Metric = "cosine", budget: Budget | None = None
 ) -> torch.Tensor:
-    """For each row of `obfuscated` (n, d), the `k` nearest rows of `public` (m, d): (n, k), best first; of as many rows
-    as the budget allows, from the first one on.
+    """For each row of `obfuscated` (n, d), the `k` nearest rows of `public` (m, d): (n, k), best first, k at most m; of
+    as many rows as the budget allows, from the first one on.
 
     One matrix product: |x - y|^2 ranks as x.y - |y|^2 / 2, since |x|^2 is the same for all y.
     """
@@ -35,7 +35,7 @@ def nearest(
         against = torch.nn.functional.normalize(against, dim=1)
     half = (against * against).sum(1) / 2 if metric == "euclidean" else torch.zeros(len(against))
     turned = against.T.contiguous()
-    found = []
+    found, k = [], min(k, len(against))
     for block in obfuscated.float().split(ROWS):
         if budget is not None and budget.left() <= 0:
             break
@@ -50,7 +50,7 @@ def read_off(
     others: of a large vocabulary, a short budget reads those that matter."""
     order = np.argsort(-transcript.tokens.counts(transcript.size), kind="stable")
     found = nearest(seen[torch.from_numpy(order)], known, k, metric, budget).numpy()
-    table = np.full((transcript.size, k), NO_BELIEF, np.int64)
+    table = np.full((transcript.size, found.shape[1]), NO_BELIEF, np.int64)
     table[order[: len(found)]] = found
     return Guess(table=table)
 

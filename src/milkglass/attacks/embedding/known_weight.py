@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -37,15 +38,35 @@ from milkglass.errors import UsageError
 from milkglass.modelview import Model
 from milkglass.paper import Paper
 from milkglass.sequences import Ids
-from milkglass.threat import Attack, Budget, Guess, Knowledge, Observation, Transcript, Weights, why_not
+from milkglass.threat import Attack, Budget, Guess, Knowledge, Observation, Transcript, Undoer, Weights, why_not
 
 SAMPLE = 256  # rows that decide which way round
+Found = tuple[Estimate, ...] | str  # the transformations, or why there are none
 
 
 def undo(table: Tensor, transformation: Tensor) -> Tensor:
     """The table (n, d) before it was multiplied by the transformation; fp32."""
     inverse = torch.linalg.pinv(transformation)
     return torch.cat([(block.double() @ inverse).float() for block in table.split(4096)])
+
+
+class Latest:
+    """`find`, which keeps its last answer: an attack asks once whether it applies and once when it runs, of the same
+    two models, and each answer takes some seconds and is small. The models themselves are not kept alive."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[ReferenceType[Model], ReferenceType[Model], float, Found] | None = None
+
+    def __call__(self, public: Model, seen: Model, tolerance: float) -> Found:
+        kept = self._kept  # one tuple, replaced as a whole: threads may find twice, but never another's answer
+        if kept is not None and kept[0]() is public and kept[1]() is seen and kept[2] == tolerance:
+            return kept[3]
+        found = find(public, seen, tolerance)
+        self._kept = (ref(public), ref(seen), tolerance, found)
+        return found
+
+
+_latest = Latest()
 
 
 @dataclass(frozen=True)
@@ -58,7 +79,7 @@ class Undone:
 
 def undone(public: Model, seen: Model, tolerance: float = 0.3) -> Undone | str:
     """The upload as it would have been without the transformation, or why it can't be had."""
-    found = find(public, seen, tolerance)
+    found = _latest(public, seen, tolerance)
     if isinstance(found, str):
         return found
     changed = {}
@@ -108,7 +129,7 @@ class Layered(Mapping[str, Tensor]):
 
 
 @dataclass(frozen=True)
-class KnownWeight(Attack):
+class KnownWeight(Undoer):
     """then: the attack that reads the table afterwards. tolerance: how much a fit may leave unexplained."""
 
     then: Attack = field(default_factory=KNNPlus)
@@ -121,14 +142,19 @@ class KnownWeight(Attack):
     )
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
-    helped_by: ClassVar[frozenset[str]] = frozenset({"simulate", "corpus", "pairs"})
+    helped_by: ClassVar[frozenset[str]] = (KNNPlus.assumes | KNNPlus.helped_by) - assumes  # the default's
+
+    def __post_init__(self) -> None:
+        """What helps it is what the attack after it needs or is helped by, but for candidates: see `prepared`."""
+        uses = (self.then.assumes | self.then.helped_by) - self.assumes - {"candidates"}
+        object.__setattr__(self, "helped_by", uses)
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if reason := same_width(transcript, knowledge):
             return reason
         if reason := why_not(self.then, transcript, self.prepared(knowledge)):
             return f"{self.then.name}, which comes after it: {reason}"
-        found = find(*_models(transcript, knowledge), self.tolerance)
+        found = _latest(*_models(transcript, knowledge), self.tolerance)
         return found if isinstance(found, str) else None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:

@@ -16,14 +16,13 @@ folded into matrices are not tried, nor a T of each layer's own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from milkglass.errors import UsageError
 from milkglass.modelview import Model
 
 LAYERS = 6  # of each kind, spread over the model: more adds nothing but time
@@ -34,12 +33,10 @@ AGREE = 0.3  # two kinds whose T differ by less are stacked
 
 @dataclass(frozen=True)
 class Estimate:
-    """transformation: (d, d). residual: relative error of the fit, 0 to 1. condition: of the stacked public weights.
-    rows: how many were stacked."""
+    """transformation: (d, d). residual: relative error of the fit, 0 to 1. rows: how many were stacked."""
 
     transformation: Tensor
     residual: float
-    condition: float
     rows: int
 
     @property
@@ -53,27 +50,22 @@ class Estimate:
 class Normal:
     """The normal equations of Phi T = Phi*, fp64: they add up, so weights of any number are never held at once.
 
-    gram: Phi^T Phi. cross: Phi^T Phi*. power: ||Phi*||^2. moved: ||Phi* - Phi||^2. rows: of Phi.
+    gram: Phi^T Phi. cross: Phi^T Phi*. power: ||Phi*||^2. rows: of Phi.
     """
 
     gram: Tensor
     cross: Tensor
     power: float
-    moved: float
     rows: int
 
     @classmethod
     def of(cls, before: Tensor, after: Tensor) -> Normal:
         a, b = before.double(), after.double()
-        return cls(a.T @ a, a.T @ b, float((b * b).sum()), float(((b - a) ** 2).sum()), len(a))
+        return cls(a.T @ a, a.T @ b, float((b * b).sum()), len(a))
 
     def __add__(self, other: Normal) -> Normal:
         return Normal(
-            self.gram + other.gram,
-            self.cross + other.cross,
-            self.power + other.power,
-            self.moved + other.moved,
-            self.rows + other.rows,
+            self.gram + other.gram, self.cross + other.cross, self.power + other.power, self.rows + other.rows
         )
 
     def scaled(self, gain: Tensor) -> Normal:
@@ -81,37 +73,37 @@ class Normal:
         g = gain.double()
         return replace(self, gram=g[:, None] * self.gram * g, cross=g[:, None] * self.cross)
 
-    @property
-    def change(self) -> float:
-        """How far the transformed weights are from the public ones, relative to their size."""
-        return (self.moved / self.power) ** 0.5 if self.power else 0.0
-
     def solve(self) -> Estimate:
         spread = torch.linalg.eigvalsh(self.gram)
         ridge = 1e-13 * float(spread[-1].clamp_min(torch.finfo(torch.float64).tiny))
         found = torch.linalg.solve(self.gram + ridge * torch.eye(len(self.gram), dtype=torch.float64), self.cross)
         left = self.power - 2 * float((found * self.cross).sum()) + float((found * (self.gram @ found)).sum())
-        condition = float((spread[-1] / spread[0].clamp_min(ridge)).sqrt())
-        return Estimate(found, (max(left, 0.0) / max(self.power, 1e-300)) ** 0.5, condition, self.rows)
-
-
-def estimate(public: Sequence[Tensor], transformed: Sequence[Tensor]) -> Estimate:
-    """T from pairs (Phi (g, d), Phi* (g, d)). Raises UsageError where they have fewer than d rows together."""
-    if [one.shape for one in public] != [one.shape for one in transformed] or not public:
-        raise UsageError(f"{len(public)} public and {len(transformed)} transformed weights", "give them in pairs")
-    rows, d = sum(len(one) for one in public), public[0].shape[1]
-    if rows < d:
-        raise UsageError(f"{rows} rows do not determine a matrix of {d} dimensions", "give more layers")
-    total = Normal.of(public[0], transformed[0])
-    for before, after in zip(public[1:], transformed[1:], strict=True):
-        total += Normal.of(before, after)
-    return total.solve()
+        return Estimate(found, (max(left, 0.0) / max(self.power, 1e-300)) ** 0.5, self.rows)
 
 
 # --- which matrices --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
+class Stack:
+    """Matrices of one name but for the layer's number: the names of those that are looked at, and in which views they
+    are rows of d."""
+
+    stem: str
+    names: tuple[str, ...]
+    turned: tuple[bool, ...]
+
+    def change(self, public: Model, seen: Model) -> float:
+        """How far the matrices seen are from the public ones, relative to their size: cheap."""
+        moved = power = 0.0
+        for name in self.names:
+            before, after = public.tensors[name].float(), seen.tensors[name].float()
+            moved += float(((after - before) ** 2).sum())
+            power += float((after * after).sum())
+        return (moved / power) ** 0.5 if power else 0.0
+
+
+@dataclass(frozen=True)
 class Kind:
-    """Matrices of one name but for the layer's number, viewed as rows of d. gain: the norm folded in, if any."""
+    """Matrices of one stack, viewed as rows of d. gain: the norm folded in, if any."""
 
     name: str
     gain: str | None
@@ -119,38 +111,59 @@ class Kind:
     fit: Estimate
 
 
-def kinds(public: Model, seen: Model) -> Iterator[Kind]:
-    """Every kind that both models have, each in the one view and with the one gain that fit best."""
+def stacks(public: Model, seen: Model) -> Iterator[Stack]:
+    """Every stack that both models have with enough rows for a fit."""
     size, d = public.table.shape
     grouped: dict[str, list[str]] = {}
     for name in public.tensors:
         if name.endswith("weight") and name in seen.tensors:
             grouped.setdefault(_stem(name), []).append(name)
-    gains = [stem for stem in grouped if "*" in stem and _gain(public, grouped[stem], d)]
     for stem, names in grouped.items():
         chosen = [names[i] for i in np.unique(np.linspace(0, len(names) - 1, min(len(names), LAYERS)).astype(int))]
-        pairs = {name: (public.tensors[name], seen.tensors[name]) for name in chosen}
-        shape = next(iter(pairs.values()))[0].shape
-        if len(shape) != 2 or size in shape or any(a.shape != b.shape or a.shape != shape for a, b in pairs.values()):
+        shapes = {tuple(one.tensors[name].shape) for name in chosen for one in (public, seen)}
+        shape = shapes.pop()
+        if shapes or len(shape) != 2 or size in shape:
             continue
-        for turned in (False, True):
-            if shape[0 if turned else 1] == d and len(chosen) * shape[1 if turned else 0] >= SURPLUS * d:
-                parts = {n: Normal.of(a.T, b.T) if turned else Normal.of(a, b) for n, (a, b) in pairs.items()}
-                yield _best(stem, parts, public, gains)
+        enough = {True: len(chosen) * shape[1] >= SURPLUS * d, False: len(chosen) * shape[0] >= SURPLUS * d}
+        if views := tuple(turned for turned in (False, True) if shape[0 if turned else 1] == d and enough[turned]):
+            yield Stack(stem, tuple(chosen), views)
+
+
+def kinds(public: Model, seen: Model) -> Iterator[Kind]:
+    """Every kind that was not left as it was, each in its views and with the one gain that fits best."""
+    for stack in stacks(public, seen):
+        if stack.change(public, seen) > MOVED:
+            pairs = {name: (public.tensors[name], seen.tensors[name]) for name in stack.names}
+            for turned in stack.turned:
+                yield _best(stack.stem, {n: _normal(*pair, turned) for n, pair in pairs.items()}, public)
+
+
+def _normal(before: Tensor, after: Tensor, turned: bool) -> Normal:
+    return Normal.of(before.T, after.T) if turned else Normal.of(before, after)
 
 
 def _stem(name: str) -> str:
     return re.sub(r"\.\d+\.", ".*.", name)
 
 
-def _gain(public: Model, names: list[str], d: int) -> bool:
-    return public.tensors[names[0]].shape == (d,)
+def gains_beside(public: Model, name: str) -> list[str]:
+    """The names of the norm gains of the layer that the matrix `name` is in; none if it is in no layer."""
+    layer = re.match(r"(.*?\.\d+\.)", name)
+    if layer is None:
+        return []
+    here = [one for one in public.tensors if one.startswith(layer[1]) and one.endswith("weight")]
+    return [one for one in here if public.tensors[one].shape == (public.width,)]
 
 
-def _best(stem: str, parts: Mapping[str, Normal], public: Model, gains: list[str]) -> Kind:
+def _best(stem: str, parts: Mapping[str, Normal], public: Model) -> Kind:
+    """The gains tried are those that the layer of each of the parts has."""
+    beside = {name: {_stem(gain): gain for gain in gains_beside(public, name)} for name in parts}
+    everywhere = [gain for gain in next(iter(beside.values())) if all(gain in one for one in beside.values())]
     found: list[Kind] = []
-    for gain in (None, *(gains if "*" in stem else [])):
-        scaled = [part if gain is None else part.scaled(_beside(public, gain, n)) for n, part in parts.items()]
+    for gain in (None, *everywhere):
+        scaled = [
+            part if gain is None else part.scaled(public.tensors[beside[name][gain]]) for name, part in parts.items()
+        ]
         total = scaled[0]
         for one in scaled[1:]:
             total += one
@@ -160,20 +173,12 @@ def _best(stem: str, parts: Mapping[str, Normal], public: Model, gains: list[str
     return min(found, key=lambda one: one.fit.unexplained)
 
 
-def _beside(public: Model, gain: str, name: str) -> Tensor:
-    """The norm gain of the layer that `name` is in."""
-    layer = re.search(r"\.(\d+)\.", name)
-    assert layer is not None
-    return public.tensors[gain.replace(".*.", f".{layer[1]}.", 1)]
-
-
 # --- what they say together ------------------------------------------------------------------------------------------
 def find(public: Model, seen: Model, tolerance: float) -> tuple[Estimate, ...] | str:
     """The transformations of the layers, the surest first, or why there are none."""
-    every = list(kinds(public, seen))
-    if not every:
+    if not any(stacks(public, seen)):
         return "no kind of matrix of the layers is in both models with enough rows"
-    moved = [one for one in every if one.normal.change > MOVED]
+    moved = list(kinds(public, seen))
     if not moved:
         return "the layers are the public ones: nothing but the tables was transformed"
     best = min(one.fit.unexplained for one in moved)

@@ -86,6 +86,9 @@ class SDA(Attack):
     needs: ClassVar[float] = 240.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        assert knowledge.corpus is not None
+        if not len(knowledge.corpus.ids):
+            return "the public text holds no token"
         return same_width(transcript, knowledge)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:

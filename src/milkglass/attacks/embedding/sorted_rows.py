@@ -13,8 +13,13 @@ fingerprint. It is read at `points` places from the smallest to the largest, and
 guess (Thomas et al. 2025 match sorted hidden states so, token by token, by L1 with a tolerance; here the table is
 matched as a whole, by Euclidean distance, which is one matrix product).
 
+Schemes for pre-norm models must fold the gain g of the norm before Phi into it: Phi* = Phi diag(g) T^-T. The gains are
+public, so Phi diag(g) is tried in Phi's place for each gain of its layer that the upload has changed.
+
 **When it works.** Only permutations in the way: wholly, but for public rows that are permutations of each other. Which
-product to use is read off the data: the lengths of its rows, sorted, must be those of the public product.
+product to use is read off the data. The lengths of its rows, sorted, must be those of the public product; and since an
+orthogonal T keeps the lengths of the table as well, whose rows then match nothing, it is the one of these in which a
+sample of fingerprints lies nearest to public ones, relative to how far apart public ones are.
 
 **What defeats it.** Whatever mixes rows (ObfusLM's W: no scrambled row is any public row's numbers), noise that is as
 large as the distance between sorted rows (which is far smaller than between rows), and any T that does not cancel (the
@@ -35,7 +40,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from milkglass.attacks.embedding.knn import nearest, same_width
+from milkglass.attacks.embedding.knn import read_off, same_width
+from milkglass.attacks.embedding.layer_fit import gains_beside
 from milkglass.modelview import Model
 from milkglass.paper import Paper
 from milkglass.threat import Attack, Budget, Guess, Knowledge, Observation, Transcript, Weights
@@ -43,11 +49,13 @@ from milkglass.threat import Attack, Budget, Guess, Knowledge, Observation, Tran
 ROWS = 2048  # multiplied and sorted at a time
 READERS = 4  # matrices that are tried
 QUANTILES = 1024  # of the lengths of rows
+SAMPLE = 256  # rows that decide between products
 
 
 @dataclass(frozen=True)
 class Product:
-    """Rows to be sorted: the table (n, d), or the table times a reader (g, d). name: of the reader."""
+    """Rows to be sorted: the table (n, d), or the table times a reader (g, d). name: of the reader, and of the gain
+    folded into the public one."""
 
     name: str
     seen: Tensor
@@ -63,6 +71,14 @@ class Product:
         ours = _lengths(self.public, self.public_reader).quantile(spread)
         theirs = _lengths(self.seen, self.seen_reader).quantile(spread)
         return float(((theirs - ours).abs() / ours.clamp_min(1e-30)).median())
+
+    def distance(self, points: int) -> float:
+        """From the fingerprints of a sample of rows seen to their nearest public ones, by what is usual: the median."""
+        some = self.seen[torch.linspace(0, len(self.seen) - 1, min(SAMPLE, len(self.seen))).long()]
+        apart = torch.cdist(
+            fingerprints(some, self.seen_reader, points), fingerprints(self.public, self.public_reader, points)
+        )
+        return float((apart.amin(1) / apart.median(1).values.clamp_min(1e-30)).median())
 
     def fingerprints(self, points: int) -> tuple[Tensor, Tensor]:
         """(n, points) of the rows seen, and of the public ones."""
@@ -92,7 +108,8 @@ def fingerprints(table: Tensor, reader: Tensor | None, points: int) -> Tensor:
 
 
 def products(seen: Model, public: Model) -> Iterator[Product]:
-    """The table, and the table times the first few matrices of the layers that can read it."""
+    """The table, and the table times the first few matrices of the layers that can read it, as they are and with each
+    gain of their layer folded in that is not where it was."""
     ours, theirs = public.table, seen.table
     yield Product("table", theirs, ours)
     size, d = ours.shape
@@ -105,13 +122,26 @@ def products(seen: Model, public: Model) -> Iterator[Product]:
         if layers and changed.shape == reader.shape and not torch.equal(reader, changed):
             tried += 1
             yield Product(name, theirs, ours, changed.float(), reader.float())
+            for gain in gains_beside(public, name):
+                value, left = public.tensors[gain], seen.tensors.get(gain)
+                if left is None or not torch.equal(value, left):  # what is folded into the reader leaves its norm
+                    folded = reader.float() * value.float()
+                    yield Product(f"{name} x {gain}", theirs, ours, changed.float(), folded)
 
 
-def best(transcript: Transcript, knowledge: Knowledge) -> Product:
-    """The product whose rows keep their lengths best."""
+def fitting(transcript: Transcript, knowledge: Knowledge, tolerance: float) -> tuple[list[Product], float]:
+    """The products whose rows keep their lengths, and the best fit of all; if none does, the one that fits best."""
     seen = transcript.weights(tuned=False) or transcript.weights(tuned=True)
     assert seen is not None and knowledge.public_model is not None
-    return min(products(seen, knowledge.public_model), key=lambda one: one.fit)
+    every = [(one.fit, one) for one in products(seen, knowledge.public_model)]
+    least = min(fit for fit, _ in every)
+    return [one for fit, one in every if fit <= max(tolerance, least)], least
+
+
+def best(transcript: Transcript, knowledge: Knowledge, points: int, tolerance: float) -> Product:
+    """Of the products whose rows keep their lengths, the one whose fingerprints lie nearest to public ones."""
+    found, _ = fitting(transcript, knowledge, tolerance)
+    return found[0] if len(found) == 1 else min(found, key=lambda one: one.distance(points))
 
 
 @dataclass(frozen=True)
@@ -138,11 +168,11 @@ class SortedRows(Attack):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if reason := same_width(transcript, knowledge):
             return reason
-        found = best(transcript, knowledge)
-        if found.fit <= self.tolerance:
+        _, fit = fitting(transcript, knowledge, self.tolerance)
+        if fit <= self.tolerance:
             return None
-        return f"the rows' lengths differ from the public ones by {found.fit:.0%}: they are no permuted columns"
+        return f"the rows' lengths differ from the public ones by {fit:.0%}: they are no permuted columns"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        seen, public = best(transcript, knowledge).fingerprints(self.points)
-        return Guess(table=nearest(seen, public, min(self.k, len(public)), "euclidean").numpy())
+        seen, public = best(transcript, knowledge, self.points, self.tolerance).fingerprints(self.points)
+        return read_off(transcript, seen, public, self.k, "euclidean", budget)

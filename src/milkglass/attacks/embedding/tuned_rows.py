@@ -1,15 +1,27 @@
 """Fine-tuned weights: rows that moved tell which tokens the private texts hold, and roughly how often.
 
-An embedding row gets a gradient only when its token is in a batch. With Adam, whose steps have about one size, a row
-moves further the more batches it was in; a row that occurred nowhere does not move at all (weight decay moves every row
-by one common factor, which is taken out). So the tuned model alone, without a single id of the private texts, is a
-table of their token counts: whoever is given the fine-tuned weights has membership exactly, and frequencies well enough
-to match them with public ones.
+An embedding row gets a gradient only when its token is in a batch; a row that occurred nowhere only shrinks, with the
+weight decay. With Adam, whose steps have about one size, a row moves further the more batches it was in. So the tuned
+model alone, without a single id of the private texts, is a table of their token counts.
+
+**Membership.** Decay multiplies every number by something below 1, and rounding, at each step and when the model is
+stored, keeps the order of numbers: |x| never becomes larger and x never changes its sign. A gradient makes some numbers
+of a row grow and others shrink. So the rows in which a number grew are those that occurred:
+
+    occurred[a] = some j: |tuned[a, j]| > |uploaded[a, j]|, or they differ in sign
+
+No tolerance is needed, whatever the decay, and no row that stood still is named. In fp32 those that occurred are found,
+unless decay took more from each of a row's numbers than training gave them; a padding row gets no gradient. A table
+stored in half precision misses what rounding took away: a token that moved by less than the last digit, or in a few
+numbers only, all of which happened to shrink. Decay that is not decoupled (Adam with an L2 penalty) moves every row by
+Adam's steps, past zero where a number is small, and then rows are named that did not occur.
+
+**Counts.** The decay is taken out by a common factor,
 
     moved[a] = || tuned[a] - c uploaded[a] ||,     c the factor that fits the rows that moved least
 
 With a tied output head every row gets a gradient from the softmax at every step; then the rows that occur still move
-most, but no row stands still, and `members` says less.
+most, but no row stands still: all are named as members, which says nothing.
 
 What it does not know: order, texts, and the tokens themselves: it matches ranks inside the candidates.
 """
@@ -39,12 +51,10 @@ def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]
     return np.asarray((after - factor * before).norm(dim=1).numpy(), np.float64)
 
 
-def members(moved: NDArray[np.float64], tolerance: float = 1e-6) -> NDArray[np.bool_]:
-    """(n,) which ids occurred in the training texts: those that moved at all, where some did not.
-
-    tolerance: of the largest movement; what lies below is rounding.
-    """
-    return moved > tolerance * float(moved.max(initial=0.0))
+def members(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.bool_]:
+    """(n,) which scrambled ids occurred in the training texts, from the tables (n, d) before and after: see above."""
+    grew = (tuned.abs() > uploaded.abs()) | (tuned * uploaded < 0)
+    return np.asarray(grew.any(dim=1).numpy(), np.bool_)
 
 
 @dataclass(frozen=True)
@@ -66,28 +76,47 @@ class TunedRows(Solver):
     assumes: ClassVar[frozenset[str]] = frozenset({"candidates", "corpus"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        before, after = transcript.weights(tuned=False), transcript.weights(tuned=True)
-        if before is None or after is None:
-            return "the transcript holds no model both before and after fine-tuning"
-        if not movement(before.table, after.table).any():
-            return "fine-tuning left the table as it was"
-        return None
+        found = _tables(transcript)
+        if isinstance(found, str):
+            return found
+        return None if movement(*found).any() else "fine-tuning left the table as it was"
+
+    @staticmethod
+    def members_of(transcript: Transcript) -> NDArray[np.bool_] | None:
+        """(n,) which scrambled ids the private texts hold, without any other knowledge; None where the transcript does
+        not hold both tables."""
+        found = _tables(transcript)
+        return None if isinstance(found, str) else members(*found)
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         assert knowledge.candidates is not None
         assert knowledge.corpus is not None
-        before, after = transcript.weights(tuned=False), transcript.weights(tuned=True)
-        assert before is not None
-        assert after is not None
-        seen = standard(movement(before.table, after.table))
+        found = _tables(transcript)
+        assert not isinstance(found, str)
+        seen = standard(movement(*found))
         known = standard(knowledge.corpus.counts(transcript.size).astype(np.float64))
         likelihood = tuple(
             prior - (seen[group.rows][:, None] - known[group.members][None]) ** 2 / (2 * self.spread**2)
             for group, prior in zip(knowledge.candidates.groups, knowledge.candidates.likelihood, strict=True)
         )
         return Candidates(knowledge.candidates.groups, likelihood)
+
+
+def _tables(transcript: Transcript) -> tuple[torch.Tensor, torch.Tensor] | str:
+    """The table before and after fine-tuning, or why they can't be compared."""
+    before, after = transcript.weights(tuned=False), transcript.weights(tuned=True)
+    if before is None or after is None:
+        return "the transcript holds no model both before and after fine-tuning"
+    uploaded, tuned = before.table, after.table
+    if uploaded.shape != tuned.shape:
+        return f"the table is {_size(tuned)} after fine-tuning, and was {_size(uploaded)}"
+    return uploaded, tuned
+
+
+def _size(table: torch.Tensor) -> str:
+    return f"{len(table)} x {table.shape[1]}"
 
 
 def standard(values: NDArray[np.float64]) -> NDArray[np.float64]:
