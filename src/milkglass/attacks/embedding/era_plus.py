@@ -16,8 +16,8 @@ at. P is the public text's share of b, which decipherment has counted already; w
 language: its states point to wrong members of the cluster, the same ones at every place of an id, and believing them
 may spoil a good prior. So rho is the share of ids of which the states say nothing, by maximum likelihood under the
 prior (hearing.py): where the two do not agree better than chance it goes to 1 and the prior stands. A prior that says
-nothing leaves it at 1/2. rho counts ids, not places: where the states are right about most ids and sure of the wrong token for
-the two commonest, it is small, and those two are read wrongly (measured: docs/log.md, Alpaca).
+nothing leaves it at 1/2. rho counts ids, not places: where the states are right about most ids and sure of the wrong
+token for the two commonest, it is small, and those two are read wrongly (measured: docs/log.md, Alpaca).
 
 What it does not know: ids that were never generated, or only where nothing precedes them; they keep their prior.
 """
