@@ -633,3 +633,15 @@ def test_obfuscate_with_plus(decoder: Owner, encoder: Owner, tmp_path: Path) -> 
         "layer norms come after the sum",
     )
     assert not (tmp_path / "k3").exists() and not (tmp_path / "bert").exists()
+
+
+def test_obfuscate_with_a_broken_scheme_says_so(encoder: Owner, tmp_path: Path) -> None:
+    run = ("obfuscate", encoder.model, tmp_path / "out", "--key", tmp_path / "k")
+    refused(call(*run, "--scheme", "sentinel", "--k", 3), 2, "sentinel has no k")
+    assert not (tmp_path / "k").exists()
+    result = call(*run, "--scheme", "sentinel")
+    assert result.exit_code == 0 and "SentinelLMs is broken" in result.stderr
+    again = ("obfuscate", encoder.model, tmp_path / "again", "--key", tmp_path / "k")
+    refused(call(*again, "--scheme", "obfuslm"), 2, "this key was made for sentinel")
+    assert "SentinelLMs is broken" in call(*again).stderr
+    assert call("verify", tmp_path / "again", "--key", tmp_path / "k").exit_code == 0

@@ -138,7 +138,7 @@ def _classes(best: Cell | None) -> Warning_ | None:
         "20 % or more of one of these classes is read: here "
         + ", ".join(f"{name}s {one}" for name, one in read.items()),
         "They are what usually makes a text private. Tokens are pieces of words: a name counts as read piece by piece.",
-        "Replace them before encoding (`milkglass sanitize` will do it; it is not built yet), or leave such texts out.",
+        "Replace them before encoding (`milkglass sanitize`), or leave such texts out.",
     )
 
 

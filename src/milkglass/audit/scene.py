@@ -20,12 +20,12 @@ from milkglass.audit.texts import Texts, pieces, read, unmarked
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.folder import KEY_ID
-from milkglass.client.key import Key, permutation, subkey
+from milkglass.client.key import Key, hashed_permutation, permutation, subkey
 from milkglass.client.scramble import Stage, new_key, no_progress, replacements, scheme_of, scrambled_configs
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.modelview import Model, Stored
 from milkglass.schemes.mixture import Promise
-from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.schemes.scheme import Scheme
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat import (
     Activations,
@@ -264,7 +264,7 @@ def _reader(codec: Codec) -> Any:
     return read_ids
 
 
-def _simulate(base: Checkpoint, ref: str, scheme: ObfusLM, digest: str) -> Callable[[int], tuple[Model, Ids]]:
+def _simulate(base: Checkpoint, ref: str, scheme: Scheme, digest: str) -> Callable[[int], tuple[Model, Ids]]:
     """The same scheme under keys of the attacker's own. Nothing here has seen the user's key."""
 
     def simulate(seed: int) -> tuple[Model, Ids]:
@@ -275,8 +275,9 @@ def _simulate(base: Checkpoint, ref: str, scheme: ObfusLM, digest: str) -> Calla
     return simulate
 
 
-def key_of(base: Checkpoint, ref: str, scheme: ObfusLM | None, digest: str, root: bytes) -> Key:
+def key_of(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes) -> Key:
     """The key that this root gives: for attackers and recipes, whose keys are no secret. None: see `new_key`."""
     drawn = new_key(base, ref, scheme, digest)
-    sigma = permutation(subkey(root, digest, "permutation"), len(drawn.sigma), of(base).pinned)
+    order = hashed_permutation if scheme_of(drawn).hashed else permutation
+    sigma = order(subkey(root, digest, "permutation"), len(drawn.sigma), of(base).pinned)
     return Key(root, digest, sigma, drawn.about)

@@ -51,6 +51,10 @@ def obfuscate(
     model: Annotated[str, typer.Argument(help="A folder, a hub id (owner/name), demo:minilm or demo:smollm2.")],
     out: Annotated[Path, typer.Argument(help="The new folder to write.")],
     key: KeyFile,
+    scheme: Annotated[
+        Literal["obfuslm", "sentinel"] | None,
+        typer.Option(help="sentinel is broken, and here to be shown as such.  [default: obfuslm]"),
+    ] = None,
     k: Annotated[int | None, typer.Option(help="Cluster size.  [default: 10]")] = None,
     epsilon: Annotated[
         float | None,
@@ -88,23 +92,33 @@ def obfuscate(
     from milkglass.checkpoint import Checkpoint
     from milkglass.client.key import write_key
     from milkglass.client.scramble import new_key as make_key
-    from milkglass.client.scramble import scheme_for, scramble
+    from milkglass.client.scramble import scheme_for, scheme_of, scramble
 
     folder = _folder(model, as_json)
     base = Checkpoint.open(folder)
-    asked = {"k": k, "epsilon": epsilon, "beta": beta, "leftover": leftover, "cluster_special": cluster_special or None}
+    asked: dict[str, Any] = {
+        "k": k,
+        "epsilon": epsilon,
+        "beta": beta,
+        "leftover": leftover,
+        "cluster_special": cluster_special or None,
+    }
     chosen = {name: value for name, value in asked.items() if value is not None}
     chosen |= _plus(plus, plus_k, plus_epsilon)
     ref = str(folder) if Path(model).expanduser().is_dir() else model
     # Whoever is asked for a passphrase is asked before bars are drawn over the question.
-    old = _existing(key, chosen, new_key, passphrase_file)
-    scheme = scheme_for(base, **chosen)
+    old = _existing(key, scheme, chosen, new_key, passphrase_file)
+    if scheme == "sentinel" and chosen:
+        raise UsageError(f"sentinel has no {next(iter(chosen))}", "leave the option out")
+    wanted = scheme_for(base, scheme or "obfuslm", **chosen) if old is None else scheme_of(old.key)
+    if wanted.broken:
+        note(f"warning: {wanted.broken}")
     secret = passphrase(passphrase_file, creating=True) if old is None else old.passphrase
     with bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())
         digest = base.digest(stage("read the model" if old is None else "check the model", total))
         if old is None:
-            opened = Opened(key, make_key(base, ref, scheme, digest), secret)
+            opened = Opened(key, make_key(base, ref, wanted, digest), secret)
             write_key(key, opened.key, secret)  # before anything is scrambled with it
         else:
             opened = old
@@ -158,21 +172,26 @@ def _folder(model: str, as_json: bool) -> Path:
     return folder
 
 
-def _existing(path: Path, chosen: dict[str, Any], new_key: bool, passphrase_file: Path | None) -> Opened | None:
+def _existing(
+    path: Path, scheme: str | None, chosen: dict[str, Any], new_key: bool, passphrase_file: Path | None
+) -> Opened | None:
     if not path.exists():
         return None
     if new_key:
         raise KeyExists(f"{path} exists already", "give another file, or leave --new-key out to use this one")
     opened = open_key(path, passphrase_file)
-    _require_same_scheme(opened.key, chosen)
+    _require_same_scheme(opened.key, scheme, chosen)
     return opened
 
 
-def _require_same_scheme(key: Key, chosen: dict[str, Any]) -> None:
+def _require_same_scheme(key: Key, scheme: str | None, chosen: dict[str, Any]) -> None:
     from milkglass.client.scramble import scheme_of
 
+    its = scheme_of(key)
+    if scheme not in (None, its.name):
+        raise UsageError(f"this key was made for {its.name}, not {scheme}", "give the file of a new key")
     for name, value in chosen.items():
-        fixed = getattr(scheme_of(key), name)
+        fixed = getattr(its, name, None)
         if value != fixed:
             raise UsageError(
                 f"this key was made with {name} = {fixed}, not {value}",

@@ -23,7 +23,7 @@ import json
 import os
 import secrets
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,15 @@ def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.
     return sigma
 
 
+def hashed_permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:
+    """The same by hashing, as SentinelLMs maps tokens: ids sorted by BLAKE2b of each under the key."""
+    movable = np.setdiff1d(np.arange(n, dtype=np.int32), np.asarray(pinned, np.int32))
+    hashes = [hashlib.blake2b(int(one).to_bytes(8, "little"), key=key, digest_size=16).digest() for one in movable]
+    sigma = np.arange(n, dtype=np.int32)
+    sigma[movable[sorted(range(len(movable)), key=hashes.__getitem__)]] = movable
+    return sigma
+
+
 # --- the key and its file ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Key:
@@ -127,9 +136,16 @@ class Key:
         return f"Key(model_digest={self.model_digest!r}, vocab_size={len(self.sigma)})"
 
     @classmethod
-    def new(cls, model_digest: str, vocab_size: int, pinned: tuple[int, ...], about: Mapping[str, Any]) -> Key:
+    def new(
+        cls,
+        model_digest: str,
+        vocab_size: int,
+        pinned: tuple[int, ...],
+        about: Mapping[str, Any],
+        order: Callable[[bytes, int, tuple[int, ...]], NDArray[np.int32]] = permutation,
+    ) -> Key:
         root = secrets.token_bytes(32)
-        sigma = permutation(subkey(root, model_digest, "permutation"), vocab_size, pinned)
+        sigma = order(subkey(root, model_digest, "permutation"), vocab_size, pinned)
         return cls(root, model_digest, sigma, about)
 
     def stream(self, label: str) -> Stream:

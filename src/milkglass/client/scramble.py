@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from milkglass.architectures import Architecture, of
 from milkglass.checkpoint import INDEX, Checkpoint, read_json, write_json
 from milkglass.client.dimensions import turn_of, turned, with_head
 from milkglass.client.folder import KEY_ID, MARKED, MARKER, TOKENIZER, TOKENIZER_FILES
-from milkglass.client.key import Key
+from milkglass.client.key import Key, hashed_permutation, permutation
 from milkglass.client.specials import config_entries, generation_entries, remap, special_ids
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel, UsageError
-from milkglass.schemes.mixture import Mixture, Promise
-from milkglass.schemes.obfuslm import ObfusLM, zero_rows
+from milkglass.schemes.catalogue import scheme_named
+from milkglass.schemes.mixture import Promise
+from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.obfuslm_plus import Plus, Turn
+from milkglass.schemes.scheme import RowMap, Scheme
 from milkglass.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, Staging, index_of, rewrite, write_delta
 from milkglass.tensorfile import Rows, TensorRef, has_notes, read_bytes, read_header
 
@@ -65,12 +67,14 @@ def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
     return np.array(sorted(one for one in ids if 0 <= one < vocab_size), np.int64)
 
 
-def scheme_for(base: Checkpoint, **chosen: Any) -> ObfusLM:
-    """The scheme with these parameters; unless chosen, epsilon is the paper's: 0.1 for encoders, 1 for decoders."""
-    return ObfusLM(**{"epsilon": 0.1 if of(base).kind == "encoder" else 1.0, **chosen})
+def scheme_for(base: Checkpoint, name: str = "obfuslm", **chosen: Any) -> Scheme:
+    """The scheme with these parameters; unless chosen, ObfusLM's epsilon is the paper's: 0.1 for encoders, 1 for
+    decoders."""
+    paper = {"epsilon": 0.1 if of(base).kind == "encoder" else 1.0} if name == "obfuslm" else {}
+    return scheme_named(name, {**paper, **chosen})
 
 
-def new_key(base: Checkpoint, ref: str, scheme: ObfusLM | None, digest: str) -> Key:
+def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str) -> Key:
     """A fresh key for this model; None: the scheme that `scheme_for` chooses."""
     architecture = of(base)
     scheme = scheme or scheme_for(base)
@@ -78,21 +82,22 @@ def new_key(base: Checkpoint, ref: str, scheme: ObfusLM | None, digest: str) -> 
         "model": ref,
         "kind": architecture.kind,
         "tokenizer_sha256": tokenizer_digest(base.folder),
-        "scheme": told(scheme),
+        "scheme": scheme.told(),
         "labels": None,
     }
-    return Key.new(digest, architecture.vocab_size, architecture.pinned, about)
+    order = hashed_permutation if scheme.hashed else permutation
+    return Key.new(digest, architecture.vocab_size, architecture.pinned, about, order)
 
 
-def told(scheme: ObfusLM) -> dict[str, Any]:
-    """As a key file has it; an option that is off is left out."""
-    found = {"name": "obfuslm+" if scheme.plus else "obfuslm", **asdict(scheme)}
-    return {name: value for name, value in found.items() if value is not None}
+def scheme_of(key: Key) -> Scheme:
+    told = key.about["scheme"]
+    return scheme_named(told["name"], {name: value for name, value in told.items() if name != "name"})
 
 
-def scheme_of(key: Key) -> ObfusLM:
-    raw = {name: value for name, value in key.about["scheme"].items() if name != "name"}
-    return ObfusLM(**{**raw, "plus": Plus(**raw["plus"]) if raw.get("plus") else None})
+def plus_of(key: Key) -> Plus | None:
+    """How the dimensions are mixed, where they are."""
+    scheme = scheme_of(key)
+    return scheme.plus if isinstance(scheme, ObfusLM) else None
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class _Scrambled:
     """A tensor after mixing and permuting: row p is row sigma^-1(p) of W X."""
 
     source: torch.Tensor
-    mixture: Mixture
+    mixture: RowMap
     inverse: NDArray[np.int64]
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
@@ -121,7 +126,7 @@ class _Lazy:
 class _Tables:
     """The touched tensors of a checkpoint, one in memory at a time."""
 
-    def __init__(self, base: Checkpoint, mixture: Mixture, inverse: NDArray[np.int64], table: str, held: torch.Tensor):
+    def __init__(self, base: Checkpoint, mixture: RowMap, inverse: NDArray[np.int64], table: str, held: torch.Tensor):
         self._base, self.mixture, self.inverse = base, mixture, inverse
         self._name, self._held = table, held
 
@@ -132,16 +137,11 @@ class _Tables:
         return self._held
 
 
-def mix(base: Checkpoint, architecture: Architecture, key: Key, table: torch.Tensor, stage: Stage) -> Mixture:
-    """EmbedCluster and WeightSynth over the tokens that take part, in the order of their scrambled ids."""
-    scheme = scheme_of(key)
+def mix(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) -> RowMap:
+    """What the key's scheme makes of the table's rows."""
     require_finite(table)
-    order = np.argsort(key.sigma).astype(np.int64)
-    outside = zero_rows(table)
-    if not scheme.cluster_special:
-        outside[reserved_ids(base, len(table))] = True
-    order = order[~outside[order]]
-    return scheme.mixture(table, order, key.stream("noise/embedding").laplace, stage("cluster", len(order)))
+    order, special = np.argsort(key.sigma).astype(np.int64), reserved_ids(base, len(table))
+    return scheme_of(key).row_map(table, order, special, key.stream, stage("cluster", len(order)))
 
 
 def require_finite(table: torch.Tensor) -> None:
@@ -162,7 +162,7 @@ def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
         return int(key.sigma[token])
 
     entries = config_entries(str(base.config.get("model_type")))
-    untied = {"tie_word_embeddings": False} if scheme_of(key).plus else {}
+    untied = {"tie_word_embeddings": False} if plus_of(key) else {}
     generation = base.generation_config
     return Configs(
         remap(base.config, sigma, entries) | {KEY_ID: key.identifier} | untied,
@@ -177,7 +177,7 @@ class Replacement:
 
     base: Checkpoint
     rows: Mapping[str, Rows]
-    mixture: Mixture
+    mixture: RowMap
     condition: float | None = None
 
 
@@ -186,15 +186,15 @@ def replacements(
     architecture: Architecture,
     key: Key,
     stage: Stage,
-    mixture: Mixture | None = None,
+    mixture: RowMap | None = None,
     turn: Turn | None = None,
 ) -> Replacement:
     """What the scrambled checkpoint has instead of the base's tensors; `mixture` and `turn` override the key's own (for
     tests)."""
-    plus = scheme_of(key).plus
+    plus = plus_of(key)
     residual = architecture.residual(base) if plus else None  # refused before the work begins
     table = base.read(architecture.table)
-    mixture = mixture or mix(base, architecture, key, table, stage)
+    mixture = mixture or mix(base, key, table, stage)
     inverse = np.argsort(key.sigma).astype(np.int64)
     if plus is None or residual is None:
         tables = _Tables(base, mixture, inverse, architecture.table, table)
@@ -212,7 +212,7 @@ def scramble(
     out: Path,
     delta: bool = False,
     progress: Stage = no_progress,
-    mixture: Mixture | None = None,
+    mixture: RowMap | None = None,
     turn: Turn | None = None,
 ) -> Promise:
     """Write the scrambled model to `out`: the whole folder, or with `delta` only what changed.
@@ -225,7 +225,7 @@ def scramble(
         raise CorruptCheckpoint(
             f"the key has {len(key.sigma)} tokens, the model {architecture.vocab_size}", "give the key's own model"
         )
-    if delta and scheme_of(key).plus:
+    if delta and plus_of(key):
         raise UsageError("ObfusLM+ changes every layer: a delta would be the whole model", "leave --delta out")
     job = hashlib.sha256(json.dumps([delta, dict(key.about)]).encode() + key.stream("staging").words(8).tobytes())
     staging = Staging(out, job.hexdigest())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.paper import Paper
 from milkglass.schemes.mixture import Ids, Mixture
+from milkglass.schemes.scheme import Draws, Scheme, Tell
 
 if TYPE_CHECKING:
     from milkglass.schemes.obfuslm_plus import Plus  # which uses the algorithms of this file
@@ -33,7 +34,7 @@ DECIMALS = 10  # cosines are compared to ten decimals, so that ties fall to the 
 
 
 @dataclass(frozen=True)
-class ObfusLM:
+class ObfusLM(Scheme):
     """The scheme and its parameters.
 
     k: cluster size. epsilon: how strongly similarity decides the weights (0: not at all). beta: a candidate's cosine
@@ -49,6 +50,7 @@ class ObfusLM:
     cluster_special: bool = False
     plus: Plus | None = None
 
+    name: ClassVar[str] = "obfuslm"
     paper: ClassVar[Paper] = Paper(
         "ObfusLM: Privacy-preserving Language Model Service against Embedding Inversion Attacks",
         "Lin, Yang, Mao, Zhang, Hong, Cai, Wu, Liu, Chen, Duan, Zhong",
@@ -81,6 +83,18 @@ class ObfusLM:
         """Cluster the rows of `table` (n, d) that `order` lists, in that order, and draw their weights."""
         clusters = self.cluster(table, order, progress)
         return Mixture.of(len(table), clusters, weight_synth(table, clusters, self.epsilon, noise))
+
+    def told(self) -> dict[str, Any]:
+        return super().told() | {"name": "obfuslm+" if self.plus else "obfuslm"}
+
+    def row_map(
+        self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], tell: Tell
+    ) -> Mixture:
+        """EmbedCluster and WeightSynth over the tokens that take part."""
+        outside = zero_rows(table)
+        if not self.cluster_special:
+            outside[special] = True
+        return self.mixture(table, order[~outside[order]], draws("noise/embedding").laplace, tell)
 
     def cluster(self, table: torch.Tensor, order: Ids, progress: Callable[[int], None] | None = None) -> list[Ids]:
         """The clusters, each an array of rows, seed first."""

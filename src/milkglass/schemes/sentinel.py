@@ -8,22 +8,29 @@ What this module does not know: a use in which this protects anything.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.paper import Paper
+from milkglass.schemes.mixture import Ids, Promise
+from milkglass.schemes.scheme import Draws, Scheme, Tell
 
 
 @dataclass(frozen=True)
-class SentinelLMs:
+class SentinelLMs(Scheme):
     """reflections: how many glide-reflections follow each other, 10 in the papers."""
 
     reflections: int = 10
 
+    name: ClassVar[str] = "sentinel"
+    broken: ClassVar[str | None] = "SentinelLMs is broken: EDNN reads every token back, whatever the key"
+    hashed: ClassVar[bool] = True
     paper: ClassVar[Paper] = Paper(
         "SentinelLMs: Encrypted Input Adaptation and Fine-tuning of Language Models for Private and Secure Inference",
         "Mishra, Li, Deo",
@@ -31,7 +38,8 @@ class SentinelLMs:
         "AAAI",
         (
             "The published code derives the permutation from a sum of character codes (10,000 keys) and swaps pairs; "
-            "ours is any permutation of a real key's.",
+            "ours sorts the ids by a BLAKE2b hash under a key of 32 bytes.",
+            "Positions and token types keep their embeddings: which token it is, is what the scheme would hide.",
         ),
     )
 
@@ -39,15 +47,45 @@ class SentinelLMs:
         if self.reflections < 0:
             raise UsageError(f"{self.reflections} reflections, at least 0 are needed", "10 is the papers' choice")
 
-    def transform(self, table: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        """The glide-reflection of every row of (n, d), `reflections` times, each with its own a and b.
+    @property
+    def k(self) -> int:
+        return 1
 
-        e' = e - 2 (e.l / l.l) l + t with l = a 1, t = b 1, and a, b uniform in [0, 1) (EDNN paper, equation 1). a
-        cancels: a reflection is one whatever the length of its normal. fp32.
-        """
-        moved = table.double()
-        for _ in range(self.reflections):
-            a, b = rng.uniform(np.finfo(float).tiny, 1), rng.uniform(0, 1)
+    def row_map(
+        self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], tell: Tell
+    ) -> Glide:
+        tell(len(order))
+        return self.glide(draws("glide").uniform)
+
+    def glide(self, uniform: Callable[[int], NDArray[np.float64]]) -> Glide:
+        """uniform: that many numbers in (0, 1), for each reflection its a and its b."""
+        return Glide(uniform(2 * self.reflections).reshape(-1, 2))
+
+    def transform(self, table: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        """Every row of (n, d) moved, by draws of a generator's."""
+        return self.glide(lambda count: rng.uniform(np.finfo(float).tiny, 1, count)).apply(table, np.arange(len(table)))
+
+
+@dataclass(frozen=True)
+class Glide:
+    """Glide-reflections, one after the other: lines (r, 2), a and b of each.
+
+    e' = e - 2 (e.l / l.l) l + t with l = a 1, t = b 1, and a, b uniform in [0, 1) (EDNN paper, equation 1). a cancels:
+    a reflection is one whatever the length of its normal. fp64, back in the table's dtype.
+    """
+
+    lines: NDArray[np.float64]
+
+    def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
+        moved = table[torch.from_numpy(rows)]
+        if moved.dim() == 1:  # a bias has no direction to be reflected
+            return moved
+        found = moved.double()
+        for a, b in self.lines:
             line = torch.full((table.shape[1],), a, dtype=torch.float64)
-            moved = moved - 2 * (moved @ line)[:, None] / (line @ line) * line + b
-        return moved.float()
+            found = found - 2 * (found @ line)[:, None] / (line @ line) * line + b
+        return found.to(table.dtype)
+
+    def promise(self, k: int) -> Promise:
+        """Nothing."""
+        return Promise(k=k, clusters=0, sizes={}, below_k=0, singletons=0, verbatim=0)

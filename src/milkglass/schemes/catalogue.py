@@ -1,0 +1,27 @@
+"""Every scheme by the name that a key file keeps. A new one is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from milkglass.errors import UsageError
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.schemes.obfuslm_plus import Plus
+from milkglass.schemes.scheme import Scheme
+from milkglass.schemes.sentinel import SentinelLMs
+
+SCHEMES: Mapping[str, type[Scheme]] = {"obfuslm": ObfusLM, "sentinel": SentinelLMs}
+
+
+def scheme_named(name: str, parameters: Mapping[str, Any]) -> Scheme:
+    """parameters: as `Scheme.told` gives them, or typed. Raises UsageError."""
+    kind = SCHEMES.get(name.removesuffix("+"))
+    if kind is None:
+        raise UsageError(f"there is no scheme {name!r}", f"known: {', '.join(SCHEMES)}")
+    plus = parameters.get("plus")
+    given = {**parameters, "plus": Plus(**plus)} if isinstance(plus, Mapping) else dict(parameters)
+    try:
+        return kind(**given)
+    except TypeError:
+        raise UsageError(f"{name} has not all of the parameters {', '.join(sorted(given))}", "see its file") from None

@@ -1,0 +1,67 @@
+"""What a scheme that rewrites token-indexed tables is: its parameters, and how it maps rows.
+
+`client/scramble.py` reads the tables, asks the scheme for a `RowMap`, permutes what that gives and writes it. One file
+of this folder is one scheme, and `of` finds it by the name that a key file keeps.
+
+What this module does not know: keys, files, models.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.paper import Paper
+from milkglass.schemes.mixture import Ids, Promise
+
+Tell = Callable[[int], None]
+
+
+class Draws(Protocol):
+    """Secret numbers of one purpose; a key's stream."""
+
+    def uniform(self, count: int) -> NDArray[np.float64]: ...
+
+    def laplace(self, count: int) -> NDArray[np.float64]: ...
+
+
+class RowMap(Protocol):
+    """What is in the place of a table's rows, before they are permuted."""
+
+    def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
+        """Those rows of the new table, in the table's dtype; a bias is a table of one column without it."""
+        ...
+
+    def promise(self, k: int) -> Promise: ...
+
+
+class Scheme(abc.ABC):
+    """Final subclasses are frozen dataclasses whose fields are the parameters."""
+
+    name: ClassVar[str]
+    paper: ClassVar[Paper]
+    broken: ClassVar[str | None] = None  # why nobody should rely on it
+    hashed: ClassVar[bool] = False  # whether the permutation sorts keyed hashes
+
+    @property
+    @abc.abstractmethod
+    def k(self) -> int:
+        """Among how many tokens each is meant to hide; 1 promises nothing."""
+
+    @abc.abstractmethod
+    def row_map(
+        self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], tell: Tell
+    ) -> RowMap:
+        """table: (n, d). order: (n,) rows in the order of their scrambled ids. special: ids of special tokens. draws: a
+        stream for each label. tell: told how many rows are done."""
+
+    def told(self) -> dict[str, Any]:
+        """The name and the parameters, as a key file keeps them; an option that is off is left out."""
+        found = {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+        return {name: value for name, value in found.items() if value is not None}
