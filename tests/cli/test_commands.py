@@ -645,3 +645,14 @@ def test_obfuscate_with_a_broken_scheme_says_so(encoder: Owner, tmp_path: Path) 
     refused(call(*again, "--scheme", "obfuslm"), 2, "this key was made for sentinel")
     assert "SentinelLMs is broken" in call(*again).stderr
     assert call("verify", tmp_path / "again", "--key", tmp_path / "k").exit_code == 0
+
+
+def test_obfuscate_in_bands(encoder: Owner, tmp_path: Path) -> None:
+    text = tmp_path / "texts.txt"
+    text.write_text("\n".join(tiny.TEXTS) + "\n", "utf-8")
+    run = ("obfuscate", encoder.model, tmp_path / "out", "--key", tmp_path / "k", "--k", 4, "--beta", 0.9)
+    refused(call(*run, "--bands", 2), 2, "need each other")
+    refused(call(*run, "--bands", 1, "--band-text", text), 2, "a factor above 1")
+    found = document(call(*run, "--bands", 2, "--band-text", text, "--json"))
+    assert found["scheme"]["bands"] == {"factor": 2}, "and nothing of what was counted"
+    assert call("verify", tmp_path / "out", "--key", tmp_path / "k").exit_code == 0

@@ -17,6 +17,7 @@ from milkglass.client.key import Key, hashed_permutation, permutation, seal, uns
 from milkglass.client.outgoing import require_scrambled
 from milkglass.client.scramble import new_key, scheme_of, scramble, verify
 from milkglass.errors import UsageError
+from milkglass.schemes.bands import Bands
 from milkglass.schemes.catalogue import SCHEMES, scheme_named
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.obfuslm_plus import Plus
@@ -38,6 +39,7 @@ class Target:
 TARGETS = (
     Target("obfuslm, encoder", ObfusLM(4, 0.1, 0.9), "bert"),
     Target("obfuslm, decoder", ObfusLM(4, 1.0, 0.9), "llama-tied"),
+    Target("obfuslm, bands", ObfusLM(4, 0.1, 0.9, bands=Bands.counted(np.arange(tiny.VOCAB), 2.0)), "roberta"),
     Target("obfuslm+", ObfusLM(4, 1.0, 0.9, plus=Plus(k=4, beta=0.8)), "llama-untied"),
     Target("sentinel, encoder", SentinelLMs(), "bert"),
     Target("sentinel, decoder", SentinelLMs(3), "gpt2"),

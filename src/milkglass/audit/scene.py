@@ -21,7 +21,7 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.folder import KEY_ID
 from milkglass.client.key import Key, hashed_permutation, permutation, subkey
-from milkglass.client.scramble import Stage, new_key, no_progress, replacements, scheme_of, scrambled_configs
+from milkglass.client.scramble import Stage, new_key, no_progress, replacements, scheme_of, scrambled_configs, shown
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.modelview import Model, Stored
 from milkglass.schemes.mixture import Promise
@@ -222,7 +222,7 @@ def assemble(
         tuple(attackers),
         private,
         promise,
-        dict(key.about["scheme"]),
+        shown(key),
         str(key.about["model"]),
         content,
     )

@@ -20,12 +20,14 @@ from milkglass.cli.options import (
     PassphraseFile,
     key_options,
     open_key,
+    require_file,
 )
 from milkglass.cli.passphrase import passphrase
 from milkglass.cli.terminal import bars, duration, emit, note
 from milkglass.errors import CorruptCheckpoint, KeyExists, KeyForOtherModel, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
+    from milkglass.checkpoint import Checkpoint
     from milkglass.client.key import Key
     from milkglass.schemes.mixture import Promise
 
@@ -68,6 +70,13 @@ def obfuscate(
         typer.Option(help="Small clusters: merge them, or leave them as the paper does.  [default: merge]"),
     ] = None,
     cluster_special: Annotated[bool, typer.Option("--cluster-special", help="Mix special tokens, too.")] = False,
+    bands: Annotated[
+        float | None,
+        typer.Option(help="Only tokens whose counts in --band-text differ by less than this factor share a cluster."),
+    ] = None,
+    band_text: Annotated[
+        Path | None, typer.Option("--band-text", help="Text like yours, for --bands: .jsonl, .csv, .tsv or .txt.")
+    ] = None,
     plus: Annotated[
         Literal["paper", "symmetrise", "exact"] | None,
         typer.Option(help="ObfusLM+: mix the dimensions of every layer as well, in this form; Llama family only."),
@@ -92,7 +101,7 @@ def obfuscate(
     from milkglass.checkpoint import Checkpoint
     from milkglass.client.key import write_key
     from milkglass.client.scramble import new_key as make_key
-    from milkglass.client.scramble import scheme_for, scheme_of, scramble
+    from milkglass.client.scramble import scheme_for, scheme_of, scramble, shown
 
     folder = _folder(model, as_json)
     base = Checkpoint.open(folder)
@@ -105,6 +114,11 @@ def obfuscate(
     }
     chosen = {name: value for name, value in asked.items() if value is not None}
     chosen |= _plus(plus, plus_k, plus_epsilon)
+    if (bands is None) != (band_text is None):
+        raise UsageError("--bands and --band-text need each other", "give both, or neither")
+    if band_text is not None:
+        require_file(band_text, "give text like the one that will be sent")
+        chosen["bands"] = _bands(base, bands, band_text)
     ref = str(folder) if Path(model).expanduser().is_dir() else model
     # Whoever is asked for a passphrase is asked before bars are drawn over the question.
     old = _existing(key, scheme, chosen, new_key, passphrase_file)
@@ -137,7 +151,7 @@ def obfuscate(
         "key": str(key),
         "created_key": old is None,
         "delta": delta,
-        "scheme": dict(opened.key.about["scheme"]),
+        "scheme": shown(opened.key),
         "promise": asdict(promise),
         "seconds": round(seconds, 2),
     }
@@ -157,6 +171,17 @@ def _plus(form: Any, k: int | None, epsilon: float | None) -> dict[str, Any]:
     if form is None and given:
         raise UsageError(f"--plus-{next(iter(given))} is of no use without --plus", "give --plus paper as well")
     return {} if form is None else {"plus": Plus(form=form, **given)}
+
+
+def _bands(base: Checkpoint, factor: float | None, text: Path) -> Any:
+    """Tokens are counted as any key would encode them: which one, the count does not depend on."""
+    from milkglass.audit.texts import read
+    from milkglass.client.codec import Codec
+    from milkglass.client.scramble import new_key
+    from milkglass.schemes.bands import Bands
+
+    codec = Codec.open(new_key(base, "", None, ""), base.folder)
+    return Bands.counted(read(codec, text).original.counts(len(codec.sigma)), factor or 0.0)
 
 
 def _folder(model: str, as_json: bool) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from milkglass.errors import UsageError
+from milkglass.schemes.bands import Bands
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.schemes.scheme import Scheme
@@ -19,8 +20,10 @@ def scheme_named(name: str, parameters: Mapping[str, Any]) -> Scheme:
     kind = SCHEMES.get(name.removesuffix("+"))
     if kind is None:
         raise UsageError(f"there is no scheme {name!r}", f"known: {', '.join(SCHEMES)}")
-    plus = parameters.get("plus")
-    given = {**parameters, "plus": Plus(**plus)} if isinstance(plus, Mapping) else dict(parameters)
+    given = dict(parameters)
+    for option, made in (("plus", Plus), ("bands", Bands)):
+        if isinstance(given.get(option), Mapping):
+            given[option] = made(**given[option])
     try:
         return kind(**given)
     except TypeError:

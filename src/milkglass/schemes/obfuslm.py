@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.paper import Paper
+from milkglass.schemes.bands import Bands
 from milkglass.schemes.mixture import Ids, Mixture
 from milkglass.schemes.scheme import Draws, Scheme, Tell
 
@@ -40,7 +41,7 @@ class ObfusLM(Scheme):
     k: cluster size. epsilon: how strongly similarity decides the weights (0: not at all). beta: a candidate's cosine
     must reach this quantile of its row. leftover: clusters smaller than k join the nearest one ("merge") or stay as
     they are ("paper"). cluster_special: whether special tokens are clustered too, or keep a row of their own.
-    plus: how the dimensions are mixed as well (ObfusLM+), or None.
+    plus: how the dimensions are mixed as well (ObfusLM+), or None. bands: of tokens that may share a cluster (ours).
     """
 
     k: int = 10
@@ -49,6 +50,7 @@ class ObfusLM(Scheme):
     leftover: Leftover = "merge"
     cluster_special: bool = False
     plus: Plus | None = None
+    bands: Bands | None = None
 
     name: ClassVar[str] = "obfuslm"
     paper: ClassVar[Paper] = Paper(
@@ -98,6 +100,8 @@ class ObfusLM(Scheme):
 
     def cluster(self, table: torch.Tensor, order: Ids, progress: Callable[[int], None] | None = None) -> list[Ids]:
         """The clusters, each an array of rows, seed first."""
+        if self.bands is not None:
+            return self._banded(table, order, progress)
         allowed = reach(len(order), self.beta)
         if allowed < self.k:
             raise UsageError(
@@ -106,6 +110,16 @@ class ObfusLM(Scheme):
             )
         clusters = embed_cluster(table, order, self.k, self.beta, progress)
         return merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
+
+    def _banded(self, table: torch.Tensor, order: Ids, progress: Callable[[int], None] | None) -> list[Ids]:
+        """Each band by itself, with a beta that leaves 2k candidates where the band is small."""
+        assert self.bands is not None
+        found: list[Ids] = []
+        for part in self.bands.split(order, len(table), self.k):
+            beta = max(0.0, min(self.beta, 1 - 2 * self.k / len(part)))
+            clusters = embed_cluster(table, part, self.k, beta, progress)
+            found += merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
+        return found
 
 
 def unit_rows(table: torch.Tensor, rows: Ids, dtype: torch.dtype = torch.float32) -> torch.Tensor:

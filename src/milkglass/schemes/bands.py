@@ -1,0 +1,66 @@
+"""Frequency bands: clusters of tokens that are about equally common. Ours; the paper clusters by likeness alone.
+
+A cluster of one common word among nine rare ones is no secret: always naming the commonest token of a cluster reads
+half of running text at k = 10. Within a band all tokens occur about equally often in the text that the bands were
+counted on, so that this guess falls toward 1/k.
+
+What it costs: members of a cluster are less alike, and so their mixture is further from each. What it does not help
+against: an attacker who reads neighbours (decipherment.py). Measured in docs/log.md.
+
+What this module does not know: how tokens are counted. The classes are kept in the key file, since the scheme must give
+the same clusters again; they are as private as the key, and a server that solves the clusters sees them.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.schemes.mixture import Ids
+
+LEAST = 4  # times k: tokens in a band, so that there is something to choose from
+
+
+@dataclass(frozen=True)
+class Bands:
+    """factor: counts in a band differ by less than this factor. classes: base64 of zlib of (n,) uint8, the band of each
+    token before small ones are joined, 0 for those that never occurred."""
+
+    factor: float
+    classes: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not 1 < self.factor < float("inf"):
+            raise UsageError(f"bands is {self.factor}, a factor above 1 is needed", "2 joins counts of a factor of two")
+
+    @classmethod
+    def counted(cls, counts: NDArray[np.int64], factor: float) -> Bands:
+        """counts: (n,) of each token in the text that is to be protected, or one like it."""
+        if not counts.any():
+            raise UsageError("the text for --bands has no tokens", "give text like the one that will be sent")
+        if not 1 < factor < float("inf"):
+            raise UsageError(f"bands is {factor}, a factor above 1 is needed", "2 joins counts of a factor of two")
+        logs = np.floor(np.log(np.maximum(counts, 1)) / np.log(factor)) + 1
+        classes = np.where(counts > 0, np.minimum(logs, 255), 0).astype(np.uint8)
+        return cls(factor, base64.b64encode(zlib.compress(classes.tobytes(), 9)).decode())
+
+    def split(self, order: Ids, n: int, k: int) -> list[Ids]:
+        """The rows of `order`, commonest band first, each band in that order and of LEAST * k rows or more."""
+        classes = np.frombuffer(zlib.decompress(base64.b64decode(self.classes)), np.uint8)
+        if len(classes) != n:
+            raise UsageError(f"the bands are of {len(classes)} tokens, the table has {n}", "make a new key")
+        parts = [order[classes[order] == one] for one in np.unique(classes)[::-1]]
+        joined: list[Ids] = []
+        for part in parts:
+            if joined and len(joined[-1]) < LEAST * k:
+                joined[-1] = np.concatenate([joined[-1], part])
+            elif len(part):
+                joined.append(part)
+        if len(joined) > 1 and len(joined[-1]) < LEAST * k:
+            joined[-2:] = [np.concatenate(joined[-2:])]
+        return joined
