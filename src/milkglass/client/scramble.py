@@ -329,11 +329,6 @@ def _equal(old: TensorRef, new: TensorRef, source: Rows, tell: Callable[[int], N
     return True
 
 
-def describe(key: Key) -> dict[str, Any]:
-    """What may be shown of a key: nothing secret."""
-    return {"model": key.about["model"], "digest": key.model_digest, "scheme": shown(key)}
-
-
 def shown(key: Key) -> dict[str, Any]:
     """The scheme and its parameters without what was counted in a private text."""
     told = dict(key.about["scheme"])
