@@ -66,6 +66,10 @@ class WrongBaseModel(ModelError):
     """A delta or a key belongs to another base model."""
 
 
+class BadTable(ModelError):
+    """An embedding table for a sanitizer is missing, empty or damaged."""
+
+
 # --- the key ----------------------------------------------------------------------------------------------------------
 class KeyFileError(MilkglassError):
     exit_code = 4
@@ -133,6 +137,10 @@ class TooLong(CodecError):
 
 class NoChatTemplate(CodecError):
     pass
+
+
+class UnknownWord(CodecError):
+    """A word that a sanitizer cannot replace, and would let cross in the clear."""
 
 
 # --- the wire ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from milkglass.cli import audit, codec, demo, finetune, inference, jobs, key, models, obfuscate, serve, upload
+from milkglass.cli import (
+    audit,
+    codec,
+    demo,
+    finetune,
+    inference,
+    jobs,
+    key,
+    models,
+    obfuscate,
+    reproduce,
+    sanitize,
+    serve,
+    upload,
+)
 from milkglass.cli.terminal import note, report
 from milkglass.errors import MilkglassError, UsageError
 
@@ -84,7 +98,21 @@ def root(
     """Fine-tune and run language models on machines that you don't trust: only scrambled token ids cross the wire."""
 
 
-for group in (models, obfuscate, codec, serve, upload, finetune, jobs, inference, audit, key, demo):
+for group in (
+    models,
+    obfuscate,
+    codec,
+    sanitize,
+    serve,
+    upload,
+    finetune,
+    jobs,
+    inference,
+    audit,
+    key,
+    reproduce,
+    demo,
+):
     group.register(app)
 
 

@@ -7,12 +7,10 @@ audit's.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -24,28 +22,31 @@ from milkglass.audit.audit import key_budget
 from milkglass.audit.cells import Cell, strongest
 from milkglass.audit.run import Done, run
 from milkglass.audit.scene import Scene, assemble
-from milkglass.audit.texts import encoded, examples_of
-from milkglass.audit.work import Work
+from milkglass.audit.texts import encoded
+from milkglass.audit.work import Work, private_folder
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.dataset import Example
 from milkglass.errors import UsageError
+from milkglass.experiments import result, sources
 from milkglass.experiments.named import Entries, kinds
-from milkglass.experiments.recipe import made, seeded_key
+from milkglass.experiments.recipe import made, require_same_run, seeded_key
+from milkglass.experiments.settings import made_of, settings
 from milkglass.models import resolve
-from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.sequences import Ids
 from milkglass.threat import Budget
 
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class AttackRecipe:
-    """private: a file. rows: how many of its texts are private, the rest may be public. order: which ones. public: for
-    each attacker files, "rest", or "private 10 %". attacks: see named.py. curve: measure the key's budget too. seconds:
-    how long an attack may take, all its attackers together; one that does not end by then fails the recipe, since what
-    it has read by then is not what it can read. None: as long as it takes.
+    """private: a file, or a data set by name (sources.py). rows: how many of its texts are private, the rest may be
+    public. order: which ones. public: for each attacker files, "rest", or "private 10 %". attacks: see named.py. curve:
+    measure the key's budget too. seconds: how long an attack may take, all its attackers together; one that does not
+    end by then fails the recipe, since what it has read by then is not what it can read. None: as long as it takes.
     """
 
     name: str
@@ -62,49 +63,87 @@ class AttackRecipe:
     asked: Mapping[str, str]
     curve: bool = False
     seconds: float | None = None
+    why: Mapping[str, str] = field(default_factory=dict)  # see result.py
+    quick: Mapping[str, Any] | None = None  # see settings.py
 
     @classmethod
-    def read(cls, path: Path) -> AttackRecipe:
-        raw = tomllib.loads(path.read_text("utf-8"))
-        raw.pop("kind")
-        defaults: dict[str, Any] = {"published": {}, "asked": {}, "order": "random"}
-        recipe = cls(name=path.stem, **(defaults | raw))
+    def read(cls, path: Path, quick: bool = False) -> AttackRecipe:
+        raw = {"published": {}, "asked": {}, "order": "random", **settings(path, quick)}
+        raw.pop("kind", None)
+        recipe = made_of(cls, raw)
         kinds(recipe.attacks)  # before anything is run
         leaked(recipe)
         return recipe
 
 
-def measure(recipe: AttackRecipe, data: Path, out: Path) -> dict[str, float]:
+def measure(recipe: AttackRecipe, data: Path, out: Path, tell: Tell = lambda words: None) -> dict[str, float]:
     """The figures by name: "MEASURE, ATTACK, ATTACKER, VARIANT", and the seconds of each variant's attacks together."""
     folder = resolve(recipe.model)
     base = Checkpoint.open(folder)
     digest = base.digest()
     private, public = split(recipe, data)
+    _require_same_run(recipe, out)
     shared = leaked(recipe)
     found: dict[str, float] = {}
     for name, parameters in recipe.variants.items():
-        key = seeded_key(base, recipe.model, digest, recipe.seed, ObfusLM(**parameters))
+        tell(f"{name}: {len(private):,} private texts, {len(kinds(recipe.attacks))} attacks")
+        key = seeded_key(base, recipe.model, digest, recipe.seed, scheme_of_recipe(parameters))
         codec = Codec.open(key, folder)
         texts = encoded(codec, private)
         known = {who: encoded(codec, some).original for who, some in public.items()}
         scene = assemble(key, codec, base, texts, known, leaked=shared)
         work = Work.open(out / name, _about(recipe, name, data, digest))
-        done = attacked(recipe, scene, work)
+        done = attacked(recipe, scene, work, _once(name, tell))
         found[f"seconds, {name}"] = sum(cell.seconds for cell in done.cells)  # of the runs before this one as well
         found[f"private tokens, {name}"] = float(len(texts.original.ids))
         found |= _figures(done.cells, name)
         found |= _unleaked(scene, done, shared, name)
-        found |= _curve(recipe, scene, done, name)
+        if recipe.curve:
+            tell(f"{name}: the key's budget")
+            found |= _curve(recipe, scene, done, name)
     return found
 
 
-def attacked(recipe: AttackRecipe, scene: Scene, work: Work) -> Done:
+def _require_same_run(recipe: AttackRecipe, out: Path) -> None:
+    """A quick run and a full one never share a folder. The work folders say the rest."""
+    this = {"recipe": recipe.name, **({} if recipe.quick is None else {"quick": dict(recipe.quick)})}
+    if recipe.quick is None and out.is_dir() and not (out / "run.json").is_file():
+        return  # a run from before there were quick ones goes on
+    private_folder(out)
+    require_same_run(out, this)
+
+
+def _once(name: str, tell: Tell) -> Tell:
+    """With the variant's name before it, once: what was done before is told again by each further attack."""
+    told: set[str] = set()
+
+    def first(words: str) -> None:
+        if words not in told:
+            told.add(words)
+            tell(f"{name}: {words}")
+
+    return first
+
+
+def _line(cell: Cell) -> str:
+    if cell.state != "done":
+        return f"{cell.title} ({cell.adversary}): {cell.state}, {cell.reason}"
+    top = f", {cell.measures['tokens top-1']} of the tokens" if "tokens top-1" in cell.measures else ""
+    return f"{cell.attack} ({cell.adversary}){top}, {cell.seconds:.0f} s"
+
+
+def attacked(recipe: AttackRecipe, scene: Scene, work: Work, tell: Tell = lambda words: None) -> Done:
     """All attacks at once; where they have a budget each, one more at a time: what was done lies in the work folder."""
+
+    def cell_done(cell: Cell) -> None:
+        tell(_line(cell))
+
     if recipe.seconds is None:
-        return run(scene, kinds(recipe.attacks), work, Budget(), recipe.seed, threads=1)
+        return run(scene, kinds(recipe.attacks), work, Budget(), recipe.seed, threads=1, tell=cell_done)
     ordered = sorted(kinds(recipe.attacks).items(), key=lambda one: not issubclass(one[1], Solver))  # for the others
     for count in range(1, len(ordered) + 1):
-        done = run(scene, dict(islice(ordered, count)), work, Budget(recipe.seconds), recipe.seed, threads=1)
+        budget = Budget(recipe.seconds)
+        done = run(scene, dict(islice(ordered, count)), work, budget, recipe.seed, threads=1, tell=cell_done)
         _require_ended(done.cells)
     return done
 
@@ -123,7 +162,7 @@ def _require_ended(cells: Sequence[Cell]) -> None:
 def split(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, list[Example]]]:
     """The private texts, and those of each attacker. Texts that are in both are taken from the attackers afterwards, by
     `assemble`, which gives each the private texts that leaked."""
-    whole = examples_of(_there(data / recipe.private))
+    whole = sources.examples(data, recipe.private)
     order = np.arange(len(whole))
     if recipe.order == "random":
         order = np.random.default_rng(recipe.seed).permutation(len(whole))
@@ -133,7 +172,7 @@ def split(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, li
     rest = [whole[i] for i in order[recipe.rows :]]
     files = {who: [name for name in names if share(name) is None] for who, names in recipe.public.items()}
     public = {
-        who: [one for name in names for one in (rest if name == "rest" else examples_of(_there(data / name)))]
+        who: [one for name in names for one in (rest if name == "rest" else sources.examples(data, name))]
         for who, names in files.items()
     }
     return private, public
@@ -162,16 +201,9 @@ def leaked(recipe: AttackRecipe) -> dict[str, Ids]:
     return found
 
 
-def _there(path: Path) -> Path:
-    if not path.is_file():
-        raise UsageError(f"there is no {path}", "give --data the folder that the recipe's data paths start from")
-    return path
-
-
 def _about(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dict[str, Any]:
     files = {one for some in recipe.public.values() for one in some if one != "rest" and share(one) is None}
-    names = {recipe.private, *files}
-    sums = {name: hashlib.sha256((data / name).read_bytes()).hexdigest() for name in sorted(names)}
+    sums = sources.sums(data, sorted({recipe.private, *files}))
     return {
         "recipe": recipe.name, "seed": recipe.seed, "rows": recipe.rows, "order": recipe.order, "base": digest,
         "scheme": dict(recipe.variants[variant]), "data": sums,
@@ -209,8 +241,6 @@ def _unleaked(scene: Scene, done: Done, shared: Mapping[str, Ids], variant: str)
 
 
 def _curve(recipe: AttackRecipe, scene: Scene, done: Done, variant: str) -> dict[str, float]:
-    if not recipe.curve:
-        return {}
     best = strongest(done.cells)
     points = key_budget(scene, kinds(recipe.attacks), done, best, Budget(), recipe.seed)
     return {
@@ -222,21 +252,13 @@ def _curve(recipe: AttackRecipe, scene: Scene, done: Done, variant: str) -> dict
 
 def write_result(recipe: AttackRecipe, out: Path, found: Mapping[str, float]) -> Path:
     """RECIPE.json in the run folder: what it is a run of, and each figure beside the paper's and the asked one."""
-    if lost := sorted((recipe.published.keys() | recipe.asked.keys()) - found.keys()):
-        raise UsageError(f"{recipe.name} names a figure that was not measured: {lost[0]!r}", "see the recipe")
-    figures = {
-        name: {
-            "measured": round(value, 2),
-            **({"published": recipe.published[name]} if name in recipe.published else {}),
-            **({"asked": recipe.asked[name]} if name in recipe.asked else {}),
-        }
-        for name, value in found.items()
-    }
+    figures = result.figures(recipe, found, 2)
     about = {
         "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "seed": recipe.seed,
         "private": recipe.private, "rows": recipe.rows, "order": recipe.order,
         "public": {who: list(names) for who, names in recipe.public.items()}, "attacks": recipe.attacks,
         **({} if recipe.seconds is None else {"seconds": recipe.seconds}),
+        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
         "variants": {name: dict(one) for name, one in recipe.variants.items()}, "made": made(),
     }  # fmt: skip
     path = out / f"{recipe.name}.json"

@@ -10,7 +10,8 @@ from milkglass.architectures import of
 from milkglass.attacks.embedding.knn import nearest
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.scramble import reserved_ids
-from milkglass.experiments.recipe import Variant
+from milkglass.experiments import predictions, sources
+from milkglass.experiments.recipe import Recipe, Variant
 from milkglass.models import resolve
 from milkglass.server.spec import Status
 
@@ -48,3 +49,10 @@ def running_counts(variant: Variant) -> torch.Tensor:
     counts = scrambled[variant.key.sigma]
     counts[reserved_ids(Checkpoint.open(resolve(variant.key.about["model"])), len(counts))] = 0
     return torch.from_numpy(counts)
+
+
+def more(recipe: Recipe, variants: list[Variant]) -> dict[str, float]:
+    """The measures of a data set by name beside accuracy, such as Matthews' correlation of CoLA, in percent."""
+    found = sources.named(recipe.data["validation"])
+    metrics = [name for name in found[0].metrics if name != "accuracy"] if found else []
+    return predictions.measure(variants, metrics, recipe.training.max_length, recipe.seed)

@@ -15,7 +15,7 @@ What this module does not know: how a model was trained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -34,6 +34,7 @@ from milkglass.attacks.embedding.matching import Matching
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.dataset import read_examples
+from milkglass.experiments import sources
 from milkglass.experiments.recipe import Recipe, Variant
 from milkglass.modelview import Model
 from milkglass.sequences import Sequences
@@ -53,17 +54,26 @@ class Answers:
     references: tuple[str, ...]
 
 
-def measure(recipe: Recipe, base: Checkpoint, variants: list[Variant], data: Path) -> dict[str, float]:
+def measure(
+    recipe: Recipe,
+    base: Checkpoint,
+    variants: list[Variant],
+    data: Path,
+    out: Path,
+    tell: Callable[[str], None] = lambda words: None,
+) -> dict[str, float]:
     """For each variant: loss (nats a token of the answers) and ROUGE F (percent) before and after, and afterwards what
     attackers read of the answers."""
     found: dict[str, float] = {}
+    held_out = sources.as_file(data, recipe.data["validation"], out / "data")
     for variant in variants:
+        tell(f"{variant.name}: answers before and after, and what attackers read of them")
         codec = Codec.open(variant.key, base.folder)
         for when, folder in (("before", variant.model), ("after", variant.job / "result")):
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
             rows = Rows(variant.job / "validation.parquet", "causal-lm", recipe.training.max_length)
             found[f"loss, {variant.name} {when}"] = loss(model, rows)
-            made = answers(model, codec, data / recipe.data["validation"], recipe.evaluation)
+            made = answers(model, codec, held_out, recipe.evaluation)
             texts = [codec.decode(one) for one in made.ids]
             found |= {f"{name}, {variant.name} {when}": of for name, of in rouge(texts, made.references).items()}
         found |= read(recipe, base, variant, codec, made)

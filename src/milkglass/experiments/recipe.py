@@ -1,8 +1,8 @@
-"""A recipe file, and what a run of it leaves behind.
+"""A recipe of training, and what a run of it leaves behind.
 
-A run folder holds `run.json` (what it is a run of) and for each variant `VARIANT-model/` (when it is scrambled) and the
-job folder `VARIANT/`. What is there already is not made again, so a run that was stopped goes on; a run of another
-recipe, model or data in the same folder is refused.
+A run folder holds `run.json` (what it is a run of), for each variant `VARIANT-model/` (when it is scrambled) and the
+job folder `VARIANT/`, and in `data/` what was written of data sets by name. What is there already is not made again, so
+a run that was stopped goes on; a run of another recipe, model or data in the same folder is refused.
 """
 
 from __future__ import annotations
@@ -13,33 +13,39 @@ import os
 import subprocess
 import sys
 import time
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import ValidationError
 
 from milkglass import __version__
 from milkglass.audit.scene import key_of
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
-from milkglass.client.dataset import number_labels, summarise, write_parquet
+from milkglass.client.dataset import write_parquet
 from milkglass.client.key import Key
 from milkglass.client.scramble import scramble
 from milkglass.errors import JobFailed, UsageError
+from milkglass.experiments import result, sources
+from milkglass.experiments.progress import follow
+from milkglass.experiments.settings import made_of, settings
 from milkglass.models import resolve
-from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.schemes.catalogue import scheme_of_recipe
+from milkglass.schemes.scheme import Scheme
 from milkglass.server.spec import Hyperparameters, JobSpec, Status, Task
 
 SPLITS = ("train", "validation")
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """published: the paper's figures. asked: what the run is held to, in words. variants: no parameters mean plain."""
+    """published: the paper's figures. asked: what the run is held to, in words. variants: no parameters mean plain.
+    data: for each split a file, or a data set by name (sources.py). why: see result.py. quick: see settings.py."""
 
     name: str
     kind: Literal["classification", "generation"]
@@ -52,20 +58,26 @@ class Recipe:
     published: Mapping[str, float]
     asked: Mapping[str, str]
     evaluation: Mapping[str, int]
+    why: Mapping[str, str] = field(default_factory=dict)
+    quick: Mapping[str, Any] | None = None
 
     @classmethod
-    def read(cls, path: Path) -> Recipe:
-        raw = tomllib.loads(path.read_text("utf-8"))
-        task: Task = "classification" if raw["kind"] == "classification" else "causal-lm"
-        training = Hyperparameters(task=task, seed=raw["seed"], **raw.pop("training"))
-        return cls(
-            name=path.stem,
-            training=training,
-            published=raw.pop("published", {}),
-            asked=raw.pop("asked", {}),
-            evaluation=raw.pop("evaluation", {}),
-            **raw,
-        )
+    def read(cls, path: Path, quick: bool = False) -> Recipe:
+        raw = {"published": {}, "asked": {}, "evaluation": {}, "training": {}, **settings(path, quick)}
+        task: Task = "classification" if raw.get("kind") == "classification" else "causal-lm"
+        told = {"task": task, "seed": raw.get("seed", 0), **_classes(raw.get("data", {})), **raw["training"]}
+        try:
+            training = Hyperparameters(**told)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UsageError(f"training: {first['loc'][0]}: {str(first['msg']).lower()}", "see the recipe") from None
+        return made_of(cls, {**raw, "training": training})
+
+
+def _classes(data: Mapping[str, str]) -> dict[str, int]:
+    """How many classes a data set by name has."""
+    found = sources.named(data.get("train", ""))
+    return {"num_labels": len(found[0].labels)} if found and found[0].labels else {}
 
 
 @dataclass(frozen=True)
@@ -79,40 +91,37 @@ class Variant:
     plain: bool
 
 
-def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: ObfusLM | None) -> Key:
+def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: Scheme | None) -> Key:
     """A key that anybody can make again from the recipe's seed; without a scheme, the identity (no secret at all)."""
     root = hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
     key = key_of(base, ref, scheme, digest, root)
     return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))
 
 
-def prepare(recipe: Recipe, data: Path, out: Path, threads: int | None) -> tuple[Checkpoint, list[Variant]]:
+def prepare(
+    recipe: Recipe, data: Path, out: Path, threads: int | None, tell: Tell = lambda words: None
+) -> tuple[Checkpoint, list[Variant]]:
     """Scramble the models and write the encoded data and the jobs' specs, where they are not there yet."""
     base = Checkpoint.open(resolve(recipe.model))
     digest = base.digest()
-    _require_same_run(recipe, digest, data, out)
+    require_same_run(out, {**_about(recipe), "base": digest, "data": sources.sums(data, recipe.data.values())})
+    paths = {split: sources.as_file(data, recipe.data[split], out / "data", tell) for split in SPLITS}
     variants = []
     for name, parameters in recipe.variants.items():
-        scheme = ObfusLM(**parameters) if parameters else None
+        scheme = scheme_of_recipe(parameters) if parameters else None
         key = seeded_key(base, recipe.model, digest, recipe.seed, scheme)
         model = out / f"{name}-model" if scheme else base.folder
         if not model.exists():
+            tell(f"{name}: the model is scrambled")
             scramble(base, key, model)
         variant = Variant(name, model, key, out / name, scheme is None)
-        _write_job(recipe, base, data, variant, threads)
+        _write_job(recipe, base, paths, variant, threads)
         variants.append(variant)
     return base, variants
 
 
-def _require_same_run(recipe: Recipe, digest: str, data: Path, out: Path) -> None:
+def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
     """Figures of one setting must never appear under the name of another."""
-    for path in recipe.data.values():
-        if not (data / path).is_file():
-            raise UsageError(
-                f"there is no {data / path}", "give --data the folder that the recipe's data paths start from"
-            )
-    sums = {path: hashlib.sha256((data / path).read_bytes()).hexdigest() for path in recipe.data.values()}
-    this = {**_about(recipe), "base": digest, "data": sums}
     record = out / "run.json"
     if record.is_file():
         if json.loads(record.read_text("utf-8")) != this:
@@ -133,18 +142,21 @@ def _about(recipe: Recipe) -> dict[str, Any]:
         "training": recipe.training.model_dump(),
         "variants": {name: dict(parameters) for name, parameters in recipe.variants.items()},
         "evaluation": dict(recipe.evaluation),
+        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
     }
 
 
-def _write_job(recipe: Recipe, base: Checkpoint, data: Path, variant: Variant, threads: int | None) -> None:
+def _write_job(
+    recipe: Recipe, base: Checkpoint, texts: Mapping[str, Path], variant: Variant, threads: int | None
+) -> None:
     variant.job.mkdir(parents=True, exist_ok=True)
     codec = Codec.open(variant.key, base.folder)
     paths = {split: variant.job / f"{split}.parquet" for split in SPLITS}
-    train = data / recipe.data["train"]
-    numbers = number_labels(summarise(train).labels, None) if recipe.kind == "classification" else None
+    labelled = recipe.kind == "classification"
+    numbers = sources.numbers(recipe.data["train"], texts["train"]) if labelled else None
     for split, path in paths.items():
         if not path.is_file():
-            write_parquet(codec, data / recipe.data[split], path, numbers, recipe.training.max_length)
+            write_parquet(codec, texts[split], path, numbers, recipe.training.max_length)
     spec = JobSpec(
         model=str(variant.model),
         train=str(paths["train"]),
@@ -155,20 +167,23 @@ def _write_job(recipe: Recipe, base: Checkpoint, data: Path, variant: Variant, t
     (variant.job / "spec.json").write_text(spec.model_dump_json(), "utf-8")
 
 
-def train(variants: list[Variant], at_once: int) -> dict[str, Status]:
+def train(variants: list[Variant], at_once: int, tell: Tell = lambda words: None) -> dict[str, Status]:
     """Run the jobs with the server's own worker; one that succeeded is not run again."""
     with ThreadPoolExecutor(at_once) as pool:
-        return dict(zip((v.name for v in variants), pool.map(_train_one, variants), strict=True))
+        done = pool.map(lambda variant: _train_one(variant, tell), variants)
+        return dict(zip((v.name for v in variants), done, strict=True))
 
 
-def _train_one(variant: Variant) -> Status:
+def _train_one(variant: Variant, tell: Tell) -> Status:
     status = variant.job / "status.json"
     if status.is_file() and Status.model_validate_json(status.read_text("utf-8")).state != "succeeded":
         status.unlink()  # what failed is tried again
     if not status.is_file():
         with (variant.job / "worker.log").open("ab") as log:
             command = [sys.executable, "-m", "milkglass.server.training", str(variant.job)]
-            subprocess.run(command, stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False)
+            environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+            with subprocess.Popen(command, stdout=log, stderr=log, env=environment) as worker:
+                follow(worker, variant.job / "events.jsonl", lambda words: tell(f"{variant.name}: {words}"))
     if not status.is_file():
         raise JobFailed(f"the training of {variant.name} was stopped", "run the recipe again: it goes on")
     found = Status.model_validate_json(status.read_text("utf-8"))
@@ -178,17 +193,14 @@ def _train_one(variant: Variant) -> Status:
 
 
 def write_result(recipe: Recipe, out: Path, measured: Mapping[str, float]) -> Path:
-    """RUN/result.json: each figure beside the paper's and beside what was asked."""
-    rows = {
-        name: {
-            "measured": round(value, 4),
-            **({"published": recipe.published[name]} if name in recipe.published else {}),
-            **({"asked": recipe.asked[name]} if name in recipe.asked else {}),
-        }
-        for name, value in measured.items()
+    """RUN/RECIPE.json: each figure beside the paper's and beside what was asked."""
+    about = {
+        **_about(recipe),
+        "data": dict(recipe.data),
+        "made": made(),
+        "figures": result.figures(recipe, measured, 4),
     }
-    about = {**_about(recipe), "made": made(), "figures": rows}
-    path = out / "result.json"
+    path = out / f"{recipe.name}.json"
     path.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
     return path
 

@@ -28,3 +28,9 @@ def scheme_named(name: str, parameters: Mapping[str, Any]) -> Scheme:
         return kind(**given)
     except TypeError:
         raise UsageError(f"{name} has not all of the parameters {', '.join(sorted(given))}", "see its file") from None
+
+
+def scheme_of_recipe(parameters: Mapping[str, Any]) -> Scheme:
+    """A recipe's variant: the scheme's parameters, and its name under `scheme` where it is not ObfusLM."""
+    given = dict(parameters)
+    return scheme_named(str(given.pop("scheme", "obfuslm")), given)

@@ -1,0 +1,136 @@
+"""`milkglass reproduce`: run a recipe. `milkglass data`: a public data set, or a table of yours, as JSON Lines.
+
+What this module does not know: what a recipe measures.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from milkglass.cli.options import AsJson, require_file
+from milkglass.cli.terminal import emit, note, say
+from milkglass.cli.terminal import table as columns
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.datasets.own import Columns
+
+OWN = (".jsonl", ".csv", ".tsv", ".parquet")
+
+
+def reproduce(
+    recipe: Annotated[Path, typer.Argument(help="A recipe, such as recipes/attack_sst2.toml.")],
+    data: Annotated[Path, typer.Option("--data", help="The folder that the recipe's data paths start from.")],
+    out: Annotated[Path, typer.Option("--out", help="The run folder. A run that was stopped goes on in it.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The recipe's [quick] settings: minutes on two cores, other figures.")
+    ] = False,
+    at_once: Annotated[
+        int, typer.Option("--at-once", min=1, max=64, help="Variants trained side by side, sharing the cores.")
+    ] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Run a recipe, and write its figures beside the paper's: NAME.json, NAME.md and NAME.html in the run folder."""
+    require_file(recipe, "give a recipe, a .toml file")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file, not a folder", "give another --out")
+
+    from milkglass.experiments import table
+    from milkglass.experiments.reproduce import reproduce as run
+
+    def tell(words: str) -> None:
+        if not as_json:
+            note(f"  {words}")
+
+    try:
+        found = run(recipe, data, out, quick, at_once, tell)
+    except KeyboardInterrupt:
+        if out.exists():
+            note(f"stopped; what was finished is kept in {out}, the same command again goes on")
+        raise
+    result = json.loads(found.read_text("utf-8"))
+    pages = [str(found.with_suffix(kind)) for kind in (".json", ".md", ".html")]
+    emit(as_json, {"files": pages, **result}, lambda: "\n".join([table.words(table.read(result)), "", *pages]))
+
+
+def data(
+    name: Annotated[
+        str | None, typer.Argument(help="A data set's name, or a .jsonl, .csv, .tsv or .parquet file of yours.")
+    ] = None,
+    source: Annotated[Path | None, typer.Option("--from", help="The folder that has the data set's own files.")] = None,
+    hub: Annotated[bool, typer.Option("--hub", help="Fetch it from the hub, by the library datasets.")] = False,
+    split: Annotated[
+        str, typer.Option("--split", help="train, validation or test, as the data set has them.")
+    ] = "train",
+    out: Annotated[Path | None, typer.Option("--out", help="The JSON Lines file to write.")] = None,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Only the first so many.")] = None,
+    text_column: Annotated[str | None, typer.Option("--text-column", help="Your file's column of texts.")] = None,
+    label_column: Annotated[str | None, typer.Option("--label-column", help="Its column of labels.")] = None,
+    pair_column: Annotated[str | None, typer.Option("--pair-column", help="Its column of second texts.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a data set, or a table of yours, as the JSON Lines that `finetune` and `audit` read. No name: list them.
+
+    Nothing is sent anywhere; --hub fetches.
+    """
+    if name is None:
+        _list(as_json)
+        return
+    if out is None:
+        raise UsageError("there is no file to write to", "give --out FILE.jsonl")
+    if out.exists():
+        raise UsageError(f"{out} is there already", "give another --out, or remove it first")
+    if out.suffix != ".jsonl":
+        raise UsageError(f"{out.name} would be JSON Lines under another name", "give --out a name that ends in .jsonl")
+    if not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent}", "make it first")
+
+    from milkglass.datasets import export, own, sets
+
+    asked = (text_column, label_column, pair_column)
+    score = False
+    if Path(name).suffix.lower() in OWN:
+        if source is not None or hub:
+            raise UsageError(f"{name} is a file: --from and --hub are for data sets by name", "leave them out")
+        found = own.read(Path(name), _columns(*asked))
+    else:
+        if any(asked):
+            raise UsageError("columns are for files of your own", f"{name} has its own")
+        if (source is None) != hub:
+            raise UsageError("it is not said where the data set is", "give --from FOLDER, or --hub")
+        score = sets.describe(name).task == "regression"
+        found = sets.load(name, source, split, note)
+    count = export.write(found, out, score, rows)
+    emit(as_json, {"out": str(out), "rows": count}, f"{count:,} rows in {out}")
+
+
+def _columns(text: str | None, label: str | None, pair: str | None) -> Columns:
+    from milkglass.datasets.own import Columns
+
+    if text is None:
+        raise UsageError("it is not said which column has the texts", "give --text-column, and --label-column if any")
+    return Columns(text, label, pair)
+
+
+def _list(as_json: bool) -> None:
+    from milkglass.datasets.sets import SETS
+
+    found = [
+        {"name": one.name, "task": one.task, "splits": list(one.splits), "labels": list(one.labels), "about": one.about,
+         "metrics": list(one.metrics), "licence": one.licence}
+        for one in SETS.values()
+    ]  # fmt: skip
+    if as_json:
+        say(json.dumps({"data_sets": found}, ensure_ascii=False))
+        return
+    heads = ("name", "task", "splits", "licence", "about")
+    say(columns([heads, *((d.name, d.task, ", ".join(d.splits), d.licence, d.about) for d in SETS.values())]))
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(reproduce)
+    app.command()(data)

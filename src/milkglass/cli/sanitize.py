@@ -1,0 +1,173 @@
+"""`milkglass sanitize`: replace the words of a text by others, at random, before it leaves this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milkglass.cli.options import AsJson, require_file
+from milkglass.cli.terminal import bars, emit, note, shown, table
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.sanitizers.methods import Method
+    from milkglass.sanitizers.table import Table
+    from milkglass.sanitizers.text import TextSanitizer
+
+SMALL = 1 << 22  # bytes of a file that one process is soon done with
+FILES = "give a .jsonl, .csv or .tsv file, or text lines"
+
+
+def sanitize(
+    source: Annotated[str, typer.Argument(metavar="IN", help=".jsonl, .csv, .tsv or lines of text; `-`: stdin.")],
+    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="The file to write; none for stdin.")] = None,
+    method: Annotated[str, typer.Option("--method", help="santext, santext+, custext, custext+ or rnm.")] = "santext",
+    epsilon: Annotated[float, typer.Option(help="The budget of one word; santext: per unit of distance.")] = 1.0,
+    embeddings: Annotated[
+        str, typer.Option("--table", help="A GloVe text file, or a model whose embeddings are taken.")
+    ] = "demo:minilm",
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Repeats a result. Whoever has it can undo draws. Without: a secret one, written nowhere."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; does not change the result.  [default: by size and cores]")
+    ] = None,
+    text_column: Annotated[list[str] | None, typer.Option(help="One more field that holds text.")] = None,
+    keep_column: Annotated[list[str] | None, typer.Option(help="A field that is left as it is.")] = None,
+    allow: Annotated[list[str] | None, typer.Option("--allow", help="A word that may cross, in any case.")] = None,
+    keep_stopwords: Annotated[
+        bool, typer.Option("--keep-stopwords", help="English function words cross (custext+ always lets them).")
+    ] = False,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Text that frequencies are counted in.  [santext+, rnm: IN]")
+    ] = None,
+    k: Annotated[int | None, typer.Option(help="Words to a list.  [custext: 20, rnm: 30]")] = None,
+    p: Annotated[float | None, typer.Option(help="Chance of a word that is not sensitive.  [0.3]")] = None,
+    sensitive: Annotated[
+        float | None, typer.Option(help="Share of the words that are sensitive, the rarest.  [santext+: 0.9, rnm: 0.2]")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="custext: cosine or euclidean.  [cosine]")] = None,
+    guarantee: Annotated[
+        str | None, typer.Option(help="rnm: paper, which guarantees nothing, or strict.  [paper]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace words by others of an embedding table, at random, and write OUT and OUT.report.json.
+
+    Unknown words and whatever has a digit are always replaced, by a draw that does not depend on them. Punctuation,
+    the number of words and fields that hold no text stay as they are.
+    """
+    from milkglass.sanitizers.methods import Method
+
+    chosen = Method(
+        method, epsilon, k, p, sensitive, metric, guarantee, keep_stopwords, frozenset(allow or ())  # type: ignore[arg-type]
+    )  # fmt: skip
+    also, keep = frozenset(text_column or ()), frozenset(keep_column or ())
+    if source == "-":
+        if out is not None or also or keep or as_json:
+            raise UsageError("stdin is read as lines and answered on stdout", "give a file IN to write an OUT")
+        if chosen.needs_counts and corpus is None:
+            raise UsageError(f"{method} must know how often words occur, and stdin is read once", "give --corpus FILE")
+        _lines(_over(chosen, _table(embeddings), corpus, 1), seed)
+        return
+    _file(chosen, Path(source), out, embeddings, seed, workers, also, keep, corpus, as_json)
+
+
+def _file(
+    chosen: Method, source: Path, out: Path | None, embeddings: str, seed: int | None, workers: int | None,
+    also: frozenset[str], keep: frozenset[str], corpus: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    from milkglass.sanitizers.files import describe, report_path, require_free, sanitize_file
+    from milkglass.sanitizers.rows import shape_of
+
+    require_file(source, FILES)
+    if out is None:
+        raise UsageError("no OUT was given", "name the file to write")
+    require_free(out)
+    shape = shape_of(source, also, keep)
+    workers = workers or (_cores() if source.stat().st_size > SMALL else 1)
+    counted = corpus or (source if chosen.needs_counts else None)
+    sanitizer = _over(chosen, _table(embeddings), counted, workers, as_json, shape if counted == source else None)
+    with bars(as_json) as stage:
+        report = sanitize_file(
+            sanitizer, source, shape, out, seed, describe(chosen, counted), workers,
+            stage("sanitize", source.stat().st_size),
+        )  # fmt: skip
+    emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _told(report, out))
+
+
+def _told(report: dict[str, Any], out: Path) -> str:
+    rows: list[tuple[str, ...]] = [("words", "count", "replaced")]
+    rows += [
+        (name, f"{one['words']:,}", f"{100 * one['replaced_share']:.1f} %") for name, one in report["words"].items()
+    ]
+    left = report["fields_left_as_they_are"]
+    lines = [f"wrote {out} and {out.name}.report.json", table(rows)]
+    lines += [f"guarantee: {report['guarantee'] or 'none'}"]
+    lines += [f"left as they are: {', '.join(left)} (--text-column NAME sanitizes a field)"] if left else []
+    return "\n".join(lines)
+
+
+def _lines(sanitizer: TextSanitizer, seed: int | None) -> None:
+    """Each line of stdin answered at once."""
+    from milkglass.sanitizers.files import fresh_seed, generator
+    from milkglass.sanitizers.text import Tally
+
+    tally, secret = Tally(), fresh_seed() if seed is None else seed
+    for number, line in enumerate(sys.stdin):
+        text = line.rstrip("\r\n")
+        print(shown(sanitizer.texts([text], generator(secret, number), tally)[0]), flush=True)
+    every = tally.document()["all"]
+    note(f"{every['words']:,} words, {100 * every['replaced_share']:.1f} % replaced")
+    note(f"guarantee: {sanitizer.guarantee or 'none'}")
+
+
+def _over(
+    chosen: Method, words: Table, counted: Path | None, workers: int, quiet: bool = False, shape: Any = None
+) -> TextSanitizer:
+    """The method over a table, with what it needs to know of frequencies, and its lists."""
+    from milkglass.sanitizers.files import count_file
+    from milkglass.sanitizers.methods import LISTS
+    from milkglass.sanitizers.rows import shape_of
+
+    counts = None
+    with bars(quiet) as stage:
+        if counted is not None:
+            require_file(counted, FILES)
+            shape = shape or shape_of(counted)
+            counts = count_file(words, counted, shape, workers, stage("count", counted.stat().st_size))
+        sanitizer = chosen.over(words, counts)
+        if chosen.name in LISTS:
+            tell = stage("make lists", 0)
+            sanitizer.prepare()
+            tell(1)
+    return sanitizer
+
+
+def _table(ref: str) -> Table:
+    """A file is GloVe's, everything else a model."""
+    from milkglass.sanitizers.glove import read_glove
+
+    if Path(ref).is_file():
+        return read_glove(Path(ref))
+    from milkglass.models import resolve
+    from milkglass.sanitizers.vocabulary import words_of_model
+
+    folder = resolve(ref)
+    return words_of_model(folder, ref if ref.startswith("demo:") else folder.name)
+
+
+def _cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(sanitize)

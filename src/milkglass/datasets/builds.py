@@ -1,0 +1,119 @@
+"""Builders: from a row of a published file to an Example.
+
+What this module does not know: how a file is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from milkglass.client.dataset import Example
+from milkglass.datasets.rows import Place, Row, text_of
+from milkglass.errors import CodecError, EmptyText
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """values: what stands in the file, to the label's name; "" as a name: no label was agreed on, the row is left out.
+    flawed: the published file has empty texts and broken rows, which are left out. also: columns joined to the text.
+    """
+
+    text: str
+    label: str
+    values: Mapping[str, str]
+    pair: str | None = None
+    flawed: bool = False
+    also: str | None = None
+
+    def __call__(self, place: Place, row: Row) -> Example | None:
+        if self.flawed and not all(str(row.get(name) or "").strip() for name in (self.text, self.pair or self.text)):
+            return None
+        text = text_of(place, row, self.text)
+        if self.also is not None:
+            text = f"{text} {text_of(place, row, self.also)}"
+        pair = None if self.pair is None else text_of(place, row, self.pair)
+        name = self._name(place, row.get(self.label))
+        return Example(place.number, "labelled", text, pair, name) if name else None
+
+    def _name(self, place: Place, value: Any) -> str:
+        found = self.values.get(str(value).strip())
+        if found is None:
+            known = ", ".join(dict.fromkeys(self.values))
+            raise CodecError(f"{place} has a {self.label} that the data set does not have", f"it has: {known}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A regression: the label is the score as the file writes it; `float` reads it."""
+
+    text: str
+    pair: str
+    label: str
+    low: float
+    high: float
+
+    def __call__(self, place: Place, row: Row) -> Example:
+        text, pair = text_of(place, row, self.text), text_of(place, row, self.pair)
+        try:
+            score = float(row[self.label])
+        except (KeyError, TypeError, ValueError):
+            score = math.nan
+        if not self.low <= score <= self.high:
+            raise CodecError(
+                f"{place} has a {self.label} that is no number from {self.low:g} to {self.high:g}", "check the file"
+            )
+        return Example(place.number, "labelled", text, pair, str(row[self.label]).strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question and its answer. extra: a column that is put under the question where it is not empty. before: words
+    of ours before the question. flawed: the published file has empty answers, which are left out."""
+
+    question: str
+    answer: str
+    extra: str | None = None
+    before: str = ""
+    flawed: bool = False
+
+    def __call__(self, place: Place, row: Row) -> Example | None:
+        if self.flawed and isinstance(row.get(self.answer), str) and not row[self.answer].strip():
+            return None
+        asked = self.before + text_of(place, row, self.question)
+        more = row.get(self.extra) if self.extra else None
+        if more is not None and not isinstance(more, str):
+            raise CodecError(f"{place} has a {self.extra} that is no text", "give a string")
+        asked = f"{asked}\n\n{more}" if more and more.strip() else asked
+        answer = {"role": "assistant", "content": text_of(place, row, self.answer)}
+        return Example(place.number, "chat", messages=({"role": "user", "content": asked}, answer))
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """One text and nothing else: a column of a row, or an entry of a list of texts."""
+
+    column: str = "text"
+
+    def __call__(self, place: Place, row: Row | str) -> Example | None:
+        if isinstance(row, str):
+            if not row.strip():
+                raise EmptyText(f"{place} is empty", "leave it out")
+            return Example(place.number, "text", row)
+        return Example(place.number, "text", text_of(place, row, self.column))
+
+
+@dataclass(frozen=True, slots=True)
+class NonBlank:
+    """As Plain, of a hub's rows, which hold the blank lines of the files as rows."""
+
+    column: str = "text"
+
+    def __call__(self, place: Place, row: Row) -> Example | None:
+        value = row.get(self.column)
+        if isinstance(value, str) and not value.strip():
+            return None
+        return Example(place.number, "text", text_of(place, row, self.column).strip())

@@ -1,0 +1,40 @@
+"""Examples as JSON Lines of the shapes that `finetune`, `audit` and recipes read."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from milkglass.client.dataset import Example
+
+
+def row(example: Example, score: bool = False) -> dict[str, Any]:
+    """score: the label is a number of a regression, and is written as one; `finetune` refuses those by name."""
+    if example.kind == "chat":
+        return {"messages": [dict(one) for one in example.messages]}
+    if example.kind == "text":
+        return {"text": example.text}
+    label = float(example.label or "nan") if score else example.label
+    pair = {} if example.pair is None else {"text_pair": example.pair}
+    return {"text": example.text, **pair, "label": label}
+
+
+def write(examples: Iterable[Example], out: Path, score: bool = False, most: int | None = None) -> int:
+    """How many rows were written. `out` appears under its name only when it is complete; its owner alone reads it."""
+    partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    count = 0
+    try:
+        opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(opened, "w", encoding="utf-8", newline="\n") as file:
+            for example in islice(examples, most):
+                file.write(json.dumps(row(example, score), ensure_ascii=False, allow_nan=False) + "\n")
+                count += 1
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+    return count

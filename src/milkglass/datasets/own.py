@@ -1,0 +1,79 @@
+"""The user's own tables: JSON Lines, CSV, TSV or Parquet, with columns of any name.
+
+A file whose columns have the names that `client/dataset.py` knows needs none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from milkglass.client.dataset import Example
+from milkglass.datasets.rows import Place, Row, Rows, columns_there, comma, json_lines, parquet, text_of, tsv
+from milkglass.errors import CodecError, EmptyText, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """label: None for plain text. A label is a name, a whole number, or true and false."""
+
+    text: str
+    label: str | None = None
+    pair: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.pair is not None and self.label is None:
+            raise UsageError("a pair column without a label column teaches nothing", "give --label-column too")
+        if len(set(self.needed)) < len(self.needed):
+            raise UsageError("two of the columns are one and the same", "give each its own")
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.text, self.pair, self.label) if name is not None)
+
+
+def read(path: Path, columns: Columns) -> Iterator[Example]:
+    """Raises UsageError for another kind of file, CodecError for a row that cannot be, when it is reached."""
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise UsageError(f"{path.name} is of no kind that is read", f"give {', '.join(_READERS)}")
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}", "give the file itself")
+    return _examples(path, reader(path, columns.needed), columns)
+
+
+def _examples(path: Path, rows: Rows, columns: Columns) -> Iterator[Example]:
+    given = False
+    for place, row in rows:
+        given = True
+        text = text_of(place, row, columns.text)
+        if columns.label is None:
+            yield Example(place.number, "text", text)
+            continue
+        pair = None if columns.pair is None else text_of(place, row, columns.pair)
+        yield Example(place.number, "labelled", text, pair, _label(place, row, columns.label))
+    if not given:
+        raise EmptyText(f"{path.name} has no rows", "give at least one")
+
+
+def _label(place: Place, row: Row, column: str) -> str:
+    if column not in row:
+        raise CodecError(f"{place} has no {column}", columns_there(list(row)))
+    value: Any = row[column]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # a Parquet column of whole numbers with gaps is one of floats
+    if isinstance(value, float) or not isinstance(value, str | int):
+        raise CodecError(f"{place} has a {column} that is no name and no whole number", "give a name such as billing")
+    found = str(value).lower() if isinstance(value, bool) else str(value).strip()
+    if not found:
+        raise EmptyText(f"{place} has an empty {column}", "leave the row out")
+    return found
+
+
+def _json(path: Path, needed: tuple[str, ...]) -> Rows:
+    return json_lines(path)
+
+
+_READERS = {".jsonl": _json, ".csv": comma, ".tsv": tsv, ".parquet": parquet}

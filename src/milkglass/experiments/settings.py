@@ -1,0 +1,83 @@
+"""A recipe's file as settings: in full, or with its table [quick] laid over it.
+
+    [quick]
+    rows = 1000                          a value in place of the recipe's
+    training.max_steps = 150             one entry of a table, the others stay
+    variants = ["k=10, eps=1"]           of a table only the entries of these names
+
+A quick run is never taken for a full one: its name ends in ".quick", and so do its files and what its folder says of
+itself. What a full run is asked for does not hold for it; only [quick.asked] does.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from milkglass.errors import UsageError
+
+QUICK = ".quick"
+# What a quick run may change. Never what was published, the seed, or what kind of recipe it is.
+MILDER = (
+    "model",
+    "rows",
+    "seconds",
+    "curve",
+    "attacks",
+    "public",
+    "variants",
+    "data",
+    "training",
+    "evaluation",
+    "asked",
+)
+
+Made = TypeVar("Made")
+
+
+def settings(path: Path, quick: bool = False) -> dict[str, Any]:
+    """Raises UsageError for a file that is no recipe, and for --quick where the recipe has no such table."""
+    if not path.is_file():
+        raise UsageError(f"there is no recipe {path}", "recipes are .toml files")
+    try:
+        raw = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path.name} is no TOML: {error}", "see recipes/ for examples") from None
+    less = raw.pop("quick", None)
+    if not quick:
+        return {**raw, "name": path.stem}
+    if not isinstance(less, dict):
+        raise UsageError(f"{path.name} has no table [quick]", "run it without --quick, or write one")
+    if strange := [key for key in less if key not in MILDER]:
+        raise UsageError(f"[quick] must not change {strange[0]}", f"it may change: {', '.join(MILDER)}")
+    kept = {key: value for key, value in raw.items() if key != "asked"}
+    return {**laid_over(kept, less), "name": path.stem + QUICK, "quick": less}
+
+
+def laid_over(raw: Mapping[str, Any], less: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(raw)
+    for key, value in less.items():
+        there = raw.get(key)
+        if isinstance(there, dict) and isinstance(value, dict):
+            found[key] = {**there, **value}
+        elif isinstance(there, dict) and isinstance(value, list):
+            if lost := [name for name in value if name not in there]:
+                raise UsageError(f"[quick] names {lost[0]!r}, which {key} has not", f"it has: {', '.join(there)}")
+            found[key] = {name: there[name] for name in value}
+        else:
+            found[key] = value
+    return found
+
+
+def made_of(kind: type[Made], raw: Mapping[str, Any]) -> Made:
+    """The recipe with these entries. Raises UsageError for one that is missing, or that nobody reads."""
+    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
+    needed = [n for n, one in known.items() if one.default is MISSING and one.default_factory is MISSING]
+    if lost := [name for name in needed if name not in raw]:
+        raise UsageError(f"the recipe has no {lost[0]}", f"it needs: {', '.join(needed)}")
+    if strange := [name for name in raw if name not in known]:
+        raise UsageError(f"a recipe of this kind has no {strange[0]}", f"it has: {', '.join(known)}")
+    return kind(**raw)

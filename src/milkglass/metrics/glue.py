@@ -1,0 +1,122 @@
+"""The measures of GLUE's tasks (Wang et al. 2019), and TweetEval's macro recall, each with a bootstrap interval.
+
+All take guesses and truth of the same length, one entry an example, and give values between -1 and 1. A measure that
+does not exist (a correlation with a constant) is nan; Matthews' is 0 there, as GLUE's own program has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.metrics.interval import Interval, ratio, share
+from milkglass.metrics.resample import resampled
+
+Numbers = NDArray[Any]
+
+
+def accuracy(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+    _require_alike(guess, truth)
+    return share(guess == truth, rng)
+
+
+def f1(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+    """Of class 1. nan where neither holds any."""
+    _require_alike(guess, truth)
+    hits = ((guess == 1) & (truth == 1)).astype(np.float64)
+    named = (guess == 1).astype(np.float64) + (truth == 1)
+    return ratio(2 * hits, named, rng)
+
+
+def macro_recall(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+    """The mean over the classes that occur of the share of each that was found."""
+    _require_alike(guess, truth)
+    classes = np.unique(truth)
+    there = (truth[:, None] == classes).astype(np.float64)  # (u, c)
+    right = there * (guess == truth)[:, None]
+
+    def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+        below = counts @ there
+        recall = np.divide(counts @ right, below, out=np.full(below.shape, np.nan), where=below > 0)
+        return np.asarray(np.nanmean(recall, axis=1))  # a draw that lost a rare class is of the others
+
+    return resampled(statistic, len(truth), rng)
+
+
+def matthews(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+    """Matthews' correlation, of any number of classes (Gorodkin 2004)."""
+    _require_alike(guess, truth)
+    classes = np.unique(np.concatenate([guess, truth]))
+    guessed = (guess[:, None] == classes).astype(np.float64)  # (u, c)
+    there = (truth[:, None] == classes).astype(np.float64)
+    right = (guess == truth).astype(np.float64)
+
+    def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+        total = counts.sum(1)
+        g, t = counts @ guessed, counts @ there
+        above = counts @ right * total - (g * t).sum(1)
+        below = np.sqrt((total**2 - (g**2).sum(1)) * (total**2 - (t**2).sum(1)))
+        return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+
+    return resampled(statistic, len(truth), rng)
+
+
+def pearson(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+    _require_alike(guess, truth)
+    x, y = (np.asarray(one, np.float64) for one in (guess, truth))
+    if not len(x):
+        return resampled(lambda counts: counts[:, 0], 0, rng)
+    x, y = x - x.mean(), y - y.mean()  # moments about the mean: raw ones cancel
+    parts = np.stack([x, y, x * x, y * y, x * y], 1)
+
+    def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+        mx, my, xx, yy, xy = (counts @ parts / counts.sum(1, keepdims=True)).T
+        below = np.sqrt(np.maximum(xx - mx**2, 0) * np.maximum(yy - my**2, 0))
+        exists = below > 1e-12 * np.sqrt(xx.max() * yy.max() + 1e-300)  # what is less is rounding of a constant
+        return np.divide(xy - mx * my, below, out=np.full(len(below), np.nan), where=exists)
+
+    return resampled(statistic, len(x), rng)
+
+
+def spearman(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+    """Pearson's of the ranks, ties at their mean, ranked anew in every draw."""
+    _require_alike(guess, truth)
+    x, y = (np.unique(one, return_inverse=True)[1] for one in (guess, truth))  # (u,) which distinct value
+
+    def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.array([_correlation(_ranks(x, weights), _ranks(y, weights), weights) for weights in counts])
+
+    return resampled(statistic, len(truth), rng)
+
+
+def _ranks(places: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(u,) mean ranks where example i is there weights[i] times; places: 0 for the least distinct value."""
+    held = np.bincount(places, weights)
+    return (np.cumsum(held) - (held - 1) / 2)[places]
+
+
+def _correlation(x: NDArray[np.float64], y: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    total = weights.sum()
+    x, y = x - weights @ x / total, y - weights @ y / total
+    below = float((weights @ x**2) * (weights @ y**2)) ** 0.5
+    return float(weights @ (x * y)) / below if below > 1e-9 else float("nan")
+
+
+def _require_alike(guess: Numbers, truth: Numbers) -> None:
+    if guess.shape != truth.shape or guess.ndim != 1:
+        raise UsageError(f"guesses of shape {guess.shape} for truth of shape {truth.shape}", "give one an example")
+
+
+Measure = Callable[[Numbers, Numbers, np.random.Generator], Interval]
+MEASURES: Mapping[str, Measure] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "macro recall": macro_recall,
+    "matthews": matthews,
+    "pearson": pearson,
+    "spearman": spearman,
+}

@@ -1,0 +1,134 @@
+"""CUSTEXT: a substitute from a short list that a group of near words shares (Chen et al., Findings of ACL 2023).
+
+Mapping: words in order of frequency; the first free one and the k - 1 free ones that are
+nearest to it form a group, and each word of it may become each other. Sampling: within the list,
+
+    u(x, y) = (s(x, y) - min) / (max - min)  over the list,   p(y | x) ~ exp(eps u(x, y) / 2)
+
+with s the cosine or minus the Euclidean distance: the exponential mechanism with a score of sensitivity 1. A list whose
+scores are all alike is drawn from evenly. CUSTEXT+ leaves stopwords: text.py keeps them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.paper import Paper
+from milkglass.sanitizers.neighbours import Metric, directions, groups, require_k
+from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, pick
+from milkglass.sanitizers.table import Ids, Vectors
+
+
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """Words in groups, with the score of each other word of the group. All by place among the candidates."""
+
+    group: Ids  # (m,) the number of a word's group
+    members: Ids = field(repr=False)  # (g, width), -1 beyond a group's end
+    scores: NDArray[np.float64] = field(repr=False)  # (m, width) in [0, 1], -inf beyond the end
+
+    @classmethod
+    def of(cls, vectors: Vectors, order: Ids, k: int, metric: Metric) -> Lists:
+        found = groups(vectors, order, k, metric)
+        width = max(len(one) for one in found)
+        group, members = np.empty(len(vectors), np.int64), np.full((len(found), width), -1, np.int64)
+        scores = np.full((len(vectors), width), -np.inf)
+        rows = directions(vectors) if metric == "cosine" else vectors
+        for number, one in enumerate(found):
+            group[one], members[number, : len(one)] = number, one
+            scores[one, : len(one)] = normalised(_all_pairs(rows[one].astype(np.float64), metric))
+        return cls(group, members, scores)
+
+    @property
+    def width(self) -> int:
+        return int(self.members.shape[1])
+
+
+def _all_pairs(rows: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]:
+    """(k, k). A word is as near to itself as can be, also one without a direction."""
+    found = np.minimum(rows @ rows.T, 1) if metric == "cosine" else -np.linalg.norm(rows[:, None] - rows, axis=2)
+    np.fill_diagonal(found, 1.0 if metric == "cosine" else 0.0)
+    return found
+
+
+def normalised(similarity: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Each row from 0 to 1. A flat row, whose differences are rounding, is 0 throughout."""
+    similarity = similarity.astype(np.float64)
+    low, high = similarity.min(1, keepdims=True), similarity.max(1, keepdims=True)
+    flat = high - low <= 1e-6 * np.maximum(1, np.abs(high))
+    return np.where(flat, 0, (similarity - low) / np.where(flat, 1, high - low))
+
+
+@dataclass(frozen=True, eq=False)
+class CusText(Sanitizer):
+    """k: words to a list. metric: what near means. counts: (n,) how often each word occurs, which decides the order;
+    without them the table's order is taken. An unknown word becomes any word of the table, all alike likely."""
+
+    k: int = 20
+    metric: Metric = "cosine"
+    counts: NDArray[np.int64] | None = field(default=None, repr=False)
+
+    paper: ClassVar[Paper] = Paper(
+        "A Customized Text Sanitization Mechanism with Differential Privacy",
+        "Chen, Mo, Wang, Chen, Nie, Wang, Cui",
+        2023,
+        "Findings of ACL",
+        (
+            "Words that are in a list already are left out; the published code sets their vectors to zero, so that "
+            "they may be taken again.",
+            "What is left at the end, fewer than k words, joins the last list.",
+            "Without counts words are visited in the table's order: lists by private counts would tell of them.",
+            "Unknown words and numbers become any word of the table; the published code lets unknown words through.",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.metric not in ("cosine", "euclidean"):
+            raise UsageError(f"metric is {self.metric!r}", "cosine or euclidean")
+        require_k(self.k, len(self.table.candidates))
+
+    @property
+    def guarantee(self) -> str | None:
+        return f"{self.epsilon:g}-DP between words of one list, for one word; lists are public"
+
+    def prepare(self) -> None:
+        self.cumulative  # noqa: B018
+
+    def draw(self, places: Ids, rng: np.random.Generator) -> Ids:
+        known = np.maximum(places, 0)
+        column = np.minimum(pick(self.cumulative[known], rng), self.lists.width - 1)
+        found = self.lists.members[self.lists.group[known], column]
+        return np.where(places == UNKNOWN, rng.integers(len(self.vectors), size=len(places)), found)
+
+    @cached_property
+    def lists(self) -> Lists:
+        return Lists.of(self.vectors, self.order(self.counts), self.k, self.metric)
+
+    @cached_property
+    def cumulative(self) -> NDArray[np.float64]:
+        """(m, width) cumulative probabilities over a word's list; 1 at its end and beyond."""
+        found = np.cumsum(np.exp(self.epsilon * self.lists.scores / 2), 1)
+        found /= found[:, -1:]
+        found[np.isneginf(self.lists.scores)] = 1
+        ends = (~np.isneginf(self.lists.scores)).sum(1) - 1
+        found[np.arange(len(found)), ends] = 1  # rounding must not lead beyond it
+        return found
+
+    def law(self, row: int) -> NDArray[np.float64]:
+        """(n,) the probabilities of what a row of the table, or UNKNOWN, is replaced by."""
+        found = np.zeros(len(self.table))
+        if row == UNKNOWN:
+            found[self.table.candidates] = 1 / len(self.vectors)
+            return found
+        place = self.table.places[row]
+        members = self.lists.members[self.lists.group[place]]
+        weights = np.exp(self.epsilon * self.lists.scores[place] / 2)
+        found[self.table.candidates[members[members >= 0]]] = (weights / weights.sum())[members >= 0]
+        return found

@@ -1,0 +1,119 @@
+"""RNM: report-noisy-max over near words (Yu et al., CMIF, section 3.2).
+
+Every word has a list of the k others of the largest cosine; u is the cosine, normalised to [0, 1] within the list
+(equation 3). A word becomes
+
+    argmax over y of its list of  u(x, y) + Lap(1 / eps)                         (equation 2, sensitivity 1)
+
+Sensitive words always, the others with probability p (section 3.2, "Mapping Function").
+
+`guarantee="paper"` is that, and **promises nothing**: the paper's ratio (equation 4) needs both words to have the same
+list, but each word has its own and is not in it, so that an outcome of one word can be impossible for the other; and
+Lap(1 / eps) suffices for monotone scores only. `guarantee="strict"` partitions the words into lists that are shared
+(those of CUSTEXT, a word being in its own) and takes Lap(2 / eps): eps-DP between words of one list if all are
+replaced. Where words are spared with p < 1, a spared x' tells itself: Pr[x' -> x'] = 1 - p + p q(x'|x'), and since x'
+is the best of its list, q(x'|x') >= 1/K for lists of at most K, so that the ratio is at most e^eps (1 + (1 - p) K / p).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.paper import Paper
+from milkglass.sanitizers.custext import Lists, normalised
+from milkglass.sanitizers.neighbours import nearest, require_k
+from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
+from milkglass.sanitizers.table import Ids, Mask
+
+Guarantee = Literal["paper", "strict"]
+
+
+@dataclass(frozen=True, eq=False)
+class Rnm(Sanitizer):
+    """k: words to a list, 30 in the paper. spared: None replaces every word. counts: as for CUSTEXT, for strict lists.
+    An unknown word becomes any word of the table, all alike likely."""
+
+    k: int = 30
+    guaranteed: Guarantee = "paper"
+    spared: Spared | None = None
+    counts: NDArray[np.int64] | None = field(default=None, repr=False)
+
+    paper: ClassVar[Paper] = Paper(
+        "Towards Confidential and Efficient LLM Inference with Dual Privacy Protection",
+        "Yu, Wang, Dai, Liu, Fan, Gu",
+        2025,
+        "arXiv 2509.09091",
+        (
+            "The published code never finds a token sensitive, takes dot products, normalises over a block of the "
+            "vocabulary and replaces [CLS], [SEP] and [PAD]; ours follows the paper.",
+            "Unknown words and numbers become any word of the table.",
+            "The claim of equation 4 does not hold as built; `strict` has shared lists and twice the noise.",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.guaranteed not in ("paper", "strict"):
+            raise UsageError(f"the guarantee is {self.guaranteed!r}", "paper or strict")
+        if self.spared is not None:
+            self.spared.check(self.table)
+        require_k(self.k, len(self.table.candidates) - (self.guaranteed == "paper"))
+
+    @property
+    def guarantee(self) -> str | None:
+        if self.guaranteed == "paper":
+            return None
+        p = 1.0 if self.spared is None else self.spared.p
+        if p == 0:
+            return f"{self.epsilon:g}-DP between sensitive words of one list, for one word; other words have none"
+        kept = self.epsilon + math.log1p((1 - p) * self.lists.width / p)
+        how = "" if p == 1 else f" (epsilon {self.epsilon:g}, but common words cross as they are with 1 - p)"
+        return f"{kept:.4g}-DP between words of one list, for one word{how}; lists and what is sensitive are public"
+
+    @property
+    def scale(self) -> float:
+        """Of the Laplace noise, for scores of sensitivity 1."""
+        return (1 if self.guaranteed == "paper" else 2) / self.epsilon
+
+    def due(self, ids: Ids, rng: np.random.Generator) -> Mask:
+        return super().due(ids, rng) if self.spared is None else self.spared.due(ids, rng)
+
+    def sensitivity(self) -> Mask | None:
+        return None if self.spared is None else self.spared.sensitive
+
+    def prepare(self) -> None:
+        self._scores  # noqa: B018
+
+    def draw(self, places: Ids, rng: np.random.Generator) -> Ids:
+        known = np.maximum(places, 0)
+        scores = self._scores[known]
+        best = (scores + rng.laplace(0, self.scale, scores.shape)).argmax(1)
+        found = self.candidates(known)[np.arange(len(places)), best]
+        return np.where(places == UNKNOWN, rng.integers(len(self.vectors), size=len(places)), found)
+
+    def candidates(self, places: Ids) -> Ids:
+        """(t, width) the lists of some words, by place; -1 beyond the end of a list."""
+        if self.guaranteed == "strict":
+            return self.lists.members[self.lists.group[places]]
+        return self._nearest[0][places].astype(np.int64)
+
+    @cached_property
+    def lists(self) -> Lists:
+        """The shared lists of `strict`."""
+        return Lists.of(self.vectors, self.order(self.counts), self.k, "cosine")
+
+    @cached_property
+    def _nearest(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        ids, cosines = nearest(self.vectors, self.k)
+        return ids, normalised(cosines)
+
+    @property
+    def _scores(self) -> NDArray[np.float64]:
+        return self.lists.scores if self.guaranteed == "strict" else self._nearest[1]

@@ -1,0 +1,134 @@
+"""What every sanitizer is: word ids in, word ids out, each drawn for itself by a law that its class documents.
+
+A mechanism works on *places*, 0 to m - 1 among the table's candidates, so that special rows cannot be drawn. What this
+module does not know: text (text.py), files, and where a table comes from.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.errors import UnknownWord, UsageError
+from milkglass.paper import Paper
+from milkglass.sanitizers.table import Ids, Mask, Table, Vectors
+
+UNKNOWN = -1  # a word that the table does not have
+BLOCK = 8192  # words drawn at a time, which bounds memory
+
+
+def require_epsilon(epsilon: float) -> None:
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise UsageError(f"epsilon is {epsilon}, a finite number above 0 is needed", "1, 2 and 3 are common")
+
+
+def require_share(name: str, value: float, hint: str) -> None:
+    if not 0 <= value <= 1:
+        raise UsageError(f"{name} is {value}, from 0 to 1 is needed", hint)
+
+
+@dataclass(frozen=True, eq=False)
+class Sanitizer(abc.ABC):
+    """epsilon: the budget of one word, above 0. A text of t words spends t times that.
+
+    An unknown word, id UNKNOWN, is always replaced, by a law that is the same for all unknown words: what crosses
+    tells that there was one, and nothing of which.
+    """
+
+    table: Table = field(repr=False)
+    epsilon: float
+
+    paper: ClassVar[Paper]
+
+    def __post_init__(self) -> None:
+        require_epsilon(self.epsilon)
+
+    @property
+    @abc.abstractmethod
+    def guarantee(self) -> str | None:
+        """What is proved of this mechanism with these parameters, for one word; None: nothing is."""
+
+    @abc.abstractmethod
+    def draw(self, places: Ids, rng: np.random.Generator) -> Ids:
+        """(t,) places, or UNKNOWN, to the places of their substitutes. At most BLOCK are asked for at a time."""
+
+    def due(self, ids: Ids, rng: np.random.Generator) -> Mask:
+        """(t,) which of these known words are replaced; all, unless a variant spares some."""
+        return np.ones(len(ids), np.bool_)
+
+    def sensitivity(self) -> Mask | None:
+        """(n,) the words that the variant always replaces; None where it makes no difference between words."""
+        return None
+
+    def prepare(self) -> None:  # noqa: B027
+        """Work out now what draws need, where that is not done word by word."""
+
+    def sanitize(self, ids: Ids, rng: np.random.Generator) -> Ids:
+        """(t,) row numbers of the table, or UNKNOWN, to (t,) row numbers. Special rows stay as they are.
+
+        Raises UnknownWord for any other number: it would cross in the clear.
+        """
+        ids = np.asarray(ids)
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            raise UsageError(f"ids have shape {ids.shape} and type {ids.dtype}", "give one row of whole numbers")
+        if ids.size and not UNKNOWN <= ids.min() <= ids.max() < len(self.table):
+            raise UnknownWord(
+                f"an id is outside the table of {len(self.table)} words: it would cross in the clear",
+                f"words that the table does not have are given as {UNKNOWN}",
+            )
+        return self.replaced(ids.astype(np.int64), rng)[0]
+
+    def replaced(self, ids: Ids, rng: np.random.Generator) -> tuple[Ids, Mask]:
+        """The same of ids that were checked, and (t,) which of them went through the mechanism."""
+        out, drawn = ids.copy(), np.zeros(len(ids), np.bool_)
+        for start in range(0, len(ids), BLOCK):
+            some = ids[start : start + BLOCK]
+            places = np.where(some == UNKNOWN, UNKNOWN, self.table.places[some])
+            asked = (some == UNKNOWN) | ((places >= 0) & self.due(some, rng))
+            out[start : start + BLOCK][asked] = self.table.candidates[self.draw(places[asked], rng)]
+            drawn[start : start + BLOCK] = asked
+        return out, drawn
+
+    @cached_property
+    def vectors(self) -> Vectors:
+        """(m, d) by place."""
+        return self.table.vectors if self.table.special is None else self.table.vectors[self.table.candidates]
+
+    def order(self, counts: NDArray[np.int64] | None) -> Ids:
+        """Places from the commonest word to the rarest; ties, and a table without counts, in the table's order."""
+        if counts is None:
+            return np.arange(len(self.vectors))
+        if counts.shape != (len(self.table),):
+            raise UsageError(f"counts have shape {counts.shape}", f"give one for each of {len(self.table)} words")
+        return np.argsort(-counts[self.table.candidates], kind="stable")
+
+
+def pick(cumulative: NDArray[np.float64], rng: np.random.Generator) -> Ids:
+    """One draw for each row of cumulative probabilities (t, k): its column, or k beyond the last one."""
+    return (rng.random(len(cumulative))[:, None] >= cumulative).sum(1)
+
+
+@dataclass(frozen=True)
+class Spared:
+    """Words that are not sensitive are replaced with probability p only. sensitive: (n,) by row of the table."""
+
+    sensitive: Mask = field(repr=False)
+    p: float
+
+    def check(self, table: Table) -> None:
+        if self.sensitive.shape != (len(table),) or self.sensitive.dtype != np.bool_:
+            raise UsageError(
+                f"sensitive words are given as {self.sensitive.dtype} of shape {self.sensitive.shape}",
+                f"give a mask of {len(table)} words",
+            )
+        require_share("p", self.p, "0.3 is the papers' choice")
+
+    def due(self, ids: Ids, rng: np.random.Generator) -> Mask:
+        """UNKNOWN is decided elsewhere; a random number is drawn for every word, so that draws don't hang together."""
+        return self.sensitive[ids] | (rng.random(len(ids)) < self.p)

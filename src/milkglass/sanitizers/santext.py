@@ -1,0 +1,207 @@
+"""SANTEXT: a substitute from the whole vocabulary, the likelier the nearer (Yue et al., Findings of ACL 2021).
+
+    p(y | x) = exp(-eps/2 |x - y|) / sum over y' of exp(-eps/2 |x - y'|)         Euclidean, y = x included
+
+That is the exponential mechanism with the score -|x - y|, and metric local DP: for all words x, x' and y,
+p(y | x) <= exp(eps |x - x'|) p(y | x'). SANTEXT+ always replaces sensitive words, and the others with probability p.
+
+How it is drawn, exactly and without a row of the whole vocabulary for each word: the HEAD nearest words by their own
+probabilities; the rest, the tail, by rejection from q(y) ~ exp(-eps/2 g(y)), g(y) being y's mean distance to a sample,
+accepted with exp(-eps/2 (|x - y| - g(y) + c_x)), where c_x is the largest g(y) - |x - y| of the tail. What a word
+needs (its head, the head's share of the mass, c_x) is computed once, when the word is met first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.paper import Paper
+from milkglass.sanitizers.neighbours import best
+from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
+from milkglass.sanitizers.table import Ids, Mask, Vectors
+
+HEAD = 64
+SAMPLE = 256  # words that g is the mean distance to
+ROWS = 64  # words prepared at a time
+TRIALS = 8192  # rejections tried at a time
+PATIENCE = 256  # trials for one word, after which its tail is drawn from in full
+SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
+
+
+@dataclass(frozen=True, eq=False)
+class SanText(Sanitizer):
+    """epsilon: per unit of embedding distance. An unknown word is drawn for as if it lay at the table's mean."""
+
+    paper: ClassVar[Paper] = Paper(
+        "Differential Privacy for Text Analytics via Natural Text Sanitization",
+        "Yue, Du, Wang, Li, Sun, Chow",
+        2021,
+        "Findings of ACL",
+        (
+            "The published code draws from BERT's whole vocabulary; special tokens and [unusedN] are no candidates.",
+            "Unknown words and numbers are drawn for as if they lay at the mean of the table.",
+            "Published workers share a random state and draw alike; ours are independent.",
+        ),
+    )
+
+    @property
+    def guarantee(self) -> str | None:
+        return f"metric local DP: {self.epsilon:g} times the distance of two words, for one word"
+
+    def draw(self, places: Ids, rng: np.random.Generator) -> Ids:
+        return self.heads.draw(places, rng)
+
+    def law(self, row: int) -> NDArray[np.float64]:
+        """(n,) the probabilities of what a row of the table, or UNKNOWN, is replaced by, from the definition."""
+        at = self.vectors.mean(0) if row == UNKNOWN else self.table.vectors[row]
+        logits = -self.epsilon / 2 * np.linalg.norm(self.vectors.astype(np.float64) - at, axis=1)
+        weights = np.exp(logits - logits.max())
+        found = np.zeros(len(self.table))
+        found[self.table.candidates] = weights / weights.sum()
+        return found
+
+    @cached_property
+    def heads(self) -> Heads:
+        return Heads(self.vectors, self.epsilon)
+
+
+@dataclass(frozen=True, eq=False)
+class SanTextPlus(SanText):
+    """The words that are not sensitive are replaced with probability p only, and else cross as they are."""
+
+    spared: Spared = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.spared.check(self.table)
+
+    @property
+    def guarantee(self) -> str | None:
+        return f"{super().guarantee}, between sensitive words only; other words have none"
+
+    def due(self, ids: Ids, rng: np.random.Generator) -> Mask:
+        return self.spared.due(ids, rng)
+
+    def sensitivity(self) -> Mask | None:
+        return self.spared.sensitive
+
+
+class Heads:
+    """What SanText's draws need of each word, filled as words are met. Place m is the mean: the unknown words'."""
+
+    def __init__(self, vectors: Vectors, epsilon: float) -> None:
+        self.half = epsilon / 2
+        self.vectors = vectors - vectors.mean(0)  # distances stay, and are rounded less; the mean is the origin
+        vectors = self.vectors
+        m, k = len(vectors), min(HEAD, len(vectors))
+        self.squares = (vectors * vectors).sum(1)
+        self.turned = np.ascontiguousarray(vectors.T)
+        self.near = np.empty((m + 1, k), np.int32)  # a page of these is only there once it was written to
+        self.cumulative = np.empty((m + 1, k))
+        self.slack = np.empty(m + 1)
+        self.ready = np.zeros(m + 1, np.bool_)
+        sample = np.linspace(0, m - 1, min(SAMPLE, m)).astype(np.int64)
+        self.usual = self._distances(vectors[sample]).mean(0, dtype=np.float64)  # g
+        proposal = np.exp(-self.half * (self.usual - self.usual.min()))
+        self.proposal = np.cumsum(proposal / proposal.sum())
+
+    def draw(self, places: Ids, rng: np.random.Generator) -> Ids:
+        places = np.where(places == UNKNOWN, len(self.vectors), places)
+        self._prepare(places)
+        level = rng.random(len(places))
+        inside = level < self.cumulative[places, -1]
+        found = np.empty(len(places), np.int64)
+        column = (level[inside, None] >= self.cumulative[places[inside]]).sum(1)
+        found[inside] = self.near[places[inside], column]
+        found[~inside] = self._tail(places[~inside], rng)
+        return found
+
+    def _at(self, places: Ids) -> Vectors:
+        rows = self.vectors[np.minimum(places, len(self.vectors) - 1)]
+        rows[places == len(self.vectors)] = 0
+        return rows
+
+    def _distances(self, rows: Vectors) -> NDArray[np.float32]:
+        """(b, m) by one matrix product; good to about 1e-3 of the rows' norms where two rows are close."""
+        found = rows @ self.turned
+        found *= -2
+        found += self.squares
+        found += (rows * rows).sum(1)[:, None]
+        return np.sqrt(np.maximum(found, 0, out=found), out=found)
+
+    def _prepare(self, places: Ids) -> None:
+        """Blocks of ROWS words, each at the slot that its own number gives it: the last bits of a matrix product depend
+        on where a row stands in it, and a word's numbers must not depend on its company."""
+        new = np.unique(places)
+        new = new[~self.ready[new]]
+        slots = new % ROWS
+        by_slot = np.argsort(slots, kind="stable")
+        turn = np.empty(len(new), np.int64)  # the how-manieth of its slot
+        turn[by_slot] = np.arange(len(new)) - np.searchsorted(slots[by_slot], slots[by_slot])
+        for number in range(int(turn.max(initial=-1)) + 1):
+            some = new[turn == number]
+            block = np.full(ROWS, some[0])
+            block[some % ROWS] = some
+            self._keep(block, some % ROWS)
+
+    def _keep(self, places: Ids, slots: Ids) -> None:
+        """Work out what (ROWS,) places need, and keep that of these slots; the others are there to fill the block."""
+        rows = self._at(places)
+        distance = self._distances(rows)
+        known = np.flatnonzero(places < len(self.vectors))
+        distance[known, places[known]] = 0
+        near = best(-distance, self.near.shape[1])[0]
+        exact = np.linalg.norm(self.vectors[near].astype(np.float64) - rows[:, None], axis=2)
+        lowest = exact.min(1, keepdims=True)
+        weight = np.exp(-self.half * (exact - lowest))
+        np.put_along_axis(distance, near, np.inf, 1)  # the tail is left
+        weights = np.exp(np.float32(-self.half) * (distance - lowest.astype(np.float32)))
+        tail = weights.astype(np.float64).sum(1)  # a sum that casts as it goes would depend on the rows beside it
+        cumulative = np.cumsum(weight, 1)
+        cumulative /= (cumulative[:, -1] + tail)[:, None]
+        if near.shape[1] == len(self.vectors):
+            cumulative[:, -1] = 1
+        slack = (self.usual - distance).max(1) + SLACK * np.sqrt(self.squares.max())
+        kept = places[slots]
+        self.near[kept], self.cumulative[kept], self.slack[kept] = near[slots], cumulative[slots], slack[slots]
+        self.ready[kept] = True
+
+    def _tail(self, places: Ids, rng: np.random.Generator) -> Ids:
+        """A word outside the head for each, by rejection."""
+        found, waiting, tried = np.empty(len(places), np.int64), np.arange(len(places)), 0
+        while len(waiting) and tried < PATIENCE:
+            times = min(PATIENCE, max(1, TRIALS // len(waiting)))
+            guess, taken = self._tries(places[waiting], times, rng)
+            done, first = taken.any(1), taken.argmax(1)
+            found[waiting[done]] = guess[done, first[done]]
+            waiting, tried = waiting[~done], tried + times
+        for start in range(0, len(waiting), ROWS):  # rejections leave no trace in the law of what is drawn at last
+            some = waiting[start : start + ROWS]
+            found[some] = self._full(places[some], rng)
+        return found
+
+    def _tries(self, places: Ids, times: int, rng: np.random.Generator) -> tuple[Ids, Mask]:
+        """(t, times) words from q, and which of them are accepted."""
+        shape = (len(places), times)
+        guess = np.minimum(np.searchsorted(self.proposal, rng.random(shape), "right"), len(self.vectors) - 1)
+        rows = self._at(places)
+        product = np.einsum("td,tsd->ts", rows, self.vectors[guess])
+        squares = self.squares[guess] + (rows * rows).sum(1)[:, None] - 2 * product
+        excess = np.sqrt(np.maximum(squares, 0)) - self.usual[guess] + self.slack[places][:, None]
+        taken = rng.random(shape) < np.exp(-self.half * excess)
+        row, column = np.nonzero(taken)
+        taken[row, column] = ~(self.near[places[row]] == guess[row, column][:, None]).any(1)
+        return guess, taken
+
+    def _full(self, places: Ids, rng: np.random.Generator) -> Ids:
+        """The same from the whole tail, for at most ROWS words."""
+        distance = self._distances(self._at(places)).astype(np.float64)
+        np.put_along_axis(distance, self.near[places].astype(np.int64), np.inf, 1)
+        weight = np.cumsum(np.exp(-self.half * (distance - distance.min(1, keepdims=True))), 1)
+        level = rng.random(len(places)) * weight[:, -1]
+        return np.array([np.searchsorted(row, at, "right") for row, at in zip(weight, level, strict=True)], np.int64)

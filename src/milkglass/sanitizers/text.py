@@ -1,0 +1,188 @@
+"""A sanitizer in front of any model: text in, text out, and a tally of what was replaced.
+
+Every word of what comes out is a word of the table or one that the caller kept by name, in the table's spelling: no
+spelling, capital or accent of the input gets through. What stood between words stays, rare white space as blanks; two
+words that touch are written apart. What this module does not know: files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.sanitizers import words
+from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
+from milkglass.sanitizers.stopwords import STOPWORDS
+from milkglass.sanitizers.table import Ids, Mask, Table
+from milkglass.sanitizers.words import KEPT, NUMBER, Lookup
+
+CLASSES = ("stopword", "number", "unknown", "sensitive", "other")
+STOPWORD_CLASS, NUMBER_CLASS, UNKNOWN_CLASS, SENSITIVE_CLASS, OTHER_CLASS = range(len(CLASSES))
+
+
+def _zeros() -> NDArray[np.int64]:
+    return np.zeros(len(CLASSES), np.int64)
+
+
+@dataclass
+class Tally:
+    """Words by class: how many there were, how many went through the mechanism, and how many came out as another word
+    (a draw may be the word itself). A word that the caller kept is counted in its class, as not drawn."""
+
+    texts: int = 0
+    words: NDArray[np.int64] = field(default_factory=_zeros)
+    drawn: NDArray[np.int64] = field(default_factory=_zeros)
+    replaced: NDArray[np.int64] = field(default_factory=_zeros)
+
+    def add(self, other: Tally) -> None:
+        self.texts += other.texts
+        self.words += other.words
+        self.drawn += other.drawn
+        self.replaced += other.replaced
+
+    def document(self) -> dict[str, dict[str, float | int]]:
+        """By class, and `all`. Holds no text."""
+        counts = np.stack([self.words, self.drawn, self.replaced], 1)
+        rows = {"all": counts.sum(0), **dict(zip(CLASSES, counts, strict=True))}
+        return {
+            name: {
+                "words": int(row[0]),
+                "drawn": int(row[1]),
+                "replaced": int(row[2]),
+                "replaced_share": float(row[2] / row[0]) if row[0] else 0.0,
+            }
+            for name, row in rows.items()
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Words of texts as rows of a table. kept: words that the caller lets cross, in small letters."""
+
+    table: Table
+    kept: tuple[str, ...] = ()
+
+    def split(self, text: str) -> list[str]:
+        """What stands between at even places, words at odd ones."""
+        return self._pattern.split(text)
+
+    def codes(self, found: Sequence[str]) -> Ids:
+        return np.fromiter(map(self.lookup.__getitem__, found), np.int64, len(found))
+
+    def counts(self, texts: Iterable[str]) -> NDArray[np.int64]:
+        """(n,) how often these texts have each row of the table."""
+        codes = self.codes([word for text in texts for word in self.split(text)[1::2]])
+        return np.bincount(codes[codes >= 0], minlength=len(self.table))
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        return {self.table.words[row]: row for row in self.table.candidates.tolist()}
+
+    @cached_property
+    def lookup(self) -> Lookup:
+        return Lookup(self.rows, {word: number for number, word in enumerate(self.kept)})
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return words.pattern("n't" in self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class TextSanitizer:
+    """allow: words that cross, in any case; keep_stopwords: English function words cross, too."""
+
+    sanitizer: Sanitizer
+    keep_stopwords: bool = False
+    allow: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if bad := sum(not words.is_word(one) for one in self.allow):
+            raise UsageError(f"{bad} of the allowed words are not one word each", "allow single words")
+
+    def text(self, text: str, rng: np.random.Generator) -> str:
+        return self.texts([text], rng)[0]
+
+    def texts(self, texts: Sequence[str], rng: np.random.Generator, tally: Tally | None = None) -> list[str]:
+        """Each text sanitized, in order. The words of all of them are drawn together."""
+        parts = [self.reader.split(text) for text in texts]
+        found = [word for one in parts for word in one[1::2]]
+        codes = self.reader.codes(found)
+        free = codes > KEPT
+        drawn = np.zeros(len(codes), np.bool_)
+        after = codes.copy()
+        after[free], drawn[free] = self.sanitizer.replaced(np.maximum(codes[free], UNKNOWN), rng)
+        spelled, kept = self.sanitizer.table.words, self.reader.kept
+        out = [spelled[one] if one >= 0 else kept[KEPT - one] for one in after.tolist()]
+        if tally is not None:
+            tally.texts += len(texts)
+            self._count(tally, codes, drawn, self._changed(codes, after, drawn, found, out))
+        ready = iter(out)
+        return [_joined(one, ready) for one in parts]
+
+    def prepare(self) -> None:
+        """Work out now what draws need, so that copies of this object have it."""
+        self.sanitizer.prepare()
+
+    @property
+    def guarantee(self) -> str | None:
+        """The mechanism's; None: nothing is promised of any word."""
+        found = self.sanitizer.guarantee
+        return f"{found}; words that are kept have none" if found and self.reader.kept else found
+
+    @cached_property
+    def reader(self) -> Reader:
+        kept = {word.lower() for word in self.allow} | (STOPWORDS if self.keep_stopwords else frozenset())
+        return Reader(self.sanitizer.table, tuple(sorted(kept)))
+
+    # --- the tally ----------------------------------------------------------------------------------------------------
+    def _changed(self, codes: Ids, after: Ids, drawn: Mask, found: list[str], out: list[str]) -> Mask:
+        """Which drawn words came out as another one. A number may be drawn as itself, by chance."""
+        changed = drawn & (after != codes)
+        for at in np.flatnonzero(codes == NUMBER):
+            changed[at] = found[at].lower() != out[at].lower()
+        return changed
+
+    def _count(self, tally: Tally, codes: Ids, drawn: Mask, changed: Mask) -> None:
+        kinds = np.where(codes >= 0, self._kinds[np.maximum(codes, 0)], OTHER_CLASS)
+        kinds[codes == UNKNOWN] = UNKNOWN_CLASS
+        kinds[codes == NUMBER] = NUMBER_CLASS
+        kept = codes <= KEPT
+        kinds[kept] = self._kept_kinds[KEPT - codes[kept]]
+        tally.words += np.bincount(kinds, minlength=len(CLASSES))
+        tally.drawn += np.bincount(kinds[drawn], minlength=len(CLASSES))
+        tally.replaced += np.bincount(kinds[changed], minlength=len(CLASSES))
+
+    @cached_property
+    def _kinds(self) -> NDArray[np.int64]:
+        """(n,) the class of each row of the table."""
+        sensitive = self.sanitizer.sensitivity()
+        found = np.full(len(self.sanitizer.table), OTHER_CLASS)
+        if sensitive is not None:
+            found[sensitive] = SENSITIVE_CLASS
+        found[[word.lower() in STOPWORDS for word in self.sanitizer.table.words]] = STOPWORD_CLASS
+        return found
+
+    @cached_property
+    def _kept_kinds(self) -> NDArray[np.int64]:
+        """(kept,) the class that a kept word would have had."""
+        codes = Reader(self.sanitizer.table).codes(self.reader.kept)
+        kinds = np.where(codes >= 0, self._kinds[np.maximum(codes, 0)], UNKNOWN_CLASS)
+        kinds[codes == NUMBER] = NUMBER_CLASS
+        kinds[[word in STOPWORDS for word in self.reader.kept]] = STOPWORD_CLASS
+        return kinds
+
+
+def _joined(parts: list[str], ready: Iterator[str]) -> str:
+    """The odd parts replaced by the next ready words."""
+    out = [words.plain_space(parts[0])]
+    last = len(parts) - 2
+    for at in range(1, len(parts), 2):
+        out.append(next(ready))
+        out.append(words.plain_space(parts[at + 1]) if parts[at + 1] or at == last else " ")
+    return "".join(out)

@@ -1,0 +1,119 @@
+"""`milkglass sanitize`, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.cli.kit import SECRET, call, document, refused
+from tests.sanitizers.kit import WORDS, table
+
+
+@pytest.fixture
+def glove(tmp_path: Path) -> Path:
+    words = table(40, 6)
+    path = tmp_path / "glove.txt"
+    rows = zip(words.words, words.vectors, strict=True)
+    path.write_text("".join(f"{word} {' '.join(f'{x:.5f}' for x in row)}\n" for word, row in rows))
+    return path
+
+
+def rows_file(tmp_path: Path, count: int = 600) -> Path:
+    rng = np.random.default_rng(0)
+    path = tmp_path / "in.jsonl"
+    rows = [{"text": f"{' '.join(rng.choice(WORDS, 5))}, {SECRET} {i}", "label": "ab"[i % 2]} for i in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("method", ["santext", "santext+", "custext", "custext+", "rnm"])
+def test_every_method_from_end_to_end(tmp_path: Path, glove: Path, method: str) -> None:
+    source, out = rows_file(tmp_path), tmp_path / "out.jsonl"
+    result = call("sanitize", "--method", method, source, out, "--table", glove, "--epsilon", "2", "--seed", "5")
+    assert result.exit_code == 0, result.stderr
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["label"] for row in rows] == ["ab"[i % 2] for i in range(600)]
+    allowed = {*table(40, 6).words}
+    assert all(word.strip(",") in allowed for row in rows for word in row["text"].split())
+    assert "left as they are: label" in result.stdout
+    report = json.loads((tmp_path / "out.jsonl.report.json").read_text())
+    assert (report["method"], report["epsilon"], report["rows"], report["seed_given"]) == (method, 2.0, 600, True)
+    assert report["table"] == {"name": "glove.txt", "words": 40, "width": 6}
+    assert f"guarantee: {report['guarantee'] or 'none'}" in result.stdout
+    assert (report["guarantee"] is None) == (method == "rnm")
+    assert report["words"]["unknown"]["replaced_share"] == 1 and report["words"]["number"]["words"] == 600
+    assert (report["words"]["sensitive"]["words"] > 0) == (method in ("santext+", "rnm"))
+    assert SECRET not in json.dumps(report) + result.stdout + result.stderr
+
+
+def test_workers_do_not_change_the_result(tmp_path: Path, glove: Path) -> None:
+    source = rows_file(tmp_path, 1500)
+    for workers in (1, 2):
+        call("sanitize", source, tmp_path / f"{workers}.jsonl", "--table", glove, "--seed", "5", "--workers", workers)
+    assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes()
+
+
+def test_json_on_stdout_and_what_may_cross_by_name(tmp_path: Path, glove: Path) -> None:
+    source, out = rows_file(tmp_path, 3), tmp_path / "out.jsonl"
+    words = ("sanitize", source, out, "--table", glove, "--json", "--allow", SECRET.upper(), "--keep-stopwords")
+    found = document(call(*words))
+    assert found["out"] == str(out) and found["allowed_words"] == 1 and found["stopwords_kept"] is True
+    assert "words that are kept have none" in found["guarantee"]
+    assert all(f", {SECRET} " in json.loads(line)["text"] for line in out.read_text().splitlines())
+
+
+def test_strict_rnm_says_what_holds(tmp_path: Path, glove: Path) -> None:
+    source = rows_file(tmp_path, 30)
+    words = ("sanitize", "--method", "rnm", source, "--table", glove, "--k", "5", "--guarantee", "strict", "--json")
+    assert document(call(*words, tmp_path / "a", "--p", "1"))["guarantee"].startswith("1-DP between words of one list")
+    assert document(call(*words, tmp_path / "b", "--p", "0.5"))["guarantee"].startswith("2.792-DP")
+
+
+def test_lines_of_stdin(tmp_path: Path, glove: Path) -> None:
+    given = f"apple {SECRET}, 17\n\nfig\n"
+    words = ("sanitize", "-", "--table", glove, "--method", "custext", "--seed", "3")
+    result = call(*words, stdin=given)
+    assert result.exit_code == 0 and SECRET not in result.stdout and "17" not in result.stdout
+    lines = result.stdout.split("\n")
+    assert len(lines) == 4 and lines[1] == "" and lines[0].count(",") == 1 and len(lines[2].split()) == 1
+    assert "4 words" in result.stderr and "guarantee: 1-DP" in result.stderr
+    assert call(*words, stdin=given).stdout == result.stdout
+    assert call(*words, stdin="apple\n\nfig\n").stdout.split("\n")[2] == lines[2], "a line draws from its own stream"
+    corpus = rows_file(tmp_path, 20)
+    result = call("sanitize", "-", "--table", glove, "--method", "rnm", "--corpus", corpus, stdin=given)
+    assert result.exit_code == 0 and "guarantee: none" in result.stderr
+
+
+def test_a_models_own_table(tmp_path: Path) -> None:
+    folder, source = tiny.save("llama-tied", tmp_path / "model"), tmp_path / "in.txt"
+    source.write_text(f"the nurse called about {SECRET}\n")
+    report = document(call("sanitize", source, tmp_path / "out.txt", "--table", folder, "--json"))
+    assert report["table"]["name"] == "model" and report["table"]["width"] == 32
+    assert SECRET not in (tmp_path / "out.txt").read_text()
+
+
+def test_what_is_refused(tmp_path: Path, glove: Path) -> None:
+    source, out = rows_file(tmp_path, 3), tmp_path / "out.jsonl"
+    table_of = ("--table", glove)
+    refused(call("sanitize", tmp_path / "none", out, *table_of), 2, "there is no file")
+    refused(call("sanitize", tmp_path, out, *table_of), 2, "is a folder")
+    refused(call("sanitize", source, *table_of), 2, "no OUT was given")
+    refused(call("sanitize", source, source, *table_of), 2, "exists already")
+    for epsilon in ("0", "-1", "nan", "inf"):
+        refused(call("sanitize", source, out, *table_of, "--epsilon", epsilon), 2, "epsilon is")
+    refused(call("sanitize", source, out, *table_of, "--method", "dp"), 2, "there is no method 'dp'")
+    refused(call("sanitize", source, out, *table_of, "--k", "5"), 2, "santext has no use for --k")
+    refused(call("sanitize", source, out, *table_of, "--method", "custext", "--k", "500"), 2, "from 2 to 40")
+    refused(call("sanitize", source, out, "--table", tmp_path / "none"), 3, "there is no model folder")
+    (tmp_path / "empty").write_text("")
+    refused(call("sanitize", source, out, "--table", tmp_path / "empty"), 3, "has no words")
+    refused(call("sanitize", "-", *table_of, "--method", "rnm"), 2, "stdin is read once")
+    refused(call("sanitize", "-", out, *table_of), 2, "stdin is read as lines")
+    source.write_text(f'{{"text": "{SECRET}"\n')
+    result = call("sanitize", source, out, *table_of)
+    refused(result, 5, "line 1 is not JSON")
+    assert SECRET not in result.stderr and not out.exists()

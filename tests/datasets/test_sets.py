@@ -1,0 +1,240 @@
+"""Every data set by name, from small folders in its published layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from milkglass.client.dataset import Example, read_examples
+from milkglass.datasets import export
+from milkglass.datasets.sets import SETS, describe, files, load
+from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.metrics import glue, text
+from tests.datasets.layouts import CHATS, Expected, lines, put, write_all
+
+NAMES = [
+    "sst2", "qnli", "cola", "mrpc", "rte", "stsb", "qqp", "mnli", "alpaca", "dolly", "dialogsum", "ifeval", "ag_news",
+    "tweet_sentiment", "enron", "rotten_tomatoes", "wikitext2",
+]  # fmt: skip
+SPLITS = [(name, split) for name in NAMES for split in SETS[name].splits]
+LEFT_OUT = {
+    ("qqp", "train"): "2 rows were left out of train.tsv: rows that a line break tore apart, or with an empty question",
+    ("mnli", "train"): "1 row was left out of train.tsv: rows whose annotators did not agree on a label",
+    ("alpaca", "train"): "1 row was left out of alpaca_data.json: rows without an answer",
+}
+SECRET = "zanzibar"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("published")
+
+
+@pytest.fixture(scope="module")
+def expected(root: Path) -> dict[tuple[str, str], list[Expected]]:
+    return write_all(root)
+
+
+def test_the_names_that_are_promised_are_there() -> None:
+    assert sorted(SETS) == sorted(NAMES)
+    with pytest.raises(UsageError, match="there is no data set 'imdb'"):
+        describe("imdb")
+
+
+@pytest.mark.parametrize(("name", "split"), SPLITS)
+def test_a_split_reads_as_it_was_published(
+    name: str, split: str, root: Path, expected: dict[tuple[str, str], list[Expected]]
+) -> None:
+    told: list[str] = []
+    found = list(load(name, root, split, told.append))
+    if (name, split) in CHATS:
+        assert [(one.messages[0]["content"], one.messages[1]["content"]) for one in found] == CHATS[name, split]
+        assert all([turn["role"] for turn in one.messages] == ["user", "assistant"] for one in found)
+    else:
+        assert [(one.text, one.pair, one.label) for one in found] == expected[name, split]
+    assert told == ([LEFT_OUT[name, split]] if (name, split) in LEFT_OUT else [])
+    inside = files(name, root, split)[0].parent
+    assert list(load(name, inside, split)) == found  # the data set's own folder is as good
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_description_holds_together(name: str) -> None:
+    about = SETS[name]
+    assert about.licence and about.about and about.columns
+    assert (about.task == "classification") == bool(about.labels)
+    assert about.numbers == dict(zip(about.labels, range(len(about.labels)), strict=True))
+    known = {*glue.MEASURES, *text.NAMES, "perplexity"}
+    assert set(about.metrics) <= known
+    assert about.metrics or about.task == "prompts"
+    assert set(about.splits) <= {"train", "validation", "validation_mismatched", "test"}
+
+
+def test_the_metrics_are_glues_own() -> None:
+    wanted = {
+        "sst2": ("accuracy",), "qnli": ("accuracy",), "rte": ("accuracy",), "mnli": ("accuracy",),
+        "cola": ("matthews",), "mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "stsb": ("pearson", "spearman"),
+    }  # fmt: skip
+    assert {name: SETS[name].metrics for name in wanted} == wanted
+    assert SETS["mrpc"].numbers["equivalent"] == SETS["qqp"].numbers["duplicate"] == 1  # the class of their F1
+    assert SETS["cola"].numbers["acceptable"] == SETS["sst2"].numbers["positive"] == 1
+
+
+def test_lines_are_those_of_the_file(root: Path, expected: dict[tuple[str, str], list[Expected]]) -> None:
+    assert [one.line for one in load("sst2", root, "train")] == [2, 3]
+    assert [one.line for one in load("cola", root, "train")] == [1, 2]
+    assert [one.line for one in load("ag_news", root, "test")] == [2, 3]  # where the row ends
+    assert [one.line for one in load("wikitext2", root, "test")] == [2, 4]
+    assert [one.line for one in load("alpaca", root, "train")] == [1, 2]
+
+
+@pytest.mark.parametrize(("name", "split"), SPLITS)
+def test_what_is_exported_reads_back(
+    name: str, split: str, root: Path, expected: dict[tuple[str, str], list[Expected]], tmp_path: Path
+) -> None:
+    before = list(load(name, root, split))
+    score = SETS[name].task == "regression"
+    out = tmp_path / "out.jsonl"
+    assert export.write(load(name, root, split), out, score) == len(before)
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
+    if score:  # what would otherwise be trained as hundreds of classes
+        with pytest.raises(CodecError, match="line 1 has a label that is no name and no whole number"):
+            list(read_examples(out))
+        return
+    again = list(read_examples(out))
+    assert [(a.kind, a.text, a.pair, a.label) for a in again] == [(b.kind, b.text, b.pair, b.label) for b in before]
+    assert [[dict(m) for m in a.messages] for a in again] == [[dict(m) for m in b.messages] for b in before]
+
+
+def test_an_export_may_be_of_the_first_rows_and_leaves_nothing_half_done(tmp_path: Path) -> None:
+    put(tmp_path, "train.tsv", "sentence\tlabel\na\t1\nb\t0\nc\t7\n")
+    assert export.write(load("sst2", tmp_path, "train"), tmp_path / "two.jsonl", most=2) == 2
+    with pytest.raises(CodecError, match=r"line 4 of train\.tsv"):
+        export.write(load("sst2", tmp_path, "train"), tmp_path / "all.jsonl")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["train.tsv", "two.jsonl"]
+
+
+def broken(name: str, split: str, folder: Path) -> CodecError:
+    with pytest.raises(CodecError) as caught:
+        list(load(name, folder, split))
+    error = caught.value
+    assert SECRET not in str(error) and SECRET not in repr(error)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text", "message", "hint"),
+    [
+        ("sst2", "train.tsv", f"text\tlabel\n{SECRET}\t1\n", "the header of train.tsv names no column sentence",
+         "the columns there are: text, label"),
+        ("sst2", "train.tsv", f"a {SECRET} day\t1\n", "the header of train.tsv names no column sentence",
+         "its first line has 2 cells and looks like no header"),
+        ("sst2", "train.tsv", f"sentence\tlabel\tlabel\n{SECRET}\t1\t1\n", "names the column label twice", "rename"),
+        ("sst2", "train.tsv", f"sentence\tlabel\nok\t1\n{SECRET}\t1\tmore\n",
+         "line 3 of train.tsv has 3 cells, and there are 2 columns", "tabs"),
+        ("sst2", "train.tsv", f"sentence\tlabel\nok\t{SECRET}\n",
+         "line 2 of train.tsv has a label that the data set does not have", "it has: 0, 1"),
+        ("sst2", "train.tsv", "sentence\tlabel\n \t1\n", "line 2 of train.tsv has an empty sentence", "leave"),
+        ("sst2", "train.tsv", "sentence\tlabel\n", "train.tsv has no rows", "at least one"),
+        ("sst2", "train.tsv", "", "train.tsv is empty", "at least one"),
+        ("cola", "train.tsv", f"gj04\t1\t{SECRET}\n", "line 1 of train.tsv has 3 cells, and there are 4", "tabs"),
+        ("stsb", "train.tsv", f"sentence1\tsentence2\tscore\na\tb\t{SECRET}\n",
+         "line 2 of train.tsv has a score that is no number from 0 to 5", "check"),
+        ("stsb", "train.tsv", "sentence1\tsentence2\tscore\na\tb\t5.2\n", "no number from 0 to 5", "check"),
+        ("stsb", "train.tsv", "sentence1\tsentence2\tscore\na\tb\tnan\n", "no number from 0 to 5", "check"),
+        ("ag_news", "train.csv", f'"1","{SECRET}"\n', "line 1 of train.csv has 2 cells, and there are 3", "quotes"),
+        ("ag_news", "train.csv", f'"1","a","b"\n"2","{SECRET}', "line 2 of train.csv is no row", "quotes"),
+        ("ag_news", "train.csv", f'"5","a","{SECRET}"\n', "line 1 of train.csv has a class that", "1, 2, 3, 4"),
+        ("dolly", "train.jsonl", f'{{"instruction": "{SECRET}\n', "line 1 of train.jsonl is not JSON", "object"),
+        ("dolly", "train.jsonl", f'["{SECRET}"]\n', "line 1 of train.jsonl is not a JSON object", "object"),
+        ("dolly", "train.jsonl", f'{{"instruction": "{SECRET}"}}\n', "line 1 of train.jsonl has no response",
+         "the columns there are: instruction"),
+        ("dolly", "train.jsonl", f'{{"instruction": 7, "response": "{SECRET}"}}\n',
+         "line 1 of train.jsonl has a instruction that is no text", "string"),
+        ("dolly", "train.jsonl", f'{{"instruction": "a", "context": 3, "response": "{SECRET}"}}\n',
+         "line 1 of train.jsonl has a context that is no text", "string"),
+        ("alpaca", "alpaca_data.json", f'{{"instruction": "{SECRET}"}}', "alpaca_data.json is no JSON list", "write"),
+        ("alpaca", "alpaca_data.json", f'["{SECRET}"]', "entry 1 of alpaca_data.json is not a JSON object", "write"),
+        ("enron", "sentences.json", f'["ok", "{SECRET}', "entry 2 of sentences.json is not JSON", "cut off"),
+        ("enron", "sentences.json", f'["ok" "{SECRET}"]', "entry 1 of sentences.json is not JSON", "broken"),
+        ("enron", "sentences.json", '["ok", " "]', "entry 2 of sentences.json is empty", "leave"),
+        ("enron", "sentences.json", "[]", "sentences.json has no rows", "at least one"),
+    ],
+)  # fmt: skip
+def test_a_broken_file_is_told_without_its_text(
+    name: str, file: str, text: str, message: str, hint: str, tmp_path: Path
+) -> None:
+    put(tmp_path, file, text)
+    error = broken(name, "train", tmp_path)
+    assert message in error.message
+    assert hint in error.hint
+
+
+def test_text_that_is_not_utf8(tmp_path: Path) -> None:
+    put(tmp_path, "train.tsv", f"sentence\tlabel\n{SECRET} caf\xe9\t1\n", "latin-1")
+    assert broken("sst2", "train", tmp_path).message == "train.tsv is not UTF-8 text"
+    put(tmp_path, "train.csv", f'"1","{SECRET} \xe9","b"\n', "latin-1")
+    assert broken("ag_news", "train", tmp_path).message == "train.csv is not UTF-8 text"
+    put(tmp_path, "sentences.json", f'["{SECRET} \xe9"]', "latin-1")
+    assert broken("enron", "train", tmp_path).message == "sentences.json is not UTF-8 text"
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "short"), [("a\nb\n", "1\n", "val_labels.txt"), ("a\n", "1\n0\n", "val_text.txt")]
+)
+def test_two_files_side_by_side_are_of_one_length(texts: str, labels: str, short: str, tmp_path: Path) -> None:
+    put(tmp_path, "val_text.txt", texts)
+    put(tmp_path, "val_labels.txt", labels)
+    assert (
+        broken("tweet_sentiment", "validation", tmp_path).message == f"{short} has fewer lines than the file beside it"
+    )
+
+
+def test_a_folder_or_split_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no train split of mrpc") as caught:
+        load("mrpc", tmp_path, "train")
+    assert caught.value.hint == "its files are train.tsv; or msr_paraphrase_train.txt"
+    put(tmp_path, "val_text.txt", "a\n")
+    with pytest.raises(UsageError, match="has no validation split") as caught:
+        load("tweet_sentiment", tmp_path, "validation")
+    assert caught.value.hint == "its files are val_text.txt and val_labels.txt"
+    with pytest.raises(UsageError, match="sst2 has no split 'test'") as caught:
+        load("sst2", tmp_path, "test")
+    assert caught.value.hint == "it has: train, validation"
+
+
+def test_rows_stream(tmp_path: Path) -> None:
+    """The row that cannot be is met only when it is reached."""
+    put(tmp_path, "train.tsv", "sentence\tlabel\n" + "fine\t1\n" * 5 + "worse\t9\n")
+    rows = load("sst2", tmp_path, "train")
+    assert [next(rows).text for _ in range(5)] == ["fine"] * 5
+    with pytest.raises(CodecError, match="line 7"):
+        next(rows)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 20])
+def test_a_json_list_is_read_in_blocks_of_any_size(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("milkglass.datasets.rows.BLOCK", block)
+    put(tmp_path, "sentences.json", ' [ "a, b]" , "\\u00e9\\n\\"", "c" ]\n')
+    assert [one.text for one in load("enron", tmp_path, "train")] == ["a, b]", '\xe9\n"', "c"]
+    put(tmp_path, "sentences.json", '["a", "b"')
+    with pytest.raises(CodecError, match="entry 2"):
+        list(load("enron", tmp_path, "train"))
+
+
+def test_a_headless_file_with_one_word_cells_shows_no_text_with_a_space(tmp_path: Path) -> None:
+    put(tmp_path, "train.tsv", lines().strip() + f"my {SECRET} note\tcode-7\n")
+    hint = broken("sst2", "train", tmp_path).hint
+    assert hint == "the columns there are: code-7 and 1 more"
+
+
+def test_an_example_is_the_clients_own(root: Path, expected: dict[tuple[str, str], list[Expected]]) -> None:
+    assert next(load("rte", root, "train")) == Example(2, "labelled", "Bo ran home.", "Bo ran.", "entailment")
+    assert next(load("ifeval", root, "train")) == Example(1, "text", "Say no commas.")
+
+
+def test_an_empty_row_of_a_plain_file_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, "enron.jsonl", lines({"text": ""}))
+    with pytest.raises(EmptyText, match=r"line 1 of enron\.jsonl has an empty text"):
+        list(load("enron", tmp_path, "train"))

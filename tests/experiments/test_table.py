@@ -1,0 +1,171 @@
+"""The tables that a run leaves: what stands in them, and that nothing in a recipe can break out of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milkglass.errors import UsageError
+from milkglass.experiments import table
+from tests.experiments.test_recipes import ALL, shipped
+
+NASTY = '<script>alert(1)</script> | `x` *y* [z](http://w) \\ & "q" $m$\nnext'
+RESULT: dict[str, Any] = {
+    "recipe": "small",
+    "paper": "A paper, Table 1",
+    "model": "demo:minilm",
+    "seed": 1,
+    "variants": {"plain": {}, "k=4": {"k": 4, "epsilon": 1.0}},
+    "public": {"other kind": ["wiki.txt"]},
+    "made": {"milkglass": "0.1.0", "commit": "abc", "date": "2026-11-21"},
+    "figures": {
+        "accuracy, plain": {"measured": 90.0, "published": 92.02, "why": "a smaller model"},
+        "accuracy, k=4": {"measured": 85.0, "published": 89.11, "why": "a smaller model"},
+        "accuracy loss": {"measured": 5.0, "published": 2.91, "asked": "at most 4"},
+        "knn top-1": {"measured": 0.11, "asked": "at most 0.14"},
+        "same": {"measured": 10.0, "published": 10.001},
+        "seconds, k=4": {"measured": 1234.5},
+        "seconds, plain": {"measured": 2.0},
+    },
+}
+
+
+class Cells(HTMLParser):
+    """The text of every cell, and every tag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.rows: list[list[str]] = []
+        self.open = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self.open = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open = self.open and tag not in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.rows[-1][-1] += data
+
+
+def cells(page: str) -> Cells:
+    found = Cells()
+    found.feed(page)
+    return found
+
+
+def test_each_figure_stands_beside_the_papers_with_its_reason() -> None:
+    found = table.read(RESULT)
+    assert [one.name for one in found.beside] == [
+        "accuracy, plain",
+        "accuracy, k=4",
+        "accuracy loss",
+        "knn top-1",
+        "same",
+    ]
+    assert found.notes == ("a smaller model", table.UNEXPLAINED)
+    assert [one.note for one in found.beside] == [1, 1, 2, 0, 0]
+    assert found.beside[0].difference == pytest.approx(-2.02)
+    assert [(what, len(lines)) for what, lines in found.groups] == [("seconds", 2)]
+    rows = cells(table.html(found)).rows
+    assert ["accuracy, plain", "90.00", "92.02", "\u22122.02", "", "1"] in rows
+    assert ["accuracy loss", "5.00", "2.91", "+2.09", "at most 4", "2"] in rows
+    assert ["knn top-1", "0.11", "", "", "at most 0.14", ""] in rows
+    assert ["seconds, k=4", "1,234.50"] in rows
+    text = table.markdown(found)
+    assert "| accuracy, plain | 90.00 | 92.02 | \u22122.02 |  | 1 |" in text
+    assert "1. a smaller model" in text
+    assert "2. Not explained: the recipe gives no reason." in text
+
+
+def test_a_quick_table_says_so() -> None:
+    full, quick = table.read(RESULT), table.read({**RESULT, "recipe": "small.quick", "quick": {"rows": 9}})
+    assert full.title == "small" and quick.title == "small (quick)"
+    assert "<title>small (quick)</title>" in table.html(quick)
+    assert "<h1>small (quick)</h1>" in table.html(quick)
+    assert "<b>A quick run: not the recipe's own figures.</b>" in table.html(quick)
+    assert table.words(quick).splitlines()[0] == "small (quick)"
+    assert table.markdown(quick).splitlines()[0] == "# small \\(quick\\)"
+    assert "A quick run: not the recipe's own figures" in table.markdown(quick)
+    assert "quick" not in table.markdown(full)
+    assert "<b>A quick run" not in table.html(full)
+
+
+def nasty() -> table.Table:
+    figures = {
+        NASTY: {"measured": 1.0, "published": 2.0, "asked": NASTY, "why": NASTY},
+        f"x, {NASTY}": {"measured": 3.0},
+    }
+    result = {**RESULT, "recipe": NASTY, "paper": NASTY, "model": NASTY, "figures": figures, "quick": {NASTY: NASTY},
+              "variants": {NASTY: {NASTY: NASTY}}, "public": {NASTY: [NASTY]}}  # fmt: skip
+    return table.read(result)
+
+
+def test_html_escapes_everything_and_needs_nothing_else() -> None:
+    page = table.html(nasty())
+    found = cells(page)
+    assert "script" not in found.tags
+    assert not {"img", "link", "iframe"} & set(found.tags)
+    assert [row for row in found.rows if row[:1] == [NASTY]]  # and is shown letter by letter
+    assert not re.findall(r"(?:src|href)=\"(?!#note-)", page)
+    assert 'name="viewport"' in page and "@media print" in page and "@media (max-width" in page
+
+
+def test_markdown_escapes_everything() -> None:
+    text = table.markdown(nasty())
+    assert "<script>" not in text.replace("\\<", "")
+    for line in text.splitlines():
+        if line.startswith("|") and "alert" in line:
+            columns = len(re.findall(r"(?<!\\)\|", line))
+            assert columns in (7, 3)  # a bar of the text's own splits no cell
+            assert not re.search(r"(?<!\\)[`*$\[]", line)
+    assert not [line for line in text.splitlines() if line.startswith("next")]  # a line break ends no row
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.1102, "0.1102"),
+        (0.11, "0.11"),
+        (92.0, "92.00"),
+        (0.0, "0"),
+        (-0.5, "\u22120.5"),
+        (1e-9, "0"),
+        (None, ""),
+        (-12345.678, "\u221212,345.68"),
+    ],
+)
+def test_numbers(value: float | None, shown: str) -> None:
+    assert table.number(value) == shown
+    if value is not None and value > 0.01:
+        assert table.number(value, sign=True) == f"+{shown}"
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_every_shipped_result_has_a_table(path: Path, tmp_path: Path) -> None:
+    result = shipped(path)
+    file = tmp_path / f"{path.stem}.json"
+    file.write_text(json.dumps(result), "utf-8")
+    text, page = table.write(file)
+    assert (text.name, page.name) == (f"{path.stem}.md", f"{path.stem}.html")
+    rows = cells(page.read_text("utf-8")).rows
+    assert len(rows) > len(result["figures"])
+    assert {row[0] for row in rows} >= set(result["figures"])
+    assert text.read_text("utf-8").startswith("# ")
+
+
+def test_only_a_result_has_a_table(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"r\.toml is no result"):
+        table.write(tmp_path / "r.toml")

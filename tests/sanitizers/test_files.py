@@ -1,0 +1,307 @@
+"""Whole files: every shape, the same result from any number of workers, nothing half written, tables from files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milkglass.errors import BadTable, CodecError, EmptyText, MilkglassError, UsageError
+from milkglass.sanitizers.files import count_file, report_path, sanitize_file
+from milkglass.sanitizers.glove import read_glove
+from milkglass.sanitizers.methods import Method
+from milkglass.sanitizers.parallel import ordered
+from milkglass.sanitizers.rows import blocks_of, shape_of
+from milkglass.sanitizers.santext import SanText
+from milkglass.sanitizers.text import CLASSES, TextSanitizer
+from milkglass.sanitizers.vocabulary import tokens_of_model, words_of_model
+from tests import tiny
+from tests.core.test_walls import SOURCE, imports
+from tests.sanitizers import steps
+from tests.sanitizers.kit import WORDS, table
+
+TABLE = table(30, 4)
+SECRET = "zanzibar"
+
+
+def run(
+    source: Path, out: Path, seed: int | None = 1, workers: int = 0, method: str = "custext", **fields: Any
+) -> dict[str, Any]:
+    shape = shape_of(source, **{name: frozenset(value) for name, value in fields.items()})
+    sanitizer = Method(method, 1.0, k=5).over(TABLE)
+    return sanitize_file(sanitizer, source, shape, out, seed, {"method": method}, workers)
+
+
+def lines_file(path: Path, count: int) -> Path:
+    rng = np.random.default_rng(0)
+    path.write_text("".join(" ".join(rng.choice(WORDS, 6)) + ".\n" for _ in range(count)))
+    return path
+
+
+def test_json_lines_keep_their_order_and_their_other_fields(tmp_path: Path) -> None:
+    rows = [
+        {"text": "apple 17 zanzibar", "label": "zanzibar 3", "n": 1.5, "ok": None},
+        {"text": "pear", "text_pair": "grape", "label": 2},
+        {"messages": [{"role": "user", "content": "apple zanzibar"}, {"role": "bot", "content": "fig"}], "id": "x"},
+        {"instruction": "house", "input": "", "output": "river 12"},
+    ]  # fmt: skip
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    report = run(source, out)
+    found = [json.loads(line) if line else None for line in out.read_text().splitlines()]
+    assert found[4] is None and [list(one) for one in found[:4]] == [list(one) for one in rows]
+    assert found[0]["label"] == "zanzibar 3" and found[0]["n"] == 1.5 and found[1]["label"] == 2
+    assert found[2]["messages"][0]["role"] == "user" and found[3]["input"] == ""
+    texts = [found[0]["text"], found[1]["text"], found[1]["text_pair"], found[3]["instruction"], found[3]["output"]]
+    texts += [one["content"] for one in found[2]["messages"]]
+    assert all(word in WORDS for text in texts for word in text.split())
+    assert report["fields_left_as_they_are"] == ["id", "label", "n", "ok"]
+    assert (report["rows"], report["texts"]) == (5, 8)
+    assert json.loads(report_path(out).read_text()) == report
+    assert SECRET not in report_path(out).read_text()
+    assert out.stat().st_mode & 0o777 == 0o600
+
+
+def test_tables_with_a_header(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    with source.open("w", newline="") as file:
+        csv.writer(file).writerows([["label", "text"], ["a,b", 'apple "pear",\ngrape'], ["c", ""]])
+    run(source, out)
+    with out.open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["label", "text"] and [row[0] for row in rows] == ["label", "a,b", "c"] and rows[2][1] == ""
+    assert rows[1][1].count('"') == 2 and ",\n" in rows[1][1]
+    source, out = tmp_path / "in.tsv", tmp_path / "out.tsv"
+    source.write_text('sentence\tlabel\n"apple zanzibar\t1\nfig\t0\n')
+    run(source, out)
+    lines = out.read_text().splitlines()
+    assert lines[0] == "sentence\tlabel" and lines[1].startswith('"') and lines[1].endswith("\t1")
+    assert SECRET not in lines[1]
+
+
+def test_lines_of_text_keep_their_ends(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_bytes(b'apple\r\n\nfig {"text": 1}\nlast')
+    run(source, out)
+    raw = out.read_bytes()
+    assert raw.count(b"\r\n") == 1 and raw.split(b"\n")[1] == b"" and not raw.endswith(b"\n")
+
+
+def test_named_columns_are_texts_or_stay(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"text": "zanzibar", "note": "zanzibar"}) + "\n")
+    run(source, tmp_path / "a.jsonl", also=["note"])
+    assert SECRET not in (tmp_path / "a.jsonl").read_text()
+    report = run(source, tmp_path / "b.jsonl", also=["note"], keep=["text"])
+    assert json.loads((tmp_path / "b.jsonl").read_text())["text"] == SECRET
+    assert report["fields_left_as_they_are"] == ["text"]
+    (tmp_path / "in.csv").write_text("text\nx\n")
+    with pytest.raises(CodecError, match="no column 'note'"):
+        run(tmp_path / "in.csv", tmp_path / "c.csv", also=["note"])
+
+
+# --- workers and seeds ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["custext", "santext"])
+def test_the_result_does_not_depend_on_the_number_of_workers(tmp_path: Path, method: str) -> None:
+    source = lines_file(tmp_path / "in.txt", 3000)
+    sanitizer = Method(method, 1.0).over(table(400, 20), None)
+    outs, reports = [], []
+    for workers in (1, 3):
+        out = tmp_path / f"{workers}.txt"
+        reports.append(sanitize_file(sanitizer, source, shape_of(source), out, 7, {}, workers))
+        outs.append(out.read_bytes())
+    assert outs[0] == outs[1] and reports[0] == reports[1]
+    assert outs[0].count(b"\n") == 3000
+
+
+def test_blocks_draw_independently(tmp_path: Path) -> None:
+    source = tmp_path / "in.txt"
+    source.write_text("apple banana cherry date elder fig grape house\n" * 2048)  # four blocks, all alike
+    run(source, tmp_path / "out.txt")
+    lines = (tmp_path / "out.txt").read_text().splitlines()
+    blocks = [lines[at : at + 512] for at in range(0, 2048, 512)]
+    for one in range(4):
+        for other in range(one):
+            alike = np.mean([a == b for a, b in zip(blocks[one], blocks[other], strict=True)])
+            assert alike < 0.01
+
+
+def test_without_a_seed_no_two_results_are_alike_and_none_is_told(tmp_path: Path) -> None:
+    source = lines_file(tmp_path / "in.txt", 50)
+    first, second = run(source, tmp_path / "a", None), run(source, tmp_path / "b", None)
+    assert (tmp_path / "a").read_text() != (tmp_path / "b").read_text()
+    run(source, tmp_path / "c", 1)
+    run(source, tmp_path / "d", 1)
+    run(source, tmp_path / "e", 2)
+    assert (tmp_path / "c").read_text() == (tmp_path / "d").read_text() != (tmp_path / "e").read_text()
+    assert first["seed_given"] is False and "seed" not in first and first.keys() == second.keys()
+
+
+def test_the_report_adds_up(tmp_path: Path) -> None:
+    source = tmp_path / "in.txt"
+    source.write_text("the apple zanzibar 12\n" * 1000)
+    words = run(source, tmp_path / "out.txt")["words"]
+    assert words["all"]["words"] == 4000
+    for count in ("words", "drawn", "replaced"):
+        assert words["all"][count] == sum(words[name][count] for name in CLASSES)
+    assert [words[name]["words"] for name in CLASSES] == [0, 1000, 2000, 0, 1000]
+    assert words["number"]["replaced_share"] == words["unknown"]["replaced_share"] == 1
+
+
+def test_counting(tmp_path: Path) -> None:
+    source = tmp_path / "in.txt"
+    source.write_text("apple Apple fig 12\nfig fig zanzibar\n")
+    told: list[int] = []
+    counts = count_file(TABLE, source, shape_of(source), 0, told.append)
+    assert counts.sum() == 5 and counts[WORDS.index("apple")] == 2 and counts[WORDS.index("fig")] == 3
+    assert told == [36]
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("a.jsonl", '{"text": "a"}\nzanzibar\n', "line 2 is not JSON"),
+        ("a.jsonl", '{"text": "a"}\n["zanzibar"]\n', "line 2 is not a JSON object"),
+        ("a.jsonl", '{"label": "zanzibar"}\n', "line 1 has no text"),
+        ("a.jsonl", '{"text": ["zanzibar"]}\n', "line 1 has a text field that is no string"),
+        ("a.jsonl", '{"messages": [{"content": 3}]}\n', "line 1 has no list of messages"),
+        ("a.csv", "label\nzanzibar\n", "names no column of text"),
+        ("a.csv", 'text,label\na,b\nzanzibar\n', "line 3 has 1 cells, the header 2"),
+        ("a.csv", 'text\n"zanzibar\n', "is no row"),
+        ("a.txt", "", "has no rows"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("workers", [0, 1])
+def test_bad_files_are_named_by_line_never_quoted_and_leave_nothing(
+    tmp_path: Path, name: str, text: str, error: str, workers: int
+) -> None:
+    source, out = tmp_path / name, tmp_path / f"out{Path(name).suffix}"
+    source.write_text(text)
+    with pytest.raises(CodecError, match=error) as told:
+        run(source, out, workers=workers)
+    assert SECRET not in str(told.value)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_text_that_is_not_utf8_and_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "in.txt"
+    source.write_bytes(b"apple\n\xff\xfe\n")
+    with pytest.raises(CodecError, match="not UTF-8"):
+        run(source, tmp_path / "out.txt")
+    monkeypatch.setattr("milkglass.sanitizers.rows.LINE", 100)
+    source.write_text("apple\n" + "x" * 200)
+    with pytest.raises(CodecError, match="line 2 of in.txt is longer than 100"):
+        run(source, tmp_path / "out.txt")
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    source = lines_file(tmp_path / "in.txt", 3)
+    for there in ("out.txt", "out.txt.report.json"):
+        (tmp_path / there).write_text("mine")
+        with pytest.raises(UsageError, match="exists already"):
+            run(source, tmp_path / "out.txt")
+        assert (tmp_path / there).read_text() == "mine"
+        (tmp_path / there).unlink()
+    with pytest.raises(UsageError, match="there is no folder"):
+        run(source, tmp_path / "none" / "out.txt")
+
+
+# --- streaming --------------------------------------------------------------------------------------------------------
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    most = {}
+    for count in (5_000, 25_000):
+        source = lines_file(tmp_path / f"{count}.txt", count)
+        tracemalloc.start()
+        run(source, tmp_path / f"{count}.out")
+        most[count] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert most[25_000] < 1.2 * most[5_000] + 3e5
+
+
+def test_few_blocks_are_read_ahead() -> None:
+    read = 0
+
+    def blocks() -> Iterator[int]:
+        nonlocal read
+        for number in range(40):
+            read += 1
+            yield number
+
+    for done, (block, result) in enumerate(ordered(steps.double, 2, blocks(), 2)):
+        assert (block, result) == (done, 2 * done)
+        assert read <= done + 6
+
+
+def test_a_worker_that_dies_is_told() -> None:
+    with pytest.raises(MilkglassError, match="a worker process was ended"):
+        list(ordered(steps.end, 0, range(3), 1))
+
+
+def test_blocks_depend_on_the_file_alone(tmp_path: Path) -> None:
+    source = lines_file(tmp_path / "in.txt", 1300)
+    blocks = list(blocks_of(source, shape_of(source)))
+    assert [len(one.raw) for one in blocks] == [512, 512, 276] and blocks[1].lines[0] == 513
+    source.write_text(("x" * 200_000 + "\n") * 3)
+    assert [len(one.raw) for one in blocks_of(source, shape_of(source))] == [2, 1]
+    with pytest.raises(EmptyText):
+        source.write_text("")
+        list(blocks_of(source, shape_of(source)))
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+def test_a_glove_file(tmp_path: Path) -> None:
+    path = tmp_path / "glove.txt"
+    path.write_text("the 1 0\n, 0 1\nn't 1 1\napple 0.5 -2e-1\nnew york 3 4\napple 9 9\n<unk> 7 7\n1990 2 2\n")
+    found = read_glove(path)
+    assert found.words == ("the", "n't", "apple", "1990") and found.name == "glove.txt"
+    np.testing.assert_allclose(found.vectors[2], [0.5, -0.2])
+    path.write_text("2 2\nfig 1 0\npear 0 1\n")
+    assert read_glove(path).words == ("fig", "pear")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "has no words"),
+        (". 1 2\n", "has no words"),
+        ("fig 1 2\npear 1\n", "line 2 of g.txt has 1 numbers, the first 2"),
+        ("fig 1 2\npear 1 x\n", "no number"),
+        ("fig 1 2\npear nan 1\n", "not finite"),
+        ("fig\n", "line 1 of g.txt has no numbers"),
+        ("fig 1 2\n", "has 1 words to draw from"),
+        ("x" * 70000, "longer than"),
+    ],
+)
+def test_files_that_are_no_table(tmp_path: Path, text: str, error: str) -> None:
+    (tmp_path / "g.txt").write_text(text)
+    with pytest.raises(BadTable, match=error):
+        read_glove(tmp_path / "g.txt")
+
+
+def test_a_models_whole_words_are_one_token_each(tmp_path: Path) -> None:
+    folder = tiny.save("bert", tmp_path / "model")
+    words = words_of_model(folder, "mine")
+    tokenizer = tiny.tokenizer()
+    assert {"the", "a", "and"} <= set(words.words) and not {"athe", "nd", "ter"} & set(words.words)
+    assert all(len(tokenizer.tokenize(" " + word)) == 1 for word in words.words)
+    row = words.words.index("the")
+    whole = tokens_of_model(folder, "mine")
+    np.testing.assert_array_equal(words.vectors[row], whole.vectors[tokenizer.convert_tokens_to_ids("\u0120the")])
+    assert len(whole) == tiny.VOCAB and whole.special is not None
+    assert whole.special[:4].all() and whole.special[len(tokenizer) :].all() and not whole.special[10]
+    text = TextSanitizer(SanText(words, 1.0))
+    out = text.text("the nurse called zanzibar on 12 monday", np.random.default_rng(0))
+    assert set(out.split()) <= set(words.words)
+
+
+def test_sanitizers_stay_within_their_walls() -> None:
+    for path in (SOURCE / "sanitizers").glob("*.py"):
+        rooms = {name.split(".")[0] for name in imports(path)}
+        assert not rooms & {"client", "server", "attacks", "schemes", "cli", "demo", "experiments"}, path.name

@@ -1,0 +1,214 @@
+"""Every mechanism is tested for its law: 100,000 draws and more against the closed form, or a literal simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import laplace
+
+import milkglass.sanitizers.santext as santext
+from milkglass.sanitizers.custext import CusText
+from milkglass.sanitizers.rnm import Rnm
+from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
+from milkglass.sanitizers.santext import SanText, SanTextPlus
+from milkglass.sanitizers.table import Table
+from tests.sanitizers.kit import fits, literal, table
+
+DRAWS = 200_000
+
+
+def drawn(sanitizer: Sanitizer, word: int, count: int = DRAWS, seed: int = 1) -> np.ndarray:
+    return sanitizer.sanitize(np.full(count, word), np.random.default_rng(seed))
+
+
+# --- SANTEXT ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("word", [0, 5])
+def test_santext_draws_by_the_closed_form(epsilon: float, word: int) -> None:
+    words = table()
+    x = words.vectors.astype(np.float64)
+    fits(drawn(SanText(words, epsilon), word), literal.santext_law(x, x[word], epsilon))
+
+
+def test_santext_on_three_words_on_a_line() -> None:
+    words = Table(("a", "b", "c"), np.array([[0.0], [1.0], [3.0]], np.float32))
+    weights = np.array([1, math.exp(-1), math.exp(-3)])
+    fits(drawn(SanText(words, 2.0), 0), weights / weights.sum())
+    weights = np.array([math.exp(-4 / 3), math.exp(-1 / 3), math.exp(-5 / 3)])  # from the mean, 4/3
+    fits(drawn(SanText(words, 2.0), UNKNOWN), weights / weights.sum())
+
+
+@pytest.mark.parametrize(("head", "epsilon"), [(2, 0.5), (2, 3.0), (8, 3.0), (8, 12.0)])
+@pytest.mark.parametrize("word", [0, 17, UNKNOWN])
+def test_the_tail_is_drawn_as_the_head(head: int, epsilon: float, word: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(santext, "HEAD", head)
+    words = table(300, 5)
+    sanitizer = SanText(words, epsilon)
+    x = words.vectors.astype(np.float64)
+    law = literal.santext_law(x, x.mean(0) if word == UNKNOWN else x[word], epsilon)
+    np.testing.assert_allclose(sanitizer.law(word), law, atol=1e-6)
+    found = drawn(sanitizer, word)
+    fits(found, law)
+    beyond = ~np.isin(found, sanitizer.heads.near[word if word >= 0 else 300])
+    assert beyond.any() and abs(beyond.mean() - (1 - sanitizer.heads.cumulative[word, -1])) < 0.01
+
+
+def test_a_tail_that_rejection_cannot_draw_is_drawn_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(santext, "HEAD", 2)
+    monkeypatch.setattr(santext, "PATIENCE", 1)
+    words = table(40, 2)
+    sanitizer = SanText(words, 4.0)
+    asked: list[int] = []
+    full = sanitizer.heads._full
+    monkeypatch.setattr(sanitizer.heads, "_full", lambda places, rng: (asked.append(len(places)), full(places, rng))[1])
+    x = words.vectors.astype(np.float64)
+    fits(drawn(sanitizer, 3, 100_000), literal.santext_law(x, x[3], 4.0))
+    assert sum(asked) > 10_000 and max(asked) <= santext.ROWS
+
+
+def test_a_words_numbers_do_not_depend_on_its_company() -> None:
+    words = table(300, 40)
+    alone, together = SanText(words, 3.0), SanText(words, 3.0)
+    together.heads._prepare(np.arange(301))
+    for word in (0, 63, 64, 299, 300):
+        alone.heads._prepare(np.array([word]))
+        assert np.array_equal(alone.heads.cumulative[word], together.heads.cumulative[word])
+        assert alone.heads.slack[word] == together.heads.slack[word]
+
+
+def test_words_of_one_batch_are_each_drawn_by_their_own_law() -> None:
+    words = table(30, 3)
+    ids = np.random.default_rng(0).permutation(np.repeat([3, 9, UNKNOWN], 100_000))
+    for sanitizer in (SanText(words, 2.0), CusText(words, 2.0, k=7)):
+        out = sanitizer.sanitize(ids, np.random.default_rng(2))
+        for word in (3, 9, UNKNOWN):
+            fits(out[ids == word], sanitizer.law(word))
+
+
+def test_santext_plus_spares_common_words_with_probability_1_minus_p() -> None:
+    words = table()
+    x = words.vectors.astype(np.float64)
+    sensitive = np.arange(12) < 6
+    sanitizer = SanTextPlus(words, 1.0, spared=Spared(sensitive, 0.3))
+    fits(drawn(sanitizer, 2), literal.santext_law(x, x[2], 1.0))
+    law = 0.3 * literal.santext_law(x, x[8], 1.0)
+    law[8] += 0.7
+    fits(drawn(sanitizer, 8), law)
+    fits(drawn(sanitizer, UNKNOWN), literal.santext_law(x, x.mean(0), 1.0))
+    kept = SanTextPlus(words, 1.0, spared=Spared(sensitive, 0.0))
+    assert (drawn(kept, 8, 1000) == 8).all() and len(np.unique(drawn(kept, 2, 1000))) > 1
+
+
+# --- CUSTEXT ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.parametrize("epsilon", [0.5, 4.0])
+def test_custext_draws_by_the_closed_form(metric: str, epsilon: float) -> None:
+    words = table(23, 3)
+    x = words.vectors.astype(np.float64)
+    counts = np.random.default_rng(5).integers(0, 50, 23)
+    sanitizer = CusText(words, epsilon, k=5, metric=metric, counts=counts)
+    groups = literal.custext_groups(x, list(np.argsort(-counts, kind="stable")), 5, metric)
+    assert [len(one) for one in groups] == [5, 5, 5, 8]
+    for group in (groups[0], groups[-1]):
+        law = np.zeros(23)
+        law[group] = literal.custext_law(x, group, group[1], epsilon, metric)
+        np.testing.assert_allclose(sanitizer.law(group[1]), law, atol=1e-6)
+        fits(drawn(sanitizer, group[1]), law)
+    fits(drawn(sanitizer, UNKNOWN), np.full(23, 1 / 23))
+
+
+def test_the_promise_of_custext_holds_within_every_list() -> None:
+    sanitizer = CusText(table(40, 3), 1.5, k=6)
+    for group in sanitizer.lists.members:
+        laws = np.array([sanitizer.law(int(word)) for word in group[group >= 0]])[:, group[group >= 0]]
+        assert (laws.max(0) / laws.min(0)).max() <= math.exp(1.5) * (1 + 1e-9)
+
+
+def test_flat_lists_are_drawn_from_evenly() -> None:
+    words = Table(tuple("abcd"), np.array([[1, 0], [1, 0], [0, 0], [0, 0]], np.float32))
+    fits(drawn(CusText(words, 9.0, k=2), 0), np.array([0.5, 0.5, 0, 0]))
+    strict = Rnm(words, 9.0, k=2, guaranteed="strict")
+    fits(drawn(strict, 0), np.array([0.5, 0.5, 0, 0]))
+    same = Table(tuple("abcd"), np.ones((4, 2), np.float32))
+    fits(drawn(Rnm(same, 9.0, k=3), 1), np.array([1, 0, 1, 1]) / 3)
+
+
+# --- RNM --------------------------------------------------------------------------------------------------------------
+def first_wins(gap: float, epsilon: float) -> float:
+    """P(u1 + L1 > u2 + L2) for u1 - u2 = gap >= 0 and L ~ Lap(1/eps), in closed form."""
+    return 1 - math.exp(-epsilon * gap) * (2 + epsilon * gap) / 4
+
+
+def noisy_max_law(scores: np.ndarray, scale: float) -> np.ndarray:
+    """P(each is the noisy maximum), by integration over its noise."""
+
+    def wins(i: int) -> float:
+        others = np.delete(scores, i)
+        inside = lambda t: laplace.pdf(t, scores[i], scale) * laplace.cdf(t, others, scale).prod()  # noqa: E731
+        kinks = sorted(set(scores))
+        return sum(quad(inside, a, b)[0] for a, b in zip([-np.inf, *kinks], [*kinks, np.inf], strict=True))
+
+    return np.array([wins(i) for i in range(len(scores))])
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
+def test_rnm_of_two_candidates_has_the_closed_form(epsilon: float) -> None:
+    words = Table(("a", "b", "c"), np.array([[1, 0], [1, 0.2], [0, 1]], np.float32))  # b is nearer to a than c is
+    better = first_wins(1.0, epsilon)
+    assert better == pytest.approx(noisy_max_law(np.array([1.0, 0.0]), 1 / epsilon)[0], abs=1e-7)
+    fits(drawn(Rnm(words, epsilon, k=2), 0), np.array([0, better, 1 - better]))
+
+
+@pytest.mark.parametrize("guaranteed", ["paper", "strict"])
+def test_rnm_draws_by_its_law(guaranteed: str) -> None:
+    words = table(20, 3)
+    x = words.vectors.astype(np.float64)
+    sanitizer = Rnm(words, 2.0, k=5, guaranteed=guaranteed)
+    if guaranteed == "paper":
+        group, scores = literal.candidate_list(x, 7, 5)
+        assert 7 not in group
+    else:
+        group = next(one for one in literal.custext_groups(x, list(range(20)), 5, "cosine") if 7 in one)
+        near = literal.cosine_row(x, 7)[group]
+        scores = list((near - near.min()) / (near.max() - near.min()))
+    law = np.zeros(20)
+    law[group] = noisy_max_law(np.array(scores), (1 if guaranteed == "paper" else 2) / 2.0)
+    assert law.sum() == pytest.approx(1, abs=1e-6)
+    found = drawn(sanitizer, 7)
+    fits(found, law)
+    rng = np.random.default_rng(9)
+    simulated = np.array([group[literal.noisy_max(scores, sanitizer.scale, rng)] for _ in range(20_000)])
+    fits(simulated, law)
+    fits(drawn(sanitizer, UNKNOWN), np.full(20, 1 / 20))
+
+
+def test_the_strict_promise_holds_and_the_papers_does_not() -> None:
+    words, epsilon, p = table(24, 3), 1.0, 0.3
+    strict = Rnm(words, epsilon, k=6, guaranteed="strict")
+    assert strict.guarantee is not None and strict.guarantee.startswith("1-DP")
+    group = strict.lists.members[0]
+    laws = np.array([noisy_max_law(strict.lists.scores[word], strict.scale) for word in group])
+    assert (laws.max(0) / laws.min(0)).max() <= math.exp(epsilon)
+    spared = p * laws + (1 - p) * np.eye(6)  # no word is sensitive: the worst case
+    kept = Rnm(words, epsilon, 6, "strict", Spared(np.zeros(24, np.bool_), p)).guarantee
+    assert kept is not None
+    promised = float(kept.split("-DP")[0])
+    assert promised == pytest.approx(epsilon + math.log(1 + 0.7 * 6 / 0.3), rel=1e-3)
+    assert (spared.max(0) / spared.min(0)).max() <= math.exp(promised)
+    assert (spared.max(0) / spared.min(0)).max() > math.exp(epsilon)
+    paper = Rnm(words, epsilon, k=6)
+    assert paper.guarantee is None
+    outcomes = [set(paper.candidates(np.array([word]))[0].tolist()) for word in range(24)]
+    assert any(one != other for one in outcomes for other in outcomes)
+
+
+def test_rnm_replaces_sensitive_words_always_and_others_with_probability_p() -> None:
+    words = table(20, 3)
+    sensitive = np.arange(20) < 10
+    sanitizer = Rnm(words, 1.0, 5, spared=Spared(sensitive, 0.3))
+    assert (drawn(sanitizer, 3) != 3).all()
+    stayed = (drawn(sanitizer, 15) == 15).sum()
+    assert abs(stayed - 0.7 * DRAWS) < 5 * math.sqrt(DRAWS * 0.21)
