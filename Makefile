@@ -40,6 +40,7 @@ types: setup
 
 bench: setup
 	$(BIN)/python bench/obfuscate.py
+	$(BIN)/python bench/sanitize.py
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
