@@ -20,6 +20,7 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.dataset import Example
 from milkglass.errors import UsageError
+from milkglass.experiments import recipe as recipes
 from milkglass.experiments.__main__ import run
 from milkglass.experiments.attacks import MEASURES, AttackRecipe, leaked
 from milkglass.experiments.attacks import split as split_texts
@@ -348,3 +349,16 @@ def test_a_private_text_is_never_public(tmp_path: Path) -> None:
     assert not {one.text for one in private} & {one.text for one in public["same"]}
     with pytest.raises(UsageError, match="50 private rows of 50 leave no rest"):
         split_texts(replace(recipe, rows=50), tmp_path)
+
+
+def test_a_run_that_older_code_began_says_so(tmp_path: Path) -> None:
+    """What was done then is not done again, so the commit that ended it alone would be a false witness."""
+    recipes.begun(tmp_path)
+    now = recipes.made(tmp_path)
+    assert set(now) == {"milkglass", "commit", "date"}
+    older = {**now, "commit": "0123456789ab"}
+    (tmp_path / "begun.json").write_text(json.dumps(older))
+    recipes.begun(tmp_path)
+    assert recipes.made(tmp_path) == {**now, "begun": older}
+    (tmp_path / "begun.json").unlink()
+    assert recipes.made(tmp_path)["begun"] == {"commit": "not recorded"}

@@ -20,7 +20,7 @@ from milkglass.audit.texts import Texts, pieces, read, unmarked
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.folder import KEY_ID
-from milkglass.client.key import Key, hashed_permutation, permutation, subkey
+from milkglass.client.key import Key
 from milkglass.client.scramble import Stage, new_key, no_progress, replacements, scheme_of, scrambled_configs, shown
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.modelview import Model, Stored
@@ -269,15 +269,7 @@ def _simulate(base: Checkpoint, ref: str, scheme: Scheme, digest: str) -> Callab
 
     def simulate(seed: int) -> tuple[Model, Ids]:
         root = hashlib.sha256(f"milkglass attacker {seed}".encode()).digest()
-        own = key_of(base, ref, scheme, digest, root)
+        own = new_key(base, ref, scheme, digest, root)
         return uploaded(base, own)[0], own.sigma.astype(np.int64)
 
     return simulate
-
-
-def key_of(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes) -> Key:
-    """The key that this root gives: for attackers and recipes, whose keys are no secret. None: see `new_key`."""
-    drawn = new_key(base, ref, scheme, digest)
-    order = hashed_permutation if scheme_of(drawn).hashed else permutation
-    sigma = order(subkey(root, digest, "permutation"), len(drawn.sigma), of(base).pinned)
-    return Key(root, digest, sigma, drawn.about)

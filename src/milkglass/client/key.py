@@ -143,8 +143,10 @@ class Key:
         pinned: tuple[int, ...],
         about: Mapping[str, Any],
         order: Callable[[bytes, int, tuple[int, ...]], NDArray[np.int32]] = permutation,
+        root: bytes | None = None,
     ) -> Key:
-        root = secrets.token_bytes(32)
+        """root: of a key that is no secret, such as a recipe's; None draws one. order: how ids are permuted."""
+        root = secrets.token_bytes(32) if root is None else root
         sigma = order(subkey(root, model_digest, "permutation"), vocab_size, pinned)
         return cls(root, model_digest, sigma, about)
 

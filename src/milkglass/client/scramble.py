@@ -74,8 +74,9 @@ def scheme_for(base: Checkpoint, name: str = "obfuslm", **chosen: Any) -> Scheme
     return scheme_named(name, {**paper, **chosen})
 
 
-def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str) -> Key:
-    """A fresh key for this model; None: the scheme that `scheme_for` chooses."""
+def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes | None = None) -> Key:
+    """A key for this model. scheme None: the one that `scheme_for` chooses. root None: a fresh secret; given: the key
+    that it makes, for attackers and recipes, whose keys are no secret."""
     architecture = of(base)
     scheme = scheme or scheme_for(base)
     about = {
@@ -86,7 +87,7 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str) -> K
         "labels": None,
     }
     order = hashed_permutation if scheme.hashed else permutation
-    return Key.new(digest, architecture.vocab_size, architecture.pinned, about, order)
+    return Key.new(digest, architecture.vocab_size, architecture.pinned, about, order, root)
 
 
 def scheme_of(key: Key) -> Scheme:

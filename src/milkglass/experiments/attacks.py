@@ -259,7 +259,7 @@ def write_result(recipe: AttackRecipe, out: Path, found: Mapping[str, float]) ->
         "public": {who: list(names) for who, names in recipe.public.items()}, "attacks": recipe.attacks,
         **({} if recipe.seconds is None else {"seconds": recipe.seconds}),
         **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
-        "variants": {name: dict(one) for name, one in recipe.variants.items()}, "made": made(),
+        "variants": {name: dict(one) for name, one in recipe.variants.items()}, "made": made(out),
     }  # fmt: skip
     path = out / f"{recipe.name}.json"
     path.write_text(json.dumps({**about, "figures": figures}, indent=1) + "\n", "utf-8")

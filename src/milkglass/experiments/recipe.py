@@ -23,12 +23,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from milkglass import __version__
-from milkglass.audit.scene import key_of
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.dataset import write_parquet
 from milkglass.client.key import Key
-from milkglass.client.scramble import scramble
+from milkglass.client.scramble import new_key, scramble
 from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments import result, sources
 from milkglass.experiments.progress import follow
@@ -94,7 +93,7 @@ class Variant:
 def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: Scheme | None) -> Key:
     """A key that anybody can make again from the recipe's seed; without a scheme, the identity (no secret at all)."""
     root = hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
-    key = key_of(base, ref, scheme, digest, root)
+    key = new_key(base, ref, scheme, digest, root)
     return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))
 
 
@@ -131,6 +130,7 @@ def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
         raise UsageError(f"{out} is no run folder and is not empty", "give a new folder")
     out.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps(this, indent=1) + "\n", "utf-8")
+    begun(out)
 
 
 def _about(recipe: Recipe) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def write_result(recipe: Recipe, out: Path, measured: Mapping[str, float]) -> Pa
     about = {
         **_about(recipe),
         "data": dict(recipe.data),
-        "made": made(),
+        "made": made(out),
         "figures": result.figures(recipe, measured, 4),
     }
     path = out / f"{recipe.name}.json"
@@ -205,9 +205,22 @@ def write_result(recipe: Recipe, out: Path, measured: Mapping[str, float]) -> Pa
     return path
 
 
-def made() -> dict[str, str]:
+def begun(out: Path) -> None:
+    """Remember by which code this run folder was begun: what was done then is not done again by later code."""
+    record = out / "begun.json"
+    if not record.is_file():
+        record.write_text(json.dumps(_now()) + "\n", "utf-8")
+
+
+def made(out: Path) -> dict[str, Any]:
     """By which code, and when: settings alone don't tell that a result is of code that has changed since. commit: with
-    a + where the package differs from it, "" outside a checkout."""
+    a + where the package differs from it, "" outside a checkout. begun: of a run that other code began, which."""
+    now, record = _now(), out / "begun.json"
+    first = json.loads(record.read_text("utf-8")) if record.is_file() else {"commit": "not recorded"}
+    return now if first["commit"] == now["commit"] else {**now, "begun": first}
+
+
+def _now() -> dict[str, str]:
     commit = _git("rev-parse", "--short=12", "HEAD")
     changed = "+" if commit and _git("status", "--porcelain", "--", ".") else ""
     return {"milkglass": __version__, "commit": commit + changed, "date": time.strftime("%Y-%m-%d", time.gmtime())}

@@ -92,7 +92,8 @@ def _about(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     if "training" in result:
         found.append(("training", _pairs({n: v for n, v in result["training"].items() if v is not None})))
     made = result.get("made", {})
-    return [*found, ("made by", f"milkglass {made.get('milkglass')} {made.get('commit')}, {made.get('date')}")]
+    before = f", begun by {made['begun']['commit']}" if "begun" in made else ""
+    return [*found, ("made by", f"milkglass {made.get('milkglass')} {made.get('commit')}, {made.get('date')}{before}")]
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
