@@ -243,6 +243,10 @@ def test_the_verdict_follows_the_strongest_attack_and_never_reassures() -> None:
     assert strongest((cell(math.nan, math.nan),)) is None
     even = strongest((cell(0.5, 0.8, "fewer"), cell(0.6, 0.8, "more"), cell(0.4, 0.8, "fewest")))
     assert even is not None and even.attack == "more"
+    near = (cell(0.195, 0.194, "neighbours"), cell(0.458, 0.192, "decipherment"))
+    for measure, wanted in ((None, "decipherment"), ("content top-1", "neighbours"), ("tokens top-1", "decipherment")):
+        found = strongest(near, measure)
+        assert found is not None and found.attack == wanted
 
 
 def test_the_verdict_says_when_stronger_attacks_were_not_finished() -> None:

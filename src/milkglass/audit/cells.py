@@ -64,10 +64,14 @@ def _interval(raw: Mapping[str, Any]) -> Interval:
     return Interval(value, low, high, int(raw["units"]))
 
 
-def strongest(cells: tuple[Cell, ...], measure: str = "content top-1") -> Cell | None:
-    """The one that got most of what was sent back; by running tokens where no text has any content tokens. None: none
-    was done."""
-    done = [cell for cell in cells if not cell.of_outputs and not math.isnan(cell.value(measure))]
-    if not done and measure != "tokens top-1":
-        return strongest(cells, "tokens top-1")
-    return max(done, key=lambda cell: (cell.value(measure), cell.value("tokens top-1")), default=None)
+def strongest(cells: tuple[Cell, ...], measure: str | None = None) -> Cell | None:
+    """The one that got most of what was sent back, by this measure; without one by running and content tokens alike,
+    so that neither figure of a verdict is far below another attack's. None: none was done."""
+    names = ("tokens top-1", "content top-1") if measure is None else (measure, "tokens top-1")
+    done = [cell for cell in cells if not cell.of_outputs and not math.isnan(cell.value(names[0]))]
+
+    def got(cell: Cell) -> tuple[float, ...]:
+        values = [0.0 if math.isnan(cell.value(name)) else cell.value(name) for name in names]  # no content at all
+        return (sum(values),) if measure is None else tuple(values)
+
+    return max(done, key=got, default=None)
