@@ -1,0 +1,206 @@
+"""TextMixer: a text is mixed with others before it is sent, and the server answers for all of them (Zhou et al. 2023,
+Findings of EMNLP, section 4).
+
+    sent = (V_1 h_1 + ... + V_N h_N) / N          h_j (t, d): states of N texts, one of them the client's own
+    answer (N x classes) = one for each place;     the client reads its own and throws the others away
+
+V_j is fixed and drawn from the secret: "hadamard", a Gaussian number for each dimension (MUX-PLM's), or "rotation", an
+orthogonal matrix. The other texts are taken from those that the halves were trained with, cut or padded with zeros to
+the own text's length, so that what crosses is as long as the text. The place of the own text is drawn for each. The
+server's half learns one vector a place, from which, and the mixed answer, a small network makes that place's own.
+
+What it does not know: a checkpoint that was pretrained on mixed inputs, as the paper's is. An ordinary encoder learns
+to read mixtures from the task alone, and loses much. Nothing is proved here: V_j is the same for all texts, so that an
+attacker who learns it undoes much of the mixing, and what rests on the server helps with that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.checkpoint import Checkpoint
+from milkglass.encoders.draws import Draws, Root
+from milkglass.encoders.encoder import EncoderDefence
+from milkglass.encoders.halves import Lower, Upper
+from milkglass.encoders.reader import Encoded, Reader, in_batches
+from milkglass.encoders.sending import EncoderClient
+from milkglass.encoders.training import Step, Training
+from milkglass.errors import UsageError
+from milkglass.paper import Paper
+from milkglass.sequences import Sequences
+from milkglass.threat import Activations
+
+OTHERS = 512  # texts that a client keeps to mix with
+
+
+class MixedUpper(Upper):
+    """Answers for `places` texts at once: (b, t, d) to (b, places x classes)."""
+
+    def __init__(self, model: Any, layer: int, places: int, classes: int) -> None:
+        super().__init__(model, layer)
+        d = int(model.config.hidden_size)
+        self.model = self.model.base_model
+        self.places = torch.nn.Parameter(torch.randn(places, d) / d**0.5)
+        self.apart = torch.nn.Sequential(torch.nn.Linear(2 * d, d), torch.nn.GELU(), torch.nn.LayerNorm(d))
+        self.out = torch.nn.Linear(d, classes)
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        first = self.model(inputs_embeds=hidden, attention_mask=mask.long()).last_hidden_state[:, :1]
+        shape = (len(hidden), *self.places.shape)
+        both = torch.cat([first.expand(shape), self.places.expand(shape)], dim=-1)
+        return self.out(self.apart(both)).flatten(1)
+
+
+def mixed(parts: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], length: int) -> torch.Tensor:
+    """(length, d): the mean of parts (t_j, d), each cut or padded with zeros and turned by its key, (d,) or (d, d)."""
+    total = torch.zeros(length, parts[0].shape[1])
+    for part, key in zip(parts, keys, strict=True):
+        some = part[:length] * key if key.dim() == 1 else part[:length] @ key.T
+        total = total + torch.nn.functional.pad(some, (0, 0, 0, length - len(some)))
+    return total / len(parts)
+
+
+def keys_of(root: Root, mixing: str, places: int, width: int) -> list[torch.Tensor]:
+    """The secret V_j."""
+    drawn = [root.draws("mixing", place) for place in range(places)]
+    if mixing == "hadamard":
+        return [one.gaussian(width) for one in drawn]
+    return [_rotation(one.gaussian(width, width)) for one in drawn]
+
+
+def _rotation(gaussian: torch.Tensor) -> torch.Tensor:
+    """Orthogonal, uniform: the signs make the factorisation unique (Mezzadri 2007)."""
+    q, r = torch.linalg.qr(gaussian)
+    return q * r.diagonal().sign()
+
+
+@dataclass(frozen=True)
+class TextMixer(EncoderDefence):
+    """inputs: N, the own text counted. mixing: what V_j is."""
+
+    inputs: int = 2
+    mixing: Literal["hadamard", "rotation"] = "hadamard"
+    training: Training = field(default_factory=Training)
+
+    name: ClassVar[str] = "textmixer"
+    paper: ClassVar[Paper] = Paper(
+        "TextMixer: Mixing Multiple Inputs for Privacy-Preserving Inference",
+        "Zhou, Lu, Ma, Gui, Zhang, Huang",
+        2023,
+        "Findings of EMNLP",
+        (
+            "An ordinary encoder, not one of MUX-PLM's that were pretrained on mixed inputs.",
+            "The other texts are drawn at random from the training texts, not chosen to be like the own one.",
+            "V_j is secret; MUX-PLM's are part of its public checkpoints.",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inputs < 2:
+            raise UsageError(f"{self.inputs} texts are no mixture, 2 or more are needed", "2, 5 and 10 are common")
+        if self.mixing not in ("hadamard", "rotation"):
+            raise UsageError(f"mixing is {self.mixing!r}", "hadamard or rotation")
+
+    @property
+    def guarantee(self) -> str | None:
+        return None
+
+    def mechanism(self, hidden: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """What is not done to a text by itself: mixing needs others, see `loss` and `Mixing`."""
+        return hidden
+
+    def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
+        return MixedUpper(model, self.cut(base), self.inputs, classes)
+
+    def loss(self, step: Step, upper: torch.nn.Module, aids: torch.nn.Module, root: Root) -> torch.Tensor:
+        """Every text of the batch is mixed with others of it; each place is asked for its own text's label."""
+        keys = keys_of(root, self.mixing, self.inputs, step.hidden.shape[2])
+        rows = [hidden[mask] for hidden, mask in zip(step.hidden, step.mask, strict=True)]
+        draws = root.draws("train", step.epoch, int(step.numbers[0]), int(step.numbers[-1]))
+        chosen = torch.from_numpy(np.stack([self._partners(own, len(rows), draws) for own in range(len(rows))]))
+        sent = [mixed([rows[j] for j in some], keys, len(rows[i])) for i, some in enumerate(chosen.tolist())]
+        scores = upper(torch.nn.utils.rnn.pad_sequence(sent, batch_first=True), step.mask)
+        return torch.nn.functional.cross_entropy(
+            scores.reshape(len(rows) * self.inputs, -1), step.labels[chosen].flatten()
+        )
+
+    def _partners(self, own: int, count: int, draws: Draws) -> NDArray[np.int64]:
+        """(N,) texts of the batch, the own one at a place that is drawn."""
+        chosen = draws.below(count, self.inputs)
+        chosen[draws.below(self.inputs, 1)[0]] = own
+        return chosen
+
+    def kept(self, encoded: Encoded, root: Root) -> dict[str, torch.Tensor]:
+        """OTHERS texts, with repetition where there are fewer, padded to the longest that is allowed."""
+        chosen = encoded.ids.chosen(root.draws("others").below(len(encoded), OTHERS))
+        ids = torch.zeros(OTHERS, self.training.max_length, dtype=torch.int64)
+        for row, one in enumerate(chosen):
+            ids[row, : len(one)] = torch.from_numpy(one)
+        return {"others": ids, "lengths": torch.from_numpy(chosen.lengths)}
+
+    def client(
+        self,
+        base: Checkpoint,
+        reader: Reader,
+        lower: Lower,
+        secret: bytes,
+        sent: int,
+        kept: Mapping[str, torch.Tensor],
+    ) -> EncoderClient:
+        return Mixing(self, base, reader, lower, secret, sent, kept)
+
+
+class Mixing(EncoderClient):
+    """A client that mixes, and remembers at which place each of the last texts was."""
+
+    defence: TextMixer
+    _places: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
+        if len(answer) != len(self._places):
+            raise UsageError(
+                f"{len(answer)} answers to the {len(self._places)} texts last sent", "receive before sending again"
+            )
+        if not len(answer):
+            return answer
+        return answer.reshape(len(answer), self.defence.inputs, -1)[np.arange(len(answer)), self._places]
+
+    def observe(self, ids: Sequences, seed: int) -> Activations:
+        places = self._places
+        found = super().observe(ids, seed)
+        self._places = places
+        return found
+
+    @torch.inference_mode()
+    def _represented(self, encoded: Encoded, root: Root, first: int) -> Activations:
+        """The attacker mixes public text with public text; the client, its own with what it kept."""
+        states = self._states(encoded)
+        others = self._states(self._others()) if root is self._root else states
+        keys = keys_of(root, self.defence.mixing, self.defence.inputs, self.lower.width)
+        parts, self._places = [], np.empty(len(states), np.int64)
+        for number, (own, ids) in enumerate(zip(states, encoded.ids, strict=True)):
+            draws = root.of_text(ids, "send", first + number)
+            chosen = [others[j] for j in draws.below(len(others), self.defence.inputs)]
+            self._places[number] = place = int(draws.below(self.defence.inputs, 1)[0])
+            chosen[place] = own
+            parts.append(mixed(chosen, keys, len(own)))
+        hidden = torch.cat(parts) if parts else torch.empty(0, self.lower.width)
+        return Activations(hidden, encoded.ids.lengths, self.defence.cut(self.base))
+
+    def _states(self, encoded: Encoded) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = [torch.empty(0)] * len(encoded)
+        for batch in in_batches(encoded, self.lower.pad):
+            for row, mask, number in zip(self.lower(batch), batch.mask, batch.numbers.tolist(), strict=True):
+                found[number] = row[mask]
+        return found
+
+    def _others(self) -> Encoded:
+        rows = zip(self.kept["others"].numpy(), self.kept["lengths"].tolist(), strict=True)
+        return Encoded(Sequences.of(ids[:length] for ids, length in rows))

@@ -1,0 +1,156 @@
+"""TextObfuscator: states are drawn to the centres of clusters of tokens, then disturbed (Zhou et al. 2023, Findings of
+ACL, section 3).
+
+    close = mean over tokens of |h - centre(token)|^2 / d          what makes tokens of one cluster alike
+    away  = - mean over pairs of clusters of |m_i - m_j|^2 / d     m: means of a batch; what keeps clusters apart
+    loss  = cross-entropy + gamma_close * close + gamma_away * away
+    sent  = h min(1, clip d / |h|_1) + scale * Laplace(1)          h (d,): one token's state after `layer` layers
+
+Noise hides which token of a cluster was meant and leaves the cluster, which the task needs. Clusters are k-means of the
+public table's rows of the tokens that occur; a centre is a running mean of its tokens' states.
+
+The public code does not bound h, and its epsilon is a scale and no budget. With `clip`, two states are at most 2 clip d
+apart in L1, so that replacing a whole text of t tokens costs 2 clip d t / scale: true, and far too much to be relied on
+at usual settings. What protects here, if anything does, is the clusters, of which nothing is proved; the attacks say.
+
+What it does not know: the private words. All tokens are treated alike.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from milkglass.architectures import of
+from milkglass.checkpoint import Checkpoint
+from milkglass.encoders.draws import Draws, Root
+from milkglass.encoders.encoder import EncoderDefence
+from milkglass.encoders.halves import Lower
+from milkglass.encoders.reader import Encoded
+from milkglass.encoders.training import Step, Training
+from milkglass.errors import UsageError
+from milkglass.paper import Paper
+
+ROUNDS = 10  # of k-means
+KEPT = 0.9  # of a centre, when a batch has tokens of its cluster
+
+
+class Centres(torch.nn.Module):
+    """cluster (n,): of each public id. centres (m, d), running means; seen (m,): whether there is one yet."""
+
+    def __init__(self, cluster: torch.Tensor, count: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("cluster", cluster)
+        self.register_buffer("centres", torch.zeros(count, width))
+        self.register_buffer("seen", torch.zeros(count, dtype=torch.bool))
+
+    def means(self, states: torch.Tensor, clusters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(c, d) means of the clusters of these states (r, d), and which clusters these are."""
+        present, inverse, counts = clusters.unique(return_inverse=True, return_counts=True)
+        sums = torch.zeros(len(present), states.shape[1]).index_add(0, inverse, states)
+        return sums / counts[:, None], present
+
+    @torch.no_grad()
+    def follow(self, means: torch.Tensor, present: torch.Tensor) -> None:
+        moved = KEPT * self.centres[present] + (1 - KEPT) * means
+        self.centres[present] = torch.where(self.seen[present, None], moved, means)
+        self.seen[present] = True
+
+
+def close(states: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
+    """(r, d) states, (r, d) the centre of each one's token: mean squared distance, per dimension."""
+    return (states - centres).square().mean()
+
+
+def away(means: torch.Tensor) -> torch.Tensor:
+    """Minus the mean squared distance of all pairs of (c, d) means, per dimension; 0 for one alone."""
+    if len(means) < 2:
+        return means.sum() * 0.0
+    # over all ordered pairs, |a - b|^2 adds up to 2 c^2 times the variance
+    c = len(means)
+    return -2 * c / (c - 1) * means.var(0, correction=0).mean()
+
+
+def k_means(rows: torch.Tensor, count: int, draws: Draws) -> torch.Tensor:
+    """(r,) the cluster of each row, by Lloyd's rounds from rows that are drawn; an empty cluster keeps its centre."""
+    centres = rows[torch.from_numpy(draws.order(len(rows))[:count])]
+    nearest = torch.zeros(len(rows), dtype=torch.long)
+    for _ in range(ROUNDS):
+        nearest = (rows @ centres.T - centres.square().sum(1) / 2).argmax(1)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, rows)
+        counts = torch.bincount(nearest, minlength=len(centres))[:, None]
+        centres = torch.where(counts > 0, sums / counts.clamp_min(1), centres)
+    return nearest
+
+
+@dataclass(frozen=True)
+class TextObfuscator(EncoderDefence):
+    """clip: the bound on a state's mean absolute coordinate, None for no bound. scale: of the Laplace noise, on each
+    coordinate. clusters: how many at most."""
+
+    layer: int | None = 3
+    gamma_close: float = 0.03
+    gamma_away: float = 0.01
+    clusters: int = 100
+    clip: float | None = 1.0
+    scale: float = 0.5
+    training: Training = field(default_factory=lambda: Training(batch_size=128))
+
+    name: ClassVar[str] = "textobfuscator"
+    paper: ClassVar[Paper] = Paper(
+        "TextObfuscator: Making Pre-trained Language Model a Privacy Protector via Obfuscating Word Representations",
+        "Zhou, Lu, Ma, Gui, Wang, Ding, Zhang, Zhang, Huang",
+        2023,
+        "Findings of ACL",
+        (
+            "States are bounded in L1 before the noise; without a bound no guarantee is possible.",
+            "Clusters are k-means of the public table alone, for every task.",
+            "Both losses are per dimension; centres are running means, not parameters.",
+            "The scale of the noise is ours: the paper searches it, and ObfusLM's Table 8 does not name it.",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
+            raise UsageError(f"clip is {self.clip}, a finite number above 0 is needed", "None is no bound")
+        if not (math.isfinite(self.scale) and self.scale >= 0):
+            raise UsageError(f"scale is {self.scale}, a finite number of 0 or more is needed", "0 adds no noise")
+        if self.clusters < 1 or self.gamma_close < 0 or self.gamma_away < 0:
+            raise UsageError("clusters is 1 or more, the weights of losses are 0 or more", "see Table 8 of ObfusLM")
+
+    @property
+    def guarantee(self) -> str | None:
+        if self.clip is None or self.scale == 0:
+            return None
+        return (
+            f"each text sent is e-DP for one text replaced by any other of the same length, with e = "
+            f"{2 * self.clip / self.scale:g} x dimensions x tokens, a budget too large to be relied on; sending more "
+            "adds up; nothing is claimed for the texts and labels that the halves were trained with"
+        )
+
+    def mechanism(self, hidden: torch.Tensor, draws: Draws) -> torch.Tensor:
+        bounded = hidden
+        if self.clip is not None:
+            size = hidden.abs().mean(1, keepdim=True).clamp_min(1e-30)
+            bounded = hidden * (self.clip / size).clamp_max(1.0)
+        return bounded + self.scale * draws.laplace(*hidden.shape)
+
+    def aids(self, base: Checkpoint, lower: Lower, encoded: Encoded, root: Root) -> torch.nn.Module:
+        table = base.read(of(base).table).float()
+        occurring = torch.from_numpy(np.unique(encoded.ids.ids))
+        count = min(self.clusters, len(occurring))
+        cluster = torch.zeros(len(table), dtype=torch.long)
+        cluster[occurring] = k_means(table[occurring], count, root.draws("clusters"))
+        return Centres(cluster, count, lower.width)
+
+    def extra(self, step: Step, sent: torch.Tensor, aids: torch.nn.Module) -> torch.Tensor:
+        assert isinstance(aids, Centres)
+        states, clusters = step.hidden[step.mask], aids.cluster[step.ids[step.mask]]
+        means, present = aids.means(states, clusters)
+        aids.follow(means.detach(), present)
+        return self.gamma_close * close(states, aids.centres[clusters]) + self.gamma_away * away(means)

@@ -1,0 +1,111 @@
+"""How both halves are trained, the same for every method: AdamW, fp32, every draw from the secret.
+
+    loss = cross-entropy(upper(disturbed(lower(text))), label) + what the method adds
+
+Training happens where both halves are, before the server's is handed over: on the user's machine, or a trusted one. The
+order of the texts, dropout and the head's first weights come from one seed, each text's noise from a stream of its own
+(`draws.Root`). What this module does not know: any method, and resuming.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from milkglass.encoders.draws import Root
+from milkglass.encoders.halves import Lower
+from milkglass.encoders.reader import Encoded, batch_of
+from milkglass.errors import UsageError
+from milkglass.sequences import Ids
+
+if TYPE_CHECKING:
+    from milkglass.encoders.encoder import EncoderDefence
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings of C.3 in the ObfusLM paper, where a method does not say otherwise. max_steps: None for all epochs.
+    max_length: in tokens; longer texts are cut in training, and refused when they are sent."""
+
+    learning_rate: float = 2e-5
+    batch_size: int = 32
+    epochs: int = 10
+    max_steps: int | None = None
+    max_length: int = 128
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "batch_size", "epochs", "max_length"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} is {getattr(self, name)}, more than 0 is needed", "see encoders/training.py")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise UsageError(f"max_steps is {self.max_steps}, 1 or more is needed", "leave it out for all epochs")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a method may look at in one step. numbers (b,): of the texts in the training data."""
+
+    ids: torch.Tensor  # (b, t)
+    mask: torch.Tensor  # (b, t), bool
+    hidden: torch.Tensor  # (b, t, d), what the lower half gave
+    labels: torch.Tensor  # (b,)
+    numbers: Ids
+    epoch: int
+
+
+def train(
+    defence: EncoderDefence,
+    lower: Lower,
+    upper: torch.nn.Module,
+    aids: torch.nn.Module,
+    encoded: Encoded,
+    labels: Ids,
+    root: Root,
+) -> None:
+    """In place. aids: what the method trains besides, thrown away afterwards."""
+    how, order = defence.training, root.draws("order")
+    trained = [*upper.parameters(), *aids.parameters(), *(lower.parameters() if defence.trains_lower else ())]
+    optimiser = torch.optim.AdamW(trained, lr=how.learning_rate, weight_decay=how.weight_decay)
+    for parameter in lower.parameters():
+        parameter.requires_grad_(defence.trains_lower)
+    done, limit = 0, how.max_steps or how.epochs * -(-len(encoded) // how.batch_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(root.draws("dropout").seed())
+        lower.train(defence.trains_lower)
+        upper.train()
+        for epoch in range(how.epochs):
+            shuffled = order.order(len(encoded))
+            for start in range(0, len(shuffled), how.batch_size):
+                if done == limit:
+                    break
+                numbers = shuffled[start : start + how.batch_size]
+                loss = _loss(defence, lower, upper, aids, encoded, labels, numbers, epoch, root)
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(trained, 1.0)
+                optimiser.step()
+                done += 1
+    lower.eval()
+    upper.eval()
+
+
+def _loss(
+    defence: EncoderDefence,
+    lower: Lower,
+    upper: torch.nn.Module,
+    aids: torch.nn.Module,
+    encoded: Encoded,
+    labels: Ids,
+    numbers: Ids,
+    epoch: int,
+    root: Root,
+) -> torch.Tensor:
+    batch = batch_of(encoded, numbers, lower.pad)
+    with torch.set_grad_enabled(defence.trains_lower):
+        hidden = lower(batch)
+    step = Step(batch.ids, batch.mask, hidden, torch.from_numpy(labels[numbers]), np.asarray(numbers), epoch)
+    return defence.loss(step, upper, aids, root)
