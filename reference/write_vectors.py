@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+import aliases as literal_aliases
 import key as literal_key
 import obfuslm as literal_obfuslm
 
@@ -67,6 +68,39 @@ def obfuslm() -> None:
     )
 
 
+def aliases() -> None:
+    """A key of 9 tokens, of which 0 and 4 have one id, and the table that it makes."""
+    n, r, single = 9, 3, {0, 4}
+    places = literal_aliases.slots(n, r, single)
+    sigma = literal_key.permutation(literal_key.subkey(ROOT, DIGEST, "permutation"), len(places), (4,))
+    order = literal_key.permutation(literal_key.subkey(ROOT, DIGEST, "order/embedding"), n)
+    rng = np.random.default_rng(2026)
+    table = np.round(rng.normal(size=(n, 4)), 3)
+    clusters = [[1, 5, 3], [8, 2, 6, 7]]
+    labels = ["noise/embedding", "noise/embedding/1", "noise/embedding/2"]
+    count = sum(len(one) ** 2 for one in clusters)
+    noises = [np.array(literal_key.laplace(literal_key.subkey(ROOT, DIGEST, one), count)) for one in labels]
+    write(
+        "key-aliases",
+        "three ids for each of 9 tokens but 0 and 4, id 4 pinned: the slots, their permutation, the order in which "
+        "clusters are begun, and the table that given clusters make at epsilon = 1, the noise of each alias from a "
+        "sub-key of its own",
+        root=ROOT.hex(),
+        model_digest=DIGEST,
+        copies=r,
+        single=sorted(single),
+        slots=[list(one) for one in places],
+        sigma=sigma,
+        ids=[[sigma[slot] for slot, (token, _) in enumerate(places) if token == one] for one in range(n)],
+        order=order,
+        table=table.tolist(),
+        clusters=clusters,
+        labels=labels,
+        noises=[one.tolist() for one in noises],
+        scrambled=literal_aliases.scrambled(table, clusters, 1.0, noises, single, sigma).tolist(),
+    )
+
+
 def key_files() -> None:
     from milkglass.client.key import Key, seal
 
@@ -93,4 +127,5 @@ def key_files() -> None:
 if __name__ == "__main__":
     derivations()
     obfuslm()
+    aliases()
     key_files()

@@ -46,6 +46,11 @@ class Model:
         return [name for name in self.tensors if any(name == s or name.endswith("." + s) for s in suffixes)]
 
     @property
+    def has_table(self) -> bool:
+        """False of the upper half of a model that was cut in two."""
+        return bool(self._named(family_of(self.config).table))
+
+    @property
     def table(self) -> torch.Tensor:
         """(n, d) the input embeddings, fp32."""
         names = self._named(family_of(self.config).table)
@@ -58,6 +63,14 @@ class Model:
         if isinstance(self.tensors, Stored):
             return self.tensors.checkpoint.tensors[name].shape[1]
         return int(self.tensors[name].shape[1])
+
+    @property
+    def size(self) -> int:
+        """n of the table, from the file's header where it lies in one."""
+        name = self._named(family_of(self.config).table)[0]
+        if isinstance(self.tensors, Stored):
+            return self.tensors.checkpoint.tensors[name].shape[0]
+        return int(self.tensors[name].shape[0])
 
     @property
     def head(self) -> torch.Tensor | None:

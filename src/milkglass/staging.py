@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,24 @@ class Configs:
         write_json(folder / "config.json", self.config)
         if self.generation is not None:
             write_json(folder / "generation_config.json", self.generation)
+
+
+def resized(base: Checkpoint, names: Iterable[str], rows: int) -> Checkpoint:
+    """The checkpoint with room for so many rows in these tensors: each must then be replaced, its own bytes are
+    fewer."""
+    tensors = dict(base.tensors)
+    for name in names:
+        ref = tensors[name]
+        if ref.shape[0] != rows:
+            stop = ref.start + ref.bytes // ref.shape[0] * rows
+            tensors[name] = replace(ref, shape=(rows, *ref.shape[1:]), stop=stop)
+    return replace(base, tensors=tensors)
+
+
+def fits(old: TensorRef, new: TensorRef) -> bool:
+    """Whether one may stand in the place of the other: of its kind, with as many rows, or more (aliases)."""
+    shapes = bool(new.shape) and old.shape[1:] == new.shape[1:] and len(old.shape) == len(new.shape)
+    return old.dtype == new.dtype and shapes and new.shape[0] >= old.shape[0]
 
 
 def rewrite(
@@ -179,13 +197,16 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
             "put the right base model among the server's base models",
         )
     changed = read_header(delta / DELTA_WEIGHTS)
-    for name, ref in changed.items():
-        old = base.tensors.get(name)
-        fits = old is not None and (old.dtype, old.shape) == (ref.dtype, ref.shape)
-        if not fits or ref.dtype not in DTYPES or not ref.shape:
-            raise CorruptCheckpoint(f"the delta's tensor {name!r} does not fit the base model", "make the delta again")
     generation = delta / "generation_config.json"
     configs = Configs(read_json(delta / "config.json"), read_json(generation) if generation.is_file() else None)
+    size = configs.config.get("vocab_size")
+    for name, ref in changed.items():
+        old = base.tensors.get(name)
+        same = old is not None and fits(old, ref) and (old.shape == ref.shape or ref.shape[0] == size)
+        if not same or ref.dtype not in DTYPES:
+            raise CorruptCheckpoint(f"the delta's tensor {name!r} does not fit the base model", "make the delta again")
+    larger = {name for name, ref in changed.items() if ref.shape != base.tensors[name].shape}
+    base = resized(base, larger, int(size or 0)) if larger else base
     with (delta / DELTA_WEIGHTS).open("rb") as file:
         staging = Staging(target, f"assemble {base_digest} {hashlib.file_digest(file, 'sha256').hexdigest()}")
     rewrite(base, {name: _Stored(ref) for name, ref in changed.items()}, configs, staging, progress, links=True)

@@ -12,6 +12,7 @@ import torch
 from milkglass.attacks.embedding.ednn import EDNN
 from milkglass.audit.scene import build
 from milkglass.checkpoint import Checkpoint
+from milkglass.client.choices import Choices
 from milkglass.client.codec import Codec
 from milkglass.client.key import Key, hashed_permutation, permutation, seal, unseal
 from milkglass.client.outgoing import require_scrambled
@@ -40,6 +41,15 @@ TARGETS = (
     Target("obfuslm, encoder", ObfusLM(4, 0.1, 0.9), "bert"),
     Target("obfuslm, decoder", ObfusLM(4, 1.0, 0.9), "llama-tied"),
     Target("obfuslm, bands", ObfusLM(4, 0.1, 0.9, bands=Bands.counted(np.arange(tiny.VOCAB), 2.0)), "roberta"),
+    Target("obfuslm, aliases, encoder", ObfusLM(4, 0.1, 0.9, aliases=2), "roberta"),
+    Target("obfuslm, aliases, decoder", ObfusLM(4, 1.0, 0.9, aliases=3), "llama-tied"),
+    Target(
+        "obfuslm, bands and aliases",
+        ObfusLM(4, 0.1, 0.9, bands=Bands.counted(np.arange(tiny.VOCAB), 2.0), aliases=2),
+        "distilbert",
+    ),
+    Target("obfuslm+, aliases", ObfusLM(4, 1.0, 0.9, plus=Plus(k=4, beta=0.8), aliases=2), "llama-untied"),
+    Target("obfuslm, shared rows", ObfusLM(4, 0.1, 0.9, rows="shared"), "bert"),
     Target("obfuslm+", ObfusLM(4, 1.0, 0.9, plus=Plus(k=4, beta=0.8)), "llama-untied"),
     Target("sentinel, encoder", SentinelLMs(), "bert"),
     Target("sentinel, decoder", SentinelLMs(3), "gpt2"),
@@ -84,7 +94,7 @@ def test_a_key_file_keeps_the_scheme(case: Case) -> None:
 
 def test_the_servers_half_holds_no_secret(case: Case) -> None:
     assert require_scrambled(case.out)
-    sigma, inverse = case.key.sigma, np.argsort(case.key.sigma)
+    sigma, inverse = case.key.sigma, case.key.inverse
     secret = [case.key.root, case.key.root.hex().encode()]
     secret += [one.astype(kind).tobytes() for one in (sigma, inverse) for kind in ("<i4", "<i8", "<f4", "<u2")]
     for file in case.out.iterdir():
@@ -96,8 +106,16 @@ def test_what_the_client_sends_is_permuted_and_comes_back(case: Case) -> None:
     codec = Codec.open(case.key, case.base.folder)
     (sent,) = codec.encode([TEXTS[0]]).ids
     plain = codec.tokenizer(TEXTS[0])["input_ids"]
-    assert [int(one) for one in sent] == [int(case.key.sigma[one]) for one in plain]
-    assert codec.decode(sent).strip() == TEXTS[0]
+    choices = Choices.of(case.key)
+    if choices is None:
+        assert [int(one) for one in sent] == [int(case.key.sigma[one]) for one in plain]
+    else:
+        for one, token in zip(sent.tolist(), plain, strict=True):
+            start = choices.starts[token]
+            assert one in choices.ids[start : start + choices.counts[token]].tolist()
+    if codec.readable:
+        assert codec.inverse[sent].tolist() == plain
+        assert codec.decode(sent).strip() == TEXTS[0]
     assert set(np.unique(case.key.sigma).tolist()) == set(range(len(case.key.sigma)))
 
 
@@ -107,15 +125,22 @@ def test_a_transcript_holds_what_really_crosses(case: Case, tmp_path: Path) -> N
     text.write_text("\n".join(lines) + "\n", "utf-8")
     codec = Codec.open(case.key, case.base.folder)
     seen = build(case.key, codec, case.base.folder, text, None, None, seed=1).transcript
-    crossed = {one.tobytes() for one in codec.encode(lines).ids}
+    could = _named(case.key, codec.encode(lines).ids)
     (tokens,), (weights,) = seen.all(Tokens), seen.all(Weights)
-    assert tokens.ids and {one.astype(np.int64).tobytes() for one in tokens.ids} <= {
-        np.frombuffer(one, codec.encode(lines).ids[0].dtype).astype(np.int64).tobytes() for one in crossed
-    }
+    assert tokens.ids and _named(case.key, list(tokens.ids)) <= could
+    assert seen.size == len(case.key.sigma) > int(tokens.ids.ids.max())
     written = Checkpoint.open(case.out)
     assert set(weights.model.tensors) == set(written.tensors)
     for name in written.tensors:
         assert torch.allclose(weights.model.tensors[name].float(), written.read(name).float(), atol=1e-5), name
+
+
+def _named(key: Key, texts: list[np.ndarray]) -> set[bytes]:
+    """What the ids of each text name, whichever of several was drawn: tokens, or clusters."""
+    what = key.inverse
+    for group in key.groups or []:
+        what[np.isin(what, group)] = group[0]
+    return {what[one.astype(np.int64)].tobytes() for one in texts}
 
 
 def test_refusals_name_the_value() -> None:

@@ -1,5 +1,6 @@
 """From likelihoods to a guess: within a group every public id is used at most once, so the best assignment as a whole
-(Kuhn 1955) beats each row's own favourite."""
+(Kuhn 1955) beats each row's own favourite. Where a token has r scrambled ids, a group has r times as many rows as
+members, and each member is used r times."""
 
 from __future__ import annotations
 
@@ -38,8 +39,15 @@ def ranked(candidates: Candidates, size: int, k: int = 10) -> Guess:
 
 
 def best(likelihood: NDArray[np.float64]) -> tuple[Ids, Ids]:
-    """Rows and columns of the assignment of greatest total likelihood, for any (r, m); -inf is very unlikely, not
-    forbidden, so that there is always an answer."""
+    """Rows and columns of the assignment of greatest total likelihood, for any (r, m), a column taken `copies` times;
+    -inf is very unlikely, not forbidden, so that there is always an answer."""
     worst = np.finfo(np.float64).min / 1e6
-    rows, columns = linear_sum_assignment(np.maximum(likelihood, worst), maximize=True)
-    return rows.astype(np.int64), columns.astype(np.int64)
+    members = likelihood.shape[1]
+    wide = np.tile(np.maximum(likelihood, worst), copies(*likelihood.shape))
+    rows, columns = linear_sum_assignment(wide, maximize=True)
+    return rows.astype(np.int64), columns.astype(np.int64) % max(members, 1)
+
+
+def copies(rows: int, members: int) -> int:
+    """How many rows of a group each of its members has."""
+    return max(1, round(rows / max(members, 1)))

@@ -61,8 +61,8 @@ def audit(
         floors=floors(
             sent,
             scene.truth.ordinary[sent.ids],
-            None if known is None else _ordinary_counts(scene, known.counts(scene.transcript.size)),
-            scene.transcript.size,
+            None if known is None else _ordinary_counts(scene, known.counts(len(scene.truth.ordinary))),
+            len(scene.truth.ordinary),
         ),
         warnings=warnings(scene, done.cells, spent),
         examples=examples(scene, done, best, seed),

@@ -35,7 +35,9 @@ def part(scene: Scene, tokens: int) -> tuple[Scene, int]:
     kept = sent.chosen(first)
     rest = tuple(one for one in scene.transcript.observations if not isinstance(one, Tokens | Outputs))
     transcript = Transcript((*rest, Tokens(kept)), scene.transcript.size)
-    return replace(scene, transcript=transcript, truth=replace(scene.truth, sent=kept, original=None)), len(kept.ids)
+    original = None if scene.truth.original is None else scene.truth.original.chosen(first)
+    truth = replace(scene.truth, sent=kept, original=original)
+    return replace(scene, transcript=transcript, truth=truth), len(kept.ids)
 
 
 def measure(

@@ -135,7 +135,12 @@ def build(
                 "give as --known only what an attacker has, a template or a published piece",
             )
     if seen is not None and seen.all(Tokens):
-        seen = _unread(seen, attackers.get(KNOWN, alike).mapped(codec.sigma.astype(np.int64)), text)
+        if not codec.readable:
+            raise UsageError(
+                "the texts of this transcript cannot be told from its ids, which name clusters and no tokens",
+                "audit the texts themselves, without --server-transcript",
+            )
+        seen = _unread(seen, attackers.get(KNOWN, alike), codec, text)
     scene = assemble(key, codec, base, private, attackers, stage, seen, pairs=pairs)
     for one in scene.adversaries:
         if one.knowledge.corpus is not None and len(one.knowledge.corpus) < FEW:
@@ -147,12 +152,13 @@ def build(
     return scene
 
 
-def _unread(seen: Transcript, held: Sequences, text: Path) -> Transcript:
-    """The transcript without the texts that an attacker has word for word, scrambled here as `held`: who has the very
+def _unread(seen: Transcript, held: Sequences, codec: Codec, text: Path) -> Transcript:
+    """The transcript without the texts that an attacker has word for word, in original ids in `held`: who has the very
     text needs no attack, and to take them from the attacker instead might leave none."""
     known = {one.tobytes() for one in held}
     sent = seen.tokens
-    fresh = np.array([i for i, one in enumerate(sent) if one.tobytes() not in known], np.int64)
+    original = sent.mapped(codec.inverse)
+    fresh = np.array([i for i, one in enumerate(original) if one.tobytes() not in known], np.int64)
     if len(fresh) == len(sent):
         return seen
     if len(fresh) < LEAST // 2:
@@ -201,15 +207,16 @@ def assemble(
     scrambled and public ids of texts that an attacker knows in both forms.
     """
     model, promise = uploaded(base, key, stage)
-    size = len(key.sigma)
-    transcript = _transcript(model, private, size, seen, key)
+    size, scheme = len(codec.sigma), scheme_of(key)
+    transcript = _transcript(model, private, len(key.sigma), seen, key)
     if seen is not None and seen.all(Tokens):
         private = unmarked(codec, transcript.tokens)
     content = content_tokens(_common([private.original, *public.values()], size), pieces(codec, size))
-    simulate = _simulate(base, str(key.about["model"]), scheme_of(key), key.model_digest)
-    bare = Knowledge(public_model=Model.open(base.folder), simulate=simulate)
+    simulate = _simulate(base, str(key.about["model"]), scheme, key.model_digest)
+    public_model = Model.open(base.folder)
+    bare = Knowledge(public_model=public_model, simulate=simulate, aliases=scheme.copies, shared=scheme.shares)
     attackers = [Adversary("model only", "has the public model and no text", bare)]
-    sent = transcript.tokens.mapped(codec.inverse)
+    sent = private.original
     for name, texts in public.items():
         texts = texts.without(sent)  # an attacker who has the very text needs no attack
         if leaked is not None and name in leaked:
@@ -218,7 +225,14 @@ def assemble(
         attackers.append(Adversary(name, f"has {WORDS.get(name, name)}", replace(bare, corpus=texts, pairs=sure)))
     return Scene(
         transcript,
-        Truth(codec.inverse, codec.visible, content, _reader(codec), transcript.tokens),
+        Truth(
+            codec.inverse,
+            codec.visible,
+            content,
+            _reader(codec),
+            transcript.tokens,
+            None if codec.readable else private.original,
+        ),
         tuple(attackers),
         private,
         promise,
@@ -270,6 +284,6 @@ def _simulate(base: Checkpoint, ref: str, scheme: Scheme, digest: str) -> Callab
     def simulate(seed: int) -> tuple[Model, Ids]:
         root = hashlib.sha256(f"milkglass attacker {seed}".encode()).digest()
         own = new_key(base, ref, scheme, digest, root)
-        return uploaded(base, own)[0], own.sigma.astype(np.int64)
+        return uploaded(base, own)[0], own.first.astype(np.int64)
 
     return simulate

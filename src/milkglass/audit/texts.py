@@ -73,21 +73,28 @@ def read(codec: Codec, path: Path, most: int | None = None) -> Texts:
 
 
 def encoded(codec: Codec, examples: Sequence[Example]) -> Texts:
+    plain = codec.plain
     if examples[0].kind == "chat":
-        return unmarked(
-            codec, Sequences.of(codec.encode_examples([one.messages for one in examples], truncate=True).ids)
-        )
+        original = Sequences.of(plain.encode_examples([one.messages for one in examples], truncate=True).ids)
+        return unmarked(codec, _sent(codec, original), original)
     pairs = [one.pair or "" for one in examples] if any(one.pair is not None for one in examples) else None
     texts = [one.text for one in examples]
-    scrambled = Sequences.of(codec.encode(texts, pairs, truncate=True).ids)
+    original = Sequences.of(plain.encode(texts, pairs, truncate=True).ids)
+    scrambled = _sent(codec, original)
     if pairs is not None:
-        return unmarked(codec, scrambled)
-    return Texts(scrambled, scrambled.mapped(codec.inverse), *_marked(codec, texts, scrambled))
+        return unmarked(codec, scrambled, original)
+    return Texts(scrambled, original, *_marked(codec, texts, scrambled))
 
 
-def unmarked(codec: Codec, scrambled: Sequences) -> Texts:
-    """Texts of which only the tokens are known: pieces with a digit are numbers, and names are not told apart."""
-    original = scrambled.mapped(codec.inverse)
+def _sent(codec: Codec, original: Sequences) -> Sequences:
+    """As it would be sent: where a token has several ids, one is drawn here as the codec draws it there."""
+    return Sequences(codec.scrambled(original.ids).astype(np.int64), original.lengths)
+
+
+def unmarked(codec: Codec, scrambled: Sequences, original: Sequences | None = None) -> Texts:
+    """Texts of which only the tokens are known: pieces with a digit are numbers, and names are not told apart.
+    original: None where the ids themselves tell the tokens."""
+    original = scrambled.mapped(codec.inverse) if original is None else original
     digits = np.array([any(char.isdigit() for char in piece) for piece in pieces(codec, len(codec.sigma))])
     return Texts(scrambled, original, np.zeros(len(original.ids), np.bool_), digits[original.ids])
 

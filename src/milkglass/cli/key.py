@@ -1,20 +1,22 @@
-"""`milkglass key status`: what a key file is for, and how much of its budget is spent."""
+"""`milkglass key`: how much of a key's budget is spent, and a key for one job from another."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from milkglass.cli.options import AsJson
-from milkglass.cli.terminal import emit, moment, table
+from milkglass.cli.options import AsJson, ModelRef, PassphraseFile, open_key
+from milkglass.cli.terminal import bars, emit, moment, note, table
 from milkglass.client import usage
-from milkglass.errors import KeyFileError
+from milkglass.errors import KeyExists, KeyFileError
 
 NEVER = "no audit yet: `milkglass audit` measures after how much text an attacker reads how much"
 FRESH = "every text under one key is a piece of the same cipher; give the next job a new key, or less text"
+
+LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
 keys = typer.Typer(help="Look after a key file.", no_args_is_help=True)
 
@@ -39,8 +41,53 @@ def status(
     emit(as_json, {"key": str(key), **asdict(used), "passed": passed}, lambda: words(used))
 
 
+@keys.command("for-job")
+def for_job(
+    key: Annotated[Path, typer.Argument(help="The key file to make it from.")],
+    name: Annotated[str, typer.Argument(help="The job's name: the same name makes the same key again.")],
+    out: Annotated[Path, typer.Option("--out", help="The new key file, under KEY's passphrase.", show_default=False)],
+    clusters: Annotated[
+        Literal["kept", "new"],
+        typer.Option(help="kept: KEY's clusters, new noise. new: an id whose tokens are linked is read by two jobs."),
+    ] = "kept",
+    model: ModelRef = None,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key for one job from another: a new permutation and new noise, over the same clusters.
+
+    Texts under two such keys are two ciphers. Clusters stay, because they are found from any table anyway, while new
+    ones would leave a token alone in the intersection of its clusters once its ids are linked.
+    """
+    if out.exists():
+        raise KeyExists(f"{out} exists already", "give another file: overwriting a key makes its fine-tunes useless")
+    from milkglass.checkpoint import Checkpoint
+    from milkglass.client import jobs
+    from milkglass.client.key import write_key
+    from milkglass.models import resolve
+
+    parent = open_key(key, passphrase_file)
+    base = Checkpoint.open(resolve(model or str(parent.key.about["model"])))
+    with bars(as_json) as stage:
+        total = sum(tensor.bytes for tensor in base.tensors.values())
+        parent.key.require_model(base.digest(stage("check the model", total)))
+        child = jobs.for_job(base, parent.key, name, clusters, stage)
+    write_key(out, child, parent.passphrase)
+    usage.derived(out, key)
+    note(LOSS.format(key=key))
+    document = {"key": str(out), "parent": str(key), "job": name, "clusters": clusters, "key_id": child.identifier}
+    emit(as_json, document, lambda: f"made {out} for the job; `milkglass obfuscate MODEL OUT --key {out}` comes next")
+
+
 def words(used: usage.Usage) -> str:
     lines = [f"encoded under this key, on this machine: {used.tokens:,} tokens in {used.texts:,} texts"]
+    if used.parent:
+        gone = "" if Path(used.parent).is_file() else ", which is not there and is not told"
+        lines.append(f"made for a job from {used.parent}{gone}")
+    if used.jobs:
+        spread = sum(used.jobs.values())
+        lines.append(f"under {len(used.jobs):,} keys made from it for jobs: {spread:,} tokens, each its own cipher")
+        lines.append(table([("key for a job", "tokens"), *((one, f"{n:,}") for one, n in used.jobs.items())]))
     if not used.audited:
         return "\n".join([*lines, NEVER])
     lines.append(f"last audit: {moment(used.audited)}")

@@ -77,6 +77,14 @@ def obfuscate(
     band_text: Annotated[
         Path | None, typer.Option("--band-text", help="Text like yours, for --bands: .jsonl, .csv, .tsv or .txt.")
     ] = None,
+    aliases: Annotated[
+        int | None,
+        typer.Option(help="Scrambled ids of each token, one drawn at each occurrence; the tables grow by this factor."),
+    ] = None,
+    rows: Annotated[
+        Literal["shared"] | None,
+        typer.Option(help="One row for all of a cluster, ids drawn within it; encoders only, ids cannot be read back."),
+    ] = None,
     plus: Annotated[
         Literal["paper", "symmetrise", "exact"] | None,
         typer.Option(help="ObfusLM+: mix the dimensions of every layer as well, in this form; Llama family only."),
@@ -111,6 +119,8 @@ def obfuscate(
         "beta": beta,
         "leftover": leftover,
         "cluster_special": cluster_special or None,
+        "aliases": aliases,
+        "rows": rows,
     }
     chosen = {name: value for name, value in asked.items() if value is not None}
     chosen |= _plus(plus, plus_k, plus_epsilon)
@@ -229,12 +239,19 @@ def _words(key: Key, out: Path, promise: Promise, seconds: float) -> list[str]:
     spread = f"of {sizes[0]} to {sizes[-1]} tokens" if sizes else ""
     return [
         f"scrambled into {out} in {duration(seconds)}",
-        f"  {len(key.sigma):,} tokens permuted; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
+        f"  {_permuted(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
         f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
         f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
         *([] if promise.condition is None else [f"  {PLUS.format(promise.condition)}"]),
         f"  {HONEST}",
     ]
+
+
+def _permuted(key: Key) -> str:
+    tokens = len(key.first)
+    if len(key.sigma) > tokens:
+        return f"{tokens:,} tokens permuted, under {len(key.sigma):,} ids"
+    return f"{tokens:,} tokens permuted" + (", one row a cluster" if key.shares else "")
 
 
 def _next(opened: Opened, out: Path, delta: bool, passphrase_file: Path | None) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from milkglass.client.codec import Codec
     from milkglass.client.key import Key
     from milkglass.client.remote import Remote
+    from milkglass.client.scores import Scale
 
 TOKEN_VARIABLE = "MILKGLASS_TOKEN"
 
@@ -65,10 +66,25 @@ class Opened:
         return f"Opened({self.path})"
 
     def remember(self, labels: Mapping[str, int], job: str | None = None) -> Opened:
-        """The key with these label names in its sealed `about`, as the newest ones and as the job's.
+        """The key with these label names in its sealed `about`, as the newest ones and as the job's."""
 
-        The file is read again and written under a lock, so that what another command noted meanwhile stays.
-        """
+        def noted(about: Mapping[str, Any]) -> dict[str, Any]:
+            fine_tunes = {**(about.get("fine_tunes") or {}), **({} if job is None else {job: dict(labels)})}
+            return {**about, "labels": dict(labels), **({"fine_tunes": fine_tunes} if fine_tunes else {})}
+
+        return self._noted(noted)
+
+    def remember_scale(self, scale: Scale, job: str | None = None) -> Opened:
+        """The same for the scale of a regression's scores."""
+
+        def noted(about: Mapping[str, Any]) -> dict[str, Any]:
+            scales = {**(about.get("scales") or {}), **({} if job is None else {job: scale.told()})}
+            return {**about, "scale": scale.told(), **({"scales": scales} if scales else {})}
+
+        return self._noted(noted)
+
+    def _noted(self, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Opened:
+        """The file is read again and written under a lock, so that what another command noted meanwhile stays."""
         from dataclasses import replace
 
         from milkglass.client.key import read_key, write_key
@@ -76,8 +92,7 @@ class Opened:
 
         with locked(self.path):
             key = read_key(self.path, self.passphrase)
-            fine_tunes = {**(key.about.get("fine_tunes") or {}), **({} if job is None else {job: dict(labels)})}
-            about = {**key.about, "labels": dict(labels), **({"fine_tunes": fine_tunes} if fine_tunes else {})}
+            about = change(key.about)
             if about != key.about:
                 key = replace(key, about=about)
                 write_key(self.path, key, self.passphrase, replace=True)
@@ -89,6 +104,14 @@ class Opened:
             if job.removeprefix("ftjob-") in model:  # a job's number is part of its model's name
                 return labels
         return None
+
+    def scale_of(self, model: str, job: str, newest: bool = False) -> Scale | None:
+        """The scale of a fine-tuned model, by its name or by its job, or that of the last data sent."""
+        from milkglass.client.scores import Scale
+
+        scales: Mapping[str, list[float]] = self.key.about.get("scales") or {}
+        named = (told for one, told in scales.items() if one.removeprefix("ftjob-") in model)
+        return Scale.kept(self.key.about.get("scale") if newest else next(named, scales.get(job)))
 
 
 def open_key(path: Path, passphrase_file: Path | None) -> Opened:

@@ -6,6 +6,7 @@ What this module does not know: how the answers came here. Each function raises 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,10 +20,12 @@ from milkglass.errors import RemoteError
 
 @dataclass(frozen=True)
 class Classified:
-    """label: the number of the likeliest class. probabilities: of each class, in order."""
+    """label: the number of the likeliest class. probabilities: of each class, in order. score: of a regression, as it
+    was trained (scores.py reads it); there are no probabilities then."""
 
     label: int
     probabilities: tuple[float, ...]
+    score: float | None = None
 
 
 def rows(answer: Mapping[str, Any], name: str = "data") -> list[dict[str, Any]]:
@@ -88,12 +91,20 @@ def event(data: str) -> dict[str, Any]:
 
 
 def classified(row: Mapping[str, Any]) -> Classified:
+    if "score" in row:
+        return Classified(0, (), _score(row["score"]))
     label, probabilities = str(row.get("label", "")), row.get("probs")
     if not re.fullmatch(r"LABEL_[0-9]{1,5}", label) or not isinstance(probabilities, list):
         raise RemoteError("the server's classification has no label or no probabilities", "is the model a classifier?")
     if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in probabilities):
         raise RemoteError("the server's probabilities are not numbers", "try again")
     return Classified(int(label.removeprefix("LABEL_")), tuple(float(one) for one in probabilities))
+
+
+def _score(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RemoteError("the server's score is no finite number", "try again")
+    return float(value)
 
 
 def delta(data: str) -> list[int]:

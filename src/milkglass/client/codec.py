@@ -9,7 +9,7 @@ tokens is 40 scrambled tokens.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from milkglass.architectures import family_of
 from milkglass.checkpoint import read_json
+from milkglass.client.choices import Choices, Draw, secret_draws
 from milkglass.client.conversation import Message, answers, render, require_ordinary, require_text
 from milkglass.client.key import Key
 from milkglass.client.streaming import StreamDecoder
@@ -64,15 +65,19 @@ class Codec:
     """One key with its model's tokenizer. `limit` is how many tokens the model can take."""
 
     tokenizer: Any = field(repr=False)
-    sigma: Ids = field(repr=False)
-    inverse: NDArray[np.int64] = field(repr=False)
+    sigma: Ids = field(repr=False)  # (n,) by original id: its scrambled id, the first where it has several
+    inverse: NDArray[np.int64] = field(repr=False)  # (n',) by scrambled id
     visible: NDArray[np.bool_] = field(repr=False)  # by original id: the tokenizer has a token there, not a special one
     known: NDArray[np.bool_] = field(repr=False)  # by original id: the tokenizer has a token there
     limit: int
+    choices: Choices | None = field(default=None, repr=False)
+    draw: Draw = field(default=secret_draws, repr=False)
+    readable: bool = True  # whether an id names a token
 
     @classmethod
-    def open(cls, key: Key, folder: Path) -> Codec:
-        """`folder` is the original model's. Raises KeyForOtherModel when its tokenizer is not the key's."""
+    def open(cls, key: Key, folder: Path, draw: Draw = secret_draws) -> Codec:
+        """`folder` is the original model's. draw: by what one of several ids is chosen, where a key gives a token
+        several. Raises KeyForOtherModel when its tokenizer is not the key's."""
         from milkglass.client.scramble import tokenizer_digest
 
         digest, expected = tokenizer_digest(folder), key.about.get("tokenizer_sha256")
@@ -82,16 +87,24 @@ class Codec:
                 "give the folder of the model that was scrambled",
             )
         tokenizer = _load_tokenizer(folder)
-        size = len(key.sigma)
+        first = key.first
+        size = len(first)
         known = np.zeros(size, np.bool_)
         numbers = np.fromiter(tokenizer.get_vocab().values(), np.int64)
         known[numbers[numbers < size]] = True
         visible = known.copy()
         added = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
         special = np.array(sorted({*tokenizer.all_special_ids, *added}), np.int64)
-        visible[special[special < size]] = False
-        inverse = np.argsort(key.sigma).astype(np.int64)
-        return cls(tokenizer, key.sigma, inverse, visible, known, _limit(folder, tokenizer))
+        special = special[special < size]
+        visible[special] = False
+        choices = Choices.of(key)
+        if choices is not None and (choices.counts[special] > 1).any():
+            raise ModelError(
+                f"{int((choices.counts[special] > 1).sum())} special tokens have several ids under this key",
+                "mark them as special in the model's tokenizer.json and make a new key",
+            )
+        limit = _limit(folder, tokenizer)
+        return cls(tokenizer, first, key.inverse, visible, known, limit, choices, draw, not key.shares)
 
     # --- text to ids --------------------------------------------------------------------------------------------------
     def encode(
@@ -205,6 +218,17 @@ class Codec:
         ids = [np.concatenate([one, self.stop_ids]).astype(np.int32) for one in encoded.ids]
         return Labelled(ids, [one.copy() for one in ids], encoded.cut)
 
+    # --- ids without text ------------------------------------------------------------------------------------------
+    @property
+    def plain(self) -> Codec:
+        """The same tokenizer and limits with the original ids: for those who play both sides. Nothing of it is sent."""
+        own = np.arange(len(self.sigma))
+        return replace(self, sigma=own.astype(np.int32), inverse=own, choices=None, readable=True)
+
+    def scrambled(self, ids: NDArray[np.int64]) -> Ids:
+        """(t,) the scrambled ids of original ids (t,), drawn anew at each call where a token has several."""
+        return self.sigma.take(ids) if self.choices is None else self.choices.pick(ids, self.draw)
+
     # --- ids to text --------------------------------------------------------------------------------------------------
     def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:
         """The text of scrambled ids. Ids of padding rows, which a model can emit, have no text; see `count_unknown`.
@@ -280,9 +304,14 @@ class Codec:
                 f"the tokenizer gives id {flat.max()}, the model's table ends at {len(self.sigma) - 1}",
                 "resize the model's embeddings to its tokenizer, then scramble it again",
             )
-        return np.split(self.sigma.take(flat), np.cumsum(lengths)[:-1])
+        return np.split(self.scrambled(flat), np.cumsum(lengths)[:-1])
 
     def _unscrambled(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+        if not self.readable:
+            raise CodecError(
+                "under this key an id names a cluster of tokens and no token: it cannot be read back",
+                "keep the text itself; a key without --rows shared has ids that can be read",
+            )
         array = np.asarray(ids)
         if array.size == 0:
             return np.empty(0, np.int64)

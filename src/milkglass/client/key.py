@@ -10,8 +10,8 @@ The sealed file, version 1 (docs/formats.md):
     the seal: ChaCha20-Poly1305 over the payload, the header line as associated data
     32 bytes: SHA-256 of all before, so that damage is told from tampering
 
-What this module does not know: schemes, and where a model lies. It does not protect a key in memory: Python cannot
-wipe it.
+What this module does not know: schemes, but for how many ids a token has and what its cluster is, and where a model
+lies. It does not protect a key in memory: Python cannot wipe it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import json
 import os
 import secrets
 import unicodedata
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ from milkglass.errors import (
     UnknownKeyVersion,
     WrongPassphrase,
 )
+from milkglass.schemes.aliases import Slots
 
 FORMAT, VERSION = "milkglass-key", 1
 SCRYPT_N = 1 << 17  # about 0.4 s and 128 MB
@@ -122,9 +124,10 @@ def hashed_permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDAr
 class Key:
     """What the client must keep. `repr` shows nothing secret.
 
-    root: 32 bytes. model_digest: the base model that it belongs to. sigma: (n,) int32, original id -> scrambled id,
-    stored as well so that text can be recovered should the derivation ever change. about: what the codec needs (where
-    the tokenizer is, the scheme's parameters, the label names); private, sealed with the rest.
+    root: 32 bytes. model_digest: the base model that it belongs to. sigma: (n',) int32, slot -> scrambled id, stored as
+    well so that text can be recovered should the derivation ever change; without aliases a slot is an original id and
+    n' is n (`slots`). about: what the codec needs (where the tokenizer is, the scheme's parameters, the label names);
+    private, sealed with the rest.
     """
 
     root: bytes
@@ -150,6 +153,40 @@ class Key:
         sigma = order(subkey(root, model_digest, "permutation"), vocab_size, pinned)
         return cls(root, model_digest, sigma, about)
 
+    @property
+    def slots(self) -> Slots:
+        """The token of each slot of sigma."""
+        told = self.about.get("slots")
+        if told is None:
+            return Slots.of(len(self.sigma))
+        copies, single = int(told["copies"]), told["single"]
+        n = (len(self.sigma) + (copies - 1) * len(single)) // copies
+        slots = Slots.of(n, copies, single)
+        if len(slots.origin) != len(self.sigma):
+            raise DamagedKey(f"a key of {len(self.sigma)} ids cannot give {copies} to each token", "restore a backup")
+        return slots
+
+    @property
+    def first(self) -> NDArray[np.int32]:
+        """(n,) the scrambled id of each token, of its first alias where it has several."""
+        return self.sigma[: self.slots.tokens]
+
+    @property
+    def inverse(self) -> NDArray[np.int64]:
+        """(n',) the token behind each scrambled id; with shared rows the one whose place it was, which says nothing."""
+        return self.slots.origin[np.argsort(self.sigma)]
+
+    @property
+    def groups(self) -> list[NDArray[np.int64]] | None:
+        """The clusters, each ascending, where the key keeps them."""
+        told = self.about.get("groups")
+        return None if told is None else unpacked_groups(told)
+
+    @property
+    def shares(self) -> bool:
+        """Whether an id names a cluster and no token."""
+        return (self.about.get("scheme") or {}).get("rows") == "shared"
+
     def stream(self, label: str) -> Stream:
         return Stream(subkey(self.root, self.model_digest, label))
 
@@ -169,6 +206,25 @@ class Key:
                 f"this key belongs to the model {self.model_digest}, not to {digest}",
                 "give the model that the key was made for, or make a new key with `milkglass obfuscate`",
             )
+
+
+def packed_groups(groups: list[NDArray[np.int64]], n: int) -> str:
+    """base64 of zlib of (n,) little-endian int32: the number of each token's cluster, -1 outside every cluster."""
+    number = np.full(n, -1, "<i4")
+    for at, group in enumerate(groups):
+        number[group] = at
+    return _b64(zlib.compress(number.tobytes(), 9))
+
+
+def unpacked_groups(text: str) -> list[NDArray[np.int64]]:
+    """Raises DamagedKey."""
+    try:
+        number = np.frombuffer(zlib.decompress(_unb64(text)), "<i4")
+    except (ValueError, zlib.error) as error:
+        raise DamagedKey("the clusters in the key file cannot be read", "restore a backup") from error
+    order = np.argsort(number, kind="stable")
+    inside = order[number[order] >= 0]
+    return np.split(inside, np.flatnonzero(np.diff(number[inside])) + 1) if len(inside) else []
 
 
 def seal(key: Key, passphrase: str, scrypt_n: int = SCRYPT_N) -> bytes:

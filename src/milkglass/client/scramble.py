@@ -20,17 +20,19 @@ from numpy.typing import NDArray
 
 from milkglass.architectures import Architecture, of
 from milkglass.checkpoint import INDEX, Checkpoint, read_json, write_json
+from milkglass.client.choices import Choices
 from milkglass.client.dimensions import turn_of, turned, with_head
 from milkglass.client.folder import KEY_ID, MARKED, MARKER, TOKENIZER, TOKENIZER_FILES
-from milkglass.client.key import Key, hashed_permutation, permutation
+from milkglass.client.key import Key, hashed_permutation, packed_groups, permutation, subkey
 from milkglass.client.specials import config_entries, generation_entries, remap, special_ids
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel, UsageError
+from milkglass.schemes.aliases import Slots
 from milkglass.schemes.catalogue import scheme_named
-from milkglass.schemes.mixture import Promise
+from milkglass.schemes.mixture import Promise, RowMap
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.obfuslm_plus import Plus, Turn
-from milkglass.schemes.scheme import RowMap, Scheme
-from milkglass.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, Staging, index_of, rewrite, write_delta
+from milkglass.schemes.scheme import Scheme
+from milkglass.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, Staging, index_of, resized, rewrite, write_delta
 from milkglass.tensorfile import Rows, TensorRef, has_notes, read_bytes, read_header
 
 Stage = Callable[[str, int], Callable[[int], None]]  # a stage's name and size; told what was just done
@@ -79,15 +81,48 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
     that it makes, for attackers and recipes, whose keys are no secret."""
     architecture = of(base)
     scheme = scheme or scheme_for(base)
-    about = {
+    if scheme.shares and architecture.kind == "decoder":
+        raise UnsupportedModel(
+            "rows = shared is for models that read: a model that generates would answer in ids that name no token",
+            "use --aliases or --bands for this model",
+        )
+    about: dict[str, Any] = {
         "model": ref,
         "kind": architecture.kind,
         "tokenizer_sha256": tokenizer_digest(base.folder),
         "scheme": scheme.told(),
         "labels": None,
     }
+    size = n = architecture.vocab_size
+    if scheme.copies > 1:
+        single = sorted({*reserved_ids(base, n).tolist(), *architecture.pinned})
+        about["slots"] = {"copies": scheme.copies, "single": single}
+        size = len(Slots.of(n, scheme.copies, single).origin)
     order = hashed_permutation if scheme.hashed else permutation
-    return Key.new(digest, architecture.vocab_size, architecture.pinned, about, order, root)
+    key = Key.new(digest, size, architecture.pinned, about, order, root)
+    return with_groups(base, key) if scheme.shares else key
+
+
+def visited(key: Key) -> NDArray[np.int64]:
+    """(n,) the tokens in the order in which clusters are begun.
+
+    A plain key visits them by their scrambled ids, so that the lowest id of a cluster is its seed, which lies nearest
+    to the middle: whoever solved the clusters learns a little of the order inside. Keys with aliases, shared rows or a
+    job's name came later, and visit in an order of their own; the others must give the same clusters for ever.
+    """
+    if key.about.keys() & {"slots", "job"} or key.shares:
+        own = subkey(key.root, key.model_digest, "order/embedding")
+        return permutation(own, len(key.first)).astype(np.int64)
+    return np.argsort(key.first).astype(np.int64)
+
+
+def with_groups(base: Checkpoint, key: Key, stage: Stage = no_progress) -> Key:
+    """The key with its own clusters kept in it: the codec must know them and does not see the table."""
+    table = base.read(of(base).table)
+    require_finite(table)
+    order = visited(key)
+    found = scheme_of(key).groups(table, order, reserved_ids(base, len(table)), stage("cluster", len(order)))
+    return replace(key, about={**key.about, "groups": packed_groups(found, len(table))})
 
 
 def scheme_of(key: Key) -> Scheme:
@@ -103,7 +138,7 @@ def plus_of(key: Key) -> Plus | None:
 
 @dataclass(frozen=True)
 class _Scrambled:
-    """A tensor after mixing and permuting: row p is row sigma^-1(p) of W X."""
+    """A tensor after mixing and permuting: row p is row sigma^-1(p), a slot, of W X."""
 
     source: torch.Tensor
     mixture: RowMap
@@ -141,8 +176,9 @@ class _Tables:
 def mix(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) -> RowMap:
     """What the key's scheme makes of the table's rows."""
     require_finite(table)
-    order, special = np.argsort(key.sigma).astype(np.int64), reserved_ids(base, len(table))
-    return scheme_of(key).row_map(table, order, special, key.stream, stage("cluster", len(order)))
+    order, special = visited(key), reserved_ids(base, len(table))
+    tell = stage("cluster", len(order))
+    return scheme_of(key).row_map(table, order, special, key.stream, tell, key.slots, key.groups)
 
 
 def require_finite(table: torch.Tensor) -> None:
@@ -155,26 +191,34 @@ def require_finite(table: torch.Tensor) -> None:
 def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
     """The base's configs with ids re-mapped and names left out; config.json also says which key it was."""
 
+    first, choices = key.first, Choices.of(key)
+
     def sigma(token: int) -> int:
-        if token >= len(key.sigma):
+        if token >= len(first):
             raise IdOutOfRange(
-                f"a config names token {token}, the vocabulary has {len(key.sigma)}", "repair the model's config"
+                f"a config names token {token}, the vocabulary has {len(first)}", "repair the model's config"
             )
-        return int(key.sigma[token])
+        if choices is not None and choices.counts[token] > 1:
+            raise UnsupportedModel(
+                f"a config names token {token}, which has {choices.counts[token]} ids under this key",
+                "remove the entry from the config, or make a key with one id a token",
+            )
+        return int(first[token])
 
     entries = config_entries(str(base.config.get("model_type")))
     untied = {"tie_word_embeddings": False} if plus_of(key) else {}
+    larger = {"vocab_size": len(key.sigma)} if len(key.sigma) > len(first) else {}
     generation = base.generation_config
     return Configs(
-        remap(base.config, sigma, entries) | {KEY_ID: key.identifier} | untied,
+        remap(base.config, sigma, entries) | {KEY_ID: key.identifier} | untied | larger,
         None if generation is None else remap(generation, sigma, generation_entries()),
     )
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """base: with a place for each tensor that the scrambled checkpoint has. rows: of those that differ. condition: of
-    W*, where the dimensions are mixed."""
+    """base: with a place for each tensor that the scrambled checkpoint has, of its size. rows: of those that differ.
+    condition: of W*, where the dimensions are mixed."""
 
     base: Checkpoint
     rows: Mapping[str, Rows]
@@ -199,12 +243,14 @@ def replacements(
     inverse = np.argsort(key.sigma).astype(np.int64)
     if plus is None or residual is None:
         tables = _Tables(base, mixture, inverse, architecture.table, table)
-        return Replacement(base, {name: _Lazy(tables, name) for name in architecture.touched}, mixture)
+        rows = {name: _Lazy(tables, name) for name in architecture.touched}
+        return Replacement(resized(base, rows, len(inverse)), rows, mixture)
     wider, head = with_head(base, architecture)
     tables = _Tables(wider, mixture, inverse, architecture.table, table)
     rows = {name: _Lazy(tables, name) for name in dict.fromkeys((*architecture.touched, head))}
-    turn = turn or turn_of(plus, key, rows[architecture.table], len(table), residual.width)
-    return Replacement(wider, turned(wider, residual, turn, rows, head), mixture, turn.condition)
+    turn = turn or turn_of(plus, key, rows[architecture.table], len(inverse), residual.width)
+    made = turned(wider, residual, turn, rows, head)
+    return Replacement(resized(wider, rows, len(inverse)), made, mixture, turn.condition)
 
 
 def scramble(
@@ -222,9 +268,9 @@ def scramble(
     of the same key stopped.
     """
     architecture = of(base)
-    if len(key.sigma) != architecture.vocab_size:
+    if len(key.first) != architecture.vocab_size:
         raise CorruptCheckpoint(
-            f"the key has {len(key.sigma)} tokens, the model {architecture.vocab_size}", "give the key's own model"
+            f"the key has {len(key.first)} tokens, the model {architecture.vocab_size}", "give the key's own model"
         )
     if delta and plus_of(key):
         raise UsageError("ObfusLM+ changes every layer: a delta would be the whole model", "leave --delta out")
@@ -234,8 +280,8 @@ def scramble(
     configs = scrambled_configs(base, key)
     write_json(staging.folder / MARKER, MARKED)
     if delta:
-        total = sum(base.tensors[name].bytes for name in found.rows)
-        write_delta(base, key.model_digest, found.rows, configs, staging, progress("write", total))
+        total = sum(found.base.tensors[name].bytes for name in found.rows)
+        write_delta(found.base, key.model_digest, found.rows, configs, staging, progress("write", total))
     else:
         total = sum(ref.bytes for ref in found.base.tensors.values())
         rewrite(found.base, found.rows, configs, staging, progress("write", total))

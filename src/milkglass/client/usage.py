@@ -2,7 +2,8 @@
 
 A file of numbers beside the key file, `.NAME.usage.json`, mode 0600. It holds no text, no ids and no secret, so it
 needs no passphrase: that a key was used and how much is what the server knows anyway. It counts on this machine only: a
-key that is used in two places has two counts.
+key that is used in two places has two counts. A key that was made for a job from another counts for itself, and tells
+the other: the file names the key file it came from, and that one's file what each of its jobs encoded.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ VERSION = 1
 @dataclass(frozen=True)
 class Usage:
     """texts, tokens: encoded so far. audited: when last, seconds since 1970, 0 for never. spent: for each attacker
-    after how many tokens it reads a share ("10 %") of the content tokens, by the worst of all audits.
+    after how many tokens it reads a share ("10 %") of the content tokens, by the worst of all audits. parent: the key
+    file that this one was made from, "" for none. jobs: tokens encoded under keys made from this one, by file name.
     """
 
     texts: int = 0
@@ -33,6 +35,8 @@ class Usage:
     audited: float = 0.0
     spent: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     measured: int = 0  # the audits went up to so many tokens, and say nothing of more
+    parent: str = ""
+    jobs: Mapping[str, int] = field(default_factory=dict)
 
     def passed(self) -> list[tuple[str, str, int]]:
         """(attacker, share, tokens) for each threshold of the audits that has been passed, the highest of each."""
@@ -64,8 +68,24 @@ def read(key: Path) -> Usage:
 
 
 def add(key: Path, texts: int, tokens: int) -> Usage:
-    """Count what was just encoded; a lock keeps two commands from losing each other's count."""
-    return _change(key, lambda known: replace(known, texts=known.texts + texts, tokens=known.tokens + tokens))
+    """Count what was just encoded, and tell the key that this one was made from, and so on, where it still lies there;
+    a lock keeps two commands from losing each other's count."""
+    found = _change(key, lambda known: replace(known, texts=known.texts + texts, tokens=known.tokens + tokens))
+    told, parent = {key.absolute()}, found.parent
+    while parent and Path(parent).is_file() and Path(parent) not in told:
+        told.add(Path(parent))
+        parent = _change(Path(parent), lambda known: _with_job(known, key.name, tokens)).parent
+    return found
+
+
+def _with_job(known: Usage, name: str, tokens: int) -> Usage:
+    return replace(known, jobs={**known.jobs, name: known.jobs.get(name, 0) + tokens})
+
+
+def derived(key: Path, parent: Path) -> None:
+    """Remember from which key file a new one was made."""
+    _change(key, lambda known: replace(known, parent=str(parent.absolute())))
+    _change(parent, lambda known: _with_job(known, key.name, 0))
 
 
 def audited(key: Path, spent: Mapping[str, Mapping[str, int]], measured: int) -> Usage:
@@ -91,7 +111,8 @@ def _change(key: Path, change: Any) -> Usage:
         part = path.with_name(f"{path.name}.part")
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(json.dumps({"milkglass_usage": VERSION, **asdict(usage)}) + "\n")
+            told = {name: one for name, one in asdict(usage).items() if one or name not in ("parent", "jobs")}
+            file.write(json.dumps({"milkglass_usage": VERSION, **told}) + "\n")
         part.replace(path)
     return usage
 

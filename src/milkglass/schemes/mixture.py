@@ -6,6 +6,7 @@ W @ table is the mixed table. What this module does not know: how the clusters a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,6 +15,16 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int64]
 
 BLOCK_BYTES = 64 << 20  # of rows that are being mixed, in fp32
+
+
+class RowMap(Protocol):
+    """What is in the place of a table's rows, before they are permuted."""
+
+    def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
+        """Those rows of the new table, in the table's dtype; a bias is a table of one column without it."""
+        ...
+
+    def promise(self, k: int) -> Promise: ...
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,12 @@ class Mixture:
         )
         return mixed.reshape(len(rows), *table.shape[1:]).to(table.dtype)
 
+    @classmethod
+    def means(cls, n: int, clusters: list[Ids]) -> Mixture:
+        """Every row of a cluster is the mean of its members."""
+        sizes = [len(cluster) for cluster in clusters]
+        return cls.of(n, clusters, [np.full((size, size), 1 / size, np.float32) for size in sizes])
+
     def promise(self, k: int) -> Promise:
         clustered = self.sizes[self.sizes > 0]
         kinds, counts = np.unique(clustered, return_counts=True)
@@ -91,7 +108,8 @@ class Promise:
 
     sizes: how many clusters of each size. below_k: tokens in clusters smaller than k. singletons: tokens alone in
     theirs, which are sent verbatim. verbatim: rows outside every cluster (special tokens, zero rows), permuted only.
-    condition: of W*, where the dimensions are mixed too (obfuslm_plus.py).
+    condition: of W*, where the dimensions are mixed too (obfuslm_plus.py). aliases: ids of each ordinary token. shared:
+    whether all rows of a cluster are one.
     """
 
     k: int
@@ -101,3 +119,5 @@ class Promise:
     singletons: int
     verbatim: int
     condition: float | None = None
+    aliases: int = 1
+    shared: bool = False

@@ -35,8 +35,9 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.paper import Paper
+from milkglass.schemes.clustering import embed_cluster, merge_small, reach
 from milkglass.schemes.mixture import Ids, Mixture
-from milkglass.schemes.obfuslm import Leftover, embed_cluster, merge_small, reach, weight_synth
+from milkglass.schemes.obfuslm import Leftover, weight_synth
 
 Form = Literal["paper", "symmetrise", "exact"]
 FORMS: tuple[Form, ...] = ("paper", "symmetrise", "exact")

@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass.errors import UsageError
 from milkglass.paper import Paper
-from milkglass.schemes.mixture import Ids, Promise
+from milkglass.schemes.aliases import Slots
+from milkglass.schemes.mixture import Ids, RowMap
 
 Tell = Callable[[int], None]
 
@@ -29,16 +31,6 @@ class Draws(Protocol):
     def uniform(self, count: int) -> NDArray[np.float64]: ...
 
     def laplace(self, count: int) -> NDArray[np.float64]: ...
-
-
-class RowMap(Protocol):
-    """What is in the place of a table's rows, before they are permuted."""
-
-    def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
-        """Those rows of the new table, in the table's dtype; a bias is a table of one column without it."""
-        ...
-
-    def promise(self, k: int) -> Promise: ...
 
 
 class Scheme(abc.ABC):
@@ -54,12 +46,34 @@ class Scheme(abc.ABC):
     def k(self) -> int:
         """Among how many tokens each is meant to hide; 1 promises nothing."""
 
+    @property
+    def copies(self) -> int:
+        """r: how many scrambled ids each ordinary token has."""
+        return 1
+
+    @property
+    def shares(self) -> bool:
+        """Whether all rows of a cluster are one, and an id names a cluster and no token."""
+        return False
+
     @abc.abstractmethod
     def row_map(
-        self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], tell: Tell
+        self,
+        table: torch.Tensor,
+        order: Ids,
+        special: Ids,
+        draws: Callable[[str], Draws],
+        tell: Tell,
+        slots: Slots,
+        groups: list[Ids] | None = None,
     ) -> RowMap:
         """table: (n, d). order: (n,) rows in the order of their scrambled ids. special: ids of special tokens. draws: a
-        stream for each label. tell: told how many rows are done."""
+        stream for each label. tell: told how many rows are done. slots: by which the rows that it gives are numbered;
+        without aliases, by tokens. groups: the clusters, where the key keeps them; None: found here."""
+
+    def groups(self, table: torch.Tensor, order: Ids, special: Ids, tell: Tell) -> list[Ids]:
+        """The clusters of the tokens that take part. Raises UsageError for a scheme without any."""
+        raise UsageError(f"{self.name} has no clusters", "use obfuslm")
 
     def told(self) -> dict[str, Any]:
         """The name and the parameters, as a key file keeps them; an option that is off is left out."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.paper import Paper
+from milkglass.schemes.aliases import Slots
 from milkglass.schemes.mixture import Ids, Promise
 from milkglass.schemes.scheme import Draws, Scheme, Tell
 
@@ -52,7 +53,14 @@ class SentinelLMs(Scheme):
         return 1
 
     def row_map(
-        self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], tell: Tell
+        self,
+        table: torch.Tensor,
+        order: Ids,
+        special: Ids,
+        draws: Callable[[str], Draws],
+        tell: Tell,
+        slots: Slots,
+        groups: list[Ids] | None = None,
     ) -> Glide:
         tell(len(order))
         return self.glide(draws("glide").uniform)

@@ -9,6 +9,7 @@ from pathlib import Path
 from milkglass.checkpoint import Checkpoint
 from milkglass.errors import ModelError, WrongBaseModel
 from milkglass.server.store import Store
+from milkglass.staging import fits
 from milkglass.tensorfile import TensorRef
 
 
@@ -24,8 +25,8 @@ class Bases:
         for folder in self._candidates():
             try:
                 base = Checkpoint.open(folder)
-                fits = all(name in base.tensors and base.tensors[name].shape == changed[name].shape for name in changed)
-                if fits and self._store.digest(stamp(base), base.digest) == digest:
+                whole = all(name in base.tensors and fits(base.tensors[name], changed[name]) for name in changed)
+                if whole and self._store.digest(stamp(base), base.digest) == digest:
                     return base
             except ModelError:
                 continue  # a folder of something else, or a model that is being copied here: not this one

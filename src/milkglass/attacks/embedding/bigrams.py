@@ -57,7 +57,7 @@ def unseen(counts: Floats, ordinary: NDArray[np.bool_] | None = None) -> Floats:
 
 @dataclass(frozen=True)
 class Public:
-    """The attacker's text as numbers. counts: (n,). share: (n,) of running tokens, sums to 1, never zero.
+    """The attacker's text as numbers, by public id. counts: (n,). share: (n,) of running tokens, sums to 1, never zero.
 
     bigrams: by distance.
     """

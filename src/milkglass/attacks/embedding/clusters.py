@@ -13,7 +13,8 @@ members among the public neighbours instead, as one would first, fails for token
 speed this is done after one random projection to `sketch` dimensions, which keeps every linear relation.
 3. On the tokens with the least residual, the row's weights are found by least squares with backward elimination
 (`sparse.eliminate`), in all dimensions. 4. The rows that lie in the span of the tokens found are the cluster's rows.
-It is accepted when there are as many rows as tokens and the next row fits clearly worse.
+It is accepted when there are as many rows as tokens (r times as many where each token has r aliases, which are mixed
+of the same tokens) and the next row fits clearly worse.
 
 **Noise.** Tables in bf16 or fp16, and fine-tuned ones, satisfy the equations only nearly. How nearly is measured on the
 table itself (`_Search.measure`: what least squares leaves over, on a sample of rows); every tolerance derives from that
@@ -78,7 +79,8 @@ class ClusterSolve(Solver):
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         """Groups with weights for every cluster found (noise may make a weight negative); any order equally likely."""
-        search = _Search.of(*_features(*_models(transcript, knowledge), self.head), self, rng)
+        features = _features(*_models(transcript, knowledge), self.head)
+        search = _Search.of(*features, self, rng, knowledge.aliases)
         search.verbatim()
         search.measure()
         for width, margin in search.stages():
@@ -87,8 +89,11 @@ class ClusterSolve(Solver):
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         seen, public = _models(transcript, knowledge)
-        ours, theirs = tuple(public.table.shape), tuple(seen.table.shape)
-        return None if ours == theirs else f"the public table is {ours}, the one seen {theirs}"
+        if knowledge.shared:
+            return "all rows of a cluster are one, its mean: mean-solve finds its tokens"
+        ours, theirs = (public.size, public.width), (seen.size, seen.width)
+        fits = seen.width == public.width and public.size <= seen.size <= knowledge.aliases * public.size
+        return None if fits else f"the public table is {ours}, the one seen {theirs}"
 
 
 def _models(transcript: Transcript, knowledge: Knowledge) -> tuple[Model, Model]:
@@ -100,7 +105,7 @@ def _models(transcript: Transcript, knowledge: Knowledge) -> tuple[Model, Model]
 def _features(seen: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
     """(n, d) of both; with a head of their own beside the table, both at the same scale."""
     table, original = seen.table, public.table
-    if head and seen.head is not None and public.head is not None and seen.head.shape == public.head.shape:
+    if head and seen.head is not None and public.head is not None and seen.head.shape[1] == public.head.shape[1]:
         scale = original.norm() / public.head.norm().clamp_min(1e-30)
         return torch.cat([table, seen.head * scale], 1), torch.cat([original, public.head * scale], 1)
     return table, original
@@ -118,13 +123,14 @@ class _Pool:
 class _Search:
     """What is still free, and what was found. Indices are scrambled ids (rows) and public ids (tokens)."""
 
-    mixed: Tensor  # (n, d) scrambled rows as they are
+    mixed: Tensor  # (n', d) scrambled rows as they are
     public: Tensor
-    rows: Tensor  # (n, d) the same, of length 1
+    rows: Tensor  # (n', d) the same, of length 1
     tokens: Tensor
     attack: ClusterSolve
     rng: np.random.Generator
     free_rows: NDArray[np.bool_]
+    copies: int  # rows of each token, but for special ones
     twins: list[Ids]  # of each token that is the first of its kind: the tokens equal to it that are free, else none
     noise: float = EXACT
     found: list[tuple[Ids, Ids, NDArray[np.float64] | None]] = field(default_factory=list)
@@ -134,10 +140,9 @@ class _Search:
     pool_tokens: _Pool = field(init=False)
 
     @classmethod
-    def of(cls, mixed: Tensor, public: Tensor, attack: ClusterSolve, rng: np.random.Generator) -> _Search:
-        n = len(mixed)
-        unit, none = sparse.unit, np.empty(0, np.int64)
-        return cls(mixed, public, unit(mixed), unit(public), attack, rng, np.ones(n, np.bool_), [none] * n)
+    def of(cls, mixed: Tensor, public: Tensor, attack: ClusterSolve, rng: np.random.Generator, copies: int) -> _Search:
+        unit, none, free = sparse.unit, np.empty(0, np.int64), np.ones(len(mixed), np.bool_)
+        return cls(mixed, public, unit(mixed), unit(public), attack, rng, free, copies, [none] * len(public))
 
     def verbatim(self) -> None:
         """Rows equal to a public row; and which public rows equal each other."""
@@ -147,7 +152,8 @@ class _Search:
             if rows:
                 self.free_rows[rows] = False
                 self.found.append((np.array(rows), np.array(tokens), None))
-            self.twins[tokens[0]] = np.array(tokens[len(rows) :], np.int64)  # some of them; which ones, nobody can say
+            taken = -(-len(rows) // self.copies)
+            self.twins[tokens[0]] = np.array(tokens[taken:], np.int64)  # some of them; which ones, nobody can say
 
     @property
     def exact(self) -> bool:
@@ -218,12 +224,13 @@ class _Search:
         self.pool_tokens = _Pool(tokens, self.small_tokens[torch.from_numpy(tokens)])
 
     def _shortlist(self, seeds: Ids, width: int) -> tuple[Ids, Ids]:
-        """(b, m) the nearest scrambled rows and (b, z) the tokens best explained by them."""
+        """(b, m) the nearest scrambled rows and (b, z) the tokens best explained by the first `width` of them: aliases
+        make a cluster's rows more, and its span no larger."""
         rows, tokens = self.pool_rows, self.pool_tokens
-        width = min(width, len(rows.ids))
+        wide, width = min(self.copies * width, len(rows.ids)), min(width, len(rows.ids))
         extra = 16 if self.noise < LOUD else 96
-        near = (self.small_rows[torch.from_numpy(seeds)] @ rows.small.T).topk(width, dim=1).indices
-        shares = sparse.explained(tokens.small, rows.small[near])
+        near = (self.small_rows[torch.from_numpy(seeds)] @ rows.small.T).topk(wide, dim=1).indices
+        shares = sparse.explained(tokens.small, rows.small[near[:, :width]])
         count = min(width + extra, self.rows.shape[1] // 2, len(tokens.ids))
         return rows.ids[near.numpy()], tokens.ids[shares.topk(count, dim=1).indices.numpy()]
 
@@ -246,7 +253,7 @@ class _Search:
             if not 0 < len(chosen) <= self.rows.shape[1] // 3:
                 return False
             rows, worse = self._rows_of(chosen, near)
-            if worse < margin and attempt == 0 and self._fits(rows[: 1 + len(chosen) // 2], chosen):
+            if worse < margin and attempt == 0 and self._fits(rows[: 1 + self.copies * len(chosen) // 2], chosen):
                 rows, worse = self._rows_of(chosen, self._similar(chosen))  # perhaps a row is no neighbour
             if worse >= margin:
                 return self._claim(rows, chosen)
@@ -266,20 +273,21 @@ class _Search:
     def _similar(self, chosen: Ids) -> Ids:
         """The free rows that these tokens explain best, some more than needed."""
         left = sparse.misfit(self.pool_rows.small, self.small_tokens[torch.from_numpy(chosen)])
-        count = min(2 * len(chosen) + 8, len(left))
+        count = min(2 * self.copies * len(chosen) + 8, len(left))
         rows = self.pool_rows.ids[left.topk(count, largest=False).indices.numpy()]
         return rows[self.free_rows[rows]]
 
     def _rows_of(self, chosen: Ids, among: Ids) -> tuple[Ids, float]:
-        """The rows best explained by these tokens, as many as there are tokens, and how much worse the next one fits.
+        """The rows best explained by these tokens, as many as they must have, and how much worse the next one fits.
 
         0 where even those do not fit. Equal tokens count as often as they are free; then any number up to that will do.
         """
         left = sparse.misfit(self.rows[torch.from_numpy(among)], self.tokens[torch.from_numpy(chosen)]).numpy()
         order = np.argsort(left, kind="stable")
         left = np.append(np.maximum(left[order], self.noise), 1.0)
-        best, worse = len(chosen), 0.0
-        for count in range(len(chosen), min(sum(len(self.twins[token]) for token in chosen), len(order)) + 1):
+        best, worse = self.copies * len(chosen), 0.0
+        most = min(self.copies * sum(len(self.twins[token]) for token in chosen), len(order))
+        for count in range(self.copies * len(chosen), most + 1, self.copies):
             ratio = float(left[count] / left[count - 1])
             if ratio > worse and (left[count - 1] <= 10 * self.noise or self.noise > LOUD):
                 best, worse = count, ratio
@@ -311,8 +319,8 @@ class _Search:
         return True
 
     def _expanded(self, count: int, chosen: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
-        """As many members as rows: equal tokens, of which only the first was chosen, share one weight."""
-        extra = count - len(chosen)
+        """A member for each row or its aliases: equal tokens, of which only the first was chosen, share a weight."""
+        extra = count // self.copies - len(chosen)
         members, columns = [], []
         for column, token in enumerate(chosen):
             taken = self.twins[token][: 1 + max(0, extra)]
@@ -332,7 +340,7 @@ def _candidates(search: _Search) -> Candidates:
 
 def _rest(search: _Search, rows: Ids) -> Iterator[tuple[Group, NDArray[np.float64]]]:
     """All that was not solved as one group, by cosine; where that is too large, each row with its nearest tokens."""
-    taken = [members for where, members, weights in search.found if weights is not None or len(where) == len(members)]
+    taken = [members for where, members, weights in search.found if weights is not None or len(where) >= len(members)]
     free = np.setdiff1d(np.arange(len(search.tokens)), np.concatenate([*taken, np.empty(0, np.int64)]))
     if not len(free):
         free = np.arange(len(search.tokens))

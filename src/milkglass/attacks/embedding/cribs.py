@@ -58,12 +58,12 @@ def placed(private: Sequences, public: Sequences, template: tuple[int, ...] = ()
     return np.concatenate(pairs).astype(np.int64)
 
 
-def consistent(pairs: Ids, allowed: Candidates | None = None) -> Ids:
-    """Those pairs, each once, that contradict no other pair and no candidate."""
+def consistent(pairs: Ids, allowed: Candidates | None = None, aliases: int = 1) -> Ids:
+    """Those pairs, each once, that contradict no other pair and no candidate. aliases: ids of a token."""
     pairs = np.unique(pairs.reshape(-1, 2), axis=0)
     for side in (0, 1):
         _, where, times = np.unique(pairs[:, side], return_inverse=True, return_counts=True)
-        pairs = pairs[times[where] == 1]
+        pairs = pairs[times[where] <= (aliases if side else 1)]
     if allowed is None or not len(pairs):
         return pairs
     readings = {int(row): group.members for group in allowed.groups for row in group.rows.tolist()}
@@ -71,13 +71,15 @@ def consistent(pairs: Ids, allowed: Candidates | None = None) -> Ids:
     return pairs[np.array(fits, bool)]
 
 
-def pinned(candidates: Candidates, pairs: Ids) -> Candidates:
-    """Each pair a group of its own; its ids leave all others. A row left with no candidate drops out, and so
-    does a group with nothing in it."""
+def pinned(candidates: Candidates, pairs: Ids, aliases: int = 1) -> Candidates:
+    """Each pair a group of its own; its ids leave all others, a public one when all its aliases are known. A row left
+    with no candidate drops out, and so does a group with nothing in it."""
+    known, times = np.unique(pairs[:, 1], return_counts=True)
+    spent = known[times >= aliases]
     groups = [Group(pair[:1], pair[1:]) for pair in pairs]
     values = [np.zeros((1, 1)) for _ in pairs]
     for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
-        rows, members = ~np.isin(group.rows, pairs[:, 0]), ~np.isin(group.members, pairs[:, 1])
+        rows, members = ~np.isin(group.rows, pairs[:, 0]), ~np.isin(group.members, spent)
         if rows.any() and members.any():
             weights = None if group.weights is None else group.weights[np.ix_(rows, members)]
             groups.append(replace(group, rows=group.rows[rows], members=group.members[members], weights=weights))

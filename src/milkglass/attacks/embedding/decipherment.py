@@ -5,7 +5,8 @@ embedding table, the sequences of ids stay those of a language: frequencies and 
 names. An attacker with public text matches the two. What one sentence cannot tell, a corpus does.
 
 **Model.** Q[a, b] is the belief that the scrambled id a stands for the public id b: rows sum to 1, columns to at most 1
-(Sinkhorn), since no token has two ids. The evidence for b is
+(Sinkhorn), since no token has two ids; to r where a token has r aliases, each with 1/r of its count. Which ids are
+aliases of one token nothing says beforehand. The evidence for b is
 
     log prior(a, b)                                     candidates found by other attacks (cluster-solve, matching)
     + log frequency(a, b)                               frequency.py: a Gaussian in the logarithms of counts
@@ -94,6 +95,11 @@ class Decipherment(Solver):
     assumes: ClassVar[frozenset[str]] = frozenset({"corpus"})
     helped_by: ClassVar[frozenset[str]] = frozenset({"candidates", "public_model", "pairs"})
 
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        if knowledge.shared:
+            return "an id names a cluster and no token: text-in-context reads place by place"
+        return None
+
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
@@ -101,7 +107,7 @@ class Decipherment(Solver):
         assert knowledge.corpus is not None
         texts, size = transcript.tokens, transcript.size
         pins = self._pins(texts, knowledge)
-        public = Public.of(knowledge.corpus, size)
+        public = Public.of(knowledge.corpus, knowledge.tokens(size))
         seen = {distance: Bigrams.of(texts, size, distance) for distance in public.bigrams}
 
         def step(share: float) -> bool:
@@ -110,8 +116,8 @@ class Decipherment(Solver):
 
         counts = texts.counts(size).astype(np.float64)
         if knowledge.candidates is None:
-            return self._without(counts, seen, public, pins, step)
-        candidates = cribs.pinned(knowledge.candidates, pins)
+            return self._without(counts, seen, public, pins, step, knowledge.aliases)
+        candidates = cribs.pinned(knowledge.candidates, pins, knowledge.aliases)
         blocks = Blocks.of(candidates, size)
         if not len(blocks.row):
             return candidates
@@ -119,7 +125,7 @@ class Decipherment(Solver):
         weights = {1: 1.0, 2: self.second}
         heard = voices(blocks, seen, public, self.alpha, weights, ratios)
         before = np.concatenate([np.maximum(one, UNLIKELIEST).ravel() for one in candidates.likelihood])
-        prior = before + self._frequencies(counts, public, blocks)
+        prior = before + self._frequencies(counts, public, blocks, knowledge.aliases)
         patience = self.patience / (self.patience + counts[blocks.rows])[blocks.row]
         schedule = Schedule(self.sweeps, self.doubt, self.temperature, self.inertia)
         scores = settle(blocks, prior, heard, patience, schedule, step)
@@ -128,8 +134,10 @@ class Decipherment(Solver):
     def _pins(self, texts: Sequences, knowledge: Knowledge) -> Ids:
         """(p, 2) what is known for certain: leaked pairs first, then places that do not contradict them."""
         assert knowledge.corpus is not None
-        leaked = np.empty((0, 2), np.int64) if knowledge.pairs is None else cribs.consistent(knowledge.pairs)
-        placed = cribs.consistent(cribs.placed(texts, knowledge.corpus, self.template), knowledge.candidates)
+        leaked, r = np.empty((0, 2), np.int64), knowledge.aliases
+        if knowledge.pairs is not None:
+            leaked = cribs.consistent(knowledge.pairs, aliases=r)
+        placed = cribs.consistent(cribs.placed(texts, knowledge.corpus, self.template), knowledge.candidates, r)
         fresh = ~np.isin(placed[:, 0], leaked[:, 0]) & ~np.isin(placed[:, 1], leaked[:, 1])
         return np.concatenate([leaked, placed[fresh]])
 
@@ -139,19 +147,19 @@ class Decipherment(Solver):
             return {}
         return self.profiles.ratios(model.table, blocks, public)
 
-    def _frequencies(self, counts: Floats, public: Public, blocks: Blocks) -> Floats:
+    def _frequencies(self, counts: Floats, public: Public, blocks: Blocks, aliases: int) -> Floats:
         """(cells,)"""
         free = blocks.widths > 1
-        fit = Fit.of(counts, public, blocks.rows[free], np.unique(blocks.member[free[blocks.row]]))
+        fit = Fit.of(counts, public, blocks.rows[free], np.unique(blocks.member[free[blocks.row]]), aliases)
         tau = self.tau if self.tau is not None else self.sharper * spread(fit, blocks)
         return fit.scores(blocks.rows[blocks.row], blocks.member, tau)
 
     def _without(
-        self, counts: Floats, seen: dict[int, Bigrams], public: Public, pins: Ids, step: dense.Step
+        self, counts: Floats, seen: dict[int, Bigrams], public: Public, pins: Ids, step: dense.Step, aliases: int
     ) -> Candidates:
         """Each frequent id a group of its own, with its likeliest readings."""
         known = [Group(pair[:1], pair[1:]) for pair in pins]
-        found = dense.settle(counts, seen, public, pins, self.growth, step)
+        found = dense.settle(counts, seen, public, pins, self.growth, step, aliases)
         if found is None:
             return Candidates(tuple(known), tuple(np.zeros((1, 1)) for _ in known))
         order = np.argsort(-found.belief, axis=1, kind="stable")[:, :KEPT]

@@ -69,16 +69,19 @@ def settle(
     pins: Ids,
     growth: Growth,
     step: Step,
+    aliases: int = 1,
 ) -> Settled | None:
-    """seen: (n,) counts of scrambled ids; texts: their bigrams by distance; pins: (p, 2) known pairs.
+    """seen: (n',) counts of scrambled ids; texts: their bigrams by distance; pins: (p, 2) known pairs. aliases: how
+    many scrambled ids a token has.
 
     None: no id occurs that is not known already.
     """
-    size = len(seen)
-    free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), pins[:, 0]), np.setdiff1d(np.arange(size), pins[:, 1])
+    tokens, (known, times) = np.arange(len(public.share)), np.unique(pins[:, 1], return_counts=True)
+    known = known[times >= aliases]
+    free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), pins[:, 0]), np.setdiff1d(tokens, known)
     by_count = free_rows[np.argsort(-seen[free_rows], kind="stable")]
     by_share = free_columns[np.argsort(-public.share[free_columns], kind="stable")]
-    fit = Fit.of(seen, public, free_rows, free_columns)
+    fit = Fit.of(seen, public, free_rows, free_columns, aliases)
     if not len(by_count):
         return None
     stages = [min(k, len(by_count)) for k in growth.sizes]
@@ -87,11 +90,11 @@ def settle(
     state: Settled | None = None
     for k, sweeps in zip(stages, growth.sweeps, strict=False):
         rows = by_count[:k]
-        columns = by_share[: int(k * growth.spare) + growth.margin]
-        channels = _channels(texts, public, rows, columns, pins, growth)
-        state = _taken_in(state, rows, columns, fit, growth, done / max(total - 1, 1))
+        columns = by_share[: int(k * growth.spare / aliases) + growth.margin]
+        channels = _channels(texts, len(seen), public, rows, columns, pins, growth)
+        state = _taken_in(state, rows, columns, fit, growth, done / max(total - 1, 1), aliases)
         for _ in range(sweeps):
-            state = _sweep(state, channels, public, fit, growth, done / max(total - 1, 1))
+            state = _sweep(state, channels, public, fit, growth, done / max(total - 1, 1), aliases)
             done += 1
             if not step(done / total):
                 return state
@@ -99,14 +102,14 @@ def settle(
 
 
 def _channels(
-    texts: dict[int, Bigrams], public: Public, rows: Ids, columns: Ids, pins: Ids, growth: Growth
+    texts: dict[int, Bigrams], ids: int, public: Public, rows: Ids, columns: Ids, pins: Ids, growth: Growth
 ) -> list[_Channel]:
     all_rows, all_columns = np.concatenate([rows, pins[:, 0]]), np.concatenate([columns, pins[:, 1]])
     size = len(public.share)
     loud = sp.diags(1 / (growth.alpha * public.share[all_columns]))
     out = []
     for distance, weight in ((1, 1.0), (2, growth.second)):
-        seen, said = _matrix(texts[distance], size), _matrix(public.bigrams[distance], size)
+        seen, said = _matrix(texts[distance], ids), _matrix(public.bigrams[distance], size)
         for edges, votes in ((seen, said), (seen.T.tocsr(), said.T.tocsr())):
             part = (votes[columns][:, all_columns] @ loud).tocsr().astype(np.float32)
             out.append(_Channel(edges[rows][:, all_rows].astype(np.float32), part, weight))
@@ -117,16 +120,20 @@ def _matrix(pairs: Bigrams, size: int) -> sp.csr_matrix:
     return sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(size, size))
 
 
-def _taken_in(old: Settled | None, rows: Ids, columns: Ids, fit: Fit, growth: Growth, share: float) -> Settled:
+def _taken_in(
+    old: Settled | None, rows: Ids, columns: Ids, fit: Fit, growth: Growth, share: float, aliases: int
+) -> Settled:
     scores = fit.scores(rows[:, None], columns[None], between(growth.tau, share)).astype(np.float32)
-    belief = _balanced(scores, growth.temperature[0])
+    belief = _balanced(scores, growth.temperature[0], aliases)
     if old is not None:  # ids are taken in by rank, so the old ones come first
         belief[: len(old.rows)] = 0
         belief[: len(old.rows), : len(old.columns)] = old.belief
     return Settled(rows, columns, scores, belief)
 
 
-def _sweep(state: Settled, channels: list[_Channel], public: Public, fit: Fit, growth: Growth, share: float) -> Settled:
+def _sweep(
+    state: Settled, channels: list[_Channel], public: Public, fit: Fit, growth: Growth, share: float, aliases: int
+) -> Settled:
     known = channels[0].edges.shape[1] - len(state.rows)
     belief = np.zeros((len(state.rows) + known, len(state.columns) + known), np.float32)
     belief[: len(state.rows), : len(state.columns)] = state.belief
@@ -144,15 +151,15 @@ def _sweep(state: Settled, channels: list[_Channel], public: Public, fit: Fit, g
     weight = (patience / (patience + fit.seen[state.rows])).astype(np.float32)[:, None]
     prior = fit.scores(state.rows[:, None], state.columns[None], between(growth.tau, share)).astype(np.float32)
     scores = prior + evidence * weight
-    fresh = _balanced(scores, between(growth.temperature, share))
+    fresh = _balanced(scores, between(growth.temperature, share), aliases)
     return Settled(state.rows, state.columns, scores, growth.inertia * state.belief + (1 - growth.inertia) * fresh)
 
 
-def _balanced(scores: Soft, temperature: float) -> Soft:
-    """Sinkhorn and Knopp: rows sum to 1, columns to at most 1."""
+def _balanced(scores: Soft, temperature: float, aliases: int) -> Soft:
+    """Sinkhorn and Knopp: rows sum to 1, columns to at most `aliases`."""
     belief = np.exp((scores - scores.max(1, keepdims=True)) / np.float32(temperature))
     for _ in range(ROUNDS):
         belief /= belief.sum(1, keepdims=True)
-        belief /= np.maximum(belief.sum(0, keepdims=True), 1)
+        belief /= np.maximum(belief.sum(0, keepdims=True) / np.float32(aliases), 1)
     belief /= belief.sum(1, keepdims=True)
     return belief

@@ -69,8 +69,9 @@ class ERAPlus(Solver):
         found, size = self._prior(transcript, knowledge, budget, rng), transcript.size
         before, known = states(transcript)
         made = transcript.outputs.kept(known)  # the places of which the model says something
-        share = np.zeros(size) if knowledge.corpus is None else np.log(Public.of(knowledge.corpus, size).share)
-        board = Board.of(found, made, ALL, share, len(made.ids) + 1)
+        tokens = knowledge.tokens(size)
+        share = np.zeros(tokens) if knowledge.corpus is None else np.log(Public.of(knowledge.corpus, tokens).share)
+        board = Board.of(found, made, ALL, share, len(made.ids) + 1, size)
         where = np.flatnonzero(board.line[made.ids] >= 0)
         if not len(where):
             return found

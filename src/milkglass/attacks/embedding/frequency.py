@@ -23,7 +23,8 @@ SPREADS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 
 @dataclass(frozen=True)
 class Fit:
-    """seen: (n,) counts by scrambled id. expected: (n,) by public id, what the private text should hold of each.
+    """seen: (n',) counts by scrambled id. expected: (n,) by public id, what the private text should hold of each, under
+    one of its scrambled ids where it has several.
 
     ratio: size of the private text over that of the public one. Tokens that are already known count in neither.
     """
@@ -33,11 +34,12 @@ class Fit:
     ratio: float
 
     @classmethod
-    def of(cls, seen: Floats, public: Public, rows: Ids, members: Ids) -> Fit:
-        """rows, members: the scrambled and public ids still to be matched."""
+    def of(cls, seen: Floats, public: Public, rows: Ids, members: Ids, aliases: int = 1) -> Fit:
+        """rows, members: the scrambled and public ids still to be matched. aliases: over how many ids a token's count
+        is spread, and with it the part of its variance that is the public text's."""
         total = float(seen[rows].sum())
         mass, size = float(public.share[members].sum()), float(public.counts[members].sum())
-        return cls(seen, public.share * (total / max(mass, 1e-300)), total / max(size, 1.0))
+        return cls(seen, public.share * (total / max(mass, 1e-300) / aliases), total / max(size, 1.0) / aliases)
 
     def scores(self, rows: Ids, members: Ids, tau: float) -> Floats:
         """Log likelihood of each pair; `rows` and `members` of any shapes that broadcast together."""

@@ -25,8 +25,8 @@ START, LEAST, STEPS = 0.5, 0.05, 50  # of the search for the doubt
 
 @dataclass(frozen=True)
 class Board:
-    """line: (n,) the line of each scrambled id, -1 for those left alone. group, row: (lines,). column, member, prior:
-    (lines, w), the last a logarithm, -inf where a line has fewer options. stake: (n,) running tokens that one more
+    """line: (n',) the line of each scrambled id, -1 for those left alone. group, row: (lines,). column, member, prior:
+    (lines, w), the last a logarithm, -inf where a line has fewer options. stake: (n',) running tokens that one more
     place of an id may set right. total: (lines, w) evidence so far. seen: (lines,) from how many places.
     """
 
@@ -42,10 +42,12 @@ class Board:
     seen: Ids = field(repr=False)
 
     @classmethod
-    def of(cls, found: Candidates, texts: Sequences, certain: float, share: Floats, contexts: int) -> Board:
+    def of(
+        cls, found: Candidates, texts: Sequences, certain: float, share: Floats, contexts: int, size: int | None = None
+    ) -> Board:
         """certain: ids whose likeliest option has more are left alone. share: (n,) log P of public ids. contexts: at
-        how many places of one id to look."""
-        size = len(share)
+        how many places of one id to look. size: n', None for n."""
+        size = len(share) if size is None else size
         counts, sure = texts.counts(size), confidence(found, size)
         open_ = (counts > 0) & (sure < certain)
         where = [

@@ -91,6 +91,8 @@ class LanguageModel(Solver):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         public = knowledge.public_model
         assert public is not None
+        if reason := self.first.refuses(transcript, knowledge):
+            return reason
         if family_of(public.config).kind == "decoder":
             return headless(public)
         if public.folder is None or not (public.folder / TOKENIZER).is_file():
@@ -113,13 +115,13 @@ class LanguageModel(Solver):
         if budget.left() <= took or not len(transcript.tokens.ids):
             return found
         reader = self._opened(knowledge)
-        share = np.log(Public.of(knowledge.corpus, transcript.size).share)
+        share = np.log(Public.of(knowledge.corpus, knowledge.tokens(transcript.size)).share)
         prior = restricted(knowledge.candidates, base.groups, transcript.size)
         heard = [np.zeros_like(one) for one in prior]
         told = np.zeros(transcript.size, np.int64)
         for number in range(self.rounds):
             ends = Budget((budget.left() - took) / (self.rounds - number))
-            board = Board.of(found, transcript.tokens, self.certain, share, self.contexts)
+            board = Board.of(found, transcript.tokens, self.certain, share, self.contexts, transcript.size)
             self._listen(reader, transcript, found, board, ends, rng)
             board.give(board.evidence(self.patience), heard, told, base.groups)
             budget.progress((number + 1) / self.rounds)

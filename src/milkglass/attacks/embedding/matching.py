@@ -18,8 +18,9 @@ quadrature. Groups of one size are worked on together. Then the best assignment 
 **What it does not know.** eps: it is estimated, by the likelihood of the weights of many clusters over a grid, unless
 it is given (Kerckhoffs). At eps = 0.1 the weights hardly tell it, nor does it then matter. An untied head carries the
 *same* W, drawn once, so table and head are not two observations of the order: the head helps only the cluster solve,
-where rounding blurred the table. The same holds for biases. Groups without weights, or with more rows than tokens, or
-with tokens that drew no noise at all, keep the likelihood that they came with.
+where rounding blurred the table. The same holds for biases. Groups without weights, or whose rows are no
+multiple of their tokens (aliases), or with tokens that drew no noise at all, keep the likelihood that they came with.
+Two aliases of a token draw from one law, so the more there are, the better the sizes of noise tell tokens apart.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ class Matching(Solver):
         if self.epsilon is not None and not 0 <= self.epsilon < float("inf"):
             raise UsageError(f"epsilon is {self.epsilon}, a number from 0 is needed", "None estimates it")
 
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        return "all rows of a cluster are one: no order is left to be found" if knowledge.shared else None
+
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
@@ -74,7 +78,7 @@ class Matching(Solver):
         epsilon = self.epsilon
         if epsilon is None and usable:
             order = rng.permutation(usable)
-            cells = np.cumsum([len(groups[number].members) ** 3 for number in order])
+            cells = np.cumsum([len(groups[number].rows) * len(groups[number].members) ** 2 for number in order])
             some = order[: 1 + int((cells < SAMPLE).sum())].tolist()
             epsilon = estimate(_stacked(groups, some, table, self.floor))
         for batch in _stacked(groups, usable, table, self.floor):
@@ -88,7 +92,8 @@ class Matching(Solver):
 
 @dataclass(frozen=True)
 class Batch:
-    """g groups of s tokens. cosines: (g, s, s) of tokens i and j. logs: (g, s, s) of row r's weight of token j."""
+    """g groups of s tokens. cosines: (g, s, s) of tokens i and j. logs: (g, r, s) of row r's weight of token j; r is s,
+    or a multiple of it where tokens have aliases."""
 
     numbers: list[int]
     cosines: Floats
@@ -96,15 +101,15 @@ class Batch:
 
 
 def _usable(group: Group) -> bool:
-    return group.weights is not None and len(group.rows) == len(group.members) > 1
+    return group.weights is not None and len(group.members) > 1 and len(group.rows) % len(group.members) == 0
 
 
 def _stacked(groups: tuple[Group, ...], numbers: list[int], table: torch.Tensor, floor: float) -> list[Batch]:
     batches = []
-    sizes = np.array([len(groups[number].members) for number in numbers])
-    for size in np.unique(sizes).tolist():
-        alike = np.array(numbers)[sizes == size]
-        step = max(1, CELLS // size**3)
+    sizes = np.array([(len(groups[number].rows), len(groups[number].members)) for number in numbers]).reshape(-1, 2)
+    for rows, size in np.unique(sizes, axis=0).tolist():
+        alike = np.array(numbers)[(sizes == (rows, size)).all(1)]
+        step = max(1, CELLS // (rows * size**2))
         for part in (alike[at : at + step].tolist() for at in range(0, len(alike), step)):
             members = np.stack([groups[number].members for number in part])
             unit = torch.nn.functional.normalize(table[torch.from_numpy(members)].double(), dim=2, eps=1e-30)
@@ -114,7 +119,7 @@ def _stacked(groups: tuple[Group, ...], numbers: list[int], table: torch.Tensor,
 
 
 def likelihood(batch: Batch, epsilon: float) -> Floats:
-    """(g, s, s) log p(weights of row r | row r is token i), up to a constant that is the same for all."""
+    """(g, r, s) log p(weights of row r | row r is token i), up to a constant that is the same for all."""
     cosines = batch.cosines
     scale = (cosines.max(2) - cosines.min(2)) / 2  # (g, i)
     a = epsilon * cosines[:, None, :, :] / 2 - batch.logs[:, :, None, :]  # (g, r, i, j)

@@ -14,6 +14,7 @@ What is matched by nothing is said to be so:
 - Ties (the hundreds of ids seen once) are in no order. They fall to the lower id on both sides, which is chance.
 - Ids that were never sent get no guess, and tokens that the public text lacks are never guessed.
 
+- With r aliases a token takes r ranks, or each of its ids stands for r times its count.
 - A token that opens or closes every text, such as [CLS], is known by its place (cribs.py) and takes no rank: in texts
   of other lengths it is commoner or rarer, and would shift every rank after it. `match = "nearest", places = False` is
   the paper's attack.
@@ -67,16 +68,19 @@ class TFA(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         assert knowledge.corpus is not None
-        here, there = transcript.tokens.counts(transcript.size), knowledge.corpus.counts(transcript.size)
+        here = transcript.tokens.counts(transcript.size)
+        there = knowledge.corpus.counts(knowledge.tokens(transcript.size))
         known = np.empty((0, 2), np.int64)
         if self.places:
             known = cribs.consistent(cribs.placed(transcript.tokens, knowledge.corpus))
             here[known[:, 0]], there[known[:, 1]] = 0, 0
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
-        sent, public = by_rank(here), by_rank(there)
+        sent, public = by_rank(here), np.repeat(by_rank(there), knowledge.aliases)
         if len(public):
             table[sent] = (
-                by_nearest(here, there, sent, self.k) if self.match == "nearest" else self.around(sent, public)
+                by_nearest(here * knowledge.aliases, there, sent, self.k, int(here.sum()))
+                if self.match == "nearest"
+                else self.around(sent, public)
             )
         table[known[:, 0], 0] = known[:, 1]
         return Guess(table=table)
@@ -100,14 +104,16 @@ def by_rank(counts: Ids) -> Ids:
     return order[: int((counts > 0).sum())].astype(np.int64)
 
 
-def by_nearest(here: Ids, there: Ids, sent: Ids, k: int) -> Ids:
+def by_nearest(here: Ids, there: Ids, sent: Ids, k: int, total: int | None = None) -> Ids:
     """(s, k) for each of the ids `sent` the public ones of the nearest relative frequency, ties by id; here, there:
-    (n,) counts. Ids of one count have one answer, so it is found once a count.
+    counts by scrambled and by public id. total: of all that was sent, where `here` is no count but what one alias
+    stands for. Ids of one count have one answer, so it is found once a count.
     """
     public = np.flatnonzero(there)
     counts, which = np.unique(here[sent], return_inverse=True)
     found = np.full((len(counts), k), NO_BELIEF, np.int64)
-    shares = there[public] * here.sum()  # both sides times both totals: whole numbers, so that ties are exact
+    total = int(here.sum()) if total is None else total
+    shares = there[public] * total  # both sides times both totals: whole numbers, so that ties are exact
     for row, count in enumerate((counts * there.sum()).tolist()):
         closest = np.argsort(np.abs(shares - count), kind="stable")[:k]
         found[row, : len(closest)] = public[closest]

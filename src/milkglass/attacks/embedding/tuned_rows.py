@@ -96,7 +96,7 @@ class TunedRows(Solver):
         found = _tables(transcript)
         assert not isinstance(found, str)
         seen = standard(movement(*found))
-        known = standard(knowledge.corpus.counts(transcript.size).astype(np.float64))
+        known = standard(knowledge.corpus.counts(knowledge.tokens(transcript.size)).astype(np.float64))
         likelihood = tuple(
             prior - (seen[group.rows][:, None] - known[group.members][None]) ** 2 / (2 * self.spread**2)
             for group, prior in zip(knowledge.candidates.groups, knowledge.candidates.likelihood, strict=True)

@@ -1,0 +1,223 @@
+"""Attacks against schemes in which a token has several ids, or an id names a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from milkglass.attacks.assignment import best, copies
+from milkglass.attacks.embedding.bigrams import Public
+from milkglass.attacks.embedding.clusters import ClusterSolve
+from milkglass.attacks.embedding.conditional import Conditional
+from milkglass.attacks.embedding.context import Chain, TextInContext
+from milkglass.attacks.embedding.cribs import consistent, pinned
+from milkglass.attacks.embedding.decipherment import Decipherment
+from milkglass.attacks.embedding.frequency import Fit
+from milkglass.attacks.embedding.matching import Matching
+from milkglass.attacks.embedding.means import MeanSolve
+from milkglass.attacks.embedding.tfa import TFA
+from milkglass.audit.scene import Scene, build
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.codec import Codec
+from milkglass.client.key import Stream
+from milkglass.client.scramble import new_key
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.sequences import Sequences
+from milkglass.threat import Budget, Candidates, Group, Guess, Knowledge, Tokens, Transcript, score, why_not
+from tests import tiny
+
+NOTHING = np.random.default_rng(0)
+
+
+def scene_of(scheme: ObfusLM, folder: Path) -> Scene:
+    """Random sentences of a few words with habits of their own, so that neighbours tell something."""
+    base = Checkpoint.open(tiny.save("bert", folder / "base"))
+    key = new_key(base, str(base.folder), scheme, base.digest(), bytes(range(32)))
+    rng = np.random.default_rng(4)
+    words = " ".join(tiny.TEXTS).split()
+    follows = rng.dirichlet(np.full(len(words), 0.08), len(words))
+    lines = []
+    for _ in range(400):
+        at, line = int(rng.integers(len(words))), []
+        for _ in range(12):
+            line.append(words[at])
+            at = int(rng.choice(len(words), p=follows[at]))
+        lines.append(" ".join(line))
+    (folder / "texts.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    codec = Codec.open(key, base.folder, Stream(b"s" * 32).uniform)
+    return build(key, codec, base.folder, folder / "texts.txt", None, None, seed=1)
+
+
+@pytest.fixture(scope="module")
+def aliased(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return scene_of(ObfusLM(4, 1.0, 0.9, aliases=2), tmp_path_factory.mktemp("aliased"))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return scene_of(ObfusLM(4, 1.0, 0.9, rows="shared"), tmp_path_factory.mktemp("shared"))
+
+
+def knowledge(scene: Scene, candidates: Candidates | None = None) -> Knowledge:
+    from dataclasses import replace
+
+    return replace(scene.adversaries[-1].knowledge, candidates=candidates)
+
+
+def read(scene: Scene, guess: Guess) -> float:
+    """The share of running tokens."""
+    return score(guess, scene.truth, np.random.default_rng(1))["tokens top-1"].value
+
+
+# --- aliases ----------------------------------------------------------------------------------------------------------
+def test_every_cluster_is_found_with_all_aliases_of_its_tokens(aliased: Scene) -> None:
+    found = ClusterSolve().learn(aliased.transcript, knowledge(aliased), Budget(), np.random.default_rng(1))
+    seen = 0
+    for group in found.solved:
+        if len(group.members) == 1:
+            continue
+        behind = aliased.truth.inverse[group.rows]
+        assert sorted(behind.tolist()) == sorted([*group.members.tolist()] * 2)
+        seen += len(group.rows)
+    assert seen == 2 * (tiny.VOCAB - 4)
+
+
+def test_matching_uses_each_member_for_all_of_its_aliases(aliased: Scene) -> None:
+    solved = ClusterSolve().learn(aliased.transcript, knowledge(aliased), Budget(), np.random.default_rng(1))
+    matched = Matching()(aliased.transcript, knowledge(aliased, solved), Budget(), np.random.default_rng(1))
+    assert matched.table is not None
+    for group in solved.solved:
+        firsts = np.bincount(matched.table[group.rows, 0], minlength=tiny.VOCAB)[group.members]
+        assert (firsts == len(group.rows) // len(group.members)).all()
+
+
+def test_decipherment_reads_aliased_text_better_than_naming_the_commonest(aliased: Scene) -> None:
+    solved = ClusterSolve().learn(aliased.transcript, knowledge(aliased), Budget(), np.random.default_rng(1))
+    given = knowledge(aliased, solved)
+    naming = read(aliased, Conditional()(aliased.transcript, given, Budget(), NOTHING))
+    assert read(aliased, Decipherment()(aliased.transcript, given, Budget(), NOTHING)) > max(0.9, naming)
+
+
+def test_without_knowing_of_aliases_decipherment_reads_less(aliased: Scene) -> None:
+    """What r is worth to who knows it: one id a token in a growing matrix fits half of what is there."""
+    from dataclasses import replace
+
+    given = knowledge(aliased)
+    told = read(aliased, Decipherment()(aliased.transcript, given, Budget(), NOTHING))
+    untold = read(aliased, Decipherment()(aliased.transcript, replace(given, aliases=1), Budget(), NOTHING))
+    assert told > untold
+
+
+def test_ranks_are_repeated_for_aliases() -> None:
+    sent = Sequences.of([[0] * 40 + [1] * 39 + [2] * 10 + [3] * 9])
+    public = Sequences.of([[5] * 80 + [7] * 20])
+    transcript = Transcript((Tokens(sent),), 20)
+    for match in ("rank", "nearest"):
+        guess = TFA(places=False, match=match)(transcript, Knowledge(corpus=public, aliases=2), Budget(), NOTHING)
+        assert guess.table is not None
+        assert guess.table[:4, 0].tolist() == [5, 5, 7, 7]
+
+
+def test_an_alias_is_expected_to_be_sent_a_part_of_its_tokens_count() -> None:
+    public = Public.of(Sequences.of([[1] * 600 + [2] * 400]), 3)
+    seen = np.array([0.0, 300, 300, 200, 200])
+    one, two = (Fit.of(seen, public, np.arange(1, 5), np.array([1, 2]), r) for r in (1, 2))
+    assert two.expected == pytest.approx(one.expected / 2)
+    assert two.expected[[1, 2]] == pytest.approx([300, 200], rel=0.02)
+    assert (
+        two.scores(np.array([1, 3]), np.array([1, 2]), 0.1) > one.scores(np.array([1, 3]), np.array([1, 2]), 0.1)
+    ).all()
+
+
+def test_an_assignment_gives_each_member_its_aliases() -> None:
+    likelihood = np.log(np.array([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]))
+    rows, columns = best(likelihood)
+    assert rows.tolist() == [0, 1, 2, 3]
+    assert columns.tolist() == [0, 0, 1, 1]
+    assert [copies(*shape) for shape in ((4, 4), (3, 4), (5, 4), (8, 4), (1, 1), (2, 1))] == [1, 1, 1, 2, 1, 2]
+
+
+def test_a_leaked_alias_leaves_the_token_to_the_other() -> None:
+    pairs = np.array([[10, 1], [11, 1], [12, 2]])
+    assert consistent(pairs).tolist() == [[12, 2]]
+    assert consistent(pairs, aliases=2).tolist() == pairs.tolist()
+    group = Group(np.array([10, 11, 12, 13]), np.array([1, 2]))
+    left = pinned(Candidates((group,), (np.zeros((4, 2)),)), pairs, 2).groups[-1]
+    assert (left.rows.tolist(), left.members.tolist()) == ([13], [2])
+
+
+def test_public_ids_are_those_of_the_public_model(aliased: Scene) -> None:
+    from dataclasses import replace
+
+    odd = replace(knowledge(aliased), corpus=Sequences.of([[tiny.VOCAB]]))
+    assert aliased.transcript.size > tiny.VOCAB
+    assert why_not(TFA(), aliased.transcript, odd) == "an id of 300 in the public text, in a vocabulary of 300"
+
+
+# --- shared rows ------------------------------------------------------------------------------------------------------
+def test_the_tokens_of_every_mean_are_found(shared: Scene) -> None:
+    found = MeanSolve().learn(shared.transcript, knowledge(shared), Budget(), NOTHING)
+    assert sum(len(one.rows) for one in found.solved) == tiny.VOCAB
+    for group in found.solved:
+        assert sorted(shared.truth.inverse[group.rows].tolist()) == sorted(group.members.tolist())
+
+
+def test_a_mean_of_half_precision_is_solved(shared: Scene) -> None:
+    import torch
+
+    from milkglass.modelview import Model
+    from milkglass.threat import Weights
+
+    weights = shared.transcript.weights(tuned=False)
+    assert weights is not None
+    rounded = {name: one.half().float() for name, one in weights.tensors.items()}
+    seen = Transcript((Weights(Model(rounded, weights.config)),), tiny.VOCAB)
+    assert not torch.equal(seen.table, shared.transcript.table)
+    found = MeanSolve().learn(seen, knowledge(shared), Budget(), NOTHING)
+    right = sum(sorted(shared.truth.inverse[one.rows].tolist()) == sorted(one.members.tolist()) for one in found.solved)
+    assert right > 0.8 * len(found.groups)
+
+
+def test_neighbours_read_what_the_cluster_alone_does_not(shared: Scene) -> None:
+    solved = MeanSolve().learn(shared.transcript, knowledge(shared), Budget(), NOTHING)
+    given = knowledge(shared, solved)
+    naming = read(shared, Conditional()(shared.transcript, given, Budget(), NOTHING))
+    context = TextInContext()(shared.transcript, given, Budget(), NOTHING)
+    assert context.running is not None and context.table is None
+    assert read(shared, context) > naming + 0.02
+    spent = TextInContext()(shared.transcript, given, Budget(1e-9), NOTHING)
+    assert read(shared, spent) == pytest.approx(naming, abs=0.02)
+
+
+def test_the_chain_is_a_hidden_markov_model(shared: Scene) -> None:
+    """Against the sum over all readings of a text of four clusters."""
+    from itertools import product
+
+    groups = tuple(Group(np.array([i]), np.array([2 * i, 2 * i + 1])) for i in range(4))
+    corpus = Sequences.of(np.random.default_rng(2).integers(0, 8, (60, 6)).tolist())
+    chain = Chain.of(Candidates(groups, tuple(np.zeros((1, 2)) for _ in groups)), corpus, 4, 8)
+    text = np.array([2, 0, 3, 1])
+    whole = np.zeros((4, 2))
+    for choice in product((0, 1), repeat=4):
+        tokens = [2 * int(one) + pick for one, pick in zip(text, choice, strict=True)]
+        chance = chain.share[tokens[0]]
+        for a, b in zip(tokens, tokens[1:], strict=False):
+            pair = chain.follows[a, b]
+            chance *= (pair + chain.kinds[a] * chain.share[b]) / (chain.total[a] + chain.kinds[a])
+        whole[np.arange(4), choice] += chance
+    found = np.stack(chain.read(text, True))
+    assert found / found.sum(1, keepdims=True) == pytest.approx(whole / whole.sum(1, keepdims=True))
+
+
+def test_who_reads_ids_as_tokens_says_why_not(shared: Scene) -> None:
+    solved = MeanSolve().learn(shared.transcript, knowledge(shared), Budget(), NOTHING)
+    for attack in (ClusterSolve(), Matching(), Decipherment()):
+        assert why_not(attack, shared.transcript, knowledge(shared, solved)) is not None
+
+
+def test_neither_new_attack_runs_where_ids_are_tokens(aliased: Scene) -> None:
+    solved = ClusterSolve().learn(aliased.transcript, knowledge(aliased), Budget(), np.random.default_rng(1))
+    assert "decipherment" in str(why_not(TextInContext(), aliased.transcript, knowledge(aliased, solved)))
+    assert "cluster-solve" in str(why_not(MeanSolve(), aliased.transcript, knowledge(aliased)))
