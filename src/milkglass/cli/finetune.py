@@ -1,6 +1,6 @@
 """`milkglass finetune`: scramble data here, train there, watch.
 
-What this module does not know: how training is done. Label names stay here, sealed in the key.
+What this module does not know: how training is done. Label names and the scale of scores stay here, sealed in the key.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from milkglass.client.codec import Codec
     from milkglass.client.dataset import Summary, Written
     from milkglass.client.remote import Remote
+    from milkglass.client.scores import Scale
 
 SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the server's own rule
 
@@ -50,7 +51,8 @@ def finetune(
     server: ServerUrl,
     validation: Annotated[Path | None, typer.Option("--validation", help="Validation data, the same shape.")] = None,
     task: Annotated[
-        Literal["classification", "causal-lm"] | None, typer.Option(help="Must fit the data.  [default: as the data]")
+        Literal["classification", "regression", "causal-lm"] | None,
+        typer.Option(help="Must fit the data; `regression`: labels are numbers.  [default: as the data]"),
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.  [default: 3]")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop after this many steps, whatever the epochs.")] = None,
@@ -110,7 +112,8 @@ def finetune(
     """Fine-tune a scrambled model on your DATA. Text becomes scrambled ids here; only those are uploaded.
 
     DATA: {"text", "label"} (or "text_pair"), {"messages": [...]}, {"instruction", "input", "output"} or {"text"} in
-    JSON Lines, or CSV/TSV with the columns text (or sentence) and label.
+    JSON Lines, or CSV/TSV with the columns text (or sentence) and label. With --task regression labels are numbers; the
+    server sees them standardised, in the order that they have.
     """
     if suffix is not None and not SUFFIX.fullmatch(suffix):  # it would cross the wire to be refused there
         raise UsageError(
@@ -121,7 +124,7 @@ def finetune(
     codec = open_codec(opened.key, model)
     train = _checked(data, task)
     check = None if validation is None else _checked(validation, train.task)
-    labels = _labels(opened, train)
+    labels, scale = _labels(opened, train), _scale(opened, train)
     asked = {
         "n_epochs": epochs, "max_steps": max_steps, "batch_size": batch_size, "learning_rate": learning_rate,
         "warmup_ratio": warmup_ratio, "weight_decay": weight_decay, "method": method, "lora_rank": lora_rank,
@@ -136,8 +139,11 @@ def finetune(
         _require_trainable(described(remote, opened, model_id), train.task)
         if labels is not None:
             opened = opened.remember(labels)
+        if scale is not None:
+            opened = opened.remember_scale(scale)
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
-            send = _Sender(remote, opened, codec, Path(scratch), labels, hyperparameters["max_length"], stage)
+            told = labels if scale is None else scale
+            send = _Sender(remote, opened, codec, Path(scratch), told, hyperparameters["max_length"], stage)
             training_file = send(data, train, "train.parquet")
             validation_file = None if validation is None or check is None else send(validation, check, "val.parquet")
         job = remote.create_job(model_id, training_file, hyperparameters, validation_file, suffix)
@@ -145,10 +151,12 @@ def finetune(
         note(f"job: {job_id}")  # at once: whoever is cut off from here on can find it again
         if labels is not None:
             opened.remember(labels, job_id)
+        if scale is not None:
+            opened.remember_scale(scale, job_id)
         if detach:
             emit(as_json, {"job": job_id, "status": job.get("status")}, comeback(job_id, way))
             return
-        use = "classify" if train.task == "classification" else "generate"
+        use = "generate" if train.task == "causal-lm" else "classify"
         finish(remote, job_id, fetch, way, as_json, (use, key_options(key, passphrase_file, model)))
 
 
@@ -158,7 +166,7 @@ def _checked(data: Path, task: str | None) -> Summary:
     from milkglass.client.dataset import summarise
 
     require_file(data, "give .jsonl, .csv or .tsv")
-    found = summarise(data)
+    found = summarise(data, scores=task == "regression")
     if task is not None and task != found.task:
         raise CodecError(f"{data.name} is data for {found.task}, not for {task}", "see `milkglass finetune --help`")
     if found.task == "classification" and len(found.labels) < 2 and task is None:
@@ -175,7 +183,15 @@ def _require_trainable(told: Mapping[str, Any], task: str) -> None:
 def _labels(opened: Opened, train: Summary) -> dict[str, int] | None:
     from milkglass.client.dataset import number_labels
 
-    return number_labels(train.labels, opened.key.about.get("labels")) if train.kind == "labelled" else None
+    return number_labels(train.labels, opened.key.about.get("labels")) if train.task == "classification" else None
+
+
+def _scale(opened: Opened, train: Summary) -> Scale | None:
+    """The key's own stands where it suits the data, so that a second fine-tune reads like the first."""
+    from milkglass.client.scores import Scale
+
+    known = Scale.kept(opened.key.about.get("scale"))
+    return known if known and train.scale and known.suits(train.scale) else train.scale
 
 
 def require_hyperparameters(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +216,7 @@ class _Sender:
         opened: Opened,
         codec: Codec,
         scratch: Path,
-        labels: Mapping[str, int] | None,
+        labels: Mapping[str, int] | Scale | None,
         max_length: int,
         stage: Stage,
     ) -> None:

@@ -62,8 +62,8 @@ def classify(
         str | None,
         typer.Option(
             "--labels-of",
-            help="Take the label names of this job, or `newest`: those of the last data that was sent.  "
-            "[default: of the job that made the model]",
+            help="Take the label names, or the scale of the scores, of this job, or `newest`: those of the last data "
+            "that was sent.  [default: of the job that made the model]",
         ),
     ] = None,
     model: ModelRef = None,
@@ -73,7 +73,7 @@ def classify(
     allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
-    """Classify texts: a line "label <tab> probability" for each.
+    """Classify texts: a line "label <tab> probability" for each; of a regression its number.
 
     A line of stdin or --in is a text, {"text": ...} or {"text": ..., "text_pair": ...}.
     """
@@ -91,18 +91,26 @@ def classify(
     with Way(server, token_file, certificate, allow_http).open() as remote, bars(as_json) as stage:
         told = described(remote, opened, model_id)
         names = _names(opened, model_id, told.get("job"), labels_of)
+        job = str(told.get("job")) if labels_of is None else labels_of
+        scale = opened.scale_of(model_id if labels_of is None else job, job, labels_of == "newest")
         spend(opened, len(texts), sum(map(len, encoded.ids)))
         tell = stage("classify", len(texts))
         for start in range(0, len(texts), BATCH):
             part = slice(start, start + BATCH)
             types = encoded.token_type_ids[part] if encoded.token_type_ids is not None else None
             for found in remote.classify(model_id, encoded.ids[part], types):
+                if found.score is not None:
+                    results.append({"score": found.score if scale is None else scale.read(found.score)})
+                    continue
                 known = names if sorted(names) == list(range(len(found.probabilities))) else {}
                 fits = fits and bool(known)
                 by_name = {known.get(i, f"LABEL_{i}"): p for i, p in enumerate(found.probabilities)}
                 results.append({"label": known.get(found.label, f"LABEL_{found.label}"), "probabilities": by_name})
             tell(len(encoded.ids[part]))
-    if not fits and names:
+    if any("score" in one for one in results):
+        if scale is None:
+            note(f"the key knows no scale of {model_id}, so the server's own numbers are shown; see --labels-of")
+    elif not fits and names:
         note(f"the key's {len(names)} label names don't fit what {model_id} answers, so its numbers are shown")
     elif not names:
         note(f"the key knows no label names of {model_id}, so its numbers are shown; see --labels-of")
@@ -110,7 +118,10 @@ def classify(
         say(json.dumps({"results": results}, ensure_ascii=False))
         return
     for result in results:
-        say(f"{result['label']}\t{max(result['probabilities'].values(), default=0.0):.3f}")
+        if "score" in result:
+            say(f"{result['score']:.4g}")
+        else:
+            say(f"{result['label']}\t{max(result['probabilities'].values(), default=0.0):.3f}")
 
 
 def _names(opened: Opened, model_id: str, job: object, labels_of: str | None) -> dict[int, str]:
@@ -123,8 +134,10 @@ def _names(opened: Opened, model_id: str, job: object, labels_of: str | None) ->
         found = about.get("labels") or {}
     elif labels_of in known:
         found = known[labels_of]
+    elif labels_of in (about.get("scales") or {}):
+        found = {}
     else:
-        jobs = ", ".join(known) or "none"
+        jobs = ", ".join((*known, *(about.get("scales") or {}))) or "none"
         raise UsageError(
             f"the key knows no labels of the job {plain(labels_of)}", f"it knows those of: {jobs}; or newest"
         )

@@ -94,7 +94,11 @@ def _require_ids_only(path: Path) -> None:
         raise UsageError(f"{path.name} is not Parquet", "scramble the data with `milkglass finetune`") from None
     allowed = {"input_ids", "attention_mask", "token_type_ids", "labels"}
     strange = [name for name in schema.names if name not in allowed]
-    numbers = all(pa.types.is_integer(kind.value_type if pa.types.is_list(kind) else kind) for kind in schema.types)
+    numbers = all(
+        pa.types.is_integer(one.type.value_type if pa.types.is_list(one.type) else one.type)
+        or (one.name == "labels" and pa.types.is_floating(one.type))  # of a regression
+        for one in schema
+    )
     if strange or not numbers or "input_ids" not in schema.names or schema.metadata:
         raise UsageError(
             f"{path.name} holds more than ids and labels, so it is not scrambled data",

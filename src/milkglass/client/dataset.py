@@ -8,7 +8,8 @@ JSON Lines, one of these shapes throughout a file:
 
 or TSV/CSV with a header of the same names (also `sentence` for `text`). TSV is read without quoting, as GLUE writes it.
 Files are read a row at a time, so they may be of any size. Messages name lines, and never quote them: a traceback or a
-log must not hold private text. Label names stay on the client; the server sees their numbers.
+log must not hold private text. Label names stay on the client; the server sees their numbers. For a regression the
+labels are numbers, 2.5 or "2.5"; the server sees them standardised (scores.py).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec import Codec, Labelled
 from milkglass.client.conversation import Message
+from milkglass.client.scores import Scale, score_of
 from milkglass.errors import CodecError, EmptyText, UsageError
 
 Kind = Literal["labelled", "chat", "text"]
@@ -55,16 +57,20 @@ class Example:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a file holds. labels: the names that occur, in order (numbers by value)."""
+    """What a file holds. labels: the names that occur, in order (numbers by value). scale: of the scores, where it was
+    read as data for a regression; there are no labels then."""
 
     kind: Kind
     rows: int
     pairs: bool
     labels: tuple[str, ...]
+    scale: Scale | None = None
 
     @property
-    def task(self) -> Literal["classification", "causal-lm"]:
-        return "classification" if self.kind == "labelled" else "causal-lm"
+    def task(self) -> Literal["classification", "regression", "causal-lm"]:
+        if self.kind != "labelled":
+            return "causal-lm"
+        return "classification" if self.scale is None else "regression"
 
 
 @dataclass(frozen=True)
@@ -75,13 +81,14 @@ class Written:
     cut: int  # rows cut to the length limit
 
 
-def read_examples(path: Path) -> Iterator[Example]:
-    """Raises CodecError, naming the line, for a row that is not of the file's shape."""
+def read_examples(path: Path, scores: bool = False) -> Iterator[Example]:
+    """scores: labels are the numbers of a regression. Raises CodecError, naming the line, for a row that is not of the
+    file's shape."""
     rows = _table_rows(path) if path.suffix.lower() in (".csv", ".tsv") else _json_rows(path)
     first: Example | None = None
     try:
         for line, row in rows:
-            example = _example(line, row)
+            example = _example(line, row, scores)
             first = first or example
             if (example.kind, example.pair is None) != (first.kind, first.pair is None):
                 raise CodecError(
@@ -94,8 +101,10 @@ def read_examples(path: Path) -> Iterator[Example]:
         raise EmptyText(f"{path.name} has no rows", "give at least one")
 
 
-def summarise(path: Path) -> Summary:
-    """Read the whole file once, checking every row."""
+def summarise(path: Path, scores: bool = False) -> Summary:
+    """Read the whole file once, checking every row. scores: as for `read_examples`."""
+    if scores:
+        return _scored(path)
     names: set[str] = set()
     rows, example = 0, None
     for example in read_examples(path):
@@ -106,6 +115,22 @@ def summarise(path: Path) -> Summary:
     numeric = all(name.isascii() and name.isdigit() for name in names)
     ordered = sorted(names, key=lambda name: (int(name) if numeric else 0, name))
     return Summary(example.kind, rows, example.pair is not None, tuple(ordered))
+
+
+def _scored(path: Path) -> Summary:
+    rows, first = 0, None
+
+    def numbers() -> Iterator[float]:
+        nonlocal rows, first
+        for example in read_examples(path, scores=True):
+            if example.label is None:
+                raise CodecError(f"line {example.line} has no label", "a regression needs a number in every row")
+            rows, first = rows + 1, first or example
+            yield float(example.label)
+
+    scale = Scale.of(numbers())
+    assert first is not None  # read_examples refuses an empty file
+    return Summary("labelled", rows, first.pair is not None, (), scale)
 
 
 def number_labels(names: Sequence[str], known: Mapping[str, int] | None) -> dict[str, int]:
@@ -120,11 +145,12 @@ def write_parquet(
     codec: Codec,
     source: Path,
     out: Path,
-    labels: Mapping[str, int] | None = None,
+    labels: Mapping[str, int] | Scale | None = None,
     max_length: int = 512,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Written:
-    """Scramble `source` into `out`: input_ids, attention_mask, token_type_ids where the model has them, and labels.
+    """Scramble `source` into `out`: input_ids, attention_mask, token_type_ids where the model has them, and labels:
+    their numbers, or given a Scale, for a regression, the scores (float32) as it sends them.
 
     Too long rows are cut to `max_length` tokens and counted. `out` appears under its name only when it is complete.
     """
@@ -134,7 +160,7 @@ def write_parquet(
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             with ExitStack() as writers:
                 writer: pq.ParquetWriter | None = None
-                for batch in _batches(read_examples(source)):
+                for batch in _batches(read_examples(source, scores=isinstance(labels, Scale))):
                     table, cut = _encoded(codec, batch, labels, max_length)
                     writer = writer or writers.enter_context(pq.ParquetWriter(file, table.schema))
                     writer.write_table(table)
@@ -202,7 +228,7 @@ def _table_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             csv.field_size_limit(limit)
 
 
-def _example(line: int, row: Mapping[str, Any]) -> Example:
+def _example(line: int, row: Mapping[str, Any], scores: bool = False) -> Example:
     if "messages" in row:
         return Example(line, "chat", messages=_messages(line, row["messages"]))
     if "instruction" in row:
@@ -219,7 +245,8 @@ def _example(line: int, row: Mapping[str, Any]) -> Example:
         if pair is not None:
             raise CodecError(f"line {line} has a text_pair and no label", "give a label")
         return Example(line, "text", text)
-    return Example(line, "labelled", text, pair, _label(line, row["label"]))
+    label = repr(score_of(line, row["label"])) if scores else _label(line, row["label"])
+    return Example(line, "labelled", text, pair, label)
 
 
 def _string(line: int, row: Mapping[str, Any], name: str) -> str:
@@ -233,7 +260,10 @@ def _string(line: int, row: Mapping[str, Any], name: str) -> str:
 
 def _label(line: int, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-        raise CodecError(f"line {line} has a label that is no name and no whole number", "give a name such as billing")
+        raise CodecError(
+            f"line {line} has a label that is no name and no whole number",
+            "give a name such as billing; for numbers of a regression say `--task regression`",
+        )
     return str(value).strip()
 
 
@@ -258,7 +288,7 @@ def _batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
 
 
 def _encoded(
-    codec: Codec, batch: Sequence[Example], labels: Mapping[str, int] | None, max_length: int
+    codec: Codec, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, max_length: int
 ) -> tuple[pa.Table, int]:
     try:
         if batch[0].kind == "labelled":
@@ -280,20 +310,27 @@ def _supervised(codec: Codec, batch: Sequence[Example], max_length: int) -> Labe
     return codec.encode_plain([one.text for one in batch], max_length, truncate=True)
 
 
-def _classified(
-    codec: Codec, batch: Sequence[Example], labels: Mapping[str, int] | None, max_length: int
-) -> tuple[pa.Table, int]:
+def _numbers(batch: Sequence[Example], labels: Mapping[str, int] | Scale | None) -> pa.Array:
     if labels is None:
         raise UsageError("these rows have labels, and no numbers for them were given", "number them first")
+    if isinstance(labels, Scale):
+        return pa.array([labels.sent(float(str(one.label))) for one in batch], pa.float32())
     unknown = next((one.line for one in batch if one.label not in labels), None)
     if unknown is not None:
         raise CodecError(f"line {unknown} has a label that the training file lacks", "use the same label names")
+    return pa.array([labels[str(one.label)] for one in batch], pa.int32())
+
+
+def _classified(
+    codec: Codec, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, max_length: int
+) -> tuple[pa.Table, int]:
+    numbers = _numbers(batch, labels)
     pairs = None if batch[0].pair is None else [one.pair or "" for one in batch]
     encoded = codec.encode([one.text for one in batch], pairs, max_length, truncate=True)
     columns = _id_columns(encoded.ids)
     if encoded.token_type_ids is not None:
         columns["token_type_ids"] = _lists(encoded.token_type_ids, List8)
-    columns["labels"] = pa.array([labels[str(one.label)] for one in batch], pa.int32())
+    columns["labels"] = numbers
     return pa.table(columns), encoded.cut
 
 

@@ -14,7 +14,7 @@ from milkglass.client.dataset import Example
 
 
 def row(example: Example, score: bool = False) -> dict[str, Any]:
-    """score: the label is a number of a regression, and is written as one; `finetune` refuses those by name."""
+    """score: the label is a number of a regression, and is written as one, for `finetune --task regression`."""
     if example.kind == "chat":
         return {"messages": [dict(one) for one in example.messages]}
     if example.kind == "text":

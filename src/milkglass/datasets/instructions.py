@@ -2,7 +2,7 @@
 what somebody asks, and where there is one the answer.
 
 DialogSum asks nothing, so one sentence of ours comes before each dialogue. Its test file has three summaries of each
-dialogue: the first is taken. IFEval has no answers: its rules are not graded here.
+dialogue: the first is taken. IFEval has no answers: metrics/ifeval.py grades its rules.
 """
 
 from __future__ import annotations

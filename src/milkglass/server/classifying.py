@@ -20,7 +20,7 @@ TOKENS = 8192  # padded tokens of one pass, unless one row alone is longer
 
 @dataclass(eq=False)
 class Row:
-    """`on_done` gets the probabilities of all classes, in the engine's thread."""
+    """`on_done` gets the probabilities of all classes, or of a regression its one number, in the engine's thread."""
 
     ids: list[int]
     token_types: list[int] | None
@@ -40,6 +40,8 @@ class Classifier(Engine[Row]):
         # A decoder finds a row's last token by its padding id; without one, rows go one by one
         self._max_batch = max_batch if pad is not None or not needs_pad else 1
         self._pad = 0 if pad is None else pad
+        # As in transformers: one label, and nothing else said, is a regression
+        self.scores = model.config.num_labels == 1 and model.config.problem_type in (None, "regression")
         self._rows: list[Row] = []
 
     def step(self) -> None:
@@ -69,7 +71,9 @@ class Classifier(Engine[Row]):
         if any(row.token_types for row in self._rows):
             types = [row.token_types or [0] * len(row.ids) for row in self._rows]
             batch["token_type_ids"] = self._padded(types, 0)
-        return self._model(**batch).logits.float().softmax(-1).cpu().tolist()
+        logits = self._model(**batch).logits.float()
+        found: list[list[float]] = (logits if self.scores else logits.softmax(-1)).cpu().tolist()
+        return found
 
     def _padded(self, rows: list[list[int]], fill: int) -> torch.Tensor:
         width = max(len(row) for row in rows)

@@ -41,7 +41,12 @@ class Rows(Dataset[dict[str, Any]]):
         if nested != (task == "causal-lm"):
             raise BadUpload(
                 f"the column labels holds {'lists' if nested else 'single numbers'}, which does not fit {task}",
-                "causal-lm needs a list of labels a row, classification one number",
+                "causal-lm needs a list of labels a row, classification and regression one number",
+            )
+        if pa.types.is_floating(table.schema.field("labels").type) != (task == "regression"):
+            raise BadUpload(
+                f"the column labels does not hold the numbers of {task}",
+                "regression needs float32 labels, classification int32 ones",
             )
         self.max_length = max_length
         self._ids = _Lists(table["input_ids"])
@@ -63,7 +68,7 @@ class Rows(Dataset[dict[str, Any]]):
 
 
 class Collate:
-    """Pad a batch on the right: ids with `pad`, labels with -100, the rest with 0."""
+    """Pad a batch on the right: ids with `pad`, labels with -100, the rest with 0. Labels of a regression stay fp32."""
 
     def __init__(self, pad: int) -> None:
         self.pad = pad
@@ -76,8 +81,14 @@ class Collate:
             batch["token_type_ids"] = _padded([e["token_type_ids"] for e in examples], width, 0)
         labels = [example["labels"] for example in examples]
         listed = isinstance(labels[0], np.ndarray)
-        batch["labels"] = _padded(labels, width, IGNORED) if listed else torch.tensor([int(one) for one in labels])
+        batch["labels"] = _padded(labels, width, IGNORED) if listed else _numbers(labels)
         return batch
+
+
+def _numbers(labels: list[Any]) -> torch.Tensor:
+    if isinstance(labels[0], np.floating):
+        return torch.tensor([float(one) for one in labels], dtype=torch.float32)
+    return torch.tensor([int(one) for one in labels])
 
 
 def _padded(rows: list[NDArray[Any]], width: int, fill: int) -> torch.Tensor:

@@ -65,8 +65,7 @@ def _check_rows(path: Path) -> Rows:
         with pq.ParquetFile(path, memory_map=False) as file:
             _check_sizes(file.metadata)
             _check_metadata(file)
-            nested = _check_schema(file.schema_arrow)
-            found = _Tally(nested)
+            found = _check_schema(file.schema_arrow)
             for batch in file.iter_batches(BATCH):
                 found.add(batch)
     except MilkglassError:
@@ -110,8 +109,8 @@ def _check_metadata(file: pq.ParquetFile) -> None:
         )
 
 
-def _check_schema(schema: pa.Schema) -> bool:
-    """True when labels are lists. Strings have no place here: somebody would be sending plain text."""
+def _check_schema(schema: pa.Schema) -> _Tally:
+    """By what labels are. Strings have no place here: somebody would be sending plain text."""
     names = set(schema.names)
     if len(names) != len(schema.names) or not {"input_ids", "labels"} <= names or not names <= COLUMNS:
         raise BadUpload(
@@ -121,19 +120,22 @@ def _check_schema(schema: pa.Schema) -> bool:
     for name in schema.names:
         kind = schema.field(name).type
         inner = kind.value_type if pa.types.is_list(kind) else kind
+        if name == "labels" and kind in (pa.float32(), pa.float64()):
+            continue
         if not pa.types.is_signed_integer(inner) or (name != "labels" and not pa.types.is_list(kind)):
             raise BadUpload(
                 f"the column {name} does not hold {'integers' if name == 'labels' else 'lists of integers'}",
-                "input_ids: list<int32>, masks: list<int8>, labels: int32 or list<int32>",
+                "input_ids: list<int32>, masks: list<int8>, labels: int32, list<int32>, or float32 for regression",
             )
-    return bool(pa.types.is_list(schema.field("labels").type))
+    labels = schema.field("labels").type
+    return _Tally(bool(pa.types.is_list(labels)), bool(pa.types.is_floating(labels)))
 
 
 class _Tally:
     """Extremes over all batches; every row checked."""
 
-    def __init__(self, nested: bool) -> None:
-        self.nested = nested
+    def __init__(self, nested: bool, real: bool) -> None:
+        self.nested, self.real = nested, real
         self.rows = self.tokens = self.longest = self.max_id = 0
         self.labels: tuple[int, int] | None = None
         self.unlabelled = False
@@ -177,6 +179,10 @@ class _Tally:
             column = column.flatten()
         elif column.null_count:
             raise BadUpload("labels has empty cells", "give every row a label")
+        if self.real:
+            if not pc.all(pc.is_finite(column), min_count=0).as_py():
+                raise BadUpload("labels holds a number that is not finite", "give every row a finite number")
+            return
         kept = column.filter(pc.not_equal(column, IGNORED))
         self.unlabelled |= len(kept) < len(column)
         wanted = _extremes(kept)
@@ -190,6 +196,7 @@ class _Tally:
         return Rows(
             rows=self.rows, tokens=self.tokens, longest=self.longest, max_id=self.max_id, nested_labels=self.nested,
             min_label=low, max_label=high, max_token_type=self.max_token_type, unlabelled=self.unlabelled,
+            real_labels=self.real,
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from milkglass.checkpoint import read_json
 from milkglass.errors import MilkglassError
 from milkglass.server.answers import error_body
-from milkglass.server.classifying import Row
+from milkglass.server.classifying import Classifier, Row
 from milkglass.server.context import Context, of
 from milkglass.server.generating import Sequence
 from milkglass.server.prompts import (
@@ -188,7 +188,8 @@ async def classify(body: Classification, request: Request, shared: Shared) -> Re
     if found is None:
         return GONE
     shared.recording.sent(model, inputs)
-    return JSONResponse(_classified(model.id, inputs, found))
+    scores = isinstance(engine, Classifier) and engine.scores
+    return JSONResponse(_classified(model.id, inputs, found, scores))
 
 
 def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[float]], chances: list[float]) -> None:
@@ -201,9 +202,13 @@ def _reject(loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[float]]
         loop.call_soon_threadsafe(lambda: None if future.done() else future.set_exception(error))
 
 
-def _classified(model: str, inputs: list[list[int]], found: list[list[float]]) -> dict[str, Any]:
-    data = []
+def _classified(model: str, inputs: list[list[int]], found: list[list[float]], scores: bool) -> dict[str, Any]:
+    """Of a regression each row has a `score`, which vLLM's shape has not, and neither label nor `probs`."""
+    data: list[dict[str, Any]] = []
     for place, chances in enumerate(found):
+        if scores:
+            data.append({"index": place, "score": chances[0], "num_classes": 1})
+            continue
         best = max(range(len(chances)), key=chances.__getitem__)
         data.append({"index": place, "label": f"LABEL_{best}", "probs": chances, "num_classes": len(chances)})
     read = sum(map(len, inputs))

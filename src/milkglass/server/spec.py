@@ -10,17 +10,17 @@ A job is a folder that the server makes and a worker process fills:
     cancel          exists when the job is to stop for good
 
 Training data is Parquet: `input_ids` (list of int32), optionally `attention_mask` (lists of int8, all 1: rows are not
-padded) and `token_type_ids` (lists of int8), and `labels`: an int32 a row for classification, a list of int32 for
-causal-lm, -100 where no loss is wanted.
+padded) and `token_type_ids` (lists of int8), and `labels`: an int32 a row for classification, a float32 a row for
+regression, a list of int32 for causal-lm, -100 where no loss is wanted.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-Task = Literal["classification", "causal-lm"]
+Task = Literal["classification", "regression", "causal-lm"]
 Method = Literal["full", "lora"]
 MAX_LENGTH = 8192
 # ObfusLM, appendix C.3 and Table 8; what it does not say is transformers' default.
@@ -31,13 +31,16 @@ class Hyperparameters(BaseModel):
     """What is trained, and how fast, is by default ObfusLM's appendix C.3: encoders in full; decoders with LoRA of rank
     256 and alpha 16 on every linear layer, the first two layers and the last one in full, and the tables trainable.
     Two defaults are ours: 3 epochs (the paper trains 10) and fp32 (the paper trains Llama-3 in bf16).
+
+    Regression is what Hugging Face's Trainer does for a model of one label: problem_type "regression", the mean squared
+    error of one number a row, which is judged by Pearson's correlation as GLUE judges STS-B.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     task: Task = "classification"
-    num_labels: int = Field(2, ge=1, le=10_000)
-    method: Method | None = None  # None: full for classification, lora for causal-lm
+    num_labels: int = Field(2, ge=1, le=10_000)  # 1 for regression
+    method: Method | None = None  # None: lora for causal-lm, else full
     lora_rank: int = Field(256, ge=1, le=4096)
     lora_alpha: float = Field(16, gt=0)
     full_first: int = Field(2, ge=0, le=1000)  # this many first layers are trained in full under lora
@@ -62,11 +65,20 @@ class Hyperparameters(BaseModel):
     def _by_task(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("task") == "causal-lm":
             return {**GENERATION, **given}
+        if isinstance(given, dict) and given.get("task") == "regression":
+            return {"num_labels": 1, **given}
         return given
+
+    @field_validator("num_labels")
+    @classmethod
+    def _one_number(cls, value: int, info: ValidationInfo) -> int:
+        if info.data.get("task") == "regression" and value != 1:
+            raise ValueError("must be 1 for regression: one number a row")
+        return value
 
     @property
     def chosen_method(self) -> Method:
-        return self.method or ("full" if self.task == "classification" else "lora")
+        return self.method or ("lora" if self.task == "causal-lm" else "full")
 
 
 class JobSpec(BaseModel):
@@ -82,7 +94,8 @@ class JobSpec(BaseModel):
 
 
 class Event(BaseModel):
-    """`metrics` events carry data: step, total_steps, loss, learning_rate, epoch, eta_seconds; or eval_loss, accuracy.
+    """`metrics` events carry data: step, total_steps, loss, learning_rate, epoch, eta_seconds; or eval_loss, and
+    accuracy or pearson.
 
     Nothing in an event comes from the training data itself.
     """

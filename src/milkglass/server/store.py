@@ -51,7 +51,7 @@ class Upload(Record):
 
 
 class Rows(BaseModel):
-    """What a training file claims of a model. `label_*` are None when every label is -100."""
+    """What a training file claims of a model. `*_label` are None when every label is -100, and for real numbers."""
 
     rows: int
     tokens: int
@@ -62,6 +62,7 @@ class Rows(BaseModel):
     max_label: int | None
     max_token_type: int | None  # None: no such column
     unlabelled: bool = False  # a label is -100; says nothing where labels are lists
+    real_labels: bool = False  # finite real numbers, for regression
 
 
 class File(Record):

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
     AutoConfig,
@@ -119,7 +120,7 @@ class Reporter(TrainerCallback):
 
 def _kept_metrics(metrics: dict[str, float] | None) -> dict[str, float]:
     """Numbers only: a loss that is none (training diverged, or nothing to learn from) is left out."""
-    names = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy"}
+    names = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
     return {names[n]: float(value) for n, value in (metrics or {}).items() if n in names and math.isfinite(value)}
 
 
@@ -129,15 +130,16 @@ def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
     """
     config = AutoConfig.from_pretrained(folder)
     kind = AutoModelForCausalLM
-    if chosen.task == "classification":
+    headed = chosen.task != "causal-lm"
+    if headed:
         kind = AutoModelForSequenceClassification
         config.num_labels = chosen.num_labels
-        config.problem_type = "single_label_classification"
+        config.problem_type = "regression" if chosen.task == "regression" else "single_label_classification"
     model, told = kind.from_pretrained(
         folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
     )
     inside = f"{model.base_model_prefix}."
-    new = (n for n in told["missing_keys"] if chosen.task == "classification" and not n.startswith(inside))
+    new = (n for n in told["missing_keys"] if headed and not n.startswith(inside))
     missing = sorted(set(told["missing_keys"]) - set(new) - {n for n in told["missing_keys"] if ".pooler." in n})
     if missing:
         raise BadUpload(lacking("weight", missing), "upload the whole model again")
@@ -182,6 +184,18 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
+def pearson(prediction: EvalPrediction) -> dict[str, float]:
+    """Of the one number that the model says of each row; nan, which nobody is told, where either side is constant."""
+    said = np.asarray(prediction.predictions, np.float64).reshape(-1)
+    wanted = np.asarray(prediction.label_ids, np.float64).reshape(-1)
+    said, wanted = said - said.mean(), wanted - wanted.mean()
+    below = float(np.sqrt((said @ said) * (wanted @ wanted)))
+    return {"pearson": float(said @ wanted) / below if below > 0 else math.nan}
+
+
+MEASURES = {"classification": accuracy, "regression": pearson}
+
+
 def newest_checkpoint(job: Path) -> Path | None:
     """The newest complete one; what a kill left half-written is removed."""
     drop_unfinished(job)
@@ -216,7 +230,7 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
         train_dataset=rows,
         eval_dataset=held_out,
         data_collator=Collate(0 if pad is None else pad),
-        compute_metrics=accuracy if chosen.task == "classification" else None,
+        compute_metrics=MEASURES.get(chosen.task),
         callbacks=[reporter],
     )
     checkpoint = newest_checkpoint(job)

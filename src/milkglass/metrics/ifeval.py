@@ -1,0 +1,122 @@
+"""IFEval's four accuracies (Zhou et al. 2023, section 2.2): strict and loose, by prompt and by instruction.
+
+Strict: the answer as it stands keeps the rule. Loose: one of eight forms of it does, for models that begin with "Sure,
+here it is:" or write in bold: without the first line, the last one, or both, each with and without every *. An empty
+answer keeps no rule.
+
+A rule that cannot be checked (ifeval_rules.UNSUPPORTED) is left out and counted, and so is a prompt with one, from the
+accuracies by prompt: it is never taken as kept.
+
+What this module does not know: models. It reads texts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from milkglass.errors import UsageError
+from milkglass.metrics.ifeval_rules import RULES, UNSUPPORTED
+from milkglass.metrics.interval import Interval, ratio, share
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """A rule's id and its arguments. Raises UsageError for a rule that IFEval does not have, or an argument that is
+    missing."""
+
+    rule: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.rule in UNSUPPORTED:
+            return
+        if self.rule not in RULES:
+            raise UsageError(f"there is no rule {self.rule!r}", f"known: {', '.join((*RULES, *UNSUPPORTED))}")
+        lost = [name for name in RULES[self.rule][1] if self.arguments.get(name) is None]
+        if lost:
+            raise UsageError(f"{self.rule} has no {lost[0]}", f"it needs: {', '.join(RULES[self.rule][1])}")
+
+    def kept(self, answer: str) -> bool | None:
+        """None: it cannot be checked."""
+        if self.rule in UNSUPPORTED:
+            return None
+        return bool(answer.strip()) and RULES[self.rule][0](answer, self.arguments)
+
+    def kept_loosely(self, answer: str) -> bool | None:
+        if self.rule in UNSUPPORTED:
+            return None
+        return any(self.kept(one) for one in forms(answer))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is asked, and the instructions in it."""
+
+    text: str
+    instructions: tuple[Instruction, ...]
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Prompt:
+        """row: a line of IFEval's input_data.jsonl."""
+        text, rules, arguments = row.get("prompt"), row.get("instruction_id_list"), row.get("kwargs")
+        if not isinstance(text, str) or not isinstance(rules, list) or not isinstance(arguments, list):
+            raise UsageError("a row lacks prompt, instruction_id_list or kwargs", "give IFEval's input_data.jsonl")
+        if len(rules) != len(arguments) or not rules:
+            raise UsageError(f"{len(rules)} rules and {len(arguments)} lists of arguments", "give one for each")
+        return cls(text, tuple(Instruction(*one) for one in zip(rules, arguments, strict=True)))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """measures: "prompt strict", "prompt loose", "instruction strict", "instruction loose", from 0 to 1; each
+    interval's units are prompts. prompts, instructions: n, how many were checked. unchecked: rules that were not, each
+    with how often it was asked. unchecked_prompts: prompts that hold one, which count by instruction only.
+    by_rule: of each rule checked the strict share and how often it was asked."""
+
+    measures: Mapping[str, Interval]
+    prompts: int
+    instructions: int
+    unchecked: Mapping[str, int]
+    unchecked_prompts: int
+    by_rule: Mapping[str, tuple[float, int]]
+
+
+def forms(answer: str) -> list[str]:
+    """The eight forms of the loose accuracy."""
+    lines = answer.split("\n")
+    cut = ["\n".join(one).strip() for one in (lines[1:], lines[:-1], lines[1:-1])]
+    return [one for form in (answer, *cut) for one in (form, form.replace("*", ""))]
+
+
+def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Generator | None = None) -> Figures:
+    """rng: of the bootstrap over prompts; None: of the seed 0."""
+    if len(prompts) != len(answers):
+        raise UsageError(f"{len(answers)} answers for {len(prompts)} prompts", "give one for each")
+    rng = np.random.default_rng(0) if rng is None else rng
+    asked = np.array([sum(i.rule in RULES for i in one.instructions) for one in prompts], np.float64)
+    whole = np.array([asked[i] == len(one.instructions) for i, one in enumerate(prompts)], bool)
+    pairs = list(zip(prompts, answers, strict=True))
+    strict = [[i.kept(answer) for i in one.instructions] for one, answer in pairs]
+    loose = [[i.kept_loosely(answer) for i in one.instructions] for one, answer in pairs]
+    measures: dict[str, Interval] = {}
+    for name, found in (("strict", strict), ("loose", loose)):
+        everything = np.array([all(one) for one in found], bool)
+        measures[f"prompt {name}"] = share(everything[whole], rng)
+        kept = np.array([sum(bool(one) for one in row) for row in found], np.float64)
+        measures[f"instruction {name}"] = ratio(kept, asked, rng)
+    rules = [i.rule for one in prompts for i in one.instructions]
+    right = Counter(rule for rule, kept in zip(rules, (k for row in strict for k in row), strict=True) if kept)
+    times = Counter(rules)
+    return Figures(
+        measures,
+        int(whole.sum()),
+        int(asked.sum()),
+        {rule: many for rule, many in times.items() if rule in UNSUPPORTED},
+        int((~whole).sum()),
+        {rule: (right[rule] / many, many) for rule, many in sorted(times.items()) if rule in RULES},
+    )

@@ -1,0 +1,248 @@
+"""The verifiable instructions of IFEval (Zhou et al. 2023, "Instruction-Following Evaluation for Large Language
+Models", Table 1): for each rule id of the data set a function that says whether an answer keeps the rule.
+
+Written from the rule ids, their arguments and the words of the prompts; what counts as what follows Google's released
+program, with these departures:
+- Sentences: that program asks NLTK's Punkt, which needs a trained model; here a sentence ends at . ! or ? before white
+  space and a sign that is no small letter, but not after a usual abbreviation or an initial.
+- Words in capitals: that program asks NLTK's tokenizer, which needs the same model; here a word is a run of letters,
+  digits, apostrophes and hyphens.
+- Paragraphs that blank lines separate: blank ones in between don't count, and are not numbered either.
+- `change_case:*`: that program also asks a detector whether the text is English; here all its letters must be Latin.
+- `language:response_language` needs such a detector for the whole of its rule: it is not among RULES, and `UNSUPPORTED`
+  says why.
+
+What this module does not know: scores. A rule that nobody can check is never taken as kept.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from milkglass.errors import UsageError
+
+Arguments = Mapping[str, Any]
+Rule = Callable[[str, Arguments], bool]
+UNSUPPORTED: Mapping[str, str] = {"language:response_language": "it needs a detector of languages, which is not here"}
+
+_ABBREVIATIONS = re.compile(  # "no" is none of them here: it ends more sentences than it numbers things
+    "mr|mrs|ms|dr|prof|sr|jr|st|rev|gen|sen|rep|gov|capt|lt|col|sgt|vs|etc|e\\.g|i\\.e|al|inc|ltd|co|corp|fig|vol|approx"
+    "|dept|est|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|a\\.m|p\\.m|u\\.s|u\\.k|p\\.s|p\\.p\\.s|ph\\.d",
+    re.IGNORECASE,
+)
+_END = re.compile(r"([.!?]+)[\"'\u2019\u201d)\]*]*(?=\s|$)")
+_WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
+
+
+def compared(count: int, relation: Any, bound: int) -> bool:
+    """IFEval has two relations, no more."""
+    if relation == "at least":
+        return count >= bound
+    if relation == "less than":
+        return count < bound
+    raise UsageError(f"the relation {relation!r} is none of IFEval's", 'it has "at least" and "less than"')
+
+
+def sentences(text: str) -> int:
+    """How many there are; a rest without a mark at its end is one, too."""
+    count, start = 0, 0
+    for found in _END.finditer(text):
+        if not found[1].strip(".") and not _ends(text, start, found):
+            continue
+        count += any(map(str.isalnum, text[start : found.end()]))
+        start = found.end()
+    return count + any(map(str.isalnum, text[start:]))
+
+
+def _ends(text: str, start: int, found: re.Match[str]) -> bool:
+    """Whether full stops alone end a sentence."""
+    after = text[found.end() :].lstrip()
+    if not after:
+        return True
+    before = text[start : found.start()].split()
+    last = before[-1].lstrip("\"'(*[\u201c\u2018") if before else ""
+    initial = len(last) == 1 and last.isalpha() and last.isupper() and last != "I"
+    numbered = last.isdigit() and before[-1:] == before  # "1." before an entry of a list
+    return not (after[0].islower() or initial or numbered or _ABBREVIATIONS.fullmatch(last))
+
+
+def _pieces(parts: list[str]) -> list[str] | None:
+    """Without blank ones at both ends; None where one in between is blank."""
+    parts = parts[1:] if parts and not parts[0].strip() else parts
+    parts = parts[:-1] if parts and not parts[-1].strip() else parts
+    return parts if all(part.strip() for part in parts) else None
+
+
+def _found(pattern: str, text: str, flags: int = 0) -> list[str]:
+    return [one.group() for one in re.finditer(pattern, text, flags)]
+
+
+def _latin(text: str) -> bool:
+    return all("LATIN" in unicodedata.name(one, "") for one in text if one.isalpha())
+
+
+# --- keywords ---------------------------------------------------------------------------------------------------------
+def existence(text: str, a: Arguments) -> bool:
+    """All keywords occur, as a part of a word if need be, in any case."""
+    return all(re.search(re.escape(one), text, re.IGNORECASE) for one in a["keywords"])
+
+
+def frequency(text: str, a: Arguments) -> bool:
+    many = len(re.findall(re.escape(a["keyword"]), text, re.IGNORECASE))
+    return compared(many, a["relation"], a["frequency"])
+
+
+def forbidden_words(text: str, a: Arguments) -> bool:
+    """None of them as a word of its own."""
+    return not any(re.search(rf"\b{re.escape(one)}\b", text, re.IGNORECASE) for one in a["forbidden_words"])
+
+
+def letter_frequency(text: str, a: Arguments) -> bool:
+    """The sign may be # or !, too."""
+    return compared(text.lower().count(a["letter"].lower()), a["let_relation"], a["let_frequency"])
+
+
+# --- lengths ----------------------------------------------------------------------------------------------------------
+def number_sentences(text: str, a: Arguments) -> bool:
+    return compared(sentences(text), a["relation"], a["num_sentences"])
+
+
+def number_words(text: str, a: Arguments) -> bool:
+    return compared(len(re.findall(r"\w+", text)), a["relation"], a["num_words"])
+
+
+def number_paragraphs(text: str, a: Arguments) -> bool:
+    """Paragraphs that the markdown divider *** separates; exactly so many."""
+    found = _pieces(re.split(r"\s?\*\*\*\s?", text))
+    return found is not None and len(found) == a["num_paragraphs"]
+
+
+def nth_paragraph_first_word(text: str, a: Arguments) -> bool:
+    """Paragraphs that blank lines separate; exactly so many, and the n-th begins with the word."""
+    found = [one.strip() for one in text.split("\n\n") if one.strip()]
+    if len(found) != a["num_paragraphs"] or not 1 <= a["nth_paragraph"] <= len(found):
+        return False
+    first = found[a["nth_paragraph"] - 1].split()[0].lstrip("'\"")
+    return re.split(r"[.,?!'\"]", first)[0].lower() == a["first_word"].lower()
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+def json_format(text: str, a: Arguments) -> bool:
+    """The whole answer is JSON, inside a fence or not."""
+    inner = re.sub(r"^```(?:json)?", "", text.strip(), flags=re.IGNORECASE).strip().removesuffix("```").strip()
+    try:
+        json.loads(inner)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def multiple_sections(text: str, a: Arguments) -> bool:
+    """At least so many headings such as "SECTION 3"."""
+    return len(re.findall(rf"\s?{re.escape(a['section_spliter'])}\s?\d+\s?", text)) >= a["num_sections"]
+
+
+def number_bullet_lists(text: str, a: Arguments) -> bool:
+    """Exactly so many lines that begin with * or -."""
+    stars = _found(r"^\s*\*[^*].*$", text, re.MULTILINE)
+    return len(stars) + len(_found(r"^\s*-.*$", text, re.MULTILINE)) == a["num_bullets"]
+
+
+def number_highlighted_sections(text: str, a: Arguments) -> bool:
+    """At least so many *highlights* or **highlights** that hold something."""
+    single = [one for one in _found(r"\*[^\n*]*\*", text) if one.strip("*").strip()]
+    double = [one for one in _found(r"\*\*[^\n*]*\*\*", text) if one.strip("*").strip()]
+    return len(single) + len(double) >= a["num_highlights"]
+
+
+def title(text: str, a: Arguments) -> bool:
+    return any(one.lstrip("<").rstrip(">").strip() for one in _found(r"<<[^\n]+>>", text))
+
+
+def constrained_response(text: str, a: Arguments) -> bool:
+    return any(f"My answer is {one}." in text for one in ("yes", "no", "maybe"))
+
+
+# --- content ----------------------------------------------------------------------------------------------------------
+def number_placeholders(text: str, a: Arguments) -> bool:
+    """At least so many [placeholders]."""
+    return len(_found(r"\[.*?\]", text)) >= a["num_placeholders"]
+
+
+def postscript(text: str, a: Arguments) -> bool:
+    """The marker occurs; "P.S." and "P.P.S" with or without blanks between the letters."""
+    marker = a["postscript_marker"].strip()
+    known = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
+    return re.search(known.get(marker, re.escape(marker.lower())), text.lower()) is not None
+
+
+def repeat_prompt(text: str, a: Arguments) -> bool:
+    return text.strip().lower().startswith(a["prompt_to_repeat"].strip().lower())
+
+
+def two_responses(text: str, a: Arguments) -> bool:
+    """Two different ones with ****** between."""
+    found = _pieces(text.split("******"))
+    return found is not None and len(found) == 2 and found[0].strip() != found[1].strip()
+
+
+def end_checker(text: str, a: Arguments) -> bool:
+    return text.strip().strip('"').lower().endswith(a["end_phrase"].strip().lower())
+
+
+def quotation(text: str, a: Arguments) -> bool:
+    """The whole answer stands in double quotation marks."""
+    whole = text.strip()
+    return len(whole) > 1 and whole[0] == whole[-1] == '"'
+
+
+# --- case and marks ---------------------------------------------------------------------------------------------------
+def english_capital(text: str, a: Arguments) -> bool:
+    return text.isupper() and _latin(text)
+
+
+def english_lowercase(text: str, a: Arguments) -> bool:
+    return text.islower() and _latin(text)
+
+
+def capital_word_frequency(text: str, a: Arguments) -> bool:
+    many = sum(word.isupper() for word in _WORD.findall(text))
+    return compared(many, a["capital_relation"], a["capital_frequency"])
+
+
+def no_comma(text: str, a: Arguments) -> bool:
+    return "," not in text
+
+
+RULES: Mapping[str, tuple[Rule, tuple[str, ...]]] = {  # the rule, and the arguments that it needs
+    "keywords:existence": (existence, ("keywords",)),
+    "keywords:frequency": (frequency, ("keyword", "relation", "frequency")),
+    "keywords:forbidden_words": (forbidden_words, ("forbidden_words",)),
+    "keywords:letter_frequency": (letter_frequency, ("letter", "let_relation", "let_frequency")),
+    "length_constraints:number_sentences": (number_sentences, ("relation", "num_sentences")),
+    "length_constraints:number_words": (number_words, ("relation", "num_words")),
+    "length_constraints:number_paragraphs": (number_paragraphs, ("num_paragraphs",)),
+    "length_constraints:nth_paragraph_first_word": (
+        nth_paragraph_first_word, ("num_paragraphs", "nth_paragraph", "first_word"),
+    ),
+    "detectable_format:json_format": (json_format, ()),
+    "detectable_format:multiple_sections": (multiple_sections, ("section_spliter", "num_sections")),
+    "detectable_format:number_bullet_lists": (number_bullet_lists, ("num_bullets",)),
+    "detectable_format:number_highlighted_sections": (number_highlighted_sections, ("num_highlights",)),
+    "detectable_format:title": (title, ()),
+    "detectable_format:constrained_response": (constrained_response, ()),
+    "detectable_content:number_placeholders": (number_placeholders, ("num_placeholders",)),
+    "detectable_content:postscript": (postscript, ("postscript_marker",)),
+    "combination:repeat_prompt": (repeat_prompt, ("prompt_to_repeat",)),
+    "combination:two_responses": (two_responses, ()),
+    "startend:end_checker": (end_checker, ("end_phrase",)),
+    "startend:quotation": (quotation, ()),
+    "change_case:english_capital": (english_capital, ()),
+    "change_case:english_lowercase": (english_lowercase, ()),
+    "change_case:capital_word_frequency": (capital_word_frequency, ("capital_relation", "capital_frequency")),
+    "punctuation:no_comma": (no_comma, ()),
+}  # fmt: skip
