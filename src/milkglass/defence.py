@@ -24,7 +24,8 @@ from milkglass.threat import Observation
 
 @dataclass(frozen=True)
 class Labelled:
-    """Texts with the class of each, or its score, for defences that are trained. pairs: the second texts, where there are some."""
+    """Texts with the class of each, or its score, for defences that are trained. pairs: the second texts, where there
+    are some."""
 
     texts: Sequence[str] = field(repr=False)
     labels: Sequence[int] | Sequence[float] = field(repr=False)

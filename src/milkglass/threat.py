@@ -4,7 +4,8 @@ A transcript is all that crossed to, or rests on, the server's side. An attack s
 knowledge and returns a guess; it never sees the truth. `score` does, and it alone.
 
 What this module does not know: any attack, any defence, the key. Public ids are the ids of the public tokenizer,
-scrambled ids those that crossed the wire; a vocabulary has n of each.
+scrambled ids those that crossed the wire; a vocabulary has n of each, or more scrambled ones, n', where a token has
+several (aliases). What is numbered by scrambled ids has n' rows, n where nothing else is said.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ class Observation(abc.ABC):  # noqa: B024 - a closed family: these five, and no 
 
 @dataclass(frozen=True)
 class Tokens(Observation):
-    """Scrambled ids that the client sent. purpose: "train", "infer", or "" where it is not known."""
+    """Scrambled ids that the client sent. purpose: "train", "infer", or "" where it is not known. types: of the same
+    shape, which of two texts each belongs to, where that was sent."""
 
     ids: Sequences
     purpose: str = ""
+    types: Sequences | None = None
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,14 @@ class Weights(Observation):
 
 @dataclass(frozen=True)
 class Activations(Observation):
-    """Hidden states after `layer` layers (0: the embeddings): `hidden` (total, d), a row a token of `lengths`."""
+    """Hidden states after `layer` layers (0: the embeddings): `hidden` (total, d), a row a token of `lengths`. pooled:
+    one row a text, and every length is 1.
+    """
 
     hidden: torch.Tensor
     lengths: Ids
     layer: int
+    pooled: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,8 @@ Kind = TypeVar("Kind", bound=Observation)
 
 @dataclass(frozen=True)
 class Transcript:
-    """All observations of one client, in the order in which they were made. size: n, how many ids there are. key_id:
-    the public identifier of the key, where it was recorded.
+    """All observations of one client, in the order in which they were made. size: n', how many scrambled ids there
+    are. key_id: the public identifier of the key, where it was recorded.
     """
 
     observations: tuple[Observation, ...]
@@ -181,7 +187,11 @@ class Knowledge:
 
     corpus: public text, in public ids, of the same kind as the client's or not. pairs: (p, 2) scrambled and public ids
     that leaked. candidates: what an earlier attack worked out. simulate: the same scheme under the attacker's own key
-    (Kerckhoffs): for a seed, the scrambled model and its map (n,) from public to scrambled ids.
+    (Kerckhoffs): for a seed, the scrambled model and its map (n,) from public to scrambled ids. observe: what the same
+    client half would send for these public ids, with the attacker's own draws from a seed. rehearse: what a sanitizer
+    makes of these public ids, with draws from a seed, and (total,) where each of them was sent, NO_BELIEF where
+    nowhere. aliases: how many scrambled ids each ordinary token has; shared: whether an id names a cluster and no
+    token: both are the scheme's (Kerckhoffs).
     """
 
     public_model: Model | None = None
@@ -190,6 +200,14 @@ class Knowledge:
     pairs: Ids | None = None
     candidates: Candidates | None = None
     simulate: Callable[[int], tuple[Model, Ids]] | None = None
+    observe: Callable[[Sequences, int], Activations] | None = None
+    rehearse: Callable[[Sequences, int], tuple[Sequences, Ids]] | None = None
+    aliases: int = 1
+    shared: bool = False
+
+    def tokens(self, size: int) -> int:
+        """n, how many public ids there are; size: how many scrambled ones, which is n where each token has one."""
+        return size if self.public_model is None else self.public_model.size
 
 
 # --- what is guessed --------------------------------------------------------------------------------------------------
@@ -286,6 +304,8 @@ _SAID: Mapping[str, str] = {
     "pairs": "no known plaintext leaked",
     "candidates": "no earlier attack found candidates",
     "simulate": "the scheme cannot be simulated under another key",
+    "observe": "no client half can be run on public text",
+    "rehearse": "no sanitizer stands in front",
 }
 
 
@@ -294,23 +314,26 @@ def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str
     if missing := attack.sees - transcript.kinds:
         names = ", ".join(sorted(one.__name__.lower() for one in missing))
         return f"the transcript holds no {names}"
+    if Weights in attack.sees and not any(one.model.has_table for one in transcript.all(Weights)):
+        return "the model on the server holds no table of embeddings"
     for name in sorted(attack.assumes):
         if getattr(knowledge, name) is None:
             return _SAID[name]
     if knowledge.corpus is not None and "corpus" in attack.assumes | attack.helped_by:
         ids = knowledge.corpus.ids
-        odd = ids[(ids < 0) | (ids >= transcript.size)]
+        size = knowledge.tokens(transcript.size)
+        odd = ids[(ids < 0) | (ids >= size)]
         if len(odd):
-            return f"an id of {odd[0]} in the public text, in a vocabulary of {transcript.size}"
+            return f"an id of {odd[0]} in the public text, in a vocabulary of {size}"
     return attack.refuses(transcript, knowledge)
 
 
 # --- what is true -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Truth:
-    """inverse: (n,) the public id behind each scrambled id. ordinary: (n,) by public id, false for special tokens and
-    for rows without a token: these are never counted. content: (n,) by public id, see `content_tokens`. read: public
-    ids to text.
+    """inverse: (n',) the public id behind each scrambled id; of several tokens that one id stands for, one. ordinary:
+    (n,) by public id, false for special tokens and for rows without a token: these are never counted. content: (n,) by
+    public id, see `content_tokens`. read: public ids to text.
     """
 
     inverse: Ids
@@ -319,10 +342,19 @@ class Truth:
     read: Callable[[Ids], str]
     sent: Sequences  # scrambled ids of all that was sent
     original: Sequences | None = None  # public ids of the same, where the map alone does not give them
+    origin: Ids | None = None  # (total of original,) where each was sent, NO_BELIEF where nowhere; None: in its place
 
     @property
     def tokens(self) -> Sequences:
         return self.original if self.original is not None else self.sent.mapped(self.inverse)
+
+    def readings(self, guess: Guess) -> Ids:
+        """(total, k): what the guess says of each of `tokens`."""
+        places = guess.at(self.sent)
+        if self.origin is None:
+            return places
+        lost = np.full((1, places.shape[1]), NO_BELIEF, np.int64)  # the last row, which NO_BELIEF picks
+        return np.concatenate([places, lost])[self.origin]
 
 
 def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150) -> NDArray[np.bool_]:
@@ -349,7 +381,7 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
     if guess.bags is not None:
         bags = tuple(bag[truth.ordinary[bag]] for bag in guess.bags)
         return Recovery(recovery.bags(bags, sent.kept(counted), rng))
-    places = guess.at(truth.sent)
+    places = truth.readings(guess)
     found: dict[str, Interval] = {}
     for name, which in (("tokens", counted), ("content", counted & truth.content[sent.ids])):
         found |= {f"{name} top-{k}": one for k, one in recovery.tokens(places, sent, which, rng).items()}

@@ -53,7 +53,13 @@ NOT_HERE = {  # what it takes is not in the transcript of one uploaded model and
     "tuned-rows": "no model both before and after fine-tuning",
     "era": "holds no outputs",
     "era+": "holds no outputs",
+    "near-hidden": "holds no activations",
+    "invert-hidden": "holds no activations",
+    "hidden-words": "holds no activations",
     "known-weight": "the layers are the public ones",
+    "channel": "no sanitizer stands in front",
+    "mean-solve": "each row is a mixture of its own",
+    "text-in-context": "an id is the same token wherever it occurs",
 }
 NOT_ON_SOME = {"language-model": "without its tokenizer"}  # numbers of its own need one of their own
 RUNS_MODELS = ("mlc", "sda", "invbert", "language-model")  # minutes: in the slow suite, on 2,000 tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -656,3 +657,52 @@ def test_obfuscate_in_bands(encoder: Owner, tmp_path: Path) -> None:
     found = document(call(*run, "--bands", 2, "--band-text", text, "--json"))
     assert found["scheme"]["bands"] == {"factor": 2}, "and nothing of what was counted"
     assert call("verify", tmp_path / "out", "--key", tmp_path / "k").exit_code == 0
+
+
+def test_obfuscate_with_aliases(encoder: Owner, tmp_path: Path) -> None:
+    key, out = tmp_path / "e.mgkey", tmp_path / "e"
+    result = call("obfuscate", encoder.model, out, "--key", key, *SMALL, "--aliases", 2)
+    assert result.exit_code == 0, result.stderr
+    assert "300 tokens permuted, under 596 ids" in result.output
+    assert call("verify", out, "--key", key).exit_code == 0
+    sent = [call("encode", "--key", key, SECRET + " calls the nurse").stdout for _ in range(2)]
+    assert sent[0] != sent[1], "the same text is sent as other ids"
+    for one in sent:
+        assert SECRET in call("decode", "--key", key, *re.findall(r"\d+", one)).stdout
+    refused(call("obfuscate", encoder.model, tmp_path / "o", "--key", key, "--aliases", 3), 2, "aliases = 2, not 3")
+    refused(
+        call("obfuscate", encoder.model, tmp_path / "o", "--key", tmp_path / "k", "--aliases", 1), 2, "from 2 to 16"
+    )
+
+
+def test_obfuscate_with_shared_rows(encoder: Owner, decoder: Owner, tmp_path: Path) -> None:
+    key = tmp_path / "shared.mgkey"
+    result = call("obfuscate", encoder.model, tmp_path / "out", "--key", key, *SMALL, "--rows", "shared")
+    assert result.exit_code == 0 and "one row a cluster" in result.output, result.stderr
+    assert call("verify", tmp_path / "out", "--key", key).exit_code == 0
+    refused(call("decode", "--key", key, "5"), 5, "an id names a cluster of tokens")
+    run = ("obfuscate", decoder.model, tmp_path / "o", "--key", tmp_path / "k", *SMALL, "--rows", "shared")
+    refused(call(*run), 3, "rows = shared is for models that read")
+    assert not (tmp_path / "k").exists()
+
+
+def test_a_key_for_a_job(encoder: Owner, tmp_path: Path) -> None:
+    child = tmp_path / "march.mgkey"
+    run = ("key", "for-job", encoder.path, "march", "--out", child)
+    told = document(call(*run, "--json"))
+    assert told["key_id"] == read_key(child, PASSPHRASE).identifier != encoder.key.identifier
+    assert told["clusters"] == "kept"
+    refused(call(*run), 4, "exists already")
+    assert call("obfuscate", encoder.model, tmp_path / "out", "--key", child).exit_code == 0
+    assert call("verify", tmp_path / "out", "--key", child).exit_code == 0
+    refused(call("verify", tmp_path / "out", "--key", encoder.path), 4, "another key")
+    count = len(call("encode", "--key", child, "the nurse calls").stdout.split())
+    assert count
+    ours, above = (document(call("key", "status", one, "--json")) for one in (child, encoder.path))
+    assert ours["parent"] == str(encoder.path) and ours["tokens"] > 0
+    assert above["jobs"] == {"march.mgkey": ours["tokens"]}
+    assert f"made for a job from {encoder.path}" in call("key", "status", child).stdout
+    assert "under 1 keys made from it for jobs" in call("key", "status", encoder.path).stdout
+    again = tmp_path / "again.mgkey"
+    document(call("key", "for-job", encoder.path, "march", "--out", again, "--clusters", "new", "--json"))
+    assert read_key(again, PASSPHRASE).root == read_key(child, PASSPHRASE).root

@@ -11,12 +11,17 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "milkglass"
 ROOMS = {  # a room (or file), and what it must not import
-    "server": ("client", "schemes", "attacks", "cli", "demo", "experiments"),
-    "attacks": ("client", "schemes", "server", "cli", "demo", "experiments"),
+    "server": ("client", "schemes", "sanitizers", "encoders", "attacks", "cli", "demo", "experiments"),
+    "attacks": (
+        *("client", "schemes", "sanitizers", "encoders", "defence", "defences"),
+        *("server", "cli", "demo", "experiments"),
+    ),
     "schemes": ("client", "server", "attacks", "cli", "demo", "experiments", "architectures", "models"),
     "architectures": ("client", "schemes", "server", "attacks", "cli", "demo", "experiments"),
     "datasets": ("server", "attacks", "schemes", "cli", "demo", "experiments"),
     "sanitizers": ("client", "server", "attacks", "schemes", "cli", "demo", "experiments"),
+    "encoders": ("server", "attacks", "schemes", "sanitizers", "cli", "demo", "experiments", "audit"),
+    "defence.py": ("client", "schemes", "sanitizers", "encoders", "server", "attacks", "cli", "experiments"),
     "metrics": ("client", "server", "attacks", "schemes", "cli", "demo", "experiments"),
     "client": ("server.app", "server.training", "attacks", "cli", "demo", "experiments"),
     "checkpoint.py": ("client", "schemes", "server", "attacks", "architectures", "cli"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,12 +47,21 @@ def table_of(base: Checkpoint, key: Key) -> torch.Tensor:
     return found.rows[of(base).table].rows(0, len(key.sigma))
 
 
+def test_the_lowest_id_of_a_cluster_is_its_seed_no_more_than_any_other(bert: Checkpoint) -> None:
+    """Only keys of before begin clusters in the order of the scrambled ids."""
+    key = made(bert, ObfusLM(4, 0.1, 0.9))
+    assert visited(key).tolist() != np.argsort(key.sigma).tolist()
+    assert sorted(visited(key).tolist()) == list(range(len(key.sigma)))
+    old = replace(key, about={name: value for name, value in key.about.items() if name != "order"})
+    assert visited(old).tolist() == np.argsort(key.sigma).tolist()
+
+
 # --- against the literal program --------------------------------------------------------------------------------------
 def test_a_key_with_aliases_has_known_answers() -> None:
     root, digest = bytes.fromhex(VECTOR["root"]), VECTOR["model_digest"]
     slots = Slots.of(9, VECTOR["copies"], VECTOR["single"])
     assert list(zip(slots.origin.tolist(), slots.copy.tolist(), strict=True)) == [tuple(one) for one in VECTOR["slots"]]
-    about = {"slots": {"copies": VECTOR["copies"], "single": VECTOR["single"]}, "scheme": {}}
+    about = {"slots": {"copies": VECTOR["copies"], "single": VECTOR["single"]}, "scheme": {}, "order": "own"}
     key = Key.new(digest, len(slots.origin), (4,), about, permutation, root)
     assert key.sigma.tolist() == VECTOR["sigma"]
     assert (key.slots.origin == slots.origin).all() and key.slots.tokens == 9
@@ -206,7 +216,7 @@ def test_bands_hold_for_aliases_too(bert: Checkpoint) -> None:
 # --- off by default, refusals -----------------------------------------------------------------------------------------
 def test_options_that_are_off_are_not_in_the_key(bert: Checkpoint) -> None:
     about = made(bert, ObfusLM(4, 0.1, 0.9)).about
-    assert set(about) == {"model", "kind", "tokenizer_sha256", "scheme", "labels"}
+    assert set(about) == {"model", "kind", "tokenizer_sha256", "scheme", "labels", "order"}
     assert set(about["scheme"]) == {"name", "k", "epsilon", "beta", "leftover", "cluster_special"}
 
 

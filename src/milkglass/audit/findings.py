@@ -58,7 +58,7 @@ def warnings(scene: Scene, cells: tuple[Cell, ...], spent: Mapping[str, Mapping[
     """All that apply, the gravest first."""
     best = strongest(cells)
     found = [
-        _running(best, spent),
+        _running(scene, best, spent),
         _clusters(cells),
         _budget(spent),
         _classes(best),
@@ -73,15 +73,32 @@ def warnings(scene: Scene, cells: tuple[Cell, ...], spent: Mapping[str, Mapping[
     return tuple(one for one in found if one is not None)
 
 
-def _running(best: Cell | None, spent: Mapping[str, Mapping[str, int]]) -> Warning_ | None:
+def _why(scene: Scene) -> str:
+    """What the ids give away."""
+    if scene.promise.shared:
+        return (
+            "An id names a cluster and no token. Which of its tokens stands at a place is told by the clusters beside "
+            "it, each text by itself."
+        )
+    if scene.promise.aliases > 1:
+        return (
+            f"Each token has {scene.promise.aliases} scrambled ids for as long as the key is used. Counts are spread "
+            "over them, and each still has its token's neighbours: all texts under one key are one cipher."
+        )
+    return (
+        "Each token has one scrambled id for as long as the key is used. So all texts under one key are one "
+        "substitution cipher, and frequencies and neighbours solve it, jointly over everything that was sent."
+    )
+
+
+def _running(scene: Scene, best: Cell | None, spent: Mapping[str, Mapping[str, int]]) -> Warning_ | None:
     if best is None or best.value("content top-1") < 0.1:
         return None
     return Warning_(
         "An attacker reads your text",
         f"the strongest attack ({best.title}) reads 10 % or more of the content tokens: here "
         f"{best.measures['content top-1']}",
-        "Each token has one scrambled id for as long as the key is used. So all texts under one key are one "
-        "substitution cipher, and frequencies and neighbours solve it, jointly over everything that was sent.",
+        _why(scene),
         "What must not be read must not be sent: leave it out, or replace it before encoding. A larger k or a smaller "
         "epsilon moves this figure by a few points only. "
         + (

@@ -240,7 +240,7 @@ class _Runner:
         seconds = time.monotonic() - started
         truth, rng = self.scene.truth_about(attack.of_outputs), np.random.default_rng(self.seed)
         recovery = score(guess, truth, rng)
-        reading = None if guess.bags is not None else guess.at(truth.sent)[:, 0]
+        reading = None if guess.bags is not None else truth.readings(guess)[:, 0]
         sent = reading is not None and not attack.of_outputs
         return replace(
             blank,
@@ -257,7 +257,7 @@ def by_class(scene: Scene, reading: Ids, rng: np.random.Generator) -> dict[str, 
     """The share of each class of tokens that was read rightly; classes that do not occur are left out."""
     sent = scene.truth.tokens
     counted: NDArray[np.bool_] = scene.truth.ordinary[sent.ids]
-    which = classes(scene.texts, scene.content, sent.counts(scene.transcript.size))
+    which = classes(scene.texts, scene.content, sent.counts(len(scene.content)))
     found: dict[str, Interval] = {}
     for number, name in enumerate(CLASSES):
         inside = counted & (which == number)

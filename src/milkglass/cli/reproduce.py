@@ -32,6 +32,9 @@ def reproduce(
     at_once: Annotated[
         int, typer.Option("--at-once", min=1, max=64, help="Variants trained side by side, sharing the cores.")
     ] = 2,
+    cache: Annotated[
+        Path | None, typer.Option("--cache", help="Where trained cells of comparisons lie, for several recipes.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a recipe, and write its figures beside the paper's: NAME.json, NAME.md and NAME.html in the run folder."""
@@ -47,7 +50,7 @@ def reproduce(
             note(f"  {words}")
 
     try:
-        found = run(recipe, data, out, quick, at_once, tell)
+        found = run(recipe, data, out, quick, at_once, tell, cache)
     except KeyboardInterrupt:
         if out.exists():
             note(f"stopped; what was finished is kept in {out}, the same command again goes on")

@@ -35,6 +35,8 @@ from milkglass.schemes.scheme import Scheme
 from milkglass.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, Staging, index_of, resized, rewrite, write_delta
 from milkglass.tensorfile import Rows, TensorRef, has_notes, read_bytes, read_header
 
+ORDER, OWN = "order", "own"  # what a key says of the order in which clusters are begun
+
 Stage = Callable[[str, int], Callable[[int], None]]  # a stage's name and size; told what was just done
 
 
@@ -92,6 +94,7 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
         "tokenizer_sha256": tokenizer_digest(base.folder),
         "scheme": scheme.told(),
         "labels": None,
+        ORDER: OWN,
     }
     size = n = architecture.vocab_size
     if scheme.copies > 1:
@@ -106,11 +109,11 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
 def visited(key: Key) -> NDArray[np.int64]:
     """(n,) the tokens in the order in which clusters are begun.
 
-    A plain key visits them by their scrambled ids, so that the lowest id of a cluster is its seed, which lies nearest
-    to the middle: whoever solved the clusters learns a little of the order inside. Keys with aliases, shared rows or a
-    job's name came later, and visit in an order of their own; the others must give the same clusters for ever.
+    In an order of their own. Keys of before that was so visit them by their scrambled ids: the lowest id of a cluster
+    is then its seed, which lies nearest to the middle, and whoever solved the clusters learns a little of the order
+    inside. They must give the same clusters for ever.
     """
-    if key.about.keys() & {"slots", "job"} or key.shares:
+    if key.about.get(ORDER) == OWN:
         own = subkey(key.root, key.model_digest, "order/embedding")
         return permutation(own, len(key.first)).astype(np.int64)
     return np.argsort(key.first).astype(np.int64)

@@ -25,12 +25,11 @@ from milkglass.audit.scene import Scene, assemble
 from milkglass.audit.texts import encoded
 from milkglass.audit.work import Work, private_folder
 from milkglass.checkpoint import Checkpoint
-from milkglass.client.codec import Codec
 from milkglass.client.dataset import Example
 from milkglass.errors import UsageError
 from milkglass.experiments import result, sources
 from milkglass.experiments.named import Entries, kinds
-from milkglass.experiments.recipe import made, require_same_run, seeded_key
+from milkglass.experiments.recipe import made, require_same_run, seeded_codec, seeded_key
 from milkglass.experiments.settings import made_of, settings
 from milkglass.models import resolve
 from milkglass.schemes.catalogue import scheme_of_recipe
@@ -88,7 +87,7 @@ def measure(recipe: AttackRecipe, data: Path, out: Path, tell: Tell = lambda wor
     for name, parameters in recipe.variants.items():
         tell(f"{name}: {len(private):,} private texts, {len(kinds(recipe.attacks))} attacks")
         key = seeded_key(base, recipe.model, digest, recipe.seed, scheme_of_recipe(parameters))
-        codec = Codec.open(key, folder)
+        codec = seeded_codec(key, folder, "attacks")
         texts = encoded(codec, private)
         known = {who: encoded(codec, some).original for who, some in public.items()}
         scene = assemble(key, codec, base, texts, known, leaked=shared)

@@ -29,13 +29,14 @@ def measure(base: Checkpoint, variants: list[Variant], statuses: dict[str, Statu
         suffix = "" if len(variants) == 2 else f", {variant.name}"
         loss = found[f"accuracy, {plain.name}"] - found[f"accuracy, {variant.name}"]
         scrambled = Checkpoint.open(variant.model)
-        guesses = nearest(scrambled.read(of(scrambled).table), table, 3)[torch.from_numpy(variant.key.sigma).long()]
-        hits = guesses == torch.arange(len(table))[:, None]
+        hits = nearest(scrambled.read(of(scrambled).table), table, 3) == torch.from_numpy(variant.key.inverse)[:, None]
         found |= {
             f"accuracy loss{suffix}": loss,
             f"knn top-1{suffix}": float(hits[:, 0].float().mean()),
             f"knn top-3{suffix}": float(hits.any(1).float().mean()),
         }
+        if variant.key.shares:
+            continue  # an id is no token, so the training data doesn't say how often each token was sent
         counts = running_counts(variant)
         for name, hit in (("knn running top-1", hits[:, 0]), ("knn running top-3", hits.any(1))):
             found[f"{name}{suffix}"] = float((hit * counts).sum() / counts.sum())
@@ -43,11 +44,11 @@ def measure(base: Checkpoint, variants: list[Variant], statuses: dict[str, Statu
 
 
 def running_counts(variant: Variant) -> torch.Tensor:
-    """(n,) how often each original id occurs in the training data, special tokens left out."""
+    """(n',) how often each scrambled id occurs in the training data, special tokens left out."""
     column = pq.read_table(variant.job / "train.parquet", columns=["input_ids"])["input_ids"]
-    scrambled = np.bincount(column.combine_chunks().values.to_numpy(), minlength=len(variant.key.sigma))
-    counts = scrambled[variant.key.sigma]
-    counts[reserved_ids(Checkpoint.open(resolve(variant.key.about["model"])), len(counts))] = 0
+    counts = np.bincount(column.combine_chunks().values.to_numpy(), minlength=len(variant.key.sigma))
+    special = reserved_ids(Checkpoint.open(resolve(variant.key.about["model"])), len(variant.key.first))
+    counts[variant.key.first[special]] = 0
     return torch.from_numpy(counts)
 
 

@@ -35,7 +35,7 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.dataset import read_examples
 from milkglass.experiments import sources
-from milkglass.experiments.recipe import Recipe, Variant
+from milkglass.experiments.recipe import Recipe, Variant, seeded_codec
 from milkglass.modelview import Model
 from milkglass.sequences import Sequences
 from milkglass.server.data import Collate, Rows
@@ -68,7 +68,7 @@ def measure(
     held_out = sources.as_file(data, recipe.data["validation"], out / "data")
     for variant in variants:
         tell(f"{variant.name}: answers before and after, and what attackers read of them")
-        codec = Codec.open(variant.key, base.folder)
+        codec = seeded_codec(variant.key, base.folder, "evaluation")
         for when, folder in (("before", variant.model), ("after", variant.job / "result")):
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
             rows = Rows(variant.job / "validation.parquet", "causal-lm", recipe.training.max_length)
@@ -145,9 +145,9 @@ def read(recipe: Recipe, base: Checkpoint, variant: Variant, codec: Codec, made:
             Weights(Model.open(variant.job / "result"), tuned=True),
             Outputs(made.ids, made.prompts),
         ),
-        len(codec.sigma),
+        len(codec.inverse),
     )
-    knowledge = Knowledge(public_model=Model.open(base.folder))
+    knowledge = Knowledge(public_model=Model.open(base.folder), aliases=variant.key.slots.copies)
 
     def rng() -> np.random.Generator:
         return np.random.default_rng(recipe.seed)

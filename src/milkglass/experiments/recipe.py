@@ -97,6 +97,12 @@ def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: Schem
     return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))
 
 
+def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
+    """Where a token has several ids, which of them is taken follows from the key, so that a run gives the same data
+    again. purpose: each has draws of its own, whatever of a run was done before it was stopped."""
+    return Codec.open(key, folder, key.stream(f"choices/{purpose}").uniform)
+
+
 def prepare(
     recipe: Recipe, data: Path, out: Path, threads: int | None, tell: Tell = lambda words: None
 ) -> tuple[Checkpoint, list[Variant]]:
@@ -150,12 +156,12 @@ def _write_job(
     recipe: Recipe, base: Checkpoint, texts: Mapping[str, Path], variant: Variant, threads: int | None
 ) -> None:
     variant.job.mkdir(parents=True, exist_ok=True)
-    codec = Codec.open(variant.key, base.folder)
     paths = {split: variant.job / f"{split}.parquet" for split in SPLITS}
     labelled = recipe.kind == "classification"
     numbers = sources.numbers(recipe.data["train"], texts["train"]) if labelled else None
     for split, path in paths.items():
         if not path.is_file():
+            codec = seeded_codec(variant.key, base.folder, split)
             write_parquet(codec, texts[split], path, numbers, recipe.training.max_length)
     spec = JobSpec(
         model=str(variant.model),
@@ -175,20 +181,25 @@ def train(variants: list[Variant], at_once: int, tell: Tell = lambda words: None
 
 
 def _train_one(variant: Variant, tell: Tell) -> Status:
-    status = variant.job / "status.json"
+    return run_job(variant.job, lambda words: tell(f"{variant.name}: {words}"))
+
+
+def run_job(job: Path, tell: Tell) -> Status:
+    """Run the job of this folder with the server's own worker, unless it was run to its end."""
+    status = job / "status.json"
     if status.is_file() and Status.model_validate_json(status.read_text("utf-8")).state != "succeeded":
         status.unlink()  # what failed is tried again
     if not status.is_file():
-        with (variant.job / "worker.log").open("ab") as log:
-            command = [sys.executable, "-m", "milkglass.server.training", str(variant.job)]
+        with (job / "worker.log").open("ab") as log:
+            command = [sys.executable, "-m", "milkglass.server.training", str(job)]
             environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
             with subprocess.Popen(command, stdout=log, stderr=log, env=environment) as worker:
-                follow(worker, variant.job / "events.jsonl", lambda words: tell(f"{variant.name}: {words}"))
+                follow(worker, job / "events.jsonl", tell)
     if not status.is_file():
-        raise JobFailed(f"the training of {variant.name} was stopped", "run the recipe again: it goes on")
+        raise JobFailed(f"the training in {job} was stopped", "run the recipe again: it goes on")
     found = Status.model_validate_json(status.read_text("utf-8"))
     if found.state != "succeeded":
-        raise JobFailed(f"the training of {variant.name} {found.state}: {found.error}", "see its worker.log")
+        raise JobFailed(f"the training in {job} {found.state}: {found.error}", "see its worker.log")
     return found
 
 

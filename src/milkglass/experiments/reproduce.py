@@ -16,21 +16,34 @@ TRAININGS = ("classification", "generation")
 
 
 def reproduce(
-    path: Path, data: Path, out: Path, quick: bool = False, at_once: int = 2, tell: Tell = lambda words: None
+    path: Path,
+    data: Path,
+    out: Path,
+    quick: bool = False,
+    at_once: int = 2,
+    tell: Tell = lambda words: None,
+    cache: Path | None = None,
 ) -> Path:
     """RUN/NAME.json, with NAME.md and NAME.html beside it; of a quick run NAME.quick.json and so on.
 
-    at_once: variants trained side by side, sharing the cores. Raises UsageError for a recipe, data or folder that
+    at_once: variants trained side by side, sharing the cores. cache: where the trained cells of comparisons lie, for
+    several recipes; None: in the run folder. Raises UsageError for a recipe, data or folder that
     cannot be, JobFailed for a training that failed.
     """
     kind = settings(path, quick).get("kind")
-    if kind not in ("attacks", *TRAININGS):
-        raise UsageError(f"{path.name} is of the kind {kind!r}", f"known: attacks, {', '.join(TRAININGS)}")
+    known = (*ALONE, *TRAININGS, "comparison")
+    if kind not in known:
+        raise UsageError(f"{path.name} is of the kind {kind!r}", f"known: {', '.join(known)}")
+    if cache is not None and kind != "comparison":
+        raise UsageError(f"{path.name} has no cells to share: it is of the kind {kind}", "leave out --cache")
     if not data.is_dir():
         raise UsageError(f"there is no folder {data}", "give --data the folder that the recipe's data paths start from")
-    result = (
-        _attack(path, data, out, quick, tell) if kind == "attacks" else _train(path, data, out, quick, at_once, tell)
-    )
+    if kind in ALONE:
+        result = ALONE[kind](path, data, out, quick, tell)
+    elif kind == "comparison":
+        result = _compare(path, data, out, quick, at_once, tell, cache)
+    else:
+        result = _train(path, data, out, quick, at_once, tell)
     table.write(result)
     return result
 
@@ -40,6 +53,31 @@ def _attack(path: Path, data: Path, out: Path, quick: bool, tell: Tell) -> Path:
 
     recipe = attacks.AttackRecipe.read(path, quick)
     return attacks.write_result(recipe, out, attacks.measure(recipe, data, out, tell))
+
+
+def _bilstm(path: Path, data: Path, out: Path, quick: bool, tell: Tell) -> Path:
+    from milkglass.experiments import bilstm
+
+    recipe = bilstm.BiLSTMRecipe.read(path, quick)
+    return bilstm.write_result(recipe, out, bilstm.measure(recipe, data, out, tell))
+
+
+def _overhead(path: Path, data: Path, out: Path, quick: bool, tell: Tell) -> Path:
+    from milkglass.experiments import overhead
+
+    recipe = overhead.OverheadRecipe.read(path, quick)
+    return overhead.write_result(recipe, out, overhead.measure(recipe, data, out, tell))
+
+
+def _compare(path: Path, data: Path, out: Path, quick: bool, at_once: int, tell: Tell, cache: Path | None) -> Path:
+    from milkglass.experiments import comparison
+
+    recipe = comparison.Comparison.read(path, quick)
+    found, cells = comparison.measure(recipe, data, out, cache, at_once, tell)
+    return comparison.write_result(recipe, out, found, cells)
+
+
+ALONE = {"attacks": _attack, "bilstm": _bilstm, "overhead": _overhead}  # one process, one thing after the other
 
 
 def _train(path: Path, data: Path, out: Path, quick: bool, at_once: int, tell: Tell) -> Path:

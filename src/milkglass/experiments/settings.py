@@ -4,6 +4,7 @@
     rows = 1000                          a value in place of the recipe's
     training.max_steps = 150             one entry of a table, the others stay
     variants = ["k=10, eps=1"]           of a table only the entries of these names
+    only.data = ["sst2"]                 the same, of a table of which entries are changed as well
 
 A quick run is never taken for a full one: its name ends in ".quick", and so do its files and what its folder says of
 itself. What a full run is asked for does not hold for it; only [quick.asked] does.
@@ -29,10 +30,14 @@ MILDER = (
     "attacks",
     "public",
     "variants",
+    "defences",
+    "seeds",
+    "attacked",
     "data",
     "training",
     "evaluation",
     "asked",
+    "only",
 )
 
 Made = TypeVar("Made")
@@ -54,7 +59,8 @@ def settings(path: Path, quick: bool = False) -> dict[str, Any]:
     if strange := [key for key in less if key not in MILDER]:
         raise UsageError(f"[quick] must not change {strange[0]}", f"it may change: {', '.join(MILDER)}")
     kept = {key: value for key, value in raw.items() if key != "asked"}
-    return {**laid_over(kept, less), "name": path.stem + QUICK, "quick": less}
+    changes = {key: value for key, value in less.items() if key != "only"}
+    return {**laid_over(laid_over(kept, changes), less.get("only", {})), "name": path.stem + QUICK, "quick": less}
 
 
 def laid_over(raw: Mapping[str, Any], less: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +68,7 @@ def laid_over(raw: Mapping[str, Any], less: Mapping[str, Any]) -> dict[str, Any]
     for key, value in less.items():
         there = raw.get(key)
         if isinstance(there, dict) and isinstance(value, dict):
-            found[key] = {**there, **value}
+            found[key] = laid_over(there, value)
         elif isinstance(there, dict) and isinstance(value, list):
             if lost := [name for name in value if name not in there]:
                 raise UsageError(f"[quick] names {lost[0]!r}, which {key} has not", f"it has: {', '.join(there)}")

@@ -110,6 +110,13 @@ class TextSanitizer:
 
     def texts(self, texts: Sequence[str], rng: np.random.Generator, tally: Tally | None = None) -> list[str]:
         """Each text sanitized, in order. The words of all of them are drawn together."""
+        return ["".join(after) for _, after in self.parts(texts, rng, tally)]
+
+    def parts(
+        self, texts: Sequence[str], rng: np.random.Generator, tally: Tally | None = None
+    ) -> list[tuple[list[str], list[str]]]:
+        """Each text as it was and as it is now, part for part: what stands between at even places, words at odd ones.
+        So it can be told which piece of the one came of which piece of the other."""
         parts = [self.reader.split(text) for text in texts]
         found = [word for one in parts for word in one[1::2]]
         codes = self.reader.codes(found)
@@ -123,7 +130,7 @@ class TextSanitizer:
             tally.texts += len(texts)
             self._count(tally, codes, drawn, self._changed(codes, after, drawn, found, out))
         ready = iter(out)
-        return [_joined(one, ready) for one in parts]
+        return [(one, _replaced(one, ready)) for one in parts]
 
     def prepare(self) -> None:
         """Work out now what draws need, so that copies of this object have it."""
@@ -178,11 +185,11 @@ class TextSanitizer:
         return kinds
 
 
-def _joined(parts: list[str], ready: Iterator[str]) -> str:
+def _replaced(parts: list[str], ready: Iterator[str]) -> list[str]:
     """The odd parts replaced by the next ready words."""
     out = [words.plain_space(parts[0])]
     last = len(parts) - 2
     for at in range(1, len(parts), 2):
         out.append(next(ready))
         out.append(words.plain_space(parts[at + 1]) if parts[at + 1] or at == last else " ")
-    return "".join(out)
+    return out

@@ -1,0 +1,1 @@
+"""Attacks on words that were replaced by others before they were sent."""

@@ -1,0 +1,111 @@
+"""Every sanitizer as a defence: the model and the ids are the public ones, the words are others.
+
+Draws are made with a generator of the secret and of the texts: the same texts give the same words again, so sending
+them twice gives nobody a second draw. A sanitizer that must know how often words occur counts the corpus; the counts
+are saved with the client half.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.codec import Codec
+from milkglass.client.tables import copied, key_from, unreadable
+from milkglass.client.tokens import TokenClient, TokenServer, read_saved
+from milkglass.defence import Defence, Labelled
+from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
+from milkglass.paper import Paper
+from milkglass.sanitizers.glove import read_glove
+from milkglass.sanitizers.methods import Method
+from milkglass.sanitizers.table import Table
+from milkglass.sanitizers.text import Reader, TextSanitizer
+from milkglass.sanitizers.vocabulary import words_of_model
+
+COUNTS = "counts.safetensors"
+
+
+@dataclass(frozen=True)
+class SanitizedClient(TokenClient):
+    """counts: (n,) how often the corpus has each word of the table, where that was counted."""
+
+    sanitizer: TextSanitizer = field(repr=False)
+    counts: NDArray[np.int64] | None = field(default=None, repr=False)
+
+    def before(self, texts: Sequence[str]) -> list[str]:
+        return ["".join(after) for _, after in self.parts(texts)]
+
+    def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+        """See `TextSanitizer.parts`."""
+        return self.sanitizer.parts(texts, self._generator(texts))
+
+    def _generator(self, texts: Sequence[str]) -> np.random.Generator:
+        whole = hashlib.sha256(b"milkglass sanitizer\0" + self.secret)
+        for text in texts:
+            whole.update(hashlib.sha256(text.encode()).digest())
+        return np.random.default_rng(int.from_bytes(whole.digest(), "big"))
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        if self.counts is not None:
+            save_file({"counts": self.counts}, folder / COUNTS)
+            (folder / COUNTS).chmod(0o600)
+
+
+@dataclass(frozen=True)
+class SanitizerDefence(Defence):
+    """method: the mechanism and its parameters. words: a GloVe file, or None for the model's own whole words."""
+
+    method: Method
+    words: Path | None = None
+
+    name: ClassVar[str] = "sanitizer"
+    paper: ClassVar[Paper | None] = None
+
+    @property
+    def guarantee(self) -> str | None:
+        """What is proved depends on the table: `TextSanitizer.guarantee` of the client half says it."""
+        return None
+
+    def refuses(self, base: Checkpoint) -> str | None:
+        return unreadable(base)
+
+    def split(
+        self, base: Checkpoint, corpus: Labelled | None, secret: bytes, folder: Path
+    ) -> tuple[SanitizedClient, TokenServer]:
+        if reason := self.refuses(base):
+            raise UnsupportedModel(reason, "choose another model")
+        table, counts = self._table(base), None
+        if self.method.needs_counts:
+            if corpus is None:
+                raise UsageError(f"{self.method.name} must know how often words occur", "give a corpus")
+            counts = Reader(table).counts([*corpus.texts, *(corpus.pairs or ())])
+        copied(base, folder)
+        return self._client(base, table, counts, secret), TokenServer(folder)
+
+    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[SanitizedClient, TokenServer]:
+        secret, told = read_saved(client)
+        if told != self._told():
+            raise KeyFileError(f"{client} is of another defence than this one", "give the parameters that made it")
+        counts = load_file(client / COUNTS)["counts"] if self.method.needs_counts else None
+        return self._client(base, self._table(base), counts, secret), TokenServer(server)
+
+    def _table(self, base: Checkpoint) -> Table:
+        return words_of_model(base.folder, "the model") if self.words is None else read_glove(self.words)
+
+    def _client(
+        self, base: Checkpoint, table: Table, counts: NDArray[np.int64] | None, secret: bytes
+    ) -> SanitizedClient:
+        codec = Codec.open(key_from(base, None, secret), base.folder)
+        return SanitizedClient(codec, secret, self._told(), self.method.over(table, counts), counts)
+
+    def _told(self) -> dict[str, Any]:
+        return {"name": self.name, "words": None if self.words is None else self.words.name, **self.method.document()}

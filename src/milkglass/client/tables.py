@@ -1,0 +1,145 @@
+"""Every scheme that rewrites tables, and no defence at all, as defences: the scrambled checkpoint and its codec."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from milkglass.architectures import of
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.codec import Codec
+from milkglass.client.key import Key
+from milkglass.client.scramble import new_key, scheme_of, scramble
+from milkglass.client.tokens import TokenClient, TokenServer, read_saved
+from milkglass.defence import Defence, Labelled
+from milkglass.errors import UnsupportedModel, UsageError
+from milkglass.paper import Paper
+from milkglass.schemes.bands import Bands
+from milkglass.schemes.catalogue import scheme_named
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.schemes.scheme import Scheme
+
+
+@dataclass(frozen=True)
+class TableClient(TokenClient):
+    def before(self, texts: Sequence[str]) -> list[str]:
+        return list(texts)
+
+
+def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = "", digest: str = "") -> Key:
+    """The key that a secret makes; without a scheme the identity. digest: the base's, where it is known already."""
+    key = new_key(base, ref or base.folder.name, scheme, digest or base.digest(), secret)
+    return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))
+
+
+@dataclass(frozen=True)
+class Plain(Defence):
+    """No defence: the ids and the model are the public ones. What an attack must read whole, and the best utility."""
+
+    name: ClassVar[str] = "plain"
+    paper: ClassVar[Paper | None] = None
+    broken: ClassVar[str | None] = "it hides nothing"
+
+    @property
+    def guarantee(self) -> str | None:
+        return None
+
+    def refuses(self, base: Checkpoint) -> str | None:
+        return unreadable(base)
+
+    def split(
+        self, base: Checkpoint, corpus: Labelled | None, secret: bytes, folder: Path
+    ) -> tuple[TableClient, TokenServer]:
+        if reason := self.refuses(base):
+            raise UnsupportedModel(reason, "choose another model")
+        copied(base, folder)
+        return self._client(base, secret), TokenServer(folder)
+
+    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[TableClient, TokenServer]:
+        return self._client(base, read_saved(client)[0]), TokenServer(server)
+
+    def _client(self, base: Checkpoint, secret: bytes) -> TableClient:
+        return TableClient(Codec.open(key_from(base, None, secret), base.folder), secret, {"name": self.name})
+
+
+@dataclass(frozen=True)
+class TableDefence(Defence):
+    """A scheme of `schemes/`: the vocabulary permuted, the tables rewritten. bands: the factor of frequency bands that
+    are counted on the corpus, for ObfusLM; None where there are none, or the scheme has them already."""
+
+    scheme: Scheme
+    bands: float | None = None
+
+    name: ClassVar[str] = "table"
+    paper: ClassVar[Paper | None] = None
+
+    @property
+    def guarantee(self) -> str | None:
+        """None: ObfusLM's (k, epsilon)-anonymity is nominal, since its sensitivity depends on the data."""
+        return None
+
+    def refuses(self, base: Checkpoint) -> str | None:
+        if reason := unreadable(base):
+            return reason
+        try:
+            architecture = of(base)
+            if getattr(self.scheme, "plus", None) is not None:
+                architecture.residual(base)
+        except UnsupportedModel as error:
+            return error.message
+        return None
+
+    def split(
+        self, base: Checkpoint, corpus: Labelled | None, secret: bytes, folder: Path
+    ) -> tuple[TableClient, TokenServer]:
+        if reason := self.refuses(base):
+            raise UnsupportedModel(reason, "choose another model or another defence")
+        key = key_from(base, self._counted(base, corpus), secret)
+        scramble(base, key, folder)
+        return self._client(base, key, secret), TokenServer(folder)
+
+    def _counted(self, base: Checkpoint, corpus: Labelled | None) -> Scheme:
+        if self.bands is None:
+            return self.scheme
+        if corpus is None or not isinstance(self.scheme, ObfusLM):
+            raise UsageError("bands are of ObfusLM, and counted on a corpus", "give one, or leave bands out")
+        codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
+        ids = codec.encode(corpus.texts, corpus.pairs, truncate=True).ids
+        counts = np.bincount(np.concatenate(ids), minlength=of(base).vocab_size)
+        return replace(self.scheme, bands=Bands.counted(counts, self.bands))
+
+    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[TableClient, TokenServer]:
+        secret, told = read_saved(client)
+        scheme = scheme_named(told["name"], {name: value for name, value in told.items() if name != "name"})
+        return self._client(base, key_from(base, scheme, secret), secret), TokenServer(server)
+
+    def _client(self, base: Checkpoint, key: Key, secret: bytes) -> TableClient:
+        """Where a token has several ids, which is taken follows from the secret: cells can be made again."""
+        codec = Codec.open(key, base.folder, key.stream("choices/defence").uniform)
+        return TableClient(codec, secret, scheme_of(key).told())
+
+
+def copied(base: Checkpoint, folder: Path) -> None:
+    """The base as it is, in a new folder: linked where the file system can, since nobody writes into a checkpoint."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(os.path.realpath(source), target)
+        except OSError:
+            shutil.copyfile(source, target)
+
+    shutil.copytree(base.folder, folder, copy_function=link)
+
+
+def unreadable(base: Checkpoint) -> str | None:
+    try:
+        of(base)
+    except UnsupportedModel as error:
+        return error.message
+    return None

@@ -1,0 +1,220 @@
+"""Recipes of kind "comparison": defences x data x seeds, each trained, and attacks on what each of them sends.
+
+    [data.sst2]
+    train = "sst2/train.tsv"         a file or a data set by name (sources.py); held_out: what utility is measured on
+    held_out = "sst2/dev.tsv"
+    rows = 8000                      of train, drawn by the seed; left out: all
+
+    [defences."custext+"]            see milkglass/defences.py; an empty one is no defence
+    [attacked]                       rows: private ones, of train; public: how many others an attacker has
+
+Figures are called "MEASURE, DATA, DEFENCE" and "MEASURE, ATTACK, ATTACKER, DATA, DEFENCE"; with several seeds they are
+means, and "..., sd" is the standard deviation of the seeds. Cells are shared by recipes that are given one --cache.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.dataset import Example
+from milkglass.defence import Defence, Labelled
+from milkglass.defences import defence_of
+from milkglass.encoders.encoder import EncoderDefence
+from milkglass.encoders.training import Training
+from milkglass.errors import UsageError
+from milkglass.experiments import result, sources
+from milkglass.experiments.cells import Problem, Trained, trained
+from milkglass.experiments.leakage import Attacked, leakage
+from milkglass.experiments.named import Entries, kinds
+from milkglass.experiments.recipe import made, require_same_run
+from milkglass.experiments.settings import made_of, settings
+from milkglass.models import resolve
+from milkglass.server.spec import Hyperparameters
+
+Tell = Callable[[str], None]
+Place = tuple[str, str, int]  # data, defence, seed
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """training: of every cell; a defence's entry may hold a table `training` of its own laid over it."""
+
+    name: str
+    paper: str
+    model: str
+    seeds: Sequence[int]
+    data: Mapping[str, Mapping[str, Any]]
+    defences: Mapping[str, Mapping[str, Any]]
+    training: Mapping[str, Any]
+    attacks: Entries
+    attacked: Mapping[str, Any]
+    published: Mapping[str, float]
+    asked: Mapping[str, str]
+    why: Mapping[str, str] = field(default_factory=dict)  # see result.py
+    quick: Mapping[str, Any] | None = None  # see settings.py
+
+    @classmethod
+    def read(cls, path: Path, quick: bool = False) -> Comparison:
+        empty: dict[str, Any] = {name: {} for name in ("published", "asked", "training")}
+        none = {"attacks": [], "attacked": {"rows": 0, "public": 0}}
+        raw = {**empty, **none, "seeds": [1], **settings(path, quick)}
+        raw.pop("kind", None)
+        recipe = made_of(cls, raw)
+        kinds(recipe.attacks)  # before anything is run
+        made_of(Attacked, recipe.attacked)
+        for name, entry in recipe.data.items():
+            if strange := sorted(set(entry) - {"train", "held_out", "rows"}):
+                raise UsageError(f"data.{name} has no {strange[0]}", "it has: train, held_out, rows")
+        return recipe
+
+    def hyperparameters(self, problem: Problem, entry: Mapping[str, Any], seed: int) -> Hyperparameters:
+        task = {"task": "regression"} if problem.classes == 1 else {"num_labels": problem.classes}
+        try:
+            return Hyperparameters(**{"seed": seed, **task, **self.training, **entry.get("training", {})})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UsageError(f"training: {first['loc'][0]}: {str(first['msg']).lower()}", "see the recipe") from None
+
+
+def measure(
+    recipe: Comparison, data: Path, out: Path, cache: Path | None, at_once: int, tell: Tell = lambda words: None
+) -> tuple[dict[str, float], list[Mapping[str, Any]]]:
+    """The figures by name, and by which code the cells were made."""
+    base = Checkpoint.open(resolve(recipe.model))
+    digest = base.digest()
+    require_same_run(out, {**_about(recipe), "base": digest})
+    threads = max(1, (os.cpu_count() or 1) // at_once)
+    places = list(product(recipe.data, recipe.defences, recipe.seeds))
+    problems = {(name, seed): problem(name, recipe.data[name], data, seed) for name, _, seed in places}
+
+    def train(place: Place) -> Trained:
+        name, defence, seed = place
+        entry = {key: value for key, value in recipe.defences[defence].items() if key != "training"}
+        one = problems[name, seed]
+        chosen = recipe.hyperparameters(one, recipe.defences[defence], seed)
+        words = f"{name}, {defence}" + (f", seed {seed}" if len(recipe.seeds) > 1 else "")
+        split = with_training(defence_of(entry, data), chosen)
+        return trained(
+            base, digest, one, split, entry, chosen, seed, cache or out / "cells", threads,
+            lambda said: tell(f"{words}: {said}"),
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(at_once) as pool:
+        cells = dict(zip(places, pool.map(train, places), strict=True))
+    found: dict[Place, dict[str, float]] = {place: dict(cell.figures) for place, cell in cells.items()}
+    if recipe.attacks:
+        attacked = made_of(Attacked, recipe.attacked)
+        for place, cell in cells.items():
+            tell(f"{', '.join(map(str, place))}: attacks")
+            rows = problems[place[0], place[2]].train
+            folder = out / "attacks" / "-".join(map(str, place))
+            about = {"cell": cell.name, "attacked": dict(recipe.attacked)}
+            found[place] |= leakage(recipe.attacks, attacked, base, rows, cell, about, folder, tell)
+    return _named(recipe, found), [cell.made for cell in cells.values()]
+
+
+def with_training(defence: Defence, chosen: Hyperparameters) -> Defence:
+    """An encoder is trained where it is split, with the same settings; the others are by a server."""
+    if not isinstance(defence, EncoderDefence):
+        return defence
+    how = Training(
+        chosen.learning_rate, chosen.batch_size, math.ceil(chosen.n_epochs), chosen.max_steps, chosen.max_length,
+        chosen.weight_decay,
+    )  # fmt: skip
+    return replace(defence, training=how)
+
+
+def problem(name: str, entry: Mapping[str, Any], data: Path, seed: int) -> Problem:
+    """Raises UsageError for data that has no labels, or fewer rows than asked for."""
+    about = sources.named(entry["train"])
+    whole = sources.examples(data, entry["train"])
+    if rows := entry.get("rows"):
+        if rows > len(whole):
+            raise UsageError(f"{rows} rows are asked for, {entry['train']} has {len(whole)}", "lower rows")
+        whole = [whole[i] for i in np.random.default_rng(seed).permutation(len(whole))[:rows]]
+    held_out = sources.examples(data, entry["held_out"])
+    regression = about is not None and about[0].task == "regression"
+    numbers = about[0].numbers if about else _numbered(whole)
+    return Problem(
+        name,
+        _labelled(whole, numbers, regression),
+        _labelled(held_out, numbers, regression),
+        about[0].metrics if about else ("accuracy",),
+        1 if regression else len(numbers),
+        {**sources.sums(data, [entry["train"], entry["held_out"]]), "rows": rows, "seed": seed if rows else None},
+    )
+
+
+def _numbered(rows: Sequence[Example]) -> dict[str, int]:
+    names = {one.label for one in rows if one.label is not None}
+    numeric = all(name.isascii() and name.isdigit() for name in names)
+    return {name: i for i, name in enumerate(sorted(names, key=lambda n: (int(n) if numeric else 0, n)))}
+
+
+def _labelled(rows: Sequence[Example], numbers: Mapping[str, int], regression: bool) -> Labelled:
+    if any(one.label is None or not (regression or one.label in numbers) for one in rows):
+        raise UsageError("some rows have no label, or one that the training rows have not", "give labelled data")
+    texts = [one.text for one in rows]
+    pairs = [one.pair or "" for one in rows] if rows[0].pair is not None else None
+    if regression:
+        return Labelled(texts, [float(one.label or 0) for one in rows], pairs)
+    return Labelled(texts, [numbers[one.label or ""] for one in rows], pairs)
+
+
+def _named(recipe: Comparison, found: Mapping[Place, Mapping[str, float]]) -> dict[str, float]:
+    """Means over the seeds, and what a defence costs beside none."""
+    figures: dict[str, float] = {}
+    for data, defence in product(recipe.data, recipe.defences):
+        each = [found[data, defence, seed] for seed in recipe.seeds]
+        for name in each[0]:
+            values = np.array([one[name] for one in each])
+            figures[f"{name}, {data}, {defence}"] = float(values.mean())
+            if len(values) > 1:
+                figures[f"{name}, {data}, {defence}, sd"] = float(values.std(ddof=1))
+    plain = next((name for name, entry in recipe.defences.items() if not entry), None)
+    for data, defence in product(recipe.data, recipe.defences):
+        main = next(iter(found[data, defence, recipe.seeds[0]]))
+        if plain is not None and defence != plain:
+            figures[f"{main} loss, {data}, {defence}"] = (
+                figures[f"{main}, {data}, {plain}"] - figures[f"{main}, {data}, {defence}"]
+            )
+    return figures
+
+
+def _about(recipe: Comparison) -> dict[str, Any]:
+    return {
+        "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "seeds": list(recipe.seeds),
+        "data": {name: dict(one) for name, one in recipe.data.items()},
+        "variants": {name: dict(one) for name, one in recipe.defences.items()},
+        "training": dict(recipe.training), "attacked": dict(recipe.attacked),
+        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
+    }  # fmt: skip
+
+
+def write_result(
+    recipe: Comparison, out: Path, measured: Mapping[str, float], cells: Sequence[Mapping[str, Any]]
+) -> Path:
+    """RUN/RECIPE.json, with the code that each cell was made by where it is not the code that wrote this."""
+    now = made(out)
+    others = sorted({str(one.get("begun", one)["commit"]) for one in cells} - {now["commit"]})
+    about = {
+        **_about(recipe),
+        "attacks": recipe.attacks,
+        "made": {**now, **({"cells": others} if others else {})},
+        "figures": result.figures(recipe, measured, 2),
+    }
+    path = out / f"{recipe.name}.json"
+    path.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+    return path

@@ -1,0 +1,106 @@
+"""Which piece of a sanitized text came of which piece of the text: words that change their length and number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from milkglass.audit.halves import WHO, _pieces, _places, crossed, scene_of
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.codec import Codec
+from milkglass.client.sanitized import SanitizedClient
+from milkglass.client.tables import key_from
+from milkglass.defence import Client, Labelled
+from milkglass.defences import defence_of
+from milkglass.errors import UsageError
+from milkglass.threat import NO_BELIEF, Guess, score
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint.open(tiny.save("bert", tmp_path_factory.mktemp("models") / "base"))
+
+
+@pytest.fixture(scope="module")
+def codec(base: Checkpoint) -> Codec:
+    return Codec.open(key_from(base, None, bytes(32)), base.folder)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "words.txt"
+    found = sorted({word.strip(",") for text in tiny.TEXTS for word in text.split()} - {"120", "80"})
+    rng = np.random.default_rng(0)
+    path.write_text("".join(f"{w} {' '.join(f'{x:.4f}' for x in rng.normal(size=6))}\n" for w in found), "utf-8")
+    return path
+
+
+def spelled(codec: Codec, ids: np.ndarray) -> list[str]:
+    return [codec.tokenizer.decode([int(one)]) for one in ids]
+
+
+def test_pieces_of_a_word_belong_to_the_word_in_its_place(codec: Codec) -> None:
+    before, own = _pieces(codec, [["", "nurse", " ", "of", ", ", "zzz", ""]])
+    after, other = _pieces(codec, [["", "of", " ", "nurse", ", ", "zzz", ""]])
+    origin = _places(own, other)
+    parts = ["", "nurse", " ", "of", ", ", "zzz", ""]
+    for token, at, row in zip(before.ids, origin, own, strict=True):
+        text = codec.tokenizer.decode([int(token)])
+        assert text.strip() in parts[int(row[1])] or text in parts[int(row[1])]
+        if at != NO_BELIEF:
+            assert other[at].tolist() == row.tolist()
+    assert (origin == NO_BELIEF).sum() == sum(tuple(row) not in set(map(tuple, other.tolist())) for row in own)
+    same = own[:, 1] == 5
+    assert spelled(codec, before.ids[same]) == spelled(codec, after.ids[origin[same]])
+
+
+def test_nothing_replaced_is_read_whole(base: Checkpoint, words: Path, tmp_path: Path) -> None:
+    """Words that are allowed cross as they are: reading what was sent reads everything."""
+    entry = {"sanitizer": "custext", "epsilon": 1.0, "k": 3, "words": "words.txt", "allow": frozenset(tokens())}
+    corpus = Labelled(tiny.TEXTS, [0] * 4)
+    client, server = defence_of(entry, words.parent).split(base, corpus, bytes(32), tmp_path / "s")
+    assert isinstance(client, SanitizedClient)
+    sent, original, origin = crossed(client, tiny.TEXTS)
+    assert origin is not None
+    assert (origin != NO_BELIEF).all()
+    assert np.array_equal(sent.ids[origin], original.ids)
+    scene = scene_of(base, client, server, tiny.TEXTS, {})
+    table = np.arange(scene.transcript.size)[:, None]
+    assert score(Guess(table=table), scene.truth, np.random.default_rng(0)).measures["tokens top-1"].value == 1.0
+
+
+def tokens() -> list[str]:
+    return sorted({word.strip(",") for text in tiny.TEXTS for word in text.split()})
+
+
+def test_the_rehearsal_is_of_the_attackers_own_text(base: Checkpoint, words: Path, tmp_path: Path) -> None:
+    entry = {"sanitizer": "custext", "epsilon": 1.0, "k": 3, "words": "words.txt"}
+    client, server = defence_of(entry, words.parent).split(base, None, bytes(32), tmp_path / "s")
+    scene = scene_of(base, client, server, tiny.TEXTS[:2], {WHO: tiny.TEXTS})
+    knowledge = scene.adversaries[1].knowledge
+    assert knowledge.corpus is not None and knowledge.rehearse is not None
+    assert len(knowledge.corpus) == 2  # the private ones were taken out
+    first, origin = knowledge.rehearse(knowledge.corpus, 1)
+    again, _ = knowledge.rehearse(knowledge.corpus, 1)
+    other, _ = knowledge.rehearse(knowledge.corpus, 2)
+    assert np.array_equal(first.ids, again.ids)
+    assert not np.array_equal(first.ids, other.ids)
+    assert len(origin) == len(knowledge.corpus.ids)
+    with pytest.raises(ValueError, match="attacker's own text"):
+        knowledge.rehearse(scene.truth.tokens, 1)
+
+
+def test_a_half_of_no_known_kind_is_refused(base: Checkpoint) -> None:
+    @dataclass(frozen=True)
+    class Other(Client):
+        def send(self, texts, pairs=None):  # type: ignore[no-untyped-def]
+            return ()
+
+        def save(self, folder: Path) -> None: ...
+
+    with pytest.raises(UsageError, match="no scene for a Other"):
+        scene_of(base, Other(), None, tiny.TEXTS, {})  # type: ignore[arg-type]

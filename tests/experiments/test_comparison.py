@@ -1,0 +1,210 @@
+"""Recipes of kind "comparison": a small one end to end, cells that are shared and go on, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.tokens import TokenClient
+from milkglass.defence import Labelled
+from milkglass.defences import defence_of
+from milkglass.errors import UsageError
+from milkglass.experiments import comparison
+from milkglass.experiments.cells import Problem, _write, secret_of
+from milkglass.experiments.comparison import Comparison
+from milkglass.experiments.reproduce import reproduce
+from milkglass.server.data import Rows
+from milkglass.threat import Tokens
+from tests import tiny
+
+RECIPE = """# a comment
+kind = "comparison"
+paper = "p"
+model = "MODEL"
+attacks = ["knn", "channel", "near-hidden"]
+[attacked]
+rows = 8
+public = 8
+[data.small]
+train = "train.tsv"
+held_out = "dev.tsv"
+[training]
+max_steps = 2
+batch_size = 4
+learning_rate = 1e-3
+[defences.plain]
+[defences.obfuslm]
+k = 4
+epsilon = 0.1
+beta = 0.9
+[defences.words]
+sanitizer = "custext"
+epsilon = 1.0
+k = 3
+words = "words.txt"
+[defences.noise]
+encoder = "dp-forward"
+layer = 1
+[published]
+"accuracy, small, plain" = 90.0
+[why]
+"*" = "a tiny random model"
+[quick]
+data.small.rows = 16
+only.defences = ["plain", "words", "noise"]
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    words = sorted({word.strip(",") for text in tiny.TEXTS for word in text.split()})
+    rng = np.random.default_rng(0)
+    rows = [(" ".join(rng.choice(words, 6)), i % 2) for i in range(24)]
+    for name, some in (("train.tsv", rows[:20]), ("dev.tsv", rows[20:])):
+        (folder / name).write_text("sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in some), "utf-8")
+    table = (f"{word} {' '.join(f'{x:.4f}' for x in rng.normal(size=6))}\n" for word in words)
+    (folder / "words.txt").write_text("".join(table), "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recipe")
+    path = folder / "small.toml"
+    path.write_text(RECIPE.replace("MODEL", str(tiny.save("bert", folder / "model"))), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def done(recipe: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("runs") / "out"
+    result = reproduce(recipe, data, out, quick=True, cache=out.parent / "cells")
+    return out, json.loads(result.read_text("utf-8"))
+
+
+def measured(found: dict[str, Any]) -> dict[str, float]:
+    return {name: one["measured"] for name, one in found["figures"].items()}
+
+
+def test_every_defence_has_its_utility_and_what_attacks_read(done: tuple[Path, dict[str, Any]]) -> None:
+    figures = measured(done[1])
+    for name in ("plain", "words", "noise"):
+        assert 0 <= figures[f"accuracy, small, {name}"] <= 100
+        assert 0 <= figures[f"tokens top-1, strongest, small, {name}"] <= 100
+    assert figures["tokens top-1, knn, model only, small, plain"] == 100
+    assert figures["tokens top-1, knn, model only, small, words"] < 100
+    assert "tokens top-1, channel, same kind of text, small, words" in figures
+    assert "tokens top-1, near-hidden, same kind of text, small, noise" in figures
+    assert figures["accuracy loss, small, words"] == pytest.approx(
+        figures["accuracy, small, plain"] - figures["accuracy, small, words"]
+    )
+    assert not [name for name in figures if name.endswith("obfuslm")]
+    assert done[1]["figures"]["accuracy, small, plain"]["published"] == 90.0
+    assert "a tiny random model" in (done[0] / "small.quick.md").read_text("utf-8")
+
+
+def test_a_run_goes_on_and_cells_are_shared(
+    done: tuple[Path, dict[str, Any]], recipe: Path, data: Path, tmp_path: Path
+) -> None:
+    cells = done[0].parent / "cells"
+    before = {
+        path: path.stat().st_mtime_ns for path in cells.rglob("*") if path.is_file() and path.name != "about.json"
+    }
+    assert len(list(cells.iterdir())) == 3
+    assert measured(
+        json.loads(reproduce(recipe, data, done[0], quick=True, cache=cells).read_text("utf-8"))
+    ) == measured(done[1])
+    other = tmp_path / "other.toml"
+    other.write_text(recipe.read_text("utf-8").replace('"noise"]', '"noise"]\nattacks = []'), "utf-8")
+    found = json.loads(reproduce(other, data, tmp_path / "out", quick=True, cache=cells).read_text("utf-8"))
+    assert measured(found)["accuracy, small, words"] == measured(done[1])["accuracy, small, words"]
+    again = {path: path.stat().st_mtime_ns for path in before}
+    changed = [path.name for path in before if again[path] != before[path]]
+    assert set(changed) <= {"spec.json"}  # nothing was split, trained or asked again
+
+
+def test_a_cell_is_its_owners_alone(done: tuple[Path, dict[str, Any]]) -> None:
+    for folder in (done[0].parent / "cells", *(done[0].parent / "cells").iterdir()):
+        assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_other_settings_need_another_folder(done: tuple[Path, dict[str, Any]], recipe: Path, data: Path) -> None:
+    with pytest.raises(UsageError, match="holds a run of other settings"):
+        reproduce(recipe, data, done[0])
+
+
+def test_what_the_server_trains_on_is_what_the_client_sends(recipe: Path, data: Path, tmp_path: Path) -> None:
+    base = Checkpoint.open(recipe.parent / "model")
+    rows = Labelled(tiny.TEXTS, [0, 1, 0, 1])
+    client, _ = defence_of({"k": 4, "beta": 0.9}).split(base, rows, secret_of(1), tmp_path / "server")
+    assert isinstance(client, TokenClient)
+    _write(client, rows, "classification", tmp_path / "rows.parquet")
+    (sent,) = client.send(rows.texts)
+    assert isinstance(sent, Tokens)
+    kept = Rows(tmp_path / "rows.parquet", "classification", 512)
+    assert [kept[i]["input_ids"].tolist() for i in range(4)] == [one.tolist() for one in sent.ids]
+    assert [int(kept[i]["labels"]) for i in range(4)] == [0, 1, 0, 1]
+
+
+def test_means_and_deviations_of_seeds(recipe: Path) -> None:
+    from dataclasses import replace
+
+    several = replace(Comparison.read(recipe), seeds=[1, 2], data={"d": {}}, defences={"plain": {}, "x": {"k": 4}})
+    values = {("plain", 1): 90.0, ("plain", 2): 92.0, ("x", 1): 80.0, ("x", 2): 86.0}
+    found = comparison._named(several, {("d", name, seed): {"accuracy": v} for (name, seed), v in values.items()})
+    assert found == {
+        "accuracy, d, plain": 91.0, "accuracy, d, plain, sd": pytest.approx(2**0.5),
+        "accuracy, d, x": 83.0, "accuracy, d, x, sd": pytest.approx(3 * 2**0.5), "accuracy loss, d, x": 8.0,
+    }  # fmt: skip
+
+
+def test_rows_are_drawn_by_the_seed(data: Path) -> None:
+    entry = {"train": "train.tsv", "held_out": "dev.tsv", "rows": 10}
+
+    def texts(seed: int) -> list[str]:
+        found = comparison.problem("small", entry, data, seed)
+        assert isinstance(found, Problem)
+        return list(found.train.texts)
+
+    assert texts(1) == texts(1)
+    assert texts(1) != texts(2)
+    assert len(texts(1)) == 10
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('encoder = "dp-forward"', 'encoder = "none"', "there is no encoder 'none'"),
+        ('sanitizer = "custext"', 'sanitizer = "none"', "there is no method 'none'"),
+        ('words = "words.txt"', 'words = "gone.txt"', "there is no .*gone.txt"),
+        ("layer = 1", "layers = 1", "has not all of the parameters layers"),
+        ("layer = 1", "layer = 9", "the cut comes after layer 9"),
+        ('held_out = "dev.tsv"', 'held_out = "gone.tsv"', "there is no .*gone.tsv"),
+        ('held_out = "dev.tsv"', 'test = "dev.tsv"', "data.small has no test"),
+        ("batch_size = 4", "batch_size = 0", "training: batch_size"),
+        ("rows = 16", "rows = 99", "99 rows are asked for, train.tsv has 20"),
+        ("public = 8", "public = 80", "are more than the 16"),
+        ('"knn", ', '"none", ', "there is no attack 'none'"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    old: str, new: str, words: str, recipe: Path, data: Path, tmp_path: Path, done: tuple[Path, dict[str, Any]]
+) -> None:
+    text = recipe.read_text("utf-8")
+    assert old in text
+    (tmp_path / "r.toml").write_text(text.replace(old, new), "utf-8")
+    with pytest.raises(Exception, match=words) as caught:
+        reproduce(tmp_path / "r.toml", data, tmp_path / "out", quick=True, cache=done[0].parent / "cells")
+    assert getattr(caught.value, "hint", "")
+
+
+def test_only_comparisons_have_a_cache(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text('kind = "attacks"\n', "utf-8")
+    with pytest.raises(UsageError, match="has no cells to share"):
+        reproduce(tmp_path / "r.toml", tmp_path, tmp_path / "out", cache=tmp_path)
