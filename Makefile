@@ -23,11 +23,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/milkglass demo
 
+# Two processes of one thread each: two cores are never idle, and no thread waits for another.
+test test-all: export OMP_NUM_THREADS = 1
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: setup
-	$(BIN)/python -m pytest -m 'slow or not slow'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'slow or not slow'
 
 check: lint types
 
