@@ -12,7 +12,7 @@ import abc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,11 @@ class Defence(abc.ABC):
     @abc.abstractmethod
     def guarantee(self) -> str | None:
         """What is proved with these parameters, for what, against whom; None: nothing is, and nothing is printed."""
+
+    @abc.abstractmethod
+    def told(self) -> dict[str, Any]:
+        """The name and all that decides the halves besides model, corpus and secret, as JSON knows it: parameters with
+        their defaults, and files by what they hold. Two defences that tell the same are the same."""
 
     @abc.abstractmethod
     def refuses(self, base: Checkpoint) -> str | None:

@@ -5,8 +5,9 @@ tests/schemes and tests/encoders hold what goes beyond this for their kinds.
 
 from __future__ import annotations
 
+import json
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,19 @@ def test_it_refuses_with_the_reason_that_it_gave(case: Case, tmp_path: Path) -> 
         case.defence.split(other, CORPUS, SECRET, tmp_path / "server")
     assert reason in caught.value.message
     assert not (tmp_path / "server").exists()
+
+
+def test_what_it_tells_is_json_and_has_every_parameter(case: Case, data: Path, tmp_path: Path) -> None:
+    told = case.defence.told()
+    assert json.loads(json.dumps(told)) == json.loads(json.dumps(case.target.defence(data).told()))
+    assert told["name"]
+    for name, value in case.target.entry.items():
+        if isinstance(value, int | float):
+            other = replace(case.target, entry={**case.target.entry, name: value / 2 if value < 1 else value * 2}).defence(data)
+            assert other.told() != told, name
+    if "words" in case.target.entry:  # the file counts by what it holds
+        (tmp_path / GLOVE).write_text((data / GLOVE).read_text("utf-8").replace("nurse", "nurses"), "utf-8")
+        assert case.target.defence(tmp_path).told() != told
 
 
 def test_a_guarantee_is_words_or_none(case: Case) -> None:

@@ -93,7 +93,7 @@ class SanitizerDefence(Defence):
 
     def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[SanitizedClient, TokenServer]:
         secret, told = read_saved(client)
-        if told != self._told():
+        if told != self.told():
             raise KeyFileError(f"{client} is of another defence than this one", "give the parameters that made it")
         counts = load_file(client / COUNTS)["counts"] if self.method.needs_counts else None
         return self._client(base, self._table(base), counts, secret), TokenServer(server)
@@ -105,7 +105,20 @@ class SanitizerDefence(Defence):
         self, base: Checkpoint, table: Table, counts: NDArray[np.int64] | None, secret: bytes
     ) -> SanitizedClient:
         codec = Codec.open(key_from(base, None, secret), base.folder)
-        return SanitizedClient(codec, secret, self._told(), self.method.over(table, counts), counts)
+        return SanitizedClient(codec, secret, self.told(), self.method.over(table, counts), counts)
 
-    def _told(self) -> dict[str, Any]:
-        return {"name": self.name, "words": None if self.words is None else self.words.name, **self.method.document()}
+    def told(self) -> dict[str, Any]:
+        """Words that are allowed by their digest: they are the user's."""
+        allowed = hashlib.sha256("\n".join(sorted(self.method.allow)).encode()).hexdigest()
+        return {
+            "name": self.name,
+            "words": None if self.words is None else {"file": self.words.name, "sha256": digest_of(self.words)},
+            **self.method.document(),
+            **({"allowed": allowed} if self.method.allow else {}),
+            **({"guarantee": self.method.guarantee or "paper"} if self.method.name == "rnm" else {}),
+        }
+
+
+def digest_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -50,6 +50,9 @@ class Plain(Defence):
     def guarantee(self) -> str | None:
         return None
 
+    def told(self) -> dict[str, Any]:
+        return {"name": self.name}
+
     def refuses(self, base: Checkpoint) -> str | None:
         return unreadable(base)
 
@@ -65,7 +68,7 @@ class Plain(Defence):
         return self._client(base, read_saved(client)[0]), TokenServer(server)
 
     def _client(self, base: Checkpoint, secret: bytes) -> TableClient:
-        return TableClient(Codec.open(key_from(base, None, secret), base.folder), secret, {"name": self.name})
+        return TableClient(Codec.open(key_from(base, None, secret), base.folder), secret, self.told())
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,10 @@ class TableDefence(Defence):
     def guarantee(self) -> str | None:
         """None: ObfusLM's (k, epsilon)-anonymity is nominal, since its sensitivity depends on the data."""
         return None
+
+    def told(self) -> dict[str, Any]:
+        """Bands by their factor: the corpus says the rest."""
+        return {**self.scheme.told(), **({} if self.bands is None else {"bands": self.bands})}
 
     def refuses(self, base: Checkpoint) -> str | None:
         if reason := unreadable(base):

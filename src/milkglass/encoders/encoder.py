@@ -100,6 +100,9 @@ class EncoderDefence(Defence):
         """Noise is new where this is."""
         return epoch
 
+    def told(self) -> dict[str, Any]:
+        return {"name": self.name, **dataclasses.asdict(self)}
+
     def refuses(self, base: Checkpoint) -> str | None:
         return halves.refusal(base, self.layer or 0)
 
@@ -156,7 +159,7 @@ class EncoderDefence(Defence):
     @property
     def salt(self) -> str:
         """The method and all of its parameters."""
-        return json.dumps({"name": self.name, **dataclasses.asdict(self)}, sort_keys=True)
+        return json.dumps(self.told(), sort_keys=True)
 
     def root(self, secret: bytes) -> Root:
         return Root(secret, self.salt)

@@ -66,18 +66,17 @@ def trained(
     digest: str,
     problem: Problem,
     defence: Defence,
-    told: Mapping[str, Any],
     training: Hyperparameters,
     seed: int,
     cells: Path,
     threads: int | None,
     tell: Tell = lambda words: None,
 ) -> Trained:
-    """told: the defence as the recipe gives it, which decides the cell with all else."""
+    """Raises JobFailed for a training that failed."""
     about = {
         "base": digest,
         "data": dict(problem.sums),
-        "defence": dict(told),
+        "defence": defence.told(),
         "training": training.model_dump(),
         "seed": seed,
     }

@@ -107,7 +107,7 @@ def measure(
         words = f"{name}, {defence}" + (f", seed {seed}" if len(recipe.seeds) > 1 else "")
         split = with_training(defence_of(entry, data), chosen)
         return trained(
-            base, digest, one, split, entry, chosen, seed, cache or out / "cells", threads,
+            base, digest, one, split, chosen, seed, cache or out / "cells", threads,
             lambda said: tell(f"{words}: {said}"),
         )  # fmt: skip
 
