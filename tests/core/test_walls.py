@@ -22,6 +22,7 @@ ROOMS = {  # a room (or file), and what it must not import
     "sanitizers": ("client", "server", "attacks", "schemes", "cli", "demo", "experiments"),
     "encoders": ("server", "attacks", "schemes", "sanitizers", "cli", "demo", "experiments", "audit"),
     "defence.py": ("client", "schemes", "sanitizers", "encoders", "server", "attacks", "cli", "experiments"),
+    "split": ("attacks", "schemes", "sanitizers", "cli", "demo", "experiments"),
     "metrics": ("client", "server", "attacks", "schemes", "cli", "demo", "experiments"),
     "client": ("server.app", "server.training", "attacks", "cli", "demo", "experiments"),
     "checkpoint.py": ("client", "schemes", "server", "attacks", "architectures", "cli"),

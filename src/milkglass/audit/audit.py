@@ -48,7 +48,7 @@ def audit(
     return Audit(
         model=scene.model,
         scheme=scene.scheme,
-        kept=asdict(scene.promise),
+        kept={} if scene.of_states else asdict(scene.promise),
         texts=len(sent),
         tokens=len(sent.ids),
         public={name: len(one.ids) for name, one in public.items()},
@@ -69,7 +69,7 @@ def audit(
         curve=points,
         spent=spent,
         distortion=distortion(scene),
-        anyway=anyway(sent),
+        anyway=None if scene.of_states else anyway(sent),
         seed=seed,
     )
 
@@ -78,7 +78,9 @@ def key_budget(
     scene: Scene, attacks: Mapping[str, type[Attack]], done: Done, best: Cell | None, budget: Budget, seed: int
 ) -> tuple[Point, ...]:
     """By the strongest attack that any audit begins, since it is run for every point, and where more text can make a
-    difference to it."""
+    difference to it. States have none: each text is read by itself."""
+    if scene.of_states:
+        return ()
     if best is not None and best.costly:
         best = strongest(tuple(cell for cell in done.cells if not cell.costly))
     if best is None or "corpus" not in attacks[best.attack].assumes:

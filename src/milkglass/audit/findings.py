@@ -7,32 +7,22 @@ is how much came back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from milkglass.attacks.embedding.tuned_rows import TunedRows
+from milkglass.audit import states
 from milkglass.audit.cells import Cell, strongest
 from milkglass.audit.scene import Scene
+from milkglass.audit.warning import Warning_ as Warning_
 from milkglass.sequences import Sequences
-from milkglass.threat import Tokens
-
-
-@dataclass(frozen=True)
-class Warning_:
-    """title: the finding. raised_if: the rule, with its figure. explanation: why it is so. change: what helps, or that
-    nothing here does."""
-
-    title: str
-    raised_if: str
-    explanation: str
-    change: str
+from milkglass.threat import Tokens, Weights
 
 
 def verdict(best: Cell | None, who: Mapping[str, str], cells: tuple[Cell, ...]) -> str:
     """One or two sentences; never a comfort. who: what each attacker has, in words."""
     if best is None:
-        return "No attack was run to its end: this audit says nothing."
+        return states.words(who, cells) or "No attack was run to its end: this audit says nothing."
     value, content = best.measures["tokens top-1"], best.measures["content top-1"]
     much = "Most" if value.value >= 0.5 else "A good part" if value.value >= 0.1 else "Some"
     carrying = f", {content} of those that carry content" if content.units else ""
@@ -40,7 +30,11 @@ def verdict(best: Cell | None, who: Mapping[str, str], cells: tuple[Cell, ...]) 
     said += f"{who[best.adversary]}."
     if unfinished(cells):
         return f"Stronger attacks were not finished, so this figure is too low. {said}"
-    if costly := sorted({cell.title for cell in cells if cell.state == "not run" and cell.joint and cell.costly}):
+    lone = not any(cell.joint and cell.state != "does not apply" for cell in cells)  # nobody starts from clusters here
+    if lone and (words := states.words(who, cells)):
+        said += f" {words}"
+    late = [cell for cell in cells if cell.state == "not run" and cell.costly and (cell.joint or lone)]
+    if costly := sorted({cell.title for cell in late}):
         return f"{said} Not begun in so short a budget, and likely to read more: {', '.join(costly).lower()}."
     return said
 
@@ -59,6 +53,7 @@ def warnings(scene: Scene, cells: tuple[Cell, ...], spent: Mapping[str, Mapping[
     best = strongest(cells)
     found = [
         _running(scene, best, spent),
+        states.named(scene, cells),
         _clusters(cells),
         _budget(spent),
         _classes(best),
@@ -68,13 +63,16 @@ def warnings(scene: Scene, cells: tuple[Cell, ...], spent: Mapping[str, Mapping[
         _small(scene),
         _repetition(scene),
         _special(scene),
+        states.lengths(scene),
         _limits(cells),
     ]
     return tuple(one for one in found if one is not None)
 
 
 def _why(scene: Scene) -> str:
-    """What the ids give away."""
+    """What crosses gives away."""
+    if scene.of_states:
+        return states.WHY
     if scene.promise.shared:
         return (
             "An id names a cluster and no token. Which of its tokens stands at a place is told by the clusters beside "
@@ -99,12 +97,15 @@ def _running(scene: Scene, best: Cell | None, spent: Mapping[str, Mapping[str, i
         f"the strongest attack ({best.title}) reads 10 % or more of the content tokens: here "
         f"{best.measures['content top-1']}",
         _why(scene),
-        "What must not be read must not be sent: leave it out, or replace it before encoding. A larger k or a smaller "
-        "epsilon moves this figure by a few points only. "
+        "What must not be read must not be sent: leave it out, or replace it before encoding. "
         + (
+            states.CHANGE
+            if scene.of_states
+            else "A larger k or a smaller epsilon moves this figure by a few points only. "
             "A new key would not help: the first texts are read already."
             if _at_once(spent)
-            else "A new key for each job lowers it where each job is small."
+            else "A larger k or a smaller epsilon moves this figure by a few points only. "
+            "A new key for each job lowers it where each job is small."
         ),
     )
 
@@ -262,11 +263,14 @@ def _limits(cells: tuple[Cell, ...]) -> Warning_ | None:
 
 def distortion(scene: Scene) -> float:
     """The price of the scheme before training: mean cosine of the mixed embeddings with their originals, over the
-    ordinary vocabulary. 1: nothing changed. What it costs in accuracy only training both models can tell."""
+    ordinary vocabulary. 1: nothing changed; nan where the server has no table. What it costs in accuracy only
+    training both models can tell."""
     import torch
 
     public = scene.adversaries[0].knowledge.public_model
     assert public is not None
+    if not any(one.model.has_table for one in scene.transcript.all(Weights)):
+        return float("nan")  # the table is in the client's half
     ordinary = np.flatnonzero(scene.truth.ordinary[scene.truth.inverse])
     mixed, plain = scene.transcript.table, public.table
     cosines = torch.nn.functional.cosine_similarity(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.audit.scene import Adversary, Scene, assemble
+from milkglass.audit.scene import WORDS, Adversary, Scene, assemble
 from milkglass.audit.texts import Texts, encoded, pieces
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
@@ -116,7 +116,7 @@ def _scene(
     adversaries = [Adversary("model only", "has the public model and no text", bare)]
     for who, one in known.items():
         given = replace(bare, corpus=one.corpus, observe=one.observe, rehearse=one.rehearse)
-        adversaries.append(Adversary(who, f"has {who}", given))
+        adversaries.append(Adversary(who, f"has {WORDS.get(who, who)}", given))
     own = truth.tokens
     plain = np.zeros(len(own.ids), np.bool_)
     texts = Texts(truth.sent, own, plain, plain)

@@ -42,7 +42,8 @@ def duration(seconds: float) -> str:
 
 def drawn(result: Audit) -> dict[str, str]:
     """The charts, as SVG, by name; each is also written beside the page."""
-    nominal = {"1/k": 1 / result.kept["k"], "commonest token": result.floors["commonest token"]}
+    nominal = {"1/k": 1 / result.kept["k"]} if result.kept else {}
+    nominal["commonest token"] = result.floors["commonest token"]
     return {
         "overview": charts.bars("Running tokens read", _best(result, "tokens top-1"), nominal),
         "content": charts.bars("Content tokens read", _best(result, "content top-1"), {}),

@@ -46,7 +46,8 @@ class Point:
 @dataclass(frozen=True)
 class Audit:
     """verdict: one sentence. floors: what costs nothing. spent: for each adversary, after how many tokens the strongest
-    attack passes 10, 25 and 50 % of the content tokens, where it does.
+    attack passes 10, 25 and 50 % of the content tokens, where it does. Where hidden states cross and no ids, `kept` and
+    `spent` are empty, `anyway` is None, and `distortion` is nan where the server has no table.
     """
 
     model: str
@@ -67,7 +68,7 @@ class Audit:
     curve: tuple[Point, ...]
     spent: Mapping[str, Mapping[str, int]]
     distortion: float
-    anyway: Anyway
+    anyway: Anyway | None
     seed: int
 
     def measured(self, adversary: str) -> int:

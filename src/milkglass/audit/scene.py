@@ -90,6 +90,11 @@ class Scene:
     model: str
     content: NDArray[np.bool_]
 
+    @property
+    def of_states(self) -> bool:
+        """Whether hidden states cross and no ids do: then there is no cipher, no key and perhaps no table."""
+        return Activations in self.transcript.kinds and Tokens not in self.transcript.kinds
+
     def truth_about(self, outputs: bool) -> Truth:
         """Of what was sent, or of what was generated."""
         return replace(self.truth, sent=self.transcript.outputs, original=None) if outputs else self.truth

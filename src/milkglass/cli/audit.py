@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from milkglass.cli.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key, require_file
-from milkglass.cli.terminal import bars, emit, note, table
+from milkglass.cli.terminal import Stage, bars, emit, note, table
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
     from milkglass.audit.cells import Cell
     from milkglass.audit.result import Audit
+    from milkglass.audit.scene import Scene
 
 
 def audit(
@@ -49,28 +51,17 @@ def audit(
     for path in (text, public, known):
         if path is not None:
             require_file(path, "give a file with a text a line")
-    if (out / "audit.json").exists() and not (out / "work").exists():
-        raise UsageError(f"{out} holds an audit already", "give another folder with --out, or remove that one first")
+    require_out(out)
     Budget.parse(budget)  # a mistake is told before anybody waits
     if rows is not None and rows < 20:
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file, not a folder", "give another --out")
     opened = open_key(key, passphrase_file)
 
-    import torch
-
     from milkglass import transcript
-    from milkglass.audit.audit import audit as attack
-    from milkglass.audit.audit import write
-    from milkglass.audit.run import planned
     from milkglass.audit.scene import build
-    from milkglass.audit.work import Work
-    from milkglass.catalogue import ATTACKS
     from milkglass.client import usage
     from milkglass.models import resolve
 
-    torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # attacks run side by side
     codec = open_codec(opened.key, model)
     folder = resolve(model or str(opened.key.about["model"]))
     seen = None if server_transcript is None else transcript.load(server_transcript)
@@ -82,10 +73,44 @@ def audit(
         "transcript": None if server_transcript is None else transcript.digest(server_transcript),
         "rows": rows,
         "seed": seed,
-        "attacks": [repr(kind()) for kind in ATTACKS.values()],
     }
+
+    def staged(stage: Stage) -> Scene:
+        return build(opened.key, codec, folder, text, public, rows, seed, stage, seen, known)
+
+    result, page = attacked(staged, about, out, budget, seed, as_json)
+    if set(result.spent) == set(result.public):
+        usage.audited(key, result.spent, max(map(result.measured, result.public)))
+    elif not as_json:
+        note("the key's budget was not measured for every attacker: give a longer --budget")
+    told(result, page, out, as_json)
+
+
+def require_out(out: Path) -> None:
+    """Raises UsageError where an audit cannot be written, or would overwrite another."""
+    if (out / "audit.json").exists() and not (out / "work").exists():
+        raise UsageError(f"{out} holds an audit already", "give another folder with --out, or remove that one first")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file, not a folder", "give another --out")
+
+
+def attacked(
+    staged: Callable[[Stage], Scene], about: Mapping[str, Any], out: Path, budget: str, seed: int, as_json: bool
+) -> tuple[Audit, Path]:
+    """What any audit does: the scene, all attacks on it, and the report in `out`. about: what decides the result."""
+    import torch
+
+    from milkglass.audit.audit import audit as attack
+    from milkglass.audit.audit import write
+    from milkglass.audit.run import planned
+    from milkglass.audit.work import Work
+    from milkglass.catalogue import ATTACKS
+    from milkglass.threat import Budget
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # attacks run side by side
+    about = {**about, "attacks": [repr(kind()) for kind in ATTACKS.values()]}
     with bars(as_json) as stage:
-        scene = build(opened.key, codec, folder, text, public, rows, seed, stage, seen, known)
+        scene = staged(stage)
         work = Work.open(out / "work", about)  # a text that cannot be read leaves nothing behind
         advance = stage("attack", planned(scene, ATTACKS))
 
@@ -101,10 +126,10 @@ def audit(
             raise
     page = write(result, out)
     work.remove()
-    if set(result.spent) == set(result.public):
-        usage.audited(key, result.spent, max(map(result.measured, result.public)))
-    elif not as_json:
-        note("the key's budget was not measured for every attacker: give a longer --budget")
+    return result, page
+
+
+def told(result: Audit, page: Path, out: Path, as_json: bool) -> None:
     emit(as_json, {"out": str(out), **result.to_json()}, lambda: words(result, page))
 
 
@@ -121,9 +146,12 @@ def line(cell: Cell) -> str:
 def words(result: Audit, page: Path) -> str:
     rows: list[tuple[str, ...]] = [("attack", "attacker", "tokens", "content")]
     for cell in result.cells:
+        what = cell.what + (", not finished" if cell.cut else "")
         if "tokens top-1" in cell.measures:
             shares = (f"{100 * cell.value(name):.1f} %" for name in ("tokens top-1", "content top-1"))
-            rows.append((cell.what + (", not finished" if cell.cut else ""), cell.adversary, *shares))
+            rows.append((what, cell.adversary, *shares))
+        elif "bag f1" in cell.measures:
+            rows.append((what, cell.adversary, f"words of a text, F1 {100 * cell.value('bag f1'):.1f} %", ""))
     return "\n".join(
         [
             result.verdict,

@@ -27,6 +27,7 @@ from milkglass.cli import (
     reproduce,
     sanitize,
     serve,
+    split,
     upload,
 )
 from milkglass.cli.terminal import note, report
@@ -104,6 +105,7 @@ for group in (
     codec,
     sanitize,
     serve,
+    split,
     upload,
     finetune,
     jobs,

@@ -1,4 +1,4 @@
-"""`milkglass sanitize`: replace the words of a text by others, at random, before it leaves this machine."""
+"""`milkglass sanitize`: replace the words of a text by others before it leaves this machine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,17 @@ FILES = "give a .jsonl, .csv or .tsv file, or text lines"
 def sanitize(
     source: Annotated[str, typer.Argument(metavar="IN", help=".jsonl, .csv, .tsv or lines of text; `-`: stdin.")],
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="The file to write; none for stdin.")] = None,
-    method: Annotated[str, typer.Option("--method", help="santext, santext+, custext, custext+ or rnm.")] = "santext",
-    epsilon: Annotated[float, typer.Option(help="The budget of one word; santext: per unit of distance.")] = 1.0,
+    method: Annotated[
+        str, typer.Option("--method", help="santext, santext+, custext, custext+, rnm or ghost.")
+    ] = "santext",
+    epsilon: Annotated[
+        float | None, typer.Option(help="The budget of one word; santext: per unit of distance.  [1]")
+    ] = None,
     embeddings: Annotated[
-        str, typer.Option("--table", help="A GloVe text file, or a model whose embeddings are taken.")
+        str,
+        typer.Option(
+            "--table", "--embeddings", help="A GloVe text file, or a model whose embeddings are taken; ghost: a model."
+        ),
     ] = "demo:minilm",
     seed: Annotated[
         int | None,
@@ -47,7 +54,9 @@ def sanitize(
     corpus: Annotated[
         Path | None, typer.Option(help="Text that frequencies are counted in.  [santext+, rnm: IN]")
     ] = None,
-    k: Annotated[int | None, typer.Option(help="Words to a list.  [custext: 20, rnm: 30]")] = None,
+    k: Annotated[
+        int | None, typer.Option(help="Words to a list; ghost: neighbours.  [custext: 20, rnm: 30, ghost: 70]")
+    ] = None,
     p: Annotated[float | None, typer.Option(help="Chance of a word that is not sensitive.  [0.3]")] = None,
     sensitive: Annotated[
         float | None, typer.Option(help="Share of the words that are sensitive, the rarest.  [santext+: 0.9, rnm: 0.2]")
@@ -56,17 +65,48 @@ def sanitize(
     guarantee: Annotated[
         str | None, typer.Option(help="rnm: paper, which guarantees nothing, or strict.  [paper]")
     ] = None,
+    overlap: Annotated[
+        float | None, typer.Option(help="ghost: tokens that share more of their neighbours are alike.  [0.1]")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help="ghost: a similarity to leave out: indirect, direct or lemma.")
+    ] = None,
+    language: Annotated[str | None, typer.Option(help="ghost: the language of the lemmas.  [en]")] = None,
+    selection: Annotated[str | None, typer.Option(help="ghost: states, random or nearest.  [states]")] = None,
+    beams: Annotated[int | None, typer.Option(help="ghost: sentences kept while one is sought.  [1]")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="ghost: a sweep that lowers the loss by less is the last.  [0.01]")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replace words by others of an embedding table, at random, and write OUT and OUT.report.json.
 
-    Unknown words and whatever has a digit are always replaced, by a draw that does not depend on them. Punctuation,
-    the number of words and fields that hold no text stay as they are.
+    ghost replaces tokens by shadows: near for the model, far in meaning. It writes their ids beside the text, in `ids`,
+    and goes on where it was interrupted.
+
+    The others always replace unknown words and whatever has a digit, by a draw that does not depend on them.
+    Punctuation, the number of words and fields that hold no text stay as they are.
     """
     from milkglass.sanitizers.methods import Method
 
+    own = {
+        "overlap": overlap, "without": without, "language": language, "selection": selection, "beams": beams,
+        "threshold": threshold,
+    }  # fmt: skip
+    if method == "ghost":
+        from milkglass.cli.ghost import sanitize_by_ghost
+
+        others = {
+            "epsilon": epsilon, "workers": workers, "allow": allow, "keep-stopwords": keep_stopwords or None,
+            "corpus": corpus, "p": p, "sensitive": sensitive, "metric": metric, "guarantee": guarantee,
+        }  # fmt: skip
+        _require_unused(method, others)
+        sanitize_by_ghost(source, out, embeddings, {"k": k, **own}, seed, text_column, keep_column, as_json)
+        return
+    _require_unused(method, own)
     chosen = Method(
-        method, epsilon, k, p, sensitive, metric, guarantee, keep_stopwords, frozenset(allow or ())  # type: ignore[arg-type]
+        method, 1.0 if epsilon is None else epsilon, k, p, sensitive, metric, guarantee,  # type: ignore[arg-type]
+        keep_stopwords, frozenset(allow or ()),
     )  # fmt: skip
     also, keep = frozenset(text_column or ()), frozenset(keep_column or ())
     if source == "-":
@@ -77,6 +117,12 @@ def sanitize(
         _lines(_over(chosen, _table(embeddings), corpus, 1), seed)
         return
     _file(chosen, Path(source), out, embeddings, seed, workers, also, keep, corpus, as_json)
+
+
+def _require_unused(method: str, options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(f"{method} has no use for --{name}", "leave it out")
 
 
 def _file(

@@ -135,7 +135,7 @@ class EncoderDefence(Defence):
         with torch.random.fork_rng(devices=[]):  # weights are drawn, then overwritten
             upper = self.upper(self._shell(about), base, int(about["classes"]))
             halves.fill(server, upper)
-            return self._load_client(base, client), EncoderServer(server, upper, about)
+            return self.load_client(base, client), EncoderServer(server, upper, about)
 
     def _shell(self, about: Mapping[str, Any]) -> Any:
         """A whole classifier whose weights do not count, to be cut as the real one was."""
@@ -182,7 +182,7 @@ class EncoderDefence(Defence):
             raise UsageError("a label is no whole number from 0 on", "number the classes from 0")
         return labels.astype(np.int64), max(2, int(labels.max()) + 1)
 
-    def _load_client(self, base: Checkpoint, folder: Path) -> EncoderClient:
+    def load_client(self, base: Checkpoint, folder: Path) -> EncoderClient:
         about = halves.described(folder)
         if about.get("salt") != self.salt:
             raise UsageError(

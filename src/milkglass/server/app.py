@@ -70,14 +70,14 @@ def body_limit(settings: Settings, scope: Scope) -> int:
 class _Server(uvicorn.Server):
     """Says when it is ready, and tells streams to end as soon as it is asked to stop."""
 
-    def __init__(self, config: uvicorn.Config, address: str, on_stop: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ready: str, on_stop: Callable[[], None]) -> None:
         super().__init__(config)
-        self._address, self._on_stop = address, on_stop
+        self._ready, self._on_stop = ready, on_stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            print(f"milkglass serve: listening on {self._address}", flush=True)
+            print(self._ready, flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._on_stop()
@@ -86,6 +86,14 @@ class _Server(uvicorn.Server):
 
 def serve(settings: Settings) -> None:
     """Run until SIGINT or SIGTERM. Raises UsageError when the address cannot be had, Conflict when the home cannot."""
+    prepare()
+    Home(settings.home, settings.spare_disk).lock().close()  # say so before anything else, not in a traceback
+    app = create_app(settings)
+    run(app, settings, "milkglass serve", lambda: _stop_streams(app))
+
+
+def prepare() -> None:
+    """Before a server of any kind: no passphrase, nothing fetched, a log on stderr. Raises UsageError."""
     if os.environ.get(PASSPHRASE):  # taking it out would not help: the kernel shows what a process was started with
         raise UsageError(
             f"{PASSPHRASE} is set, and the server must not hold a passphrase",
@@ -94,8 +102,11 @@ def serve(settings: Settings) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # a model that names something on a hub must not make us fetch it
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
-    Home(settings.home, settings.spare_disk).lock().close()  # say so before anything else, not in a traceback
-    app = create_app(settings)
+
+
+def run(app: FastAPI, settings: Settings, command: str, on_stop: Callable[[], None] = lambda: None) -> None:
+    """Until SIGINT or SIGTERM. command: who says on stdout where it listens, when it does. Of the settings the address
+    and the certificate count. Raises UsageError when the address cannot be had."""
     listener = _listen(settings)
     host, port = listener.getsockname()[:2]
     if not is_loopback(host) and settings.tls_certificate is None:
@@ -112,7 +123,7 @@ def serve(settings: Settings) -> None:
         ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,
     )
     shown = f"[{host}]" if ":" in host else host
-    server = _Server(config, f"{settings.scheme}://{shown}:{port}", lambda: _stop_streams(app))
+    server = _Server(config, f"{command}: listening on {settings.scheme}://{shown}:{port}", on_stop)
     try:
         server.run(sockets=[listener])
     except KeyboardInterrupt:

@@ -1,0 +1,75 @@
+"""`milkglass sanitize --method ghost`: each token's shadow, and the shadows' ids beside the text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from milkglass.cli.options import require_file
+from milkglass.cli.terminal import bars, emit, note, table
+from milkglass.errors import UsageError
+
+SIMILARITIES = ("indirect", "direct", "lemma")
+
+
+def sanitize_by_ghost(
+    source: str, out: Path | None, model: str, options: Mapping[str, Any], seed: int | None,
+    also: Sequence[str] | None, keep: Sequence[str] | None, as_json: bool,
+) -> None:  # fmt: skip
+    """options: k, overlap, without, language, selection, beams, threshold; None: the default."""
+    from milkglass.models import resolve
+    from milkglass.sanitizers.files import report_path, require_free
+    from milkglass.sanitizers.ghost.files import Plan, sanitize_dataset
+    from milkglass.sanitizers.ghost.ghost import Ghost
+    from milkglass.sanitizers.ghost.search import Search
+    from milkglass.sanitizers.ghost.selection import Selection
+    from milkglass.sanitizers.rows import shape_of
+
+    if source == "-":
+        raise UsageError("ghost reads no stdin: ids have no room in lines of text", "give a file IN and an OUT")
+    path = Path(source)
+    require_file(path, "give a .jsonl, .csv or .tsv file, or text lines")
+    if out is None:
+        raise UsageError("no OUT was given", "name the file to write")
+    search = Search(**_given(options, "k", "overlap", "language") | _switches(options["without"] or ()))
+    given = _given(options, "selection", "beams", "threshold")
+    selection = Selection(**{"way" if name == "selection" else name: value for name, value in given.items()})
+    require_free(out)
+    plan = Plan.of(path, shape_of(path, frozenset(also or ()), frozenset(keep or ())), out)
+    folder = resolve(model)
+    with bars(as_json) as stage:
+        tell = stage("find shadows", 0)
+        ghost = Ghost.open(folder, search, selection, name=model if model.startswith("demo:") else folder.name)
+        tell(1)
+        if plan.folder.is_dir() and not as_json:
+            note("going on with an interrupted run")
+        report = sanitize_dataset(ghost, plan, seed, stage("sanitize", path.stat().st_size))
+    emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _told(report, out))
+
+
+def _given(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: options[name] for name in names if options[name] is not None}
+
+
+def _switches(without: Sequence[str]) -> dict[str, Any]:
+    if unknown := sorted({*without} - {*SIMILARITIES}):
+        raise UsageError(f"there is no similarity {unknown[0]!r}", f"similarities: {', '.join(SIMILARITIES)}")
+    return dict.fromkeys(without, False)
+
+
+def _told(report: dict[str, Any], out: Path) -> str:
+    tokens, vocabulary, left = report["tokens"], report["vocabulary"], report["fields_left_as_they_are"]
+    share = 100 * tokens["replaced_share"]
+    rows: list[tuple[str, ...]] = [
+        ("texts", f"{report['texts']:,}"),
+        ("tokens", f"{tokens['all']:,}, {share:.1f} % replaced, {tokens['special']:,} special"),
+        ("fell back", f"{tokens['fell_back']:,} tokens of the texts, {vocabulary['fell_back']:,} of the vocabulary"),
+        ("ROUGE-1, METEOR", f"{report['likeness']['rouge-1']:.3f}, {report['likeness']['meteor']:.3f}"),
+    ]
+    if report["selection_loss"] is not None:
+        settled = f"{report['not_settled']:,} not settled" if report["not_settled"] else "all settled"
+        rows.append(("loss", f"{report['selection_loss']:.4g} after {report['sweeps']:.1f} sweeps, {settled}"))
+    lines = [f"wrote {out} and {out.name}.report.json", table(rows), "guarantee: none"]
+    lines += [f"left as they are: {', '.join(left)} (--text-column NAME sanitizes a field)"] if left else []
+    return "\n".join(lines)

@@ -1,0 +1,81 @@
+"""The split server over HTTP: `GET /v1/split` says what it takes, `POST /v1/split` answers one frame with logits.
+
+The door is the main server's (server/guard.py): bearer token, body limit, a log without content. A frame
+(encoders/frames.py) crosses in, numbers out: no text, no ids, no pickle.
+
+What this module does not know: the client, and any secret.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
+from starlette.types import Scope
+
+from milkglass.errors import Busy
+from milkglass.server import answers
+from milkglass.server.app import prepare, run
+from milkglass.server.guard import Guard
+from milkglass.server.home import Home
+from milkglass.server.settings import Settings
+from milkglass.server.strict import StrictRoute
+from milkglass.split.serving import ServerHalf
+
+MAX_WAITING = 16  # frames in memory at a time
+PATH = "/v1/split"
+
+
+def create_app(half: ServerHalf, token: str) -> FastAPI:
+    refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": answers.Refusal}, "5XX": {"model": answers.Refusal}}
+    app = FastAPI(title="Milkglass split", responses=refusals, docs_url=None, redoc_url=None)
+    app.include_router(_routes(half))
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    answers.install(app)
+    app.add_middleware(Guard, token=token, limit=lambda scope: _limit(half, scope))
+    return app
+
+
+def _limit(half: ServerHalf, scope: Scope) -> int:
+    return half.told.max_body if scope["method"] == "POST" and scope["path"] == PATH else 0
+
+
+def _routes(half: ServerHalf) -> APIRouter:
+    router = APIRouter(route_class=StrictRoute)
+    waiting = 0
+
+    @router.get(PATH)
+    async def told() -> dict[str, Any]:
+        return half.told.document()
+
+    @router.post(PATH)
+    async def answer(request: Request) -> dict[str, Any]:
+        nonlocal waiting  # one event loop counts
+        if waiting >= MAX_WAITING:
+            raise Busy(f"{waiting} frames wait already, at most {MAX_WAITING} may", "send it again later")
+        waiting += 1
+        try:
+            logits = await run_in_threadpool(half.answer, await request.body())
+        finally:
+            waiting -= 1
+        return {"object": "split.answer", "logits": np.asarray(logits, np.float64).tolist()}
+
+    return router
+
+
+def serve(folder: Path, home: Path, port: int, token: str | None) -> None:
+    """Run until SIGINT or SIGTERM, on 127.0.0.1. home: the folder whose file `token` is the bearer token, where none is
+    given. Raises UsageError, CorruptCheckpoint."""
+    settings = Settings(home, port=port, token=token)
+    prepare()
+    half = ServerHalf.open(folder)
+    holder = Home(settings.home, settings.spare_disk)
+    holder.claim()
+    run(create_app(half, holder.token(settings.token)), settings, "milkglass split serve")

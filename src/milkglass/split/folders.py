@@ -1,0 +1,108 @@
+"""What lies in a half's folder beside the half itself: `split.json`, which says how to open it.
+
+The client's tells the names of classes and is its owner's alone; the server's tells the method and its parameters,
+which an attacker is taken to know, and nothing of texts, labels or the secret. docs/formats.md has both.
+
+What this module does not know: what a half is, and the wire.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from milkglass.checkpoint import read_json, write_json
+from milkglass.errors import CorruptCheckpoint
+
+NAME, VERSION = "split.json", 1
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class ClientAbout:
+    """training: the fields of `Training`. model: where the original model is found. labels: a number for each name.
+    pairs: whether it was trained with second texts. server: SHA-256, in hex, of the other half's weights."""
+
+    method: str
+    parameters: Mapping[str, Any]
+    training: Mapping[str, Any]
+    model: str
+    labels: Mapping[str, int] = field(repr=False)
+    pairs: bool
+    server: str
+
+    @property
+    def names(self) -> list[str]:
+        """The class names, by number."""
+        return sorted(self.labels, key=lambda name: self.labels[name])
+
+
+@dataclass(frozen=True)
+class ServerAbout:
+    method: str
+    parameters: Mapping[str, Any]
+
+
+def write(folder: Path, about: ClientAbout | ServerAbout) -> None:
+    """A client's file gets mode 0600; its folder is closed already."""
+    half = "client" if isinstance(about, ClientAbout) else "server"
+    path = folder / NAME
+    path.touch(0o600 if half == "client" else 0o644)
+    write_json(path, {"milkglass_split": VERSION, "half": half, **asdict(about)})
+
+
+def client_about(folder: Path) -> ClientAbout:
+    """Raises CorruptCheckpoint."""
+    raw = _read(folder, "client")
+    labels = raw.get("labels")
+    if not isinstance(labels, dict) or sorted(map(str, labels.values())) != sorted(map(str, range(len(labels)))):
+        raise _broken(folder)
+    try:
+        return ClientAbout(**raw)
+    except TypeError:
+        raise _broken(folder) from None
+
+
+def server_about(folder: Path) -> ServerAbout:
+    """Raises CorruptCheckpoint."""
+    try:
+        return ServerAbout(**_read(folder, "server"))
+    except TypeError:
+        raise _broken(folder) from None
+
+
+def _read(folder: Path, half: str) -> dict[str, Any]:
+    if not (folder / NAME).is_file():
+        raise CorruptCheckpoint(
+            f"{folder} is no half of a split model", "give a folder that `milkglass split train` wrote"
+        )
+    raw = read_json(folder / NAME)
+    if raw.pop("milkglass_split", None) != VERSION:
+        raise CorruptCheckpoint(f"{folder} is of another version than {VERSION}", "open it with the milkglass it is of")
+    found = raw.pop("half", None)
+    if found != half:
+        raise CorruptCheckpoint(f"{folder} holds the other half, the {half}'s is needed", f"give the {half}'s folder")
+    return raw
+
+
+def _broken(folder: Path) -> CorruptCheckpoint:
+    return CorruptCheckpoint(f"{NAME} in {folder} lacks an entry or has one too many", "restore it from a copy")
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of a half's weights, in hex: by it the client knows the server's half again."""
+    with (folder / WEIGHTS).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def private_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a file that is its owner's alone, at once."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    fresh.touch(0o600)
+    fresh.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
+    fresh.replace(path)

@@ -1,0 +1,111 @@
+"""The client's half at work: its folder opened, texts sent a frame at a time, answers read as classes.
+
+How many texts were sent is written down before they are: a text that is sent twice meets other noise, whatever ends the
+command in between. What this module does not know: any method, and how a frame gets to the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.checkpoint import Checkpoint, read_json
+from milkglass.client.usage import locked
+from milkglass.encoders.halves import CONFIG
+from milkglass.encoders.reader import Reader
+from milkglass.encoders.sending import EncoderClient
+from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, RemoteError, UsageError
+from milkglass.split import folders
+from milkglass.split.parameters import rebuilt
+from milkglass.split.told import Told
+
+BATCH = 32  # texts a frame
+Answer = Callable[[bytes], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class ClientHalf:
+    about: folders.ClientAbout
+    client: EncoderClient = field(repr=False)
+
+    @classmethod
+    def open(cls, folder: Path, base: Checkpoint, about: folders.ClientAbout, sending: int = 0) -> ClientHalf:
+        """sending: how many texts are to be sent, whose numbers are taken now. Raises CorruptCheckpoint, or
+        KeyForOtherModel where the base is not the one that was split."""
+        defence = rebuilt(about.method, about.parameters, about.training)
+        if not sending:
+            return cls(about, defence.load_client(base, folder))
+        with locked(folder / CONFIG):
+            client = defence.load_client(base, folder)
+            raw = read_json(folder / CONFIG)
+            folders.private_json(folder / CONFIG, {**raw, "sent": int(raw["sent"]) + sending})
+        return cls(about, client)
+
+    def classify(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        told: Told,
+        answer: Answer,
+        tell: Callable[[int], None] = lambda count: None,
+    ) -> NDArray[np.float64]:
+        """(texts, classes) probabilities. Raises CodecError for a text that cannot be sent, before any is."""
+        self.require(told, pairs is not None)
+        lengths = self.client.reader.encode(texts, pairs).ids.lengths
+        found = []
+        for part in parts(lengths, min(BATCH, told.max_texts), told.max_rows):
+            frame = self.client.frame(texts[part], None if pairs is None else pairs[part])
+            logits = self.client.receive(answer(frame))
+            count = part.stop - part.start
+            if logits.shape != (count, len(self.about.labels)):
+                raise RemoteError(
+                    f"{count} texts of {len(self.about.labels)} classes were answered with other numbers than that",
+                    "is the server's half the one of this client?",
+                )
+            found.append(logits)
+            tell(count)
+        return softmax(np.concatenate(found))
+
+    def require(self, told: Told, pairs: bool) -> None:
+        """That the server has the other half of this one, and that texts come as it was trained. No state has left."""
+        if told.weights != self.about.server:
+            raise KeyForOtherModel(
+                "the server has another half than this client's", "give it the folder made with this one"
+            )
+        if len(self.about.labels) != told.classes:
+            raise CorruptCheckpoint(
+                f"the client knows {len(self.about.labels)} classes, the server {told.classes}", "split the model again"
+            )
+        if pairs != self.about.pairs:
+            raise UsageError(
+                "this model reads pairs of texts" if self.about.pairs else "this model reads single texts",
+                "give a second text for each" if self.about.pairs else "leave the second texts out",
+            )
+
+
+def sendable(reader: Reader, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[np.bool_]:
+    """(texts,) which are short enough; `Reader.encode` refuses the others."""
+    asked = (list(texts), None if pairs is None else list(pairs))
+    batch = reader.tokenizer(*asked, truncation=False, verbose=False, split_special_tokens=True)
+    return np.array([len(ids) <= reader.limit for ids in batch["input_ids"]], np.bool_)
+
+
+def parts(lengths: NDArray[np.int64], texts: int, rows: int) -> Iterator[slice]:
+    """Consecutive texts: at most so many, and so many tokens together; one at least."""
+    start, total = 0, 0
+    for number, length in enumerate(lengths.tolist()):
+        if number > start and (number - start == texts or total + length > rows):
+            yield slice(start, number)
+            start, total = number, 0
+        total += length
+    if len(lengths):
+        yield slice(start, len(lengths))
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    shifted = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(1, keepdims=True), np.float64)

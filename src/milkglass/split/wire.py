@@ -1,0 +1,44 @@
+"""The client's way to a split server: frames out, logits back. What comes back is not trusted.
+
+What this module does not know: texts, secrets, methods.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.client.connection import Connection
+from milkglass.errors import RemoteError
+from milkglass.split.told import Told
+
+PATH = "/v1/split"
+HEADERS = {"Content-Type": "application/octet-stream"}
+
+
+class Wire:
+    """One server. Closes with the connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def told(self) -> Told:
+        return Told.of(self._connection.json("GET", PATH))
+
+    def answer(self, frame: bytes) -> NDArray[np.float32]:
+        """(texts, outputs). The same bytes may cross again where an answer was lost: nothing is drawn anew."""
+        found = self._connection.json("POST", PATH, again=True, content=frame, headers=HEADERS)
+        return _logits(found.get("logits"))
+
+
+def _logits(raw: Any) -> NDArray[np.float32]:
+    """Raises RemoteError for what is no table of finite numbers."""
+    try:
+        logits = np.asarray(raw, np.float64).astype(np.float32)
+    except (TypeError, ValueError, OverflowError):
+        logits = np.empty(0, np.float32)
+    if logits.ndim != 2 or not logits.size or not np.isfinite(logits).all():
+        raise RemoteError("the answer holds no table of numbers", "is `milkglass split serve` there?")
+    return logits

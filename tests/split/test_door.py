@@ -1,0 +1,163 @@
+"""Frames at the door: what is not this half's is refused, in the one shape of errors, and nothing of it is logged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+from starlette.testclient import TestClient
+
+from milkglass.encoders import frames
+from milkglass.errors import CorruptCheckpoint
+from milkglass.split import app as apps
+from milkglass.split.app import create_app
+from milkglass.split.serving import ServerHalf
+from milkglass.threat import Activations
+from tests.server.kit import TOKEN, error
+from tests.split.kit import Made
+from tests.tiny import TEXTS
+
+WIDTH = 32
+
+
+@pytest.fixture(scope="module")
+def served(noisy: Made) -> Iterator[TestClient]:
+    with TestClient(create_app(noisy.other(), TOKEN), headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+        yield client
+        assert client.get("/health").json() == {"status": "ok"}
+
+
+def states(rows: int = 4, width: int = WIDTH, layer: int = 1, value: float = 0.5, pooled: int = 0) -> bytes:
+    hidden = torch.full((rows, width), value)
+    return raw(hidden=hidden, lengths=torch.tensor([rows]), about=torch.tensor([layer, pooled]))
+
+
+def raw(**parts: torch.Tensor) -> bytes:
+    """As anybody could write it, unchecked."""
+    return save(parts)
+
+
+def post(served: TestClient, body: bytes, **headers: str) -> Any:
+    return served.post("/v1/split", content=body, headers=headers)
+
+
+def test_a_frame_is_answered_with_numbers(served: TestClient, noisy: Made) -> None:
+    frame = noisy.half().client.frame(TEXTS)
+    answer = post(served, frame)
+    assert answer.status_code == 200
+    assert answer.json().keys() == {"object", "logits"}
+    assert np.array_equal(np.asarray(answer.json()["logits"], np.float32), noisy.other().answer(frame))
+    told = served.get("/v1/split").json()
+    assert (told["method"], told["layer"], told["width"], told["classes"]) == ("dp-forward", 1, WIDTH, 2)
+
+
+def test_only_the_token_opens(served: TestClient) -> None:
+    bare = TestClient(served.app)
+    for given in (None, "Bearer wrong", "Bearer"):
+        headers = {} if given is None else {"Authorization": given}
+        for answer in (bare.get("/v1/split", headers=headers), bare.post("/v1/split", content=b"x", headers=headers)):
+            assert answer.status_code == 401
+            assert error(answer)["code"] == "unauthorized"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "is not a safetensors file"),
+        (b"\x80\x04K\x01.", "is not a safetensors file"),  # a pickle
+        (b"the private diagnosis", "is not a safetensors file"),
+        (states()[:-8], "is not a safetensors file"),
+        (states(width=16), "16 wide, 32 is needed"),
+        (states(layer=0), "states after layer 0"),
+        (states(rows=1, pooled=1), "pooled True"),
+        (states(value=float("nan")), "not finite"),
+        (states(value=float("inf")), "not finite"),
+        (states(rows=200), "200 tokens long, at most 130 fit"),
+        (raw(hidden=torch.zeros(4, WIDTH), lengths=torch.tensor([3]), about=torch.tensor([1, 0])), "do not add up"),
+        (raw(hidden=torch.zeros(4, WIDTH), lengths=torch.tensor([5, -1]), about=torch.tensor([1, 0])), "not add up"),
+        (raw(hidden=torch.zeros(4, WIDTH), lengths=torch.tensor([4])), "holds 2 tensors"),
+        (
+            raw(hidden=torch.zeros(4, WIDTH).double(), lengths=torch.tensor([4]), about=torch.tensor([1, 0])),
+            "hidden is torch.float64",
+        ),
+        (
+            raw(hidden=torch.zeros(0, WIDTH), lengths=torch.zeros(0, dtype=torch.int64), about=torch.tensor([1, 0])),
+            "holds 0 texts, 1 to 256 fit",
+        ),
+        (
+            raw(hidden=torch.zeros(300, WIDTH), lengths=torch.ones(300, dtype=torch.int64), about=torch.tensor([1, 0])),
+            "holds 300 texts, 1 to 256 fit",
+        ),
+    ],
+)  # fmt: skip
+def test_frames_that_are_refused(served: TestClient, body: bytes, message: str) -> None:
+    answer = post(served, body)
+    assert answer.status_code == 400
+    assert message in error(answer)["message"]
+    assert "private diagnosis" not in answer.text
+
+
+def test_a_body_that_is_too_large_is_not_read(noisy: Made) -> None:
+    half = noisy.other()
+    small = replace(half, told=replace(half.told, max_body=1000))
+    with TestClient(create_app(small, TOKEN), headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+        answer = post(client, states(rows=40))
+        assert (answer.status_code, error(answer)["code"]) == (413, "too_large")
+        assert client.request("GET", "/v1/split", content=b"x" * 100).status_code == 413
+
+
+def test_states_that_no_number_answers(served: TestClient) -> None:
+    answer = post(served, states(value=3e38))
+    assert (answer.status_code, error(answer)["message"][:24]) == (400, "the states are too large")
+
+
+def test_too_many_at_a_time_are_sent_away(served: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apps, "MAX_WAITING", 0)
+    answer = post(served, states())
+    assert (answer.status_code, error(answer)["code"]) == (503, "busy")
+    assert answer.headers["Retry-After"]
+
+
+def test_nothing_of_a_frame_is_logged(served: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "milkglass.server"):
+        post(served, states(), **{"X-Note": "zanzibar"})
+        post(served, b"zanzibar")
+        served.get("/v1/zanzibar")
+    lines = [record.getMessage() for record in caplog.records if record.name == "milkglass.server"]
+    assert len(lines) == 3 and lines[0].startswith("POST /v1/split 200")
+    assert "zanzibar" not in " ".join(lines)
+
+
+def test_a_server_half_that_is_damaged(fresh: Made) -> None:
+    weights = fresh.server / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(CorruptCheckpoint, match="is not this half's"):
+        ServerHalf.open(fresh.server)
+    (fresh.server / "config.json").write_text("{}", "utf-8")
+    with pytest.raises(CorruptCheckpoint, match="lacks an entry"):
+        ServerHalf.open(fresh.server)
+
+
+def test_a_frame_of_the_client_decodes_to_itself(noisy: Made) -> None:
+    sent = frames.decode(noisy.half().client.frame(TEXTS))
+    assert isinstance(sent, Activations) and (sent.layer, sent.pooled) == (1, False)
+
+
+def test_the_token_lies_in_the_home(noisy: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(apps, "run", lambda app, settings, command: started.append((app, settings, command)))
+    monkeypatch.delenv("MILKGLASS_PASSPHRASE", raising=False)
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        monkeypatch.setenv(name, "1")
+    apps.serve(noisy.server, tmp_path / "home", 0, None)
+    (app, settings, command) = started[0]
+    token = (tmp_path / "home" / "token").read_text("ascii").strip()
+    assert (settings.host, settings.port, command) == ("127.0.0.1", 0, "milkglass split serve")
+    assert TestClient(app).get("/v1/split", headers={"Authorization": f"Bearer {token}"}).status_code == 200

@@ -1,0 +1,222 @@
+"""Both folders: complete or not there, each half opened from its own, and what each may hold."""
+
+from __future__ import annotations
+
+import ast
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from milkglass.checkpoint import Checkpoint
+from milkglass.defence import Labelled
+from milkglass.encoders import frames
+from milkglass.errors import CodecError, CorruptCheckpoint, KeyForOtherModel, UsageError
+from milkglass.split import folders, making
+from milkglass.split.judging import Asked, judge
+from milkglass.split.parameters import rebuilt
+from milkglass.split.sending import parts, softmax
+from milkglass.split.staging import build
+from tests.encoders.kit import SMALL
+from tests.split.kit import DATA, HOW, LABELS, Made, made
+from tests.tiny import TEXTS
+
+SECOND = ["on monday", "a scan", "no", "who called"]
+SOURCE = Path(__file__).parents[2] / "src" / "milkglass" / "split"
+
+
+def test_the_servers_half_answers_from_its_folder_alone(each: Made) -> None:
+    about = each.about
+    _, loaded = rebuilt(about.method, about.parameters, about.training).load(each.base, each.client, each.server)
+    frame = each.half().client.frame(TEXTS)
+    mine = each.other().answer(frame)
+    assert np.array_equal(mine, loaded.answer((frames.decode(frame),)))
+    assert len(np.unique(mine)) > 2, "it answers something"
+
+
+def test_texts_are_classified_and_batches_change_nothing(each: Made) -> None:
+    other = each.other()
+    one = each.half().classify(TEXTS, None, other.told, other.answer)
+    few = replace(other.told, max_texts=1)
+    another = each.half().classify(TEXTS, None, few, other.answer)
+    assert one.shape == (4, 2)
+    assert np.allclose(one.sum(1), 1)
+    assert np.allclose(one, another, atol=1e-5), "numbers of texts go on from batch to batch"
+
+
+def test_a_folder_holds_what_it_should(each: Made) -> None:
+    secret = json.loads((each.client / "config.json").read_text("utf-8"))["secret"]
+    assert {path.name for path in each.server.iterdir()} == {"config.json", "model.safetensors", "split.json"}
+    for path in each.server.iterdir():
+        held = path.read_bytes()
+        assert secret.encode() not in held and bytes.fromhex(secret) not in held
+        assert b"zanzibar" not in held, "the names of classes stay with the client"
+        assert str(each.base.folder).encode() not in held
+    assert stat.S_IMODE(each.client.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in each.client.iterdir()} == {0o600}
+    assert each.about.labels == LABELS
+    assert "zanzibar" not in repr(each.about)
+
+
+def test_a_number_is_never_used_twice(fresh: Made) -> None:
+    first = fresh.half(sending=3).client.frame([TEXTS[0]])
+    second = fresh.half(sending=1).client.frame([TEXTS[0]])
+    assert first != second, "an equal text meets other noise"
+    assert json.loads((fresh.client / "config.json").read_text("utf-8"))["sent"] == 4
+    assert fresh.half().client.frame([TEXTS[0]]) == fresh.half().client.frame([TEXTS[0]]), "unsent, nothing is taken"
+    assert stat.S_IMODE((fresh.client / "config.json").stat().st_mode) == 0o600
+    assert {path.name for path in fresh.client.iterdir()} == {"config.json", "model.safetensors", "split.json"}
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_ctrl_c_leaves_nothing(bert: Checkpoint, tmp_path: Path, after: int) -> None:
+    steps: list[int] = []
+
+    def tell(count: int) -> None:
+        steps.append(count)
+        if len(steps) > after:
+            raise KeyboardInterrupt
+
+    defence = replace(SMALL["dp-forward"], training=HOW)
+    with pytest.raises(KeyboardInterrupt):
+        making.make(defence, bert, "m", DATA, tmp_path / "c", tmp_path / "s", tell)
+    assert list(tmp_path.iterdir()) == []
+    assert len(steps) == after + 1
+
+
+def test_one_half_alone_is_taken_away(bert: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+
+    def second_fails(self: Path, target: Path) -> Path:
+        if Path(target) == tmp_path / "s":
+            raise OSError("no room")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", second_fails)
+    with pytest.raises(OSError, match="no room"):
+        making.make(replace(SMALL["dp-forward"], training=HOW), bert, "m", DATA, tmp_path / "c", tmp_path / "s", int)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_steps_are_counted(bert: Checkpoint, tmp_path: Path) -> None:
+    steps: list[int] = []
+    for number, most in enumerate((None, 3)):
+        defence = replace(SMALL["dp-forward"], training=replace(HOW, epochs=2, max_steps=most))
+        steps.clear()
+        making.make(defence, bert, "m", DATA, tmp_path / f"c{number}", tmp_path / f"s{number}", steps.append)
+        assert sum(steps) == making.steps_of(defence, len(DATA.corpus.texts)) == (most or 4)
+
+
+def test_places_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="exists already"):
+        making.require_free(tmp_path, tmp_path / "s")
+    for client, server in (("a", "a"), ("a/b", "a"), ("a", "a/b")):
+        with pytest.raises(UsageError, match="one folder, or one is in the other"):
+            making.require_free(tmp_path / client, tmp_path / server)
+
+
+def test_halves_that_do_not_belong_together(each: Made, fresh: Made) -> None:
+    other = each.other()
+    sent: list[bytes] = []
+
+    def answer(frame: bytes) -> np.ndarray:
+        sent.append(frame)
+        return other.answer(frame)
+
+    with pytest.raises(KeyForOtherModel, match="another half"):
+        fresh.half().classify(TEXTS, None, other.told, answer)
+    with pytest.raises(UsageError, match="reads single texts"):
+        each.half().classify(TEXTS, TEXTS, other.told, answer)
+    assert not sent, "nothing left"
+    with pytest.raises(CorruptCheckpoint, match="holds the other half"):
+        folders.client_about(each.server)
+    with pytest.raises(CorruptCheckpoint, match="no half of a split model"):
+        folders.server_about(each.base.folder)
+
+
+@pytest.mark.parametrize("raw", [{"labels": [1]}, {"labels": {"a": 1}}, {"more": 1}, {"milkglass_split": 2}])
+def test_a_damaged_note_is_told(fresh: Made, raw: dict[str, object]) -> None:
+    known = json.loads((fresh.client / "split.json").read_text("utf-8"))
+    (fresh.client / "split.json").write_text(json.dumps({**known, **raw}), "utf-8")
+    with pytest.raises(CorruptCheckpoint):
+        folders.client_about(fresh.client)
+
+
+def test_batches_keep_their_order_and_their_bounds() -> None:
+    lengths = np.array([3, 3, 9, 1, 1, 1, 1], np.int64)
+    found = [(one.start, one.stop) for one in parts(lengths, 3, 6)]
+    assert found == [(0, 2), (2, 3), (3, 6), (6, 7)]
+    assert list(parts(np.empty(0, np.int64), 3, 6)) == []
+    assert softmax(np.array([[1000.0, 0.0]], np.float32)).tolist() == [[1.0, 0.0]]
+
+
+def test_data_is_read_with_its_labels(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    given = [{"text": text, "text_pair": "x", "label": label} for text, label in (("a", "y"), ("b", "n"), ("c", "y"))]
+    rows.write_text("".join(json.dumps(one) + "\n" for one in given))
+    data = making.read_data(rows)
+    assert (data.labels, list(data.corpus.labels), data.corpus.pairs) == ({"n": 0, "y": 1}, [1, 0, 1], ["x"] * 3)
+    rows.write_text('{"text": "a"}\n')
+    with pytest.raises(CodecError, match="has no labels"):
+        making.read_data(rows)
+    rows.write_text('{"text": "a", "label": "one"}\n')
+    with pytest.raises(CodecError, match="1 label only"):
+        making.read_data(rows)
+
+
+def test_a_model_of_pairs_reads_pairs(bert: Checkpoint, tmp_path: Path) -> None:
+    paired = making.Data(Labelled(TEXTS, [0, 1, 1, 0], SECOND), LABELS)
+    it = made("dp-forward", bert, tmp_path, paired)
+    other = it.other()
+    assert it.half().classify(TEXTS, SECOND, other.told, other.answer).shape == (4, 2)
+    with pytest.raises(UsageError, match="reads pairs"):
+        it.half().classify(TEXTS, None, other.told, other.answer)
+
+
+def test_judging_counts_what_is_right(each: Made) -> None:
+    half, other = each.half(), each.other()
+    texts = [*TEXTS, "word " * 200]
+    found = half.classify(TEXTS, None, other.told, other.answer).argmax(1).tolist()
+    wrong = [1 - found[0], *found[1:], 0]
+    told: list[int] = []
+    judged = judge(each.half(), other, Asked(texts, None, wrong), told.append)
+    assert (judged.right, judged.texts, judged.left_out, sum(told)) == (0.75, 4, 1, 4)
+    with pytest.raises(CodecError, match="all 1 texts are too long"):
+        judge(each.half(), other, Asked(texts[-1:], None, [0]), told.append)
+
+
+def test_an_audits_texts(noisy: Made, tmp_path: Path) -> None:
+    half, other = noisy.half(), noisy.other()
+    text = tmp_path / "texts.txt"
+    lines = [" ".join(np.random.default_rng(n).permutation(TEXTS[n % 4].split())[:5]) for n in range(40)]
+    text.write_text("\n".join([*lines, "word " * 200]) + "\n", "utf-8")
+
+    def staged(path: Path = text) -> object:
+        reader = half.client.reader
+        return build(noisy.base, noisy.about, half.client, other.server, reader, path, None, None, 1)
+
+    found = staged()
+    assert found.left_out == 1  # type: ignore[attr-defined]
+    scene = found.scene  # type: ignore[attr-defined]
+    assert scene.of_states and len(scene.truth.tokens) == 20
+    assert scene.scheme["name"] == "dp-forward" and scene.scheme["epsilon"] == 8.0
+    text.write_text("\n".join(lines[:5]) + "\n", "utf-8")
+    with pytest.raises(UsageError, match=r"5 of the 20 texts"):
+        staged()
+    text.write_text("\n".join(lines[:1] * 40) + "\n", "utf-8")
+    with pytest.raises(UsageError, match="0 texts are left to the attacker"):
+        staged()
+
+
+@pytest.mark.parametrize("name", ["serving.py", "app.py", "told.py", "folders.py", "parameters.py"])
+def test_what_the_server_runs_imports_nothing_of_the_clients(name: str) -> None:
+    found = set()
+    for node in ast.walk(ast.parse((SOURCE / name).read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+    walls = ("milkglass.client", "milkglass.attacks", "milkglass.schemes", "milkglass.audit", "milkglass.cli")
+    walls += ("milkglass.split.sending", "milkglass.split.making", "milkglass.split.wire", "milkglass.models")
+    assert not [one for one in found if one.startswith(walls)]

@@ -1,0 +1,74 @@
+"""Parameters from words: typed by the dataclass, and told plainly where they cannot be."""
+
+from __future__ import annotations
+
+import typing
+
+import pytest
+
+from milkglass.cli.split import train
+from milkglass.encoders.catalogue import ENCODERS
+from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.split.parameters import chosen, kind_of, listed, rebuilt, told
+
+
+def test_words_become_what_the_fields_are() -> None:
+    found = chosen("dp-forward", ["epsilon=3", "layer=2", "where=central", "redraw=FALSE"], {"epochs": 2})
+    assert told(found) == {
+        "layer": 2, "epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "where": "central", "sensitivity": "replace",
+        "redraw": False,
+    }  # fmt: skip
+    assert type(found.epsilon) is float and type(found.layer) is int  # type: ignore[attr-defined]
+    assert found.training.epochs == 2
+    assert told(chosen("textobfuscator", ["clip=none", "layer=None"], {}))["clip"] is None
+
+
+def test_a_methods_own_training_stands_but_for_what_is_given() -> None:
+    found = chosen("textobfuscator", [], {"epochs": 1}).training
+    assert (found.batch_size, found.epochs) == (ENCODERS["textobfuscator"]().training.batch_size, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "word", "message"),
+    [
+        ("dp-forward", "epsilon", "'epsilon' sets nothing"),
+        ("dp-forward", "epsilonn=3", "dp-forward has no parameter 'epsilonn'"),
+        ("dp-forward", "training=3", "dp-forward has no parameter 'training'"),
+        ("dp-forward", "name=x", "dp-forward has no parameter 'name'"),
+        ("dp-forward", "epsilon=much", "epsilon is 'much', a number is needed"),
+        ("dp-forward", "epsilon=nan", "epsilon is 'nan', a number is needed"),
+        ("dp-forward", "epsilon=none", "epsilon is 'none', a number is needed"),
+        ("dp-forward", "layer=1.5", "layer is '1.5', a whole number or none is needed"),
+        ("dp-forward", "where=there", "where is 'there', one of local, central is needed"),
+        ("dp-forward", "redraw=maybe", "redraw is 'maybe', true or false is needed"),
+        ("dp-forward", "clip=-1", "clip is -1.0"),
+        ("cape", "layer=1", "layer is 1"),
+        ("other", "x=1", "there is no method 'other'"),
+    ],
+)
+def test_words_that_cannot_be(method: str, word: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        chosen(method, [word], {})
+    assert message in raised.value.message and raised.value.hint
+
+
+def test_what_there_is_is_listed() -> None:
+    with pytest.raises(UsageError) as raised:
+        chosen("dp-forward", ["x=1"], {})
+    assert listed(kind_of("dp-forward")) in raised.value.hint
+    assert "where (one of local, central; local)" in raised.value.hint
+    with pytest.raises(UsageError, match="set twice"):
+        chosen("dp-forward", ["clip=1", "clip=2"], {})
+
+
+@pytest.mark.parametrize("method", ENCODERS)
+def test_a_method_comes_back_from_what_is_told(method: str) -> None:
+    defence = ENCODERS[method]()
+    assert told(rebuilt(method, told(defence))) == told(defence)
+    with pytest.raises(CorruptCheckpoint, match="none of any method"):
+        rebuilt(method, {**told(defence), "more": 1})
+
+
+def test_the_command_names_the_methods_that_there_are() -> None:
+    hint = typing.get_type_hints(train)["method"]
+    assert set(typing.get_args(hint)) == set(ENCODERS)
