@@ -262,6 +262,7 @@ def test_labels_that_the_training_data_lacks(tmp_path: Path, glove: Path) -> Non
         run(path, tmp_path, tmp_path / "run", 1)
 
 
+@pytest.mark.skipif("Not run yet" in (SHIPPED / "obfuslm_bilstm.toml").read_text("utf-8"), reason="it has none")
 def test_the_shipped_result_is_of_the_recipe_as_it_stands() -> None:
     recipe = BiLSTMRecipe.read(SHIPPED / "obfuslm_bilstm.toml")
     result = json.loads((SHIPPED / "results" / "obfuslm_bilstm.json").read_text("utf-8"))

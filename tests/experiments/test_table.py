@@ -12,7 +12,7 @@ import pytest
 
 from milkglass.errors import UsageError
 from milkglass.experiments import table
-from tests.experiments.test_recipes import ALL, shipped
+from tests.experiments.test_recipes import RUN, shipped
 
 NASTY = '<script>alert(1)</script> | `x` *y* [z](http://w) \\ & "q" $m$\nnext'
 RESULT: dict[str, Any] = {
@@ -153,7 +153,7 @@ def test_numbers(value: float | None, shown: str) -> None:
         assert table.number(value, sign=True) == f"+{shown}"
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RUN, ids=lambda path: path.stem)
 def test_every_shipped_result_has_a_table(path: Path, tmp_path: Path) -> None:
     result = shipped(path)
     file = tmp_path / f"{path.stem}.json"
