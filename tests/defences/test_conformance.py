@@ -198,8 +198,8 @@ def test_what_it_tells_is_json_and_has_every_parameter(case: Case, data: Path, t
     assert told["name"]
     for name, value in case.target.entry.items():
         if isinstance(value, int | float):
-            other = replace(case.target, entry={**case.target.entry, name: value / 2 if value < 1 else value * 2}).defence(data)
-            assert other.told() != told, name
+            changed = {**case.target.entry, name: value / 2 if value < 1 else value * 2}
+            assert replace(case.target, entry=changed).defence(data).told() != told, name
     if "words" in case.target.entry:  # the file counts by what it holds
         (tmp_path / GLOVE).write_text((data / GLOVE).read_text("utf-8").replace("nurse", "nurses"), "utf-8")
         assert case.target.defence(tmp_path).told() != told
