@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milkglass.encoders.accounting import epsilon_of, sigma_of
+from milkglass.encoders.accounting import epsilon_of, sigma_of, upward
 from milkglass.encoders.dp_forward import DPForward
 from milkglass.encoders.training import Training
 from milkglass.errors import UsageError
@@ -54,7 +54,7 @@ def test_the_guarantee_names_what_holds_and_not_what_was_asked_for() -> None:
 
 def test_the_guarantee_of_training_counts_every_epoch_unless_noise_is_drawn_once() -> None:
     five = DPForward(training=Training(epochs=5))
-    assert f"({five.spent(5):.4g}, 1e-05)-DP, composed over 5 draws" in str(five.guarantee)
+    assert f"({upward(five.spent(5))}, 1e-05)-DP, composed over 5 draws" in str(five.guarantee)
     once = DPForward(training=Training(epochs=5), redraw=False)
     assert "(8, 1e-05)-DP, composed over 1 draw;" in str(once.guarantee)
 
@@ -79,3 +79,10 @@ def test_the_central_model_claims_nothing_of_texts_that_are_sent() -> None:
 def test_impossible_parameters_are_refused(given_: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         DPForward(**given_)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [8.0, 11.72403, 19.12118, 8.17032, 0.0123456, 123456.7, 3.0000001])
+def test_a_printed_epsilon_is_never_below_what_holds(value: float) -> None:
+    shown = float(upward(value))
+    assert shown >= value * (1 - 1e-11)
+    assert shown <= value * 1.001

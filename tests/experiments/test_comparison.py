@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.client.tokens import TokenClient
 from milkglass.defence import Labelled
 from milkglass.defences import defence_of
+from milkglass.encoders.training import Training
 from milkglass.errors import UsageError
 from milkglass.experiments import comparison
 from milkglass.experiments.cells import Problem, _write, secret_of
 from milkglass.experiments.comparison import Comparison
+from milkglass.experiments.leakage import apart
 from milkglass.experiments.reproduce import reproduce
 from milkglass.server.data import Rows
 from milkglass.threat import Tokens
@@ -65,8 +68,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     words = sorted({word.strip(",") for text in tiny.TEXTS for word in text.split()})
     rng = np.random.default_rng(0)
-    rows = [(" ".join(rng.choice(words, 6)), i % 2) for i in range(24)]
-    for name, some in (("train.tsv", rows[:20]), ("dev.tsv", rows[20:])):
+    rows = [(" ".join(rng.choice(words, 6)), i % 2) for i in range(28)]
+    for name, some in (("train.tsv", rows[:24]), ("dev.tsv", rows[24:])):
         (folder / name).write_text("sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in some), "utf-8")
     table = (f"{word} {' '.join(f'{x:.4f}' for x in rng.normal(size=6))}\n" for word in words)
     (folder / "words.txt").write_text("".join(table), "utf-8")
@@ -126,7 +129,7 @@ def test_a_run_goes_on_and_cells_are_shared(
     assert measured(found)["accuracy, small, words"] == measured(done[1])["accuracy, small, words"]
     again = {path: path.stat().st_mtime_ns for path in before}
     changed = [path.name for path in before if again[path] != before[path]]
-    assert set(changed) <= {"spec.json"}  # nothing was split, trained or asked again
+    assert set(changed) <= {"spec.json", "lock"}  # nothing was split, trained or asked again
 
 
 def test_a_cell_is_its_owners_alone(done: tuple[Path, dict[str, Any]]) -> None:
@@ -144,7 +147,7 @@ def test_what_the_server_trains_on_is_what_the_client_sends(recipe: Path, data: 
     rows = Labelled(tiny.TEXTS, [0, 1, 0, 1])
     client, _ = defence_of({"k": 4, "beta": 0.9}).split(base, rows, secret_of(1), tmp_path / "server")
     assert isinstance(client, TokenClient)
-    _write(client, rows, "classification", tmp_path / "rows.parquet")
+    _write(client, rows, rows.labels, "classification", tmp_path / "rows.parquet")
     (sent,) = client.send(rows.texts)
     assert isinstance(sent, Tokens)
     kept = Rows(tmp_path / "rows.parquet", "classification", 512)
@@ -188,8 +191,9 @@ def test_rows_are_drawn_by_the_seed(data: Path) -> None:
         ('held_out = "dev.tsv"', 'held_out = "gone.tsv"', "there is no .*gone.tsv"),
         ('held_out = "dev.tsv"', 'test = "dev.tsv"', "data.small has no test"),
         ("batch_size = 4", "batch_size = 0", "training: batch_size"),
-        ("rows = 16", "rows = 99", "99 rows are asked for, train.tsv has 20"),
-        ("public = 8", "public = 80", "are more than the 16"),
+        ("rows = 16", "rows = 99", "99 rows are asked for, train.tsv has 24, of which 8 are an attacker's"),
+        ("public = 8", "public = 10", "16 rows are asked for, train.tsv has 24, of which 10"),
+        ("rows = 8\n", "rows = 17\n", "17 private rows are more than the 16"),
         ('"knn", ', '"none", ', "there is no attack 'none'"),
     ],
 )
@@ -208,3 +212,49 @@ def test_only_comparisons_have_a_cache(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text('kind = "attacks"\n', "utf-8")
     with pytest.raises(UsageError, match="has no cells to share"):
         reproduce(tmp_path / "r.toml", tmp_path, tmp_path / "out", cache=tmp_path)
+
+
+def test_an_attacker_has_no_row_that_was_trained_with_or_holds_a_private_one(data: Path) -> None:
+    entry = {"train": "train.tsv", "held_out": "dev.tsv", "rows": 10}
+    found = comparison.problem("small", entry, data, 1, spare=8)
+    assert len(found.train.texts) == 10 and len(found.others.texts) == 14
+    assert not set(found.train.texts) & set(found.others.texts)
+    whole = comparison.problem("small", {**entry, "rows": 16}, data, 1, spare=8)
+    assert len(whole.others.texts) == 8
+    private = ["a good film", "very bad"]
+    public = ["it is a good  film indeed", "good film", "a good film", "bad", "very badly", "this is fine", "ad"]
+    assert apart(public, private) == ["very badly", "this is fine", "ad"]
+
+
+def test_a_text_is_sent_alike_whatever_is_sent_beside_it(recipe: Path, data: Path, tmp_path: Path) -> None:
+    """So what is attacked is what was trained with, and sending a text again gives no second draw."""
+    base = Checkpoint.open(recipe.parent / "model")
+    for number, entry in enumerate(
+        (
+            {"k": 4, "beta": 0.9, "aliases": 3},
+            {"k": 4, "beta": 0.9, "rows": "shared"},
+            {"sanitizer": "custext", "epsilon": 1.0, "k": 3, "words": "words.txt"},
+        )
+    ):
+        client, _ = defence_of(entry, data).split(base, None, secret_of(1), tmp_path / str(number))
+        (alone,), (beside,) = client.send(tiny.TEXTS[1:2]), client.send(tiny.TEXTS)
+        assert isinstance(alone, Tokens) and isinstance(beside, Tokens)
+        assert np.array_equal(list(alone.ids)[0], list(beside.ids)[1])
+        many = [next(iter(client.send([f"{tiny.TEXTS[0]} {i}"])[0].ids)) for i in range(6)]  # type: ignore[attr-defined]
+        assert len({one[: len(many[0]) - 3].tobytes() for one in many}) > 1  # another text draws anew
+
+
+def test_two_encoders_at_once_are_the_two_alone(recipe: Path, tmp_path: Path) -> None:
+    base, rows = Checkpoint.open(recipe.parent / "model"), Labelled(tiny.TEXTS, [0, 1, 0, 1])
+    short = Training(learning_rate=1e-3, batch_size=2, epochs=2, max_length=64)
+
+    def weights(place: tuple[str, str]) -> bytes:
+        folder = tmp_path / place[0]
+        layer = {} if place[1] == "cape" else {"layer": 1}
+        defence = defence_of({"encoder": place[1], "training": short, **layer})
+        _, server = defence.split(base, rows, secret_of(1), folder)
+        return (server.folder / "model.safetensors").read_bytes()
+
+    alone = [weights(one) for one in (("a", "cape"), ("b", "textobfuscator"))]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(weights, (("c", "cape"), ("d", "textobfuscator")))) == alone

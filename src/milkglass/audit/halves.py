@@ -92,8 +92,8 @@ def _of_states(
     public: Mapping[str, Sequence[str]],
 ) -> Scene:
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
-    ids = client.reader.encode(private).ids
-    known = {who: client.reader.encode(texts).ids for who, texts in public.items()}
+    ids = client.reader.encode(private, cut=True).ids
+    known = {who: client.reader.encode(texts, cut=True).ids for who, texts in public.items()}
     knowledge = {who: Knowledge(corpus=one, observe=client.observe) for who, one in known.items()}
     seen = (*server.rest(), *client.send(private))
     return _scene(base, codec, seen, _truth(codec, ids, ids, known), knowledge, {"name": client.defence.name})

@@ -1,8 +1,9 @@
 """Every sanitizer as a defence: the model and the ids are the public ones, the words are others.
 
-Draws are made with a generator of the secret and of the texts: the same texts give the same words again, so sending
-them twice gives nobody a second draw. A sanitizer that must know how often words occur counts the corpus; the counts
-are saved with the client half.
+Draws are made with a generator of the secret and of the text: the same text gives the same words again, so sending it
+twice gives nobody a second draw. The generator is NumPy's PCG64, seeded with 256 bits, which is not a cryptographic
+one: the guarantees of the mechanisms are of ideal randomness. A sanitizer that must know how often words occur counts
+the corpus; the counts are saved with the client half.
 """
 
 from __future__ import annotations
@@ -44,14 +45,12 @@ class SanitizedClient(TokenClient):
         return ["".join(after) for _, after in self.parts(texts)]
 
     def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
-        """See `TextSanitizer.parts`."""
-        return self.sanitizer.parts(texts, self._generator(texts))
+        """See `TextSanitizer.parts`. Text by text: what else is sent with a text changes nothing."""
+        return [self.sanitizer.parts([text], self._generator(text))[0] for text in texts]
 
-    def _generator(self, texts: Sequence[str]) -> np.random.Generator:
-        whole = hashlib.sha256(b"milkglass sanitizer\0" + self.secret)
-        for text in texts:
-            whole.update(hashlib.sha256(text.encode()).digest())
-        return np.random.default_rng(int.from_bytes(whole.digest(), "big"))
+    def _generator(self, text: str) -> np.random.Generator:
+        seed = hashlib.sha256(b"milkglass sanitizer\0" + self.secret + text.encode()).digest()
+        return np.random.default_rng(int.from_bytes(seed, "big"))
 
     def save(self, folder: Path) -> None:
         super().save(folder)

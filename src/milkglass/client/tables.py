@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,8 +15,8 @@ import numpy as np
 
 from milkglass.architectures import of
 from milkglass.checkpoint import Checkpoint
-from milkglass.client.codec import Codec
-from milkglass.client.key import Key
+from milkglass.client.codec import Codec, Encoded
+from milkglass.client.key import Key, Stream
 from milkglass.client.scramble import new_key, scheme_of, scramble
 from milkglass.client.tokens import TokenClient, TokenServer, read_saved
 from milkglass.defence import Defence, Labelled
@@ -28,8 +30,25 @@ from milkglass.schemes.scheme import Scheme
 
 @dataclass(frozen=True)
 class TableClient(TokenClient):
+    """Where a token has several ids, which is taken follows from the secret and the text: the same text is sent alike
+    again, which tells that it is the same, and a recipe's cells can be made again. (A `Codec` by itself draws anew.)"""
+
     def before(self, texts: Sequence[str]) -> list[str]:
         return list(texts)
+
+    def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
+        if self.codec.choices is None:
+            return super().encoded(texts, pairs)
+        found = [
+            self._drawn(text, pair).encode([text], None if pair is None else [pair], truncate=True)
+            for text, pair in zip(texts, pairs or repeat(None), strict=False)
+        ]
+        types = [one for some in found for one in some.token_type_ids or ()]
+        return Encoded([one for some in found for one in some.ids], types or None, sum(one.cut for one in found))
+
+    def _drawn(self, text: str, pair: str | None) -> Codec:
+        whole = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())
+        return replace(self.codec, draw=Stream(whole.digest()).uniform)
 
 
 def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = "", digest: str = "") -> Key:
@@ -127,9 +146,7 @@ class TableDefence(Defence):
         return self._client(base, key_from(base, scheme, secret), secret), TokenServer(server)
 
     def _client(self, base: Checkpoint, key: Key, secret: bytes) -> TableClient:
-        """Where a token has several ids, which is taken follows from the secret: cells can be made again."""
-        codec = Codec.open(key, base.folder, key.stream("choices/defence").uniform)
-        return TableClient(codec, secret, scheme_of(key).told())
+        return TableClient(Codec.open(key, base.folder), secret, scheme_of(key).told())
 
 
 def copied(base: Checkpoint, folder: Path) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.checkpoint import Checkpoint, read_json
-from milkglass.client.codec import Codec
+from milkglass.client.codec import Codec, Encoded
 from milkglass.defence import Client, Server
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
 from milkglass.modelview import Model
@@ -46,9 +46,12 @@ class TokenClient(Client):
 
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
         second = None if pairs is None else self.before(pairs)
-        encoded = self.codec.encode(self.before(texts), second, truncate=True)
+        encoded = self.encoded(self.before(texts), second)
         types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
         return (Tokens(Sequences.of(encoded.ids), types=types),)
+
+    def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
+        return self.codec.encode(texts, pairs, truncate=True)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(mode=0o700)

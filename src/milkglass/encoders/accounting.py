@@ -45,3 +45,11 @@ def _require(value: float, name: str) -> None:
 def _require_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise UsageError(f"delta is {delta}, more than 0 and less than 1 is needed", "1e-5 is common")
+
+
+def upward(epsilon: float) -> str:
+    """Four digits, never below what holds."""
+    if not epsilon > 0 or math.isinf(epsilon):
+        return f"{epsilon:g}"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
+    return f"{math.ceil(epsilon / unit * (1 - 1e-12)) * unit:.6g}"

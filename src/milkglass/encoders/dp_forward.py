@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from milkglass.encoders.accounting import epsilon_of, sigma_of
+from milkglass.encoders.accounting import epsilon_of, sigma_of, upward
 from milkglass.encoders.draws import Draws
 from milkglass.encoders.encoder import EncoderDefence
 from milkglass.encoders.training import Training
@@ -80,13 +80,13 @@ class DPForward(EncoderDefence):
     def guarantee(self) -> str | None:
         """For one text, replaced by any other of its length."""
         times = self.training.epochs if self.redraw else 1
-        trained = f"({self.spent(times):.4g}, {self.delta:.0e})-DP, composed over {times} draw{'s' * (times > 1)}"
+        trained = f"({upward(self.spent(times))}, {self.delta:.0e})-DP, composed over {times} draw{'s' * (times > 1)}"
         neighbours = "one text replaced by any other of the same length"
         if self.where == "central":
             return f"the server's weights are {trained}, for {neighbours} in training; labels, and texts sent, are not"
         return (
-            f"each text sent is ({self.spent():.4g}, {self.delta:.0e})-DP for {neighbours}, and sending more about it "
-            f"adds up; a text in training is {trained}; labels and lengths are not protected"
+            f"each text sent is ({upward(self.spent())}, {self.delta:.0e})-DP for {neighbours}, and sending more about "
+            f"it adds up; a text in training is {trained}; labels and lengths are not protected"
         )
 
     @property

@@ -12,6 +12,7 @@ import abc
 import dataclasses
 import json
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,9 @@ from milkglass.encoders.serving import EncoderServer
 from milkglass.encoders.training import Step, Training, train
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UnsupportedModel, UsageError
 from milkglass.sequences import Ids
+
+# Weights and dropout come from torch's own generator, which all threads share: one training at a time.
+ALONE = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -111,13 +115,14 @@ class EncoderDefence(Defence):
         assert corpus is not None
         root, reader = self.root(secret), Reader.open(base.folder, self.training.max_length)
         encoded = reader.encode(corpus.texts, corpus.pairs, cut=True)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(root.draws("weights").seed())
-            model = halves.classifier(base, classes)
-            lower, upper = Lower(model, self.cut(base)).eval(), self.upper(model, base, classes)
-            del model
-            aids = self.aids(base, lower, encoded, root)
-        train(self, lower, upper, aids, encoded, labels, root)
+        with ALONE:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(root.draws("weights").seed())
+                model = halves.classifier(base, classes)
+                lower, upper = Lower(model, self.cut(base)).eval(), self.upper(model, base, classes)
+                del model
+                aids = self.aids(base, lower, encoded, root)
+            train(self, lower, upper, aids, encoded, labels, root)
         about = {"defence": self.name, "layer": self.cut(base), "pooled": self.pooled, "classes": classes}
         partial = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)

@@ -50,11 +50,13 @@ class EncoderClient(Client):
         self._root = defence.root(secret)
 
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
-        return (frames.decode(self.frame(texts, pairs)),)
+        """Too long texts are cut, as in training."""
+        return (frames.decode(self.frame(texts, pairs, cut=True)),)
 
-    def frame(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> bytes:
-        """The bytes that cross the wire. `pairs`: second texts, where the model was trained with some."""
-        encoded = self.reader.encode(texts, pairs)
+    def frame(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> bytes:
+        """The bytes that cross the wire. `pairs`: second texts, where the model was trained with some. Raises TooLong
+        unless `cut`."""
+        encoded = self.reader.encode(texts, pairs, cut)
         first, self._sent = self._sent, self._sent + len(texts)
         return frames.encode(self._represented(encoded, self._root, first))
 

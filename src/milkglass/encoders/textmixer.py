@@ -11,7 +11,9 @@ server's half learns one vector a place, from which, and the mixed answer, a sma
 
 What it does not know: a checkpoint that was pretrained on mixed inputs, as the paper's is. An ordinary encoder learns
 to read mixtures from the task alone, and loses much. Nothing is proved here: V_j is the same for all texts, so that an
-attacker who learns it undoes much of the mixing, and what rests on the server helps with that.
+attacker who learns it undoes much of the mixing, and what rests on the server helps with that. **And it is learnt at
+once**: where the other text is shorter, the own states cross alone, times V_p / N, and what stands in a text's first
+and last places is public. From 500 texts both keys of N = 2 came back exactly. The catalogue's attacks do not do that.
 """
 
 from __future__ import annotations

@@ -8,9 +8,11 @@ What this module does not know: attacks, and what a recipe makes of a cell's fig
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import pyarrow.parquet as pq
 
 from milkglass.audit.work import private_folder
 from milkglass.checkpoint import Checkpoint
+from milkglass.client.scores import Scale
 from milkglass.client.tokens import TokenClient, TokenServer
 from milkglass.defence import Client, Defence, Labelled, Server
 from milkglass.experiments.recipe import begun, made, run_job
@@ -29,15 +32,18 @@ from milkglass.server.spec import Hyperparameters, JobSpec
 from milkglass.threat import Tokens
 
 Tell = Callable[[str], None]
+VERSION = 2  # raised when code changes what a cell's settings make: older cells are not taken for it
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A data set as a recipe uses it. metrics: names of metrics/glue.py."""
+    """A data set as a recipe uses it. others: rows of the training file that nobody trains with, of which attackers
+    have some. metrics: names of metrics/glue.py."""
 
     name: str
     train: Labelled
     held_out: Labelled
+    others: Labelled
     metrics: tuple[str, ...]
     classes: int
     sums: Mapping[str, Any]  # which files and rows these are
@@ -74,6 +80,7 @@ def trained(
 ) -> Trained:
     """Raises JobFailed for a training that failed."""
     about = {
+        "version": VERSION,
         "base": digest,
         "data": dict(problem.sums),
         "defence": defence.told(),
@@ -83,13 +90,23 @@ def trained(
     folder = cells / hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     private_folder(cells)
     private_folder(folder)
-    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-    begun(folder)
-    client, server = _halves(base, problem, defence, seed, folder)
-    tuned = server
-    if isinstance(client, TokenClient):
-        tuned = _tuned(client, server, problem, training, folder / "job", threads, tell)
-    return Trained(folder.name, client, server, tuned, _figures(client, tuned, problem, seed, folder), made(folder))
+    with _alone(folder):
+        (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+        begun(folder)
+        client, server = _halves(base, problem, defence, seed, folder)
+        tuned = server
+        if isinstance(client, TokenClient):
+            tuned = _tuned(client, server, problem, training, folder / "job", threads, tell)
+        figures = _figures(client, tuned, problem, seed, folder)
+    return Trained(folder.name, client, server, tuned, figures, made(folder))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two runs may share a cell, and wait for each other; a lock that was left by a dead one holds nobody."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _halves(base: Checkpoint, problem: Problem, defence: Defence, seed: int, folder: Path) -> tuple[Client, Server]:
@@ -123,7 +140,11 @@ def _tuned(
     job.mkdir(exist_ok=True)
     for split, rows in (("train", problem.train), ("validation", problem.held_out)):
         if not (job / f"{split}.parquet").is_file():
-            _write(client, rows, training.task, job / f"{split}.parquet")
+            labels: Sequence[float] = rows.labels
+            if training.task == "regression":  # standardised, as the product sends scores
+                scale = Scale.of(map(float, problem.train.labels))
+                labels = [scale.sent(float(one)) for one in rows.labels]
+            _write(client, rows, labels, training.task, job / f"{split}.parquet")
     spec = JobSpec(
         model=str(server.folder),
         train=str(job / "train.parquet"),
@@ -136,14 +157,14 @@ def _tuned(
     return TokenServer(job / "result")
 
 
-def _write(client: TokenClient, rows: Labelled, task: str, out: Path) -> None:
+def _write(client: TokenClient, rows: Labelled, labels: Sequence[float], task: str, out: Path) -> None:
     """What the client sends for these rows, as a server keeps it."""
     (sent,) = client.send(rows.texts, rows.pairs)
     assert isinstance(sent, Tokens)
     columns: dict[str, Any] = {"input_ids": pa.array([one.astype(np.int32) for one in sent.ids], pa.list_(pa.int32()))}
     if sent.types is not None:
         columns["token_type_ids"] = pa.array([one.astype(np.int8) for one in sent.types], pa.list_(pa.int8()))
-    columns["labels"] = pa.array(rows.labels, pa.float32() if task == "regression" else pa.int32())
+    columns["labels"] = pa.array(labels, pa.float32() if task == "regression" else pa.int32())
     part = out.with_suffix(".part")
     pq.write_table(pa.table(columns), part)
     part.rename(out)

@@ -97,7 +97,8 @@ def measure(
     require_same_run(out, {**_about(recipe), "base": digest})
     threads = max(1, (os.cpu_count() or 1) // at_once)
     places = list(product(recipe.data, recipe.defences, recipe.seeds))
-    problems = {(name, seed): problem(name, recipe.data[name], data, seed) for name, _, seed in places}
+    spare = made_of(Attacked, recipe.attacked).public if recipe.attacks else 0
+    problems = {(name, seed): problem(name, recipe.data[name], data, seed, spare) for name, _, seed in places}
 
     def train(place: Place) -> Trained:
         name, defence, seed = place
@@ -118,10 +119,10 @@ def measure(
         attacked = made_of(Attacked, recipe.attacked)
         for place, cell in cells.items():
             tell(f"{', '.join(map(str, place))}: attacks")
-            rows = problems[place[0], place[2]].train
+            one = problems[place[0], place[2]]
             folder = out / "attacks" / "-".join(map(str, place))
             about = {"cell": cell.name, "attacked": dict(recipe.attacked)}
-            found[place] |= leakage(recipe.attacks, attacked, base, rows, cell, about, folder, tell)
+            found[place] |= leakage(recipe.attacks, attacked, base, one, cell, about, folder, tell)
     return _named(recipe, found), [cell.made for cell in cells.values()]
 
 
@@ -136,24 +137,30 @@ def with_training(defence: Defence, chosen: Hyperparameters) -> Defence:
     return replace(defence, training=how)
 
 
-def problem(name: str, entry: Mapping[str, Any], data: Path, seed: int) -> Problem:
-    """Raises UsageError for data that has no labels, or fewer rows than asked for."""
+def problem(name: str, entry: Mapping[str, Any], data: Path, seed: int, spare: int = 0) -> Problem:
+    """The training rows are drawn by the seed, in its order. spare: rows that are kept out of training, an attacker's.
+    Raises UsageError for data that has no labels, or fewer rows than asked for."""
     about = sources.named(entry["train"])
     whole = sources.examples(data, entry["train"])
-    if rows := entry.get("rows"):
-        if rows > len(whole):
-            raise UsageError(f"{rows} rows are asked for, {entry['train']} has {len(whole)}", "lower rows")
-        whole = [whole[i] for i in np.random.default_rng(seed).permutation(len(whole))[:rows]]
+    order = [whole[i] for i in np.random.default_rng(seed).permutation(len(whole))]
+    rows = entry.get("rows", len(whole) - spare)
+    if not 0 < rows <= len(whole) - spare:
+        raise UsageError(
+            f"{rows} rows are asked for, {entry['train']} has {len(whole)}"
+            + (f", of which {spare} are an attacker's" if spare else ""),
+            "lower rows",
+        )
     held_out = sources.examples(data, entry["held_out"])
     regression = about is not None and about[0].task == "regression"
     numbers = about[0].numbers if about else _numbered(whole)
     return Problem(
         name,
-        _labelled(whole, numbers, regression),
+        _labelled(order[:rows], numbers, regression),
         _labelled(held_out, numbers, regression),
+        _labelled(order[rows:], numbers, regression),
         about[0].metrics if about else ("accuracy",),
         1 if regression else len(numbers),
-        {**sources.sums(data, [entry["train"], entry["held_out"]]), "rows": rows, "seed": seed if rows else None},
+        {**sources.sums(data, [entry["train"], entry["held_out"]]), "rows": rows, "seed": seed},
     )
 
 
@@ -167,7 +174,7 @@ def _labelled(rows: Sequence[Example], numbers: Mapping[str, int], regression: b
     if any(one.label is None or not (regression or one.label in numbers) for one in rows):
         raise UsageError("some rows have no label, or one that the training rows have not", "give labelled data")
     texts = [one.text for one in rows]
-    pairs = [one.pair or "" for one in rows] if rows[0].pair is not None else None
+    pairs = [one.pair or "" for one in rows] if rows and rows[0].pair is not None else None
     if regression:
         return Labelled(texts, [float(one.label or 0) for one in rows], pairs)
     return Labelled(texts, [numbers[one.label or ""] for one in rows], pairs)

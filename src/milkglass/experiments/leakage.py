@@ -1,14 +1,16 @@
 """What attacks read of what one cell of a comparison sends: the audit's code, on the cell's own halves.
 
-The private texts are some that the cell was trained with; the attacker has others of the same file. What was sent is
-what the client half sends for them now, which for training is the same.
+The private texts are some that the cell was trained with. The attacker has others of the same file, which nobody
+trained with; those that hold a private text, or are held in one, are taken out (SST-2's rows are phrases of one
+another). What was sent is what the client half sends for them now: the very ids of training where ids are sent, other
+draws of the noise where states are.
 
-What this module does not know: training, recipes' files.
+What this module does not know: training, recipes' files, second texts of pairs (first ones alone are attacked).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,13 @@ import numpy as np
 from milkglass.audit.cells import Cell
 from milkglass.audit.halves import WHO, scene_of
 from milkglass.audit.run import run
+from milkglass.audit.scene import Scene
 from milkglass.audit.work import Work
 from milkglass.checkpoint import Checkpoint
-from milkglass.defence import Labelled
 from milkglass.errors import UsageError
-from milkglass.experiments.cells import Trained
+from milkglass.experiments.cells import Problem, Trained
 from milkglass.experiments.named import Entries, kinds
-from milkglass.threat import Budget
+from milkglass.threat import NO_BELIEF, Budget
 
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "rouge-l", "bag f1")
 
@@ -33,8 +35,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Attacked:
-    """rows: texts that are private, of those that were trained with. public: how many others an attacker has. seconds:
-    for all attacks of a cell; one that does not end by then is told with what it has read."""
+    """rows: texts that are private, of those that were trained with. public: how many others an attacker has, at
+    most. seconds: for all attacks of a cell; one that does not end by then is told with what it has read."""
 
     rows: int
     public: int
@@ -45,21 +47,22 @@ def leakage(
     attacks: Entries,
     attacked: Attacked,
     base: Checkpoint,
-    rows: Labelled,
+    problem: Problem,
     cell: Trained,
     about: Mapping[str, Any],
     folder: Path,
     tell: Tell = lambda words: None,
 ) -> dict[str, float]:
-    """In percent, "MEASURE, ATTACK, ATTACKER"; "strongest" is the attack that reads most of both kinds of tokens."""
-    if attacked.rows + attacked.public > len(rows.texts):
+    """In percent, "MEASURE, ATTACK, ATTACKER"; "strongest" is the best of all, for each measure by
+    itself."""
+    if attacked.rows > len(problem.train.texts):
         raise UsageError(
-            f"{attacked.rows} private rows and {attacked.public} of an attacker's are more than the {len(rows.texts)} "
-            "that are trained with",
-            "lower attacked.rows or attacked.public",
+            f"{attacked.rows} private rows are more than the {len(problem.train.texts)} that are trained with",
+            "lower attacked.rows",
         )
-    private, public = rows.texts[: attacked.rows], rows.texts[-attacked.public :] if attacked.public else []
-    scene = scene_of(base, cell.client, cell.server, private, {WHO: public} if len(public) else {})
+    private = problem.train.texts[: attacked.rows]
+    public = apart(problem.others.texts[: attacked.public], private)
+    scene = scene_of(base, cell.client, cell.server, private, {WHO: public} if public else {})
     work = Work.open(folder, {**about, "attacks": {name: repr(one()) for name, one in kinds(attacks).items()}})
     budget = Budget() if attacked.seconds is None else Budget(attacked.seconds)
 
@@ -68,12 +71,31 @@ def leakage(
         tell(f"{one.attack} ({one.adversary}): {one.state}{top}")
 
     done = run(scene, kinds(attacks), work, budget, 1, threads=1, tell=told)
-    return _figures(done.cells)
+    return {**_figures(done.cells), "texts, attacker": float(len(public)), **_ceiling(scene)}
+
+
+def apart(public: Sequence[str], private: Sequence[str]) -> list[str]:
+    """The public texts that neither hold a private text nor are held in one, words for words."""
+    padded = [f" {' '.join(one.split())} " for one in private]
+    joined = "\n".join(padded)
+    found = []
+    for one in public:
+        words = f" {' '.join(one.split())} "
+        if words not in joined and not any(other in words for other in padded):
+            found.append(one)
+    return found
+
+
+def _ceiling(scene: Scene) -> dict[str, float]:
+    """Where words are replaced, the share of tokens that were sent anywhere: no attack here can read more."""
+    if scene.truth.origin is None:
+        return {}
+    counted = scene.truth.ordinary[scene.truth.tokens.ids]
+    return {"tokens with a place": 100 * float((scene.truth.origin[counted] != NO_BELIEF).mean())}
 
 
 def _figures(cells: tuple[Cell, ...]) -> dict[str, float]:
     found: dict[str, float] = {}
-    best: tuple[float, float] | None = None
     for cell in cells:
         if cell.state == "failed":
             raise UsageError(f"{cell.attack} by {cell.adversary} failed: {cell.reason}", "see the recipe")
@@ -82,9 +104,7 @@ def _figures(cells: tuple[Cell, ...]) -> dict[str, float]:
         for name in MEASURES:
             if name in cell.measures:
                 found[f"{name}, {cell.attack}, {cell.adversary}"] = 100 * cell.value(name)
-        if "tokens top-1" in cell.measures:
-            one = (100 * cell.value("tokens top-1"), 100 * cell.value("content top-1"))
-            best = one if best is None or np.nansum(one) > np.nansum(best) else best
-    if best is not None:
-        found |= {"tokens top-1, strongest": best[0], "content top-1, strongest": best[1]}
+    for kind in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it
+        if values := [value for name, value in found.items() if name.startswith(f"{kind}, ")]:
+            found[f"{kind}, strongest"] = float(np.nanmax(values))
     return found

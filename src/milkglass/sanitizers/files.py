@@ -88,7 +88,7 @@ def sanitize_file(
         sanitizer.prepare()
     working = _Working(sanitizer, shape, fresh_seed() if seed is None else seed)
     done = Done()
-    with _appearing(out) as file:
+    with appearing(out) as file:
         if shape.header:
             file.write(shape.write([shape.header]))
         for block, (text, tally, left) in ordered(_sanitized, working, blocks_of(source, shape), workers):
@@ -98,7 +98,7 @@ def sanitize_file(
             done.left |= left
             progress(block.size)
         report = document(sanitizer, done, about, seed is not None)
-        with _appearing(report_path(out)) as other:
+        with appearing(report_path(out)) as other:
             other.write(json.dumps(report, indent=2) + "\n")
     return report
 
@@ -152,7 +152,7 @@ def _sanitized(state: _Working, block: Block) -> tuple[str, Tally, set[str]]:
 
 
 @contextmanager
-def _appearing(out: Path) -> Iterator[IO[str]]:
+def appearing(out: Path) -> Iterator[IO[str]]:
     """A file that appears under its name when it is complete, unless something is there by then; its owner's."""
     partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
     try:

@@ -75,7 +75,8 @@ class Rnm(Sanitizer):
             return f"{self.epsilon:g}-DP between sensitive words of one list, for one word; other words have none"
         kept = self.epsilon + math.log1p((1 - p) * self.lists.width / p)
         how = "" if p == 1 else f" (epsilon {self.epsilon:g}, but common words cross as they are with 1 - p)"
-        return f"{kept:.4g}-DP between words of one list, for one word{how}; lists and what is sensitive are public"
+        kept = math.ceil(kept * 1000 * (1 - 1e-12)) / 1000  # never below what holds
+        return f"{kept:g}-DP between words of one list, for one word{how}; lists and what is sensitive are public"
 
     @property
     def scale(self) -> float:

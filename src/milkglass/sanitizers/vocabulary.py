@@ -23,7 +23,7 @@ RESERVED = re.compile(r"[\[<].*(unused|reserved|pad|extra_id|special).*[\]>]|mad
 
 def words_of_model(folder: Path, name: str) -> Table:
     """The whole words of a model's vocabulary, in the order of their ids."""
-    tokenizer, vectors = _opened(folder)
+    tokenizer, vectors = opened(folder)
     rows: dict[str, int] = {}
     special = _special(tokenizer, len(vectors))
     ids = [i for i in range(min(len(tokenizer), len(vectors))) if not special[i]]
@@ -47,13 +47,18 @@ def words_of_model(folder: Path, name: str) -> Table:
 
 def tokens_of_model(folder: Path, name: str) -> Table:
     """Every row of a model's embeddings, by token id; special and reserved ones are neither drawn nor replaced."""
-    tokenizer, vectors = _opened(folder)
+    return table_of(*opened(folder), name)
+
+
+def table_of(tokenizer: Any, vectors: NDArray[np.float32], name: str) -> Table:
+    """The same of a tokenizer and embeddings that are at hand."""
     tokens = [*tokenizer.convert_ids_to_tokens(range(min(len(tokenizer), len(vectors))))]
     tokens += [f"<row {i}>" for i in range(len(tokens), len(vectors))]
     return Table(tuple(map(str, tokens)), vectors, _special(tokenizer, len(vectors)), name)
 
 
-def _opened(folder: Path) -> tuple[Any, NDArray[np.float32]]:
+def opened(folder: Path) -> tuple[Any, NDArray[np.float32]]:
+    """A model's tokenizer, and its embeddings (n, d). Raises BadTable."""
     from transformers import AutoTokenizer
 
     from milkglass.modelview import Model

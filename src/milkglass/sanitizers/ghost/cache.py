@@ -1,0 +1,84 @@
+"""A search is made once for a table, a tokenizer and its parameters, and kept under the digest of all three.
+
+Files are safetensors in `ghost/` of Milkglass's cache. They hold what follows from a public model: nothing secret.
+What this module does not know: how a search is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from milkglass.errors import CorruptCheckpoint
+from milkglass.models import cache_folder
+from milkglass.sanitizers.ghost.lemmas import version
+from milkglass.sanitizers.ghost.search import MOST, STEP, Search, Shadows
+from milkglass.sanitizers.table import Table
+
+FORMAT = "milkglass-shadows/1"
+NAMES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bool_}
+
+
+def digest(table: Table, texts: Sequence[str], chosen: Search) -> str:
+    """64 hex digits over all that a search depends on. texts: what each token reads as."""
+    whole = hashlib.sha256()
+    about = [FORMAT, [STEP, MOST], version(), chosen.document(), list(table.words), list(texts), table.vectors.shape]
+    whole.update(json.dumps(about).encode())
+    whole.update(np.ascontiguousarray(table.vectors).tobytes())
+    whole.update(table.candidates.astype(np.int64).tobytes())
+    return whole.hexdigest()
+
+
+def kept(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
+    """The search of this digest, for a table of `size` rows, made if it is not there.
+
+    Raises CorruptCheckpoint where a file is there that is none.
+    """
+    folder = cache_folder() / "ghost" if folder is None else folder
+    path = folder / f"{name}.safetensors"
+    if path.is_file():
+        return _read(path, size)
+    found = make()
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(path, found)
+    return found
+
+
+def _write(path: Path, found: Shadows) -> None:
+    """Appears under its name when it is complete; whoever comes second writes the same."""
+    from safetensors.numpy import save_file
+
+    partial = path.with_name(f".{path.stem[:16]}.{secrets.token_hex(4)}.tmp")
+    try:
+        save_file({name: np.ascontiguousarray(getattr(found, name)) for name in NAMES}, partial)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _read(path: Path, size: int) -> Shadows:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        found = load_file(path)
+    except (SafetensorError, OSError):
+        found = {}
+    right = {name: one.dtype for name, one in found.items()} == {name: np.dtype(kind) for name, kind in NAMES.items()}
+    if not (right and _whole(Shadows(**found), size)):
+        raise CorruptCheckpoint(f"the search kept in {path.name} is damaged", "remove the file: it is made again")
+    return Shadows(**found)
+
+
+def _whole(found: Shadows, size: int) -> bool:
+    """Whether every token has shadows, all of them tokens."""
+    if not (found.starts.shape == (size + 1,) and found.reach.shape == found.fallen.shape == (size,)):
+        return False
+    if found.starts[0] != 0 or found.starts[-1] != len(found.ids) or not (np.diff(found.starts) > 0).all():
+        return False
+    return bool(found.ids.min() >= 0 and found.ids.max() < size)

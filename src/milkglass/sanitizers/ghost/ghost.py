@@ -1,0 +1,168 @@
+"""GHOST (Feng et al., ASIA CCS '26): texts to the ids, and the text, of their shadows.
+
+The ids are the result, special tokens included: they go into the model as they are. The text is how they read; a
+tokenizer may cut it otherwise (docs/papers.md). What a sentence starts from is drawn by a generator of the seed and of
+the sentence, so that neither the other sentences nor their order change a result.
+
+What this module does not know: files, gradients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from milkglass.architectures import family_of
+from milkglass.checkpoint import Checkpoint
+from milkglass.errors import EmptyText, IdOutOfRange, TooLong, UsageError
+from milkglass.paper import Paper
+from milkglass.sanitizers.ghost import cache
+from milkglass.sanitizers.ghost.lemmas import lemmas_of
+from milkglass.sanitizers.ghost.search import Search, Shadows, search
+from milkglass.sanitizers.ghost.selection import Choice, Selection, drawn, nearest, select
+from milkglass.sanitizers.ghost.states import Network
+from milkglass.sanitizers.vocabulary import opened, table_of
+from milkglass.sequences import Ids, Sequences
+
+
+@dataclass(frozen=True, eq=False)
+class Shadow:
+    """A text's shadow. before, ids: (t,) token ids of the text and of its shadow. text: how the shadow reads."""
+
+    before: Ids = field(repr=False)
+    text: str = field(repr=False)
+    choice: Choice
+
+    @property
+    def ids(self) -> Ids:
+        return self.choice.ids
+
+
+@dataclass(frozen=True, eq=False)
+class Ghost:
+    """folder, name: the model's; the name is for reports. searched: the digest of the search. candidates: each token's
+    shadows. network: None where hidden states are not asked for. limit: tokens of a text at most. seed: whoever has it
+    can try texts and see whether they give the same shadow, as can in part whoever has not: nothing is guaranteed."""
+
+    folder: Path = field(repr=False)
+    name: str
+    searched: str = field(repr=False)
+    tokenizer: Any = field(repr=False)
+    candidates: Shadows = field(repr=False)
+    network: Network | None = field(repr=False)
+    limit: int
+    seed: int = field(repr=False)
+    searching: Search = Search()
+    selection: Selection = Selection()
+
+    paper: ClassVar[Paper] = Paper(
+        "Mitigating Gradient Inversion Risks in Language Models via Token Obfuscation",
+        "Feng, Ma, Wang, Abuadbba, Bai",
+        2026,
+        "ASIA CCS",
+        (
+            "The overlap of neighbourhoods is a share of k, as in the published code, not a number of tokens.",
+            "The search ends at k + 100 neighbours, as in the published code; tokens that fall back are reported.",
+            "Special tokens, [UNK] and [unusedN] stand for themselves and are nobody's shadow.",
+            "Hidden states are compared without padding; the published code's loss depends on the longest text.",
+            "A selection stops after a sweep that changes little, as in the published code, not after a position.",
+            "Lemmas are compared in small letters. The result is ids: text that is decoded may be cut otherwise.",
+        ),
+    )
+
+    @classmethod
+    def open(
+        cls, folder: Path, searching: Search = Search(), selection: Selection = Selection(), seed: int = 0,
+        name: str | None = None, kept: Path | None = None,
+    ) -> Ghost:  # fmt: skip
+        """For a model folder. kept: where searches are kept, Milkglass's cache by default. Raises BadTable,
+        UnsupportedModel, UsageError where k does not fit the vocabulary."""
+        tokenizer, vectors = opened(folder)
+        table = table_of(tokenizer, vectors, name or folder.name)
+        texts = tokenizer.batch_decode([[i] for i in range(min(len(tokenizer), len(vectors)))])
+        texts += [""] * (len(vectors) - len(texts))
+
+        def make() -> Shadows:
+            lemmas = lemmas_of(table.words, texts, searching.language) if searching.lemma else None
+            return search(table, lemmas, searching)
+
+        searched = cache.digest(table, texts, searching)
+        found = cache.kept(searched, len(table), make, kept)
+        network = Network.open(folder) if selection.way == "states" else None
+        limit = _limit(folder, tokenizer)
+        return cls(folder, table.name, searched, tokenizer, found, network, limit, seed, searching, selection)
+
+    def shadows(self, ids: Sequences) -> Sequences:
+        """Each sequence's shadow, of the same length. Raises IdOutOfRange, TooLong."""
+        return Sequences.of(one.ids for one in self.choices(ids))
+
+    def choices(self, ids: Sequences) -> list[Choice]:
+        """The same, with what is known of each."""
+        if ids.ids.size and not 0 <= ids.ids.min() <= ids.ids.max() < len(self.candidates):
+            raise IdOutOfRange(f"an id is outside 0 to {len(self.candidates) - 1}", "give ids of this model")
+        self._require_short(ids)
+        originals = [*ids]
+        if self.selection.way == "nearest":
+            return [Choice(nearest(one, self.candidates)) for one in originals]
+        starts = [drawn(one, self.candidates, self._generator(one)) for one in originals]
+        if self.selection.way == "random":
+            return [Choice(one) for one in starts]
+        if self.network is None:
+            raise UsageError("no model was opened for a selection by hidden states", "use Ghost.open")
+        if (ids.lengths == 0).any():
+            raise EmptyText.of(int((ids.lengths == 0).argmax()), "has no token", "leave empty texts out")
+        return select(self.network, self.candidates, originals, starts, self.selection)
+
+    def sanitize(self, texts: Sequence[str]) -> list[Shadow]:
+        """Each text's shadow. Raises EmptyText, TooLong, naming the text's number, from 1."""
+        before = self.encode(texts)
+        found = self.choices(before)
+        return [Shadow(ids, self.read(one.ids), one) for ids, one in zip(before, found, strict=True)]
+
+    def encode(self, texts: Sequence[str]) -> Sequences:
+        """Token ids, special ones included. What looks like a special token in a text is text."""
+        if not texts:
+            return Sequences.of([])
+        given = self.tokenizer(
+            list(texts), padding=False, truncation=False, verbose=False, split_special_tokens=True,
+        )["input_ids"]  # fmt: skip
+        found = Sequences.of(given)
+        least = self.tokenizer.num_special_tokens_to_add(pair=False)
+        if (found.lengths <= least).any():
+            raise EmptyText.of(int((found.lengths <= least).argmax()), "has no token", "leave empty texts out")
+        self._require_short(found)
+        return found
+
+    def read(self, ids: Ids) -> str:
+        """Ids as text, special ones left out."""
+        return self.tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
+
+    def document(self) -> dict[str, Any]:
+        """The parameters, for a report."""
+        told = {"search": self.searching.document(), "selection": self.selection.document()}
+        return {"method": "ghost", "model": self.name, **told}
+
+    def _require_short(self, ids: Sequences) -> None:
+        if (ids.lengths > self.limit).any():
+            first = int((ids.lengths > self.limit).argmax())
+            fault = f"is {ids.lengths[first]} tokens long, at most {self.limit} fit"
+            raise TooLong.of(first, fault, "split it into shorter texts")
+
+    def _generator(self, ids: Ids) -> np.random.Generator:
+        whole = hashlib.sha256(f"milkglass ghost {self.seed} ".encode() + ids.astype("<i8").tobytes())
+        return np.random.default_rng(int.from_bytes(whole.digest(), "big"))
+
+
+def _limit(folder: Path, tokenizer: Any) -> int:
+    """Tokens at most. A family that counts positions from an id (RoBERTa's padding) loses those up to it."""
+    config = Checkpoint.open(folder).config
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    if positions is None:
+        return int(tokenizer.model_max_length)
+    unused = max(family_of(config).pinned(config), default=-1) + 1
+    return min(int(positions) - unused, int(tokenizer.model_max_length))

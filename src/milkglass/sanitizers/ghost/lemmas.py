@@ -1,0 +1,68 @@
+"""Which tokens are forms of one word (GHOST, sections 2.2 and 3.3).
+
+A token that is a whole word has its word's lemma, by simplemma's dictionary; a piece of a word is its own. Words are
+compared in small letters: a capital makes no other word. Pieces are told by the marker that most of a vocabulary's
+marked tokens have: WordPiece marks pieces (##ing); SentencePiece and byte-level BPE mark what begins a word, so that
+what has no mark is a piece. A vocabulary without markers has whole words only. What this module does not know: other
+markers, and which language a text is in: one language is taken for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.sanitizers.vocabulary import BLANKS
+
+PIECE = "##"  # WordPiece's, before what goes on a word
+
+
+def marker(tokens: Sequence[str]) -> str | None:
+    """The one of the three markers that the most tokens have; None where none has one."""
+    counts = {mark: sum(one.startswith(mark) and len(one) > len(mark) for one in tokens) for mark in (PIECE, *BLANKS)}
+    found = max(counts, key=lambda mark: counts[mark])
+    return found if counts[found] else None
+
+
+def whole_words(tokens: Sequence[str]) -> NDArray[np.bool_]:
+    """(n,) which tokens, as their vocabulary spells them, are whole words, or the beginning of some."""
+    mark = marker(tokens)
+    if mark is None:
+        return np.ones(len(tokens), np.bool_)
+    return np.array([one.startswith(mark) for one in tokens]) != (mark == PIECE)
+
+
+def lemmas_of(tokens: Sequence[str], texts: Sequence[str], language: str = "en") -> NDArray[np.int64]:
+    """(n,) numbers, the same for two tokens of one lemma. texts: what each token reads as, blanks aside.
+
+    Raises UsageError where simplemma lacks the language (two letters, as ISO 639-1 has them).
+    """
+    require_language(language)
+    from simplemma import lemmatize
+
+    numbers: dict[str, int] = {}
+    found = np.empty(len(tokens), np.int64)
+    for place, (token, text, whole) in enumerate(zip(tokens, texts, whole_words(tokens), strict=True)):
+        word = text.strip().lower()
+        lemma = lemmatize(word, language).lower() if whole and word else token.lower()
+        found[place] = numbers.setdefault(lemma, len(numbers))
+    return found
+
+
+def require_language(language: str) -> None:
+    from simplemma.strategies.dictionaries.dictionary_factory import SUPPORTED_LANGUAGES
+
+    if language not in SUPPORTED_LANGUAGES:
+        raise UsageError(
+            f"there are no lemmas of the language {language!r}", f"languages: {', '.join(sorted(SUPPORTED_LANGUAGES))}"
+        )
+
+
+def version() -> str:
+    """The dictionary's: part of what a search depends on."""
+    from importlib.metadata import version as of
+
+    return of("simplemma")

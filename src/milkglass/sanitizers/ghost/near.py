@@ -1,0 +1,113 @@
+"""The k nearest tokens of every token, each pair of tokens compared once.
+
+The cosine of i and j is that of j and i, so that only tiles on and above the diagonal are multiplied: half the work of
+`neighbours.nearest`, which has a row's similarities at a time and ranks them at once. What a row must reach to be
+ranked is guessed from a sample of columns. A guess that was too high leaves fewer than k; such a row is compared with
+all others again, so that guesses cost time and never a neighbour. Memory: a tile and what reached, never n x n.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.sanitizers.neighbours import best, require_k
+from milkglass.sanitizers.table import Ids, Vectors
+
+Lists = NDArray[np.int32]
+Pairs = tuple[NDArray[np.int16], NDArray[np.int32], NDArray[np.float32]]  # a row in its strip, a column, a cosine
+TILE = 1024  # rows and columns of a tile: 4 MB
+SAMPLE = 2048  # columns that guesses are made from
+ROWS = 256  # rows compared at a time where single rows are asked for
+
+
+def nearest_of(unit: Vectors, rows: Ids, k: int) -> Lists:
+    """(r, k): for each of these rows of unit (m, d), of length one or zero, the k others of the largest cosine, best
+    first, ties by index."""
+    found = np.empty((len(rows), k), np.int32)
+    for start in range(0, len(rows), ROWS):
+        some = rows[start : start + ROWS]
+        block = unit[some] @ unit.T
+        block[np.arange(len(some)), some] = -np.inf
+        found[start : start + ROWS] = best(block, k)[0]
+    return found
+
+
+def nearest_lists(unit: Vectors, k: int) -> Lists:
+    """(m, k): the same for every row. Raises UsageError where k is not from 1 to m - 1."""
+    m = len(unit)
+    require_k(k, m - 1, lowest=1)
+    bounds = _guesses(unit, k)
+    strips = [list[Pairs]() for _ in range(0, m, TILE)]
+    found, short = np.empty((m, k), np.int32), list[Future[Ids]]()
+    with ThreadPoolExecutor(cores()) as pool:
+        for number, top in enumerate(range(0, m, TILE)):
+            tiles = pool.map(partial(_compare, unit, bounds, top), range(top, m, TILE))
+            for other, (mine, theirs) in enumerate(tiles, number):  # in order, whichever is done first
+                strips[number].append(mine)
+                if other > number:
+                    strips[other].append(theirs)
+            short.append(pool.submit(_ranked, strips[number], found[top : top + TILE], top))
+            strips[number] = []
+    again = np.concatenate([one.result() for one in short])
+    found[again] = nearest_of(unit, again, k)
+    return found
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _guesses(unit: Vectors, k: int) -> NDArray[np.float32]:
+    """(m,) a cosine that more than k others are likely to reach: three deviations more than k are expected to."""
+    m = len(unit)
+    sample = np.ascontiguousarray(unit[np.linspace(0, m - 1, min(SAMPLE, m)).astype(np.int64)].T)
+    expected = k * sample.shape[1] / m
+    place = min(sample.shape[1], math.ceil(expected + 3 * math.sqrt(expected)) + 2)  # one more: it may hold the row
+    found = np.empty(m, np.float32)
+    for start in range(0, m, TILE):
+        block = unit[start : start + TILE] @ sample
+        found[start : start + TILE] = np.partition(block, block.shape[1] - place, axis=1)[:, block.shape[1] - place]
+    return found
+
+
+def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, left: int) -> tuple[Pairs, Pairs]:
+    """One tile: what reaches its row's bound; and what reaches its column's, turned. On the diagonal both are alike."""
+    block = unit[top : top + TILE] @ unit[left : left + TILE].T
+    if top == left:
+        np.fill_diagonal(block, -np.inf)
+    row, column, value = _reached(block, block >= bounds[top : top + TILE, None])
+    mine = (row.astype(np.int16), column + np.int32(left), value)
+    row, column, value = _reached(block, block >= bounds[left : left + TILE])
+    return mine, (column.astype(np.int16), row + np.int32(top), value)
+
+
+def _reached(
+    block: NDArray[np.float32], reached: NDArray[np.bool_]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
+    at = np.flatnonzero(reached)
+    row, column = np.divmod(at.astype(np.int32), np.int32(block.shape[1]))
+    return row, column, block.ravel()[at]
+
+
+def _ranked(pairs: list[Pairs], found: Lists, top: int) -> Ids:
+    """Write the lists of a strip that begins at row `top`; which rows have fewer than k neighbours, and no list.
+
+    Pairs come in the order of their columns, which a stable sort keeps: so ties fall to the smaller index.
+    """
+    count, k = found.shape
+    row, column, value = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    order = np.argsort(row, kind="stable")
+    counts = np.bincount(row, minlength=count)
+    width = max(k, int(counts.max()))
+    at = np.arange(width) < counts[:, None]
+    columns, values = np.zeros((count, width), np.int32), np.full((count, width), np.inf, np.float32)
+    columns[at], values[at] = column[order], -value[order]
+    found[:] = np.take_along_axis(columns, np.argsort(values, axis=1, kind="stable")[:, :k], 1)
+    return top + np.flatnonzero(counts < k)

@@ -1,0 +1,202 @@
+"""How far the hidden states of many sequences are from those of others: GHOST's measure, and as little work for it.
+
+    loss(t') = sum over layers of the mean, over tokens and width, of (h(t) - h(t'))^2        (section 3.4)
+
+over what enters each layer, the embeddings first, and what leaves the model: transformers' own `hidden_states`. All
+sequences of a call have one length, so that there is no padding and nothing to mask.
+
+Two things save work and change no loss. A sequence whose sum is beyond its bound before the last layer is dropped
+there, the others go on (`losses`): sound for every model, though MiniLM's candidates differ by some 2 % of their loss,
+too little for it to happen before the end. For a causal model what was computed for a common beginning is used again
+(`Prefix`).
+
+The layers are watched with hooks, so that masks, positions and attention are the model's own. fp32. What this module
+does not know: tokens' meaning, shadows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from milkglass.architectures import of
+from milkglass.checkpoint import Checkpoint
+from milkglass.errors import UnsupportedModel
+
+TOKENS = 2048  # of a forward; more don't make a processor faster
+SLACK = 1e-5  # relative: by how much rounding may move a loss when other sequences are beside it
+
+
+class _NobodyLeft(Exception):
+    """Every sequence of a forward is beyond its bound."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """What a causal model keeps of the beginnings of n sequences, all of one length. keys, values: for each layer
+    (n, heads, length, width). spent: (n,) the part of each loss that is due to the beginning."""
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+    spent: torch.Tensor
+    length: int = 0
+
+    @classmethod
+    def empty(cls, count: int) -> Prefix:
+        return cls((), (), torch.zeros(count, dtype=torch.float64))
+
+    def chosen(self, rows: torch.Tensor) -> Prefix:
+        """Those of the beginnings, in that order."""
+        keys, values = (tuple(one[rows] for one in kept) for kept in (self.keys, self.values))
+        return Prefix(keys, values, self.spent[rows], self.length)
+
+    def cache(self) -> Any:
+        """As transformers has it, which may be changed."""
+        from transformers import DynamicCache
+
+        made = DynamicCache()
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            made.update(keys, values, layer)
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A model without its head, in evaluation. layers: its layers, in order. causal: whether a token's states depend on
+    what stands before it only."""
+
+    model: Any
+    layers: tuple[Any, ...]
+    causal: bool
+
+    @classmethod
+    def open(cls, folder: Path) -> Network:
+        """Raises UnsupportedModel where the family is not known or the weights don't load."""
+        from transformers import AutoModel
+
+        kind = of(Checkpoint.open(folder)).kind
+        try:
+            model = AutoModel.from_pretrained(
+                str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+            )
+        except (OSError, ValueError) as error:
+            raise UnsupportedModel(
+                f"{folder.name} cannot be loaded ({type(error).__name__})", "fetch the model again"
+            ) from error
+        return cls.over(model, kind == "decoder")
+
+    @classmethod
+    def over(cls, model: Any, causal: bool) -> Network:
+        """A loaded model. Raises UnsupportedModel where its layers are not found."""
+        count = int(model.config.num_hidden_layers)
+        lists = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == count]
+        if len(lists) != 1:
+            raise UnsupportedModel(f"{len(lists)} lists of {count} layers were found in the model", "one is needed")
+        return cls(model.eval(), tuple(lists[0]), causal)
+
+    def traces(self, ids: torch.Tensor) -> torch.Tensor:
+        """(n, layers + 1, t, d) the states of sequences ids (n, t)."""
+        found: list[torch.Tensor] = []
+        with torch.inference_mode(), self._watched(lambda layer, hidden, args, kwargs: found.append(hidden)):
+            last = self.model(input_ids=ids, use_cache=False).last_hidden_state
+        return torch.stack([*found, last], 1)
+
+    def losses(
+        self, ids: torch.Tensor, traces: torch.Tensor, owner: torch.Tensor, bounds: torch.Tensor,
+        prefix: Prefix | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """(r,) the loss of each sequence ids (r, t), fp64; inf where it is more than bounds (r,).
+
+        owner: (r,) which of the traces (n, layers + 1, T, d) each is held against. prefix: (r beginnings of T - t
+        tokens), of which ids are what follows.
+        """
+        tally = _Tally(traces, owner, bounds * (1 + SLACK), prefix or Prefix.empty(len(ids)), len(ids))
+        cache = {} if prefix is None or not prefix.length else {"past_key_values": prefix.cache()}
+        with torch.inference_mode(), self._watched(tally.enter):
+            try:
+                last = self.model(input_ids=ids, use_cache=bool(cache), **cache).last_hidden_state
+                tally.count(len(self.layers), last)
+            except _NobodyLeft:
+                return torch.full((len(ids),), math.inf, dtype=torch.float64)
+        return tally.result()
+
+    def extended(self, prefix: Prefix, ids: torch.Tensor, traces: torch.Tensor, owner: torch.Tensor) -> Prefix:
+        """The beginnings with ids (n, s) after them; traces and owner as for `losses`."""
+        free = torch.full((len(ids),), math.inf, dtype=torch.float64)
+        tally, cache = _Tally(traces, owner, free, prefix, len(ids)), prefix.cache()
+        with torch.inference_mode(), self._watched(tally.enter):
+            last = self.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+        tally.count(len(self.layers), last)
+        keys, values = (tuple(getattr(one, name) for one in cache.layers) for name in ("keys", "values"))
+        return Prefix(keys, values, tally.sums, prefix.length + ids.shape[1])
+
+    @contextmanager
+    def _watched(self, enter: Any) -> Iterator[None]:
+        """While this lasts, enter(layer, hidden, args, kwargs) is asked before each layer, and may return others."""
+
+        def asked(layer: int) -> Any:
+            def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+                return enter(layer, args[0] if args else kwargs["hidden_states"], args, kwargs)
+
+            return hook
+
+        hooks = [one.register_forward_pre_hook(asked(at), with_kwargs=True) for at, one in enumerate(self.layers)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+class _Tally:
+    """The sums of one forward, and who is still in it. rows: (a,) those that are, as the forward began with them."""
+
+    def __init__(
+        self, traces: torch.Tensor, owner: torch.Tensor, bounds: torch.Tensor, prefix: Prefix, count: int
+    ) -> None:
+        self.traces, self.owner, self.bounds, self.length = traces, owner, bounds, prefix.length
+        self.sums, self.rows, self.all = prefix.spent.clone(), torch.arange(count), count
+
+    def count(self, layer: int, hidden: torch.Tensor) -> None:
+        stop = self.length + hidden.shape[1]
+        error = hidden - self.traces[self.owner[self.rows], layer, self.length : stop]
+        share = self.traces.shape[2] * self.traces.shape[3]
+        self.sums[self.rows] += error.square().sum((1, 2)).double() / share
+
+    def enter(self, layer: int, hidden: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Count what enters a layer and go on with those that are within their bounds."""
+        self.count(layer, hidden)
+        good = self.sums[self.rows] <= self.bounds[self.rows]
+        if not good.any():
+            raise _NobodyLeft
+        if not good.all():
+            self.rows, hidden = self.rows[good], hidden[good]
+        if len(self.rows) == self.all:
+            return None
+        rest = {name: self._narrow(layer, one) for name, one in kwargs.items() if name != "hidden_states"}
+        if args:
+            return (hidden, *(self._narrow(layer, one) for one in args[1:])), rest
+        return args, {"hidden_states": hidden, **rest}
+
+    def _narrow(self, layer: int, given: Any) -> Any:
+        """What was made for all rows, such as masks and a layer's part of the cache, for those that are left."""
+        if isinstance(given, torch.Tensor):
+            return given[self.rows] if given.dim() > 1 and given.shape[0] == self.all else given
+        if isinstance(given, tuple):
+            return tuple(self._narrow(layer, one) for one in given)
+        if hasattr(given, "layers"):  # a cache; its layer is asked for once in a forward
+            if layer < len(given.layers):
+                given.layers[layer].batch_select_indices(self.rows)
+            return given
+        return given
+
+    def result(self) -> torch.Tensor:
+        found = torch.full_like(self.sums, math.inf)
+        found[self.rows] = torch.where(self.sums[self.rows] <= self.bounds[self.rows], self.sums[self.rows], math.inf)
+        return found

@@ -1,0 +1,91 @@
+"""What a run of GHOST did, counted, and its report. Holds no text, no ids and no seed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from milkglass.metrics.text import NAMES, likeness
+from milkglass.sanitizers.ghost.ghost import Ghost, Shadow
+
+
+@dataclass
+class Tally:
+    """Sums over texts. special: tokens that stand for themselves. fell_back: tokens without a filtered shadow.
+    loss, sweeps: of texts whose shadow was selected by states. likeness: by metric, over texts."""
+
+    rows: int = 0
+    texts: int = 0
+    empty: int = 0
+    tokens: int = 0
+    special: int = 0
+    replaced: int = 0
+    fell_back: int = 0
+    selected: int = 0
+    unsettled: int = 0
+    loss: float = 0.0
+    sweeps: int = 0
+    likeness: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
+    left: list[str] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        for name, value in asdict(other).items():
+            if name == "likeness":
+                self.likeness = {one: self.likeness[one] + value[one] for one in NAMES}
+            elif name == "left":
+                self.left = sorted({*self.left, *value})
+            else:
+                setattr(self, name, getattr(self, name) + value)
+
+    def count(self, text: str, shadow: Shadow, ghost: Ghost) -> None:
+        self.texts += 1
+        self.tokens += len(shadow.ids)
+        self.special += int(ghost.candidates.fixed[shadow.before].sum())
+        self.replaced += int((shadow.ids != shadow.before).sum())
+        self.fell_back += int(ghost.candidates.fallen[shadow.before].sum())
+        if shadow.choice.loss is not None:
+            self.selected += 1
+            self.unsettled += not shadow.choice.settled
+            self.loss += shadow.choice.loss
+            self.sweeps += len(shadow.choice.history) - 1
+        for name, value in zip(NAMES, likeness(text, shadow.text), strict=True):
+            self.likeness[name] += value
+
+
+def document(ghost: Ghost, done: Tally, seeded: bool) -> dict[str, Any]:
+    """The report. Holds no text, no ids and no seed."""
+    candidates = ghost.candidates
+    replaceable = np.flatnonzero(~candidates.fixed)
+    return {
+        **ghost.document(),
+        "guarantee": None,
+        "seed_given": seeded,
+        "vocabulary": {
+            "tokens": len(candidates),
+            "special": int(candidates.fixed.sum()),
+            "fell_back": int(candidates.fallen.sum()),
+            "shadows_of_a_token": float(np.diff(candidates.starts)[replaceable].mean()),
+        },
+        "rows": done.rows,
+        "texts": done.texts,
+        "empty_texts": done.empty,
+        "tokens": {
+            "all": done.tokens,
+            "special": done.special,
+            "replaced": done.replaced,
+            "replaced_share": _mean(done.replaced, done.tokens),
+            "fell_back": done.fell_back,
+            "fell_back_share": _mean(done.fell_back, done.tokens),
+        },
+        "likeness": {name: _mean(done.likeness[name], done.texts) for name in NAMES},
+        "selection_loss": _mean(done.loss, done.selected) if done.selected else None,
+        "sweeps": _mean(done.sweeps, done.selected) if done.selected else None,
+        "not_settled": done.unsettled,
+        "fields_left_as_they_are": done.left,
+    }
+
+
+def _mean(value: float, count: int) -> float:
+    return value / count if count else 0.0

@@ -1,0 +1,320 @@
+"""GHOST as a whole: texts and data sets to shadows, kept searches, interruptions, what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save
+
+from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, IdOutOfRange, TooLong, UsageError
+from milkglass.sanitizers.files import report_path
+from milkglass.sanitizers.ghost import cache, files
+from milkglass.sanitizers.ghost.files import Plan, sanitize_dataset
+from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.search import Search
+from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.sanitizers.rows import shape_of
+from milkglass.sanitizers.table import Table
+from milkglass.sequences import Sequences
+from tests import tiny
+from tests.cli.kit import call, document, refused
+
+SECRET = "zanzibar"
+SEARCH = Search(10, 0.5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save("llama-tied", tmp_path_factory.mktemp("ghost") / "model")
+
+
+@pytest.fixture(scope="module")
+def ghost(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ghost:
+    return Ghost.open(folder, SEARCH, Selection(), kept=tmp_path_factory.mktemp("kept"))
+
+
+def lines_file(path: Path, count: int) -> Path:
+    rng = np.random.default_rng(0)
+    words = " ".join(tiny.TEXTS).split()
+    rows = [{"text": " ".join(rng.choice(words, 2)), "label": i % 2} for i in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run(ghost: Ghost, source: Path, out: Path, seed: int | None = 3) -> dict[str, Any]:
+    return sanitize_dataset(ghost, Plan.of(source, shape_of(source), out), seed)
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+def test_shadows_are_shadows_and_their_text_is_read_from_them(ghost: Ghost) -> None:
+    found = ghost.sanitize(tiny.TEXTS)
+    for text, one in zip(tiny.TEXTS, found, strict=True):
+        assert len(one.ids) == len(one.before) == len(ghost.tokenizer(text)["input_ids"])
+        pairs = zip(one.before.tolist(), one.ids.tolist(), strict=True)
+        assert all(after in ghost.candidates.of(before) and after != before for before, after in pairs)
+        assert one.text == ghost.tokenizer.decode(one.ids).strip() != text
+        assert one.choice.loss is not None and one.choice.history[-1] < one.choice.history[0]
+
+
+def test_other_sentences_and_their_lengths_change_nothing(ghost: Ghost) -> None:
+    texts = ["the nurse", "a fever", "please move my appointment"]
+    together = ghost.sanitize(texts)
+    for text, one in zip(texts, together, strict=True):
+        assert ghost.sanitize([text])[0].ids.tolist() == one.ids.tolist()
+    assert ghost.shadows(ghost.encode(texts)).ids.tolist() == [i for one in together for i in one.ids.tolist()]
+
+
+def test_special_tokens_stay_and_text_that_looks_like_one_does_not(ghost: Ghost) -> None:
+    ids = np.array([1, 40, 3, 50, 2])
+    shadow = ghost.shadows(Sequences.of([ids])).ids
+    assert shadow[[0, 2, 4]].tolist() == [1, 3, 2] and shadow[1] != 40 and shadow[3] != 50
+    assert not {0, 1, 2, 3} & {*ghost.encode(["a </s> <pad> b"]).ids.tolist()}
+
+
+def test_the_ways_of_table_7(ghost: Ghost) -> None:
+    ids = ghost.encode(tiny.TEXTS)
+    first = replace(ghost, selection=Selection("nearest"), network=None).shadows(ids)
+    assert first.ids.tolist() == [ghost.candidates.of(one)[0] for one in ids.ids.tolist()]
+    drawn = [replace(ghost, selection=Selection("random"), network=None, seed=s).choices(ids) for s in (0, 0, 1)]
+    flat = [[i for one in some for i in one.ids.tolist()] for some in drawn]
+    assert flat[0] == flat[1] != flat[2] and drawn[0][0].loss is None
+
+
+def test_what_texts_and_ids_are_refused(ghost: Ghost) -> None:
+    with pytest.raises(EmptyText, match="text 2 has no token"):
+        ghost.sanitize(["a", ""])
+    with pytest.raises(TooLong, match=r"text 2 is \d+ tokens long, at most 128 fit") as told:
+        ghost.sanitize(["a", f"{SECRET} " * 200])
+    assert SECRET not in str(told.value)
+    for bad in (-1, 300):
+        with pytest.raises(IdOutOfRange, match="an id is outside 0 to 299"):
+            ghost.shadows(Sequences.of([[5, bad]]))
+    with pytest.raises(EmptyText):
+        ghost.shadows(Sequences.of([[5], []]))
+    with pytest.raises(UsageError, match="no model was opened"):
+        replace(ghost, network=None).shadows(Sequences.of([[5]]))
+    assert ghost.sanitize([]) == [] and "987654" not in repr(replace(ghost, seed=987654))
+
+
+# --- kept searches ----------------------------------------------------------------------------------------------------
+def test_the_digest_follows_everything_that_a_search_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    table, texts = Table(("a", "b", "c"), rng.normal(size=(3, 4)).astype(np.float32)), ["a", "b", "c"]
+    changes = {"k": 71, "overlap": 0.2, "indirect": False, "direct": False, "lemma": False, "language": "de"}
+    assert changes.keys() == asdict(Search()).keys()
+    given = [(table, texts, replace(Search(), **{name: value})) for name, value in changes.items()]
+    given += [
+        (table, texts, Search()),
+        (replace(table, vectors=table.vectors + np.float32(1e-6)), texts, Search()),
+        (replace(table, special=np.array([True, False, False])), texts, Search()),
+        (replace(table, words=("a", "b", "d")), texts, Search()),
+        (table, ["a", "b", "d"], Search()),
+    ]  # fmt: skip
+    names = [cache.digest(*one) for one in given]
+    monkeypatch.setattr(cache, "version", lambda: "0.0")
+    names.append(cache.digest(table, texts, Search()))
+    assert len({*names}) == len(names)
+    monkeypatch.undo()
+    assert cache.digest(replace(table, name="other"), texts, Search()) == names[6]
+
+
+def test_a_search_is_made_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Ghost.open(folder, SEARCH, Selection("nearest"), kept=tmp_path)
+    kept = list(tmp_path.iterdir())
+    assert len(kept) == 1 and kept[0].suffix == ".safetensors"
+    monkeypatch.setattr("milkglass.sanitizers.ghost.ghost.search", None)  # would fail if it were called
+    again = Ghost.open(folder, SEARCH, Selection("nearest"), kept=tmp_path)
+    for name in cache.NAMES:
+        np.testing.assert_array_equal(getattr(first.candidates, name), getattr(again.candidates, name))
+    monkeypatch.undo()
+    Ghost.open(folder, replace(SEARCH, k=11), Selection("nearest"), kept=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    raw, right = kept[0].read_bytes(), load_file(kept[0])
+    wrong = [
+        {**right, "ids": right["ids"] + np.int32(300)},
+        {**right, "starts": right["starts"][::-1].copy()},
+        {**right, "reach": right["reach"][:-1]},
+        {**right, "fallen": right["reach"]},
+        {name: right[name] for name in ("ids", "starts")},
+    ]
+    for bad in (raw[:-9], b"", *map(save, wrong)):
+        kept[0].write_bytes(bad)
+        with pytest.raises(CorruptCheckpoint, match="is damaged"):
+            Ghost.open(folder, SEARCH, Selection("nearest"), kept=tmp_path)
+
+
+# --- data sets --------------------------------------------------------------------------------------------------------
+def test_ids_stand_beside_the_text_and_other_fields_stay(ghost: Ghost, tmp_path: Path) -> None:
+    source, out = lines_file(tmp_path / "in.jsonl", 12), tmp_path / "out.jsonl"
+    more = [{"text": "fever", "text_pair": "scan"}, {"messages": [{"role": "user", "content": "scan"}]}, {"text": " "}]
+    source.write_text(source.read_text() + "".join(json.dumps(row) + "\n" for row in more))
+    report = run(ghost, source, out)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    before = [json.loads(line) for line in source.read_text().splitlines()]
+    shadows = replace(ghost, seed=3).sanitize([old["text"] for old in before[:12]])
+    for old, new, told in zip(before[:12], rows[:12], shadows, strict=True):
+        assert [*new] == ["text", "label", "ids"] and new["label"] == old["label"]
+        assert new["ids"] == told.ids.tolist() and new["text"] == told.text != old["text"]
+    assert [*rows[12]] == ["text", "text_pair", "text_ids", "text_pair_ids"]
+    assert [*rows[13]["messages"][0]] == ["role", "content", "ids"] and rows[14] == {"text": "", "ids": []}
+    tokens = report["tokens"]
+    assert tokens["all"] == sum(len(row["ids"]) for row in rows[:12]) + sum(
+        len(one) for one in (rows[12]["text_ids"], rows[12]["text_pair_ids"], rows[13]["messages"][0]["ids"])
+    )
+    assert tokens["replaced"] == tokens["all"] - tokens["special"] and tokens["replaced_share"] == 1
+    assert (report["rows"], report["texts"], report["empty_texts"]) == (15, 15, 1)
+    assert report["fields_left_as_they_are"] == ["label"]
+    fell = ghost.candidates.fallen
+    assert report["vocabulary"]["fell_back"] == fell.sum() and 0 <= tokens["fell_back_share"] < 1
+    assert 0 <= report["likeness"]["rouge-1"] < 0.3 and report["guarantee"] is None and report["seed_given"]
+    assert json.loads(report_path(out).read_text()) == report and out.stat().st_mode & 0o777 == 0o600
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_tables_and_lines(ghost: Ghost, tmp_path: Path) -> None:
+    with (tmp_path / "in.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["label", "sentence"], ["a,b", "the nurse"], ["c", ""]])
+    run(ghost, tmp_path / "in.csv", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["label", "sentence", "ids"] and rows[1][0] == "a,b" and rows[2] == ["c", "", ""]
+    assert [*map(int, rows[1][2].split())] == replace(ghost, seed=3).sanitize(["the nurse"])[0].ids.tolist()
+    (tmp_path / "in.tsv").write_text("sentence1\tsentence2\tlabel\nthe scan\tthe test\t1\n")
+    run(ghost, tmp_path / "in.tsv", tmp_path / "out.tsv")
+    head, row = (line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines())
+    assert head == ["sentence1", "sentence2", "label", "sentence1_ids", "sentence2_ids"] and row[2] == "1"
+    (tmp_path / "in.txt").write_text("the nurse\n\n")
+    run(ghost, tmp_path / "in.txt", tmp_path / "lines.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    assert [*rows[0]] == ["text", "ids"] and rows[1] == {"text": "", "ids": []}
+
+
+@pytest.mark.parametrize("seed", [3, None])
+def test_an_interrupted_run_goes_on_to_the_same_end(
+    ghost: Ghost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int | None
+) -> None:
+    monkeypatch.setattr(files, "ROWS", 3)
+    source, out = lines_file(tmp_path / "in.jsonl", 11), tmp_path / "out.jsonl"
+    work, calls = files._sanitized, list[int]()
+
+    def until(last: int) -> Any:
+        def stop(ghost: Ghost, plan: Plan, part: Any) -> Any:
+            calls.append(part.number)
+            if part.number == last:
+                raise KeyboardInterrupt
+            return work(ghost, plan, part)
+
+        return stop
+
+    monkeypatch.setattr(files, "_sanitized", until(2))
+    with pytest.raises(KeyboardInterrupt):
+        run(ghost, source, out, seed)
+    parts = tmp_path / ".out.jsonl.parts"
+    assert not out.exists() and parts.stat().st_mode & 0o777 == 0o700
+    assert all(one.stat().st_mode & 0o777 == 0o600 for one in parts.iterdir())
+    drawn = int(json.loads((parts / "job.json").read_text())["seed"])
+    assert (drawn == 3) == (seed == 3)
+    monkeypatch.setattr(files, "_sanitized", until(-1))
+    report = run(ghost, source, out, seed)
+    assert calls == [0, 1, 2, 2, 3], "what was done is not done again"
+    assert not parts.exists() and "seed" not in report and report["seed_given"] == (seed == 3)
+    whole = run(ghost, source, tmp_path / "whole.jsonl", drawn)
+    assert out.read_text() == (tmp_path / "whole.jsonl").read_text()
+    assert {**whole, "seed_given": seed == 3} == report
+
+
+def test_an_unfinished_run_of_another_job_is_not_thrown_away(
+    ghost: Ghost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "ROWS", 2)
+    source, out = lines_file(tmp_path / "in.jsonl", 4), tmp_path / "out.jsonl"
+    work = files._sanitized
+
+    def once(ghost: Ghost, plan: Plan, part: Any) -> Any:
+        if part.number:
+            raise KeyboardInterrupt
+        return work(ghost, plan, part)
+
+    monkeypatch.setattr(files, "_sanitized", once)
+    with pytest.raises(KeyboardInterrupt):
+        run(ghost, source, out)
+    monkeypatch.setattr(files, "_sanitized", work)
+    other = replace(ghost, selection=Selection(beams=2))
+    for one, seed in ((other, 3), (ghost, 4), (ghost, None)):
+        with pytest.raises(UsageError, match="holds an unfinished run with other options"):
+            run(one, source, out, seed)
+    (tmp_path / ".out.jsonl.parts" / "00000000.json").write_text("{}")
+    with pytest.raises(CorruptCheckpoint, match="part 0 of .out.jsonl.parts is damaged"):
+        run(ghost, source, out)
+    (tmp_path / ".out.jsonl.parts" / "00000000.json").unlink()
+    assert run(ghost, source, out)["rows"] == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        (['{"text": "a"}', '{"text": "' + "zanzibar " * 200 + '"}'], "line 2 is .* tokens long"),
+        (['{"text": "a", "ids": "zanzibar"}'], "line 1 has a field for ids already"),
+        (['{"text": "a"}', '{"label": "zanzibar"}'], "line 2 has no text"),
+    ],
+)
+def test_bad_rows_are_told_before_anything_is_done(ghost: Ghost, tmp_path: Path, rows: list[str], error: str) -> None:
+    (tmp_path / "in.jsonl").write_text("\n".join(rows) + "\n")
+    with pytest.raises(CodecError, match=error) as told:
+        run(ghost, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert SECRET not in str(told.value) and [one.name for one in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_names_that_do_not_fit_and_files_that_are_there(ghost: Ghost, tmp_path: Path) -> None:
+    source = lines_file(tmp_path / "in.jsonl", 1)
+    with pytest.raises(UsageError, match="out.csv is no name for json rows"):
+        run(ghost, source, tmp_path / "out.csv")
+    (tmp_path / "in.csv").write_text("text,ids\na,1\n")
+    with pytest.raises(UsageError, match="has a column of ids already"):
+        run(ghost, tmp_path / "in.csv", tmp_path / "out.csv")
+    (tmp_path / "out.jsonl").write_text("mine")
+    with pytest.raises(UsageError, match="exists already"):
+        run(ghost, source, tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_text() == "mine"
+
+
+# --- from the command line --------------------------------------------------------------------------------------------
+def test_from_the_command_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    source = lines_file(tmp_path / "in.jsonl", 6)
+    words = ("sanitize", "--method", "ghost", "--embeddings", folder, source)
+    options = ("--k", 10, "--overlap", 0.5, "--without", "lemma", "--without", "direct", "--beams", 2, "--seed", 5)
+    report = document(call(*words, tmp_path / "out.jsonl", *options, "--json"))
+    assert report["search"] == {**Search(10, 0.5).document(), "lemma": False, "direct": False}
+    assert report["selection"] == Selection(beams=2).document() and report["model"] == "model"
+    assert report["tokens"]["replaced_share"] == 1 and report["out"] == str(tmp_path / "out.jsonl")
+    ghost = Ghost.open(folder, Search(10, 0.5, lemma=False, direct=False), Selection(beams=2), seed=5)
+    texts = [json.loads(line)["text"] for line in source.read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["ids"] for row in rows] == [one.ids.tolist() for one in ghost.sanitize(texts)]
+    told = call(*words, tmp_path / "b.jsonl", "--k", 10, "--selection", "nearest")
+    assert told.exit_code == 0 and "100.0 % replaced" in told.stdout and "ROUGE-1, METEOR" in told.stdout
+    assert "loss" not in told.stdout and "guarantee: none" in told.stdout
+
+
+def test_what_the_command_line_refuses(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    source, out = lines_file(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
+    words = ("sanitize", "--method", "ghost", "--embeddings", folder)
+    for option in (("--epsilon", 2), ("--p", 0.5), ("--workers", 2), ("--keep-stopwords",), ("--allow", "a")):
+        refused(call(*words, source, out, *option), 2, f"ghost has no use for {option[0]}")
+    refused(call("sanitize", "--method", "custext", source, out, "--beams", 2), 2, "custext has no use for --beams")
+    refused(call(*words, "-"), 2, "ghost reads no stdin")
+    refused(call(*words, source), 2, "no OUT was given")
+    refused(call(*words, tmp_path / "none", out), 2, "there is no file")
+    refused(call(*words, source, out, "--without", "all"), 2, "there is no similarity 'all'")
+    refused(call(*words, source, out, "--language", "xx"), 2, "no lemmas of the language 'xx'")
+    refused(call(*words, source, out, "--k", 0), 2, "k is 0")
+    refused(call("sanitize", "--method", "ghost", "--table", tmp_path / "no", source, out), 3, "there is no model")
+    assert not out.exists() and not list(tmp_path.glob(".out*"))

@@ -1,0 +1,140 @@
+"""GHOST's search against the literal program, with each similarity on and off; lemmas; what is never a shadow."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from milkglass.errors import UsageError
+from milkglass.sanitizers.ghost import near
+from milkglass.sanitizers.ghost.lemmas import lemmas_of, marker, whole_words
+from milkglass.sanitizers.ghost.search import Search, Shadows, search
+from milkglass.sanitizers.neighbours import directions, nearest
+from milkglass.sanitizers.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
+import ghost as literal  # noqa: E402
+
+SPECIAL = (0, 1, 7, 50)
+
+
+def vocabulary(n: int = 150, d: int = 6, seed: int = 0, groups: int = 12) -> Table:
+    """Random vectors in groups, so that neighbourhoods overlap as they do in a real table."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(groups, d))
+    vectors = (centres[rng.integers(groups, size=n)] + 0.6 * rng.normal(size=(n, d))).astype(np.float32)
+    return Table(tuple(f"t{i}" for i in range(n)), vectors, np.isin(np.arange(n), SPECIAL))
+
+
+def agree(found: Shadows, told: dict[int, tuple[list[int], int, bool]]) -> None:
+    assert len(found) == len(told)
+    for token, (shadows, reach, fallen) in told.items():
+        assert found.of(token).tolist() == shadows, token
+        assert (int(found.reach[token]), bool(found.fallen[token])) == (reach, fallen), token
+
+
+@pytest.mark.parametrize("switches", list(itertools.product([True, False], repeat=3)))
+def test_the_same_shadows_as_the_literal_program(switches: tuple[bool, bool, bool]) -> None:
+    table, lemmas = vocabulary(), np.random.default_rng(1).integers(40, size=150)
+    indirect, direct, lemma = switches
+    found = search(table, lemmas, Search(10, 0.3, indirect, direct, lemma))
+    agree(found, literal.search(table.vectors.astype(float), lemmas.tolist(), {*SPECIAL}, 10, 0.3, *switches))
+
+
+@pytest.mark.parametrize(("k", "overlap"), [(5, 0.0), (10, 0.1), (30, 0.1), (60, 0.05), (145, 0.5)])
+def test_the_search_widens_as_the_literal_one_does_and_reports_who_fell_back(k: int, overlap: float) -> None:
+    table, lemmas = vocabulary(groups=3), np.zeros(150, np.int64)
+    lemmas[75:] = np.arange(75)
+    found = search(table, lemmas, Search(k, overlap))
+    agree(found, literal.search(table.vectors.astype(float), lemmas.tolist(), {*SPECIAL}, k, overlap))
+    assert (found.reach[~found.fixed] >= k).all()
+    assert found.fallen.any() and not found.fallen.all()
+    if k <= 30:
+        assert len(np.unique(found.reach[~found.fallen & ~found.fixed])) > 1, "some had to be searched wider"
+    fell = np.flatnonzero(found.fallen)
+    assert all(len(found.of(int(token))) == k for token in fell)
+
+
+def test_special_tokens_stand_for_themselves_and_for_nobody() -> None:
+    found = search(vocabulary(), None, Search(20, 0.2, lemma=False))
+    assert np.flatnonzero(found.fixed).tolist() == [*SPECIAL]
+    for token in range(150):
+        shadows = found.of(token).tolist()
+        assert shadows == [token] if token in SPECIAL else token not in shadows and not {*SPECIAL} & {*shadows}
+
+
+@pytest.mark.parametrize(("tile", "sample"), [(32, 64), (50, 10_000), (1024, 2)])
+def test_each_pair_once_gives_the_same_lists(monkeypatch: pytest.MonkeyPatch, tile: int, sample: int) -> None:
+    monkeypatch.setattr(near, "TILE", tile)
+    monkeypatch.setattr(near, "SAMPLE", sample)
+    vectors = vocabulary(333, 8, seed=3).vectors.copy()
+    vectors[5] = vectors[200] = vectors[40]  # ties, which fall to the smaller index
+    vectors[17] = 0  # no direction
+    unit = directions(vectors)
+    for k in (1, 20, 332):
+        # ranks are compared by their cosines: a tie is one in the same arithmetic only
+        found, told = near.nearest_lists(unit, k), nearest(vectors, k)[1]
+        rows = np.arange(333)[:, None]
+        assert (found != rows).all() and all(len({*one}) == k for one in found.tolist())
+        np.testing.assert_allclose((unit[rows] * unit[found]).sum(2), told, atol=1e-6)
+
+
+def test_a_guess_that_was_too_high_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    unit = directions(vocabulary(200, 8).vectors)
+    told = near.nearest_lists(unit, 15)
+    monkeypatch.setattr(near, "_guesses", lambda unit, k: np.linspace(0, 1.5, len(unit)).astype(np.float32))
+    np.testing.assert_array_equal(near.nearest_lists(unit, 15), told)
+
+
+# --- lemmas -----------------------------------------------------------------------------------------------------------
+WORDPIECE = ["[PAD]", "run", "running", "runs", "##ing", "##s", "mice", "mouse", "##", "the"]
+BYTES = ["Ġrun", "Ġrunning", "running", "runs", "ĠThe", "Ġthe", "##", "ing", "Ġmice", "Ġmouse"]
+
+
+def classes(tokens: list[str], texts: list[str]) -> set[frozenset[str]]:
+    numbers = lemmas_of(tokens, texts)
+    groups = {frozenset(t for t, m in zip(tokens, numbers, strict=True) if m == n) for n in numbers}
+    return {one for one in groups if len(one) > 1}
+
+
+def test_lemmas_of_words_and_of_pieces() -> None:
+    found = classes(WORDPIECE, WORDPIECE)
+    assert found == {frozenset(("run", "running", "runs")), frozenset(("mice", "mouse"))}
+    for blank in ("Ġ", "▁"):
+        tokens = [one.replace("Ġ", blank) for one in BYTES]
+        found = classes(tokens, [one.replace(blank, " ") for one in tokens])
+        told = [("Ġrun", "Ġrunning"), ("ĠThe", "Ġthe"), ("Ġmice", "Ġmouse")]
+        assert found == {frozenset(one.replace("Ġ", blank) for one in pair) for pair in told}, "pieces are their own"
+
+
+def test_markers_are_told_by_what_most_tokens_have() -> None:
+    assert [marker(WORDPIECE), marker(BYTES), marker(["the", "##"])] == ["##", "Ġ", None]
+    assert whole_words(WORDPIECE).tolist() == [not one.startswith("##") for one in WORDPIECE]
+    assert whole_words(BYTES).tolist() == [one.startswith("Ġ") for one in BYTES]
+    assert whole_words(["the", "of"]).all()
+
+
+def test_another_language() -> None:
+    assert lemmas_of(["ging", "gehen"], ["ging", "gehen"], "de").tolist() == [0, 0]
+    assert lemmas_of(["ging", "gehen"], ["ging", "gehen"], "en").tolist() == [0, 1]
+    with pytest.raises(UsageError, match="no lemmas of the language 'xx'"):
+        lemmas_of(["a"], ["a"], "xx")
+    with pytest.raises(UsageError, match="no lemmas of the language 'xx'"):
+        Search(language="xx")
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+def test_what_is_refused() -> None:
+    with pytest.raises(UsageError, match="k is 0"):
+        Search(0)
+    for overlap in (-0.1, 1.1, float("nan")):
+        with pytest.raises(UsageError, match="overlap is"):
+            Search(overlap=overlap)
+    with pytest.raises(UsageError, match="k is 146, from 1 to 145"):
+        search(vocabulary(), None, Search(146, lemma=False))
+    with pytest.raises(UsageError, match="lemmas are missing"):
+        search(vocabulary(), None, Search(10))

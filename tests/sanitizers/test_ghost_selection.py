@@ -1,0 +1,203 @@
+"""GHOST's selection against the literal program, on tiny models of every kind; what its short cuts leave out."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from milkglass.errors import UnsupportedModel, UsageError
+from milkglass.sanitizers.ghost import selection, states
+from milkglass.sanitizers.ghost.search import Shadows
+from milkglass.sanitizers.ghost.selection import Selection, drawn, nearest, select
+from milkglass.sanitizers.ghost.states import Network, Prefix
+from tests import tiny
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
+import ghost as literal  # noqa: E402
+
+SPECIAL = (0, 1, 2, 3)
+LENGTHS = (6, 5, 6)
+CAUSAL = ("gpt2", "llama-tied")
+OTHERS = ("roberta", "distilbert", "xlm-roberta", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "smollm3")
+
+
+def network(name: str) -> Network:
+    causal = name not in ("bert", "roberta", "distilbert", "xlm-roberta")
+    return Network.over(tiny.build(name).base_model, causal)
+
+
+def shadows(most: int = 5, seed: int = 0) -> Shadows:
+    """Up to `most` shadows a token, not among them the token, and itself for a special one."""
+    rng = np.random.default_rng(seed)
+    others = np.arange(len(SPECIAL), tiny.VOCAB)
+    lists = [
+        np.array([token]) if token in SPECIAL else rng.choice(others[others != token], rng.integers(1, most + 1), False)
+        for token in range(tiny.VOCAB)
+    ]
+    starts = np.concatenate([[0], np.cumsum([len(one) for one in lists])])
+    fixed = np.isin(np.arange(tiny.VOCAB), SPECIAL)
+    reach = np.where(fixed, 0, most).astype(np.int32)
+    return Shadows(np.concatenate(lists).astype(np.int32), starts, reach, np.zeros(tiny.VOCAB, np.bool_))
+
+
+def sentences(lengths: tuple[int, ...] = LENGTHS, seed: int = 1) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    made = [rng.integers(len(SPECIAL), tiny.VOCAB, length) for length in lengths]
+    for one in made:
+        one[0], one[-1] = 1, 2
+    return made
+
+
+def starts_of(originals: list[np.ndarray], of: Shadows) -> list[np.ndarray]:
+    rng = np.random.default_rng(2)
+    return [drawn(one, of, rng) for one in originals]
+
+
+def literally(net: Network, of: Shadows, original: np.ndarray, start: np.ndarray, chosen: Selection) -> Any:
+    lists = {token: of.of(token).tolist() for token in range(len(of))}
+    given = (literal.states_of(net.model), original.tolist(), lists, start.tolist(), chosen.threshold)
+    return literal.select(*given, chosen.beams, chosen.sweeps, together=True)
+
+
+def compare(name: str, beams: int, threshold: float = 1e-6) -> None:
+    net, of = network(name), shadows()
+    originals = sentences()
+    starts = starts_of(originals, of)
+    chosen = Selection(beams=beams, threshold=threshold)
+    found = select(net, of, originals, starts, chosen)
+    for original, start, one in zip(originals, starts, found, strict=True):
+        ids, loss, history = literally(net, of, original, start, chosen)
+        assert one.ids.tolist() == ids
+        assert one.loss == pytest.approx(loss, rel=1e-4)
+        assert one.history[0] == pytest.approx(history[0], rel=1e-4)
+        assert [*one.history] == sorted(one.history, reverse=True) and one.history[-1] < one.history[0]
+        assert history == sorted(history, reverse=True)
+        assert one.settled and one.ids[0] == 1 and one.ids[-1] == 2
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", ["bert", *CAUSAL])
+def test_the_same_choices_as_the_literal_program(name: str, beams: int) -> None:
+    compare(name, beams)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beams", [1, 2, 5])
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_same_choices_for_every_other_family(name: str, beams: int) -> None:
+    compare(name, beams)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama-tied"])
+def test_a_coarse_stop_stops_as_the_literal_program_does(name: str) -> None:
+    compare(name, 1, threshold=0.5)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama-tied"])
+def test_what_goes_along_does_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, of, chosen = network(name), shadows(), Selection(beams=2)
+    originals = sentences((6, 9, 6, 6))
+    starts = starts_of(originals, of)
+    together = select(net, of, originals, starts, chosen)
+    for size in (1, 40):  # tokens of a forward
+        monkeypatch.setattr(selection, "TOKENS", size)
+        for original, start, one in zip(originals, starts, together, strict=True):
+            alone = select(net, of, [original], [start], chosen)[0]
+            assert alone.ids.tolist() == one.ids.tolist() and alone.loss == pytest.approx(one.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", *CAUSAL])
+def test_losses_are_those_of_the_models_own_hidden_states(name: str) -> None:
+    net, originals = network(name), np.stack(sentences((8, 8, 8)))
+    rng = np.random.default_rng(5)
+    tried = torch.from_numpy(rng.integers(4, tiny.VOCAB, (10, 8)))
+    owner, free = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 0]), torch.full((10,), math.inf, dtype=torch.float64)
+    traces = net.traces(torch.from_numpy(originals))
+    told = literal.states_of(net.model)
+    targets = told(originals.tolist())
+    expected = [literal.loss(targets[n], one) for n, one in zip(owner.tolist(), told(tried.tolist()), strict=True)]
+    np.testing.assert_allclose(net.losses(tried, traces, owner, free), expected, rtol=1e-4)
+    bounds = torch.tensor(expected, dtype=torch.float64).median().repeat(10)
+    some = net.losses(tried, traces, owner, bounds).numpy()
+    within = np.array(expected) <= bounds.numpy()
+    assert within.any() and not within.all()
+    np.testing.assert_allclose(some[within], np.array(expected)[within], rtol=1e-4)
+    assert np.isinf(some[~within]).all()
+    assert np.isinf(net.losses(tried, traces, owner, bounds * 0).numpy()).all()
+    if net.causal:
+        prefix = net.extended(Prefix.empty(10), tried[:, :3], traces, owner)
+        prefix = net.extended(prefix, tried[:, 3:5], traces, owner)
+        rest = net.losses(tried[:, 5:], traces, owner, bounds, prefix).numpy()
+        np.testing.assert_allclose(rest, some, rtol=1e-4)
+
+
+def test_dropped_candidates_are_not_computed_to_the_end() -> None:
+    net = network("bert")
+    original = sentences((8,))
+    traces = net.traces(torch.from_numpy(np.stack(original)))
+    rows = torch.from_numpy(np.stack([original[0], *sentences((8,) * 5, seed=9)]))
+    seen: list[int] = []
+    hook = net.layers[1].register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    bounds = torch.full((6,), 1e-3, dtype=torch.float64)
+    found = net.losses(rows, traces, torch.zeros(6, dtype=torch.long), bounds).tolist()
+    hook.remove()
+    assert found[0] == pytest.approx(0, abs=1e-9) and found[1:] == [math.inf] * 5
+    assert seen == [1], "the five were dropped before the first layer, by what the embeddings give"
+
+
+def test_unchanged_places_are_not_visited_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, of = network("bert"), shadows()
+    originals = sentences((9,))
+    starts = starts_of(originals, of)
+    visits: list[int] = []
+    visit = selection._Group._visit
+    monkeypatch.setattr(selection._Group, "_visit", lambda self, at, *rest: (visits.append(at), visit(self, at, *rest)))
+    found = select(net, of, originals, starts, Selection(threshold=1e-9))[0]
+    sweeps = len(found.history) - 1
+    assert sweeps >= 2 and visits[:7] == [1, 2, 3, 4, 5, 6, 7] and len(visits) < 7 * sweeps
+
+
+def test_the_most_sweeps_end_it_and_are_told() -> None:
+    net, of = network("bert"), shadows(12)
+    originals = sentences((12,) * 4)
+    found = select(net, of, originals, starts_of(originals, of), Selection(threshold=1e-9, sweeps=1))
+    assert [len(one.history) for one in found] == [2] * 4 and not any(one.settled for one in found)
+
+
+def test_drawing_is_even_and_the_nearest_is_the_first() -> None:
+    of = shadows(4)
+    token = next(t for t in range(4, 300) if len(of.of(t)) == 4)
+    many = drawn(np.full(8000, token), of, np.random.default_rng(0))
+    counts = np.array([(many == one).sum() for one in of.of(token)])
+    assert counts.sum() == 8000 and ((counts - 2000) ** 2 / 2000).sum() < 16.3  # chi-square, 3 degrees, p = 0.001
+    assert drawn(np.array(SPECIAL), of, np.random.default_rng(0)).tolist() == [*SPECIAL]
+    assert nearest(np.array([token, 2]), of).tolist() == [of.of(token)[0], 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"way": "best"}, "the selection is 'best'"),
+        ({"beams": 0}, "0 beams"),
+        ({"sweeps": 0}, "0 sweeps"),
+        ({"threshold": 0}, "threshold is 0"),
+        ({"threshold": math.nan}, "threshold is nan"),
+    ],
+)
+def test_what_is_refused(given: dict[str, Any], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
+        Selection(**given)
+
+
+def test_models_without_one_list_of_layers_are_refused() -> None:
+    model = tiny.build("bert").base_model
+    model.config.num_hidden_layers = 7
+    with pytest.raises(UnsupportedModel, match="0 lists of 7 layers"):
+        Network.over(model, False)
+    assert states.TOKENS == selection.TOKENS
