@@ -29,7 +29,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.attacks.forward import batches, body, places, sampled, stacked, within
+from milkglass.attacks.forward import body, places, sampled, within
+from milkglass.attacks.inverting import train
 from milkglass.modelview import Model
 from milkglass.paper import Paper
 from milkglass.sequences import Ids, Sequences
@@ -118,7 +119,7 @@ class InvBert(Attack):
         corpus = knowledge.corpus.chosen(np.flatnonzero(read))
         seen, reached = self.observed(transcript, within(transcript.tokens, budget, second, SENT * given))
         inverter = Inverter(knowledge.public_model, self.depth)
-        self.train(inverter, states[known], corpus, Budget(TRAINING * budget.left(), budget.progress), rng)
+        train(inverter, states[known], corpus, self, Budget(TRAINING * budget.left(), budget.progress), rng)
         some = np.flatnonzero(reached)
         groups = (some[one] for one in within(transcript.tokens.chosen(some), budget, third, tokens=TOKENS))
         return Guess(running=self.read(inverter, seen, transcript.tokens, groups))
@@ -135,28 +136,6 @@ class InvBert(Attack):
         model = transcript.weights(tuned=False) or transcript.weights(tuned=True)
         assert model is not None
         return self.states(model, transcript.tokens, groups)
-
-    def train(
-        self, inverter: Inverter, states: torch.Tensor, corpus: Sequences, budget: Budget, rng: np.random.Generator
-    ) -> None:
-        """Until the epochs are done or the budget is spent, whichever is first."""
-        optimiser = torch.optim.AdamW(inverter.parameters(), lr=self.learning_rate, weight_decay=0.0)
-        groups = [g for some in batches(corpus) for g in np.array_split(some, -(-len(some) // self.batch_size))]
-        steps, done = self.epochs * len(groups), 0
-        inverter.train()
-        for _ in range(self.epochs):
-            for number in rng.permutation(len(groups)).tolist():
-                if budget.left() <= 0:
-                    return
-                numbers = groups[number]
-                wanted = stacked(corpus, numbers)
-                given = states[torch.from_numpy(places(corpus, numbers))].reshape(*wanted.shape, -1)
-                loss = torch.nn.functional.cross_entropy(inverter(given).flatten(0, 1), wanted.flatten())
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                optimiser.step()
-                done += 1
-                budget.progress(done / steps)
 
     @torch.inference_mode()
     def read(self, inverter: Inverter, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids]) -> Ids:

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from milkglass.attacks.embedding.near_hidden import hidden_of
-from milkglass.attacks.forward import batches, places, stacked
+from milkglass.attacks.forward import batches, places
+from milkglass.attacks.inverting import train
 from milkglass.modelview import Model
 from milkglass.paper import Paper
 from milkglass.sequences import Ids, Sequences
@@ -109,7 +110,7 @@ class InvertHidden(Attack):
         centre, spread = states.mean(0), states.std(0, correction=0).clamp_min(1e-6)
         inverter = Inverter(knowledge.public_model, centre, spread, self.depth, generator)
         time = Budget(TRAINING * budget.left(), budget.progress, budget.stopped)
-        self.train(inverter, states, corpus, time, rng)
+        train(inverter, states, corpus, self, time, rng, clip=1.0)
         parts = [self.read(inverter, one, budget) for one in transcript.all(Activations)]
         return Guess(running=np.concatenate(parts))
 
@@ -131,28 +132,6 @@ class InvertHidden(Attack):
                 states.append(knowledge.observe(chosen, seed + copy).hidden.float())
                 texts.extend(chosen)
         return torch.cat(states), Sequences.of(texts)
-
-    def train(
-        self, inverter: Inverter, states: torch.Tensor, corpus: Sequences, budget: Budget, rng: np.random.Generator
-    ) -> None:
-        """Until the epochs are done or the budget is spent, whichever is first."""
-        optimiser = torch.optim.AdamW(inverter.parameters(), lr=self.learning_rate, weight_decay=0.0)
-        groups = [g for some in batches(corpus) for g in np.array_split(some, -(-len(some) // self.batch_size))]
-        steps, done = self.epochs * len(groups), 0
-        inverter.train()
-        for _ in range(self.epochs):
-            for number in rng.permutation(len(groups)).tolist():
-                if budget.left() <= 0:
-                    return
-                wanted = stacked(corpus, groups[number])
-                given = states[torch.from_numpy(places(corpus, groups[number]))].reshape(*wanted.shape, -1)
-                loss = torch.nn.functional.cross_entropy(inverter(given).flatten(0, 1), wanted.flatten())
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(inverter.parameters(), 1.0)
-                optimiser.step()
-                done += 1
-                budget.progress(done / steps)
 
     @torch.inference_mode()
     def read(self, inverter: Inverter, seen: Activations, budget: Budget) -> Ids:
