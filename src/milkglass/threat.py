@@ -28,6 +28,7 @@ from milkglass.metrics.recovery import Recovery
 from milkglass.modelview import Model
 from milkglass.paper import Paper
 from milkglass.sequences import Ids, Sequences
+from milkglass.shared_step import SharedStep
 
 NO_BELIEF = -1  # a guess that names no public id
 
@@ -69,7 +70,8 @@ class Activations(Observation):
 
 @dataclass(frozen=True)
 class Gradients(Observation):
-    """One client's update in one round."""
+    """What one client shares of one step: the gradient of the mean loss of a batch, by parameters' names. round: which
+    step of its training this was, from 0."""
 
     tensors: Mapping[str, torch.Tensor]
     batch_size: int
@@ -191,7 +193,8 @@ class Knowledge:
     client half would send for these public ids, with the attacker's own draws from a seed. rehearse: what a sanitizer
     makes of these public ids, with draws from a seed, and (total,) where each of them was sent, NO_BELIEF where
     nowhere. aliases: how many scrambled ids each ordinary token has; shared: whether an id names a cluster and no
-    token: both are the scheme's (Kerckhoffs).
+    token: both are the scheme's (Kerckhoffs). step: the model whose gradients are shared, and its loss. labels,
+    lengths: (b,) the class of each text behind the gradients, in their order, and its tokens, special ones too.
     """
 
     public_model: Model | None = None
@@ -204,6 +207,8 @@ class Knowledge:
     rehearse: Callable[[Sequences, int], tuple[Sequences, Ids]] | None = None
     aliases: int = 1
     shared: bool = False
+    step: SharedStep | None = None
+    lengths: Ids | None = None
 
     def tokens(self, size: int) -> int:
         """n, how many public ids there are; size: how many scrambled ones, which is n where each token has one."""
@@ -213,18 +218,20 @@ class Knowledge:
 # --- what is guessed --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Guess:
-    """One of three. table: (n, k) for each scrambled id the public ids it may stand for, likeliest first, NO_BELIEF
+    """One of four. table: (n, k) for each scrambled id the public ids it may stand for, likeliest first, NO_BELIEF
     where there is none. running: the same for each token that was sent, (total, k), where the attack reads places and
-    not ids. bags: for each text the set of public ids in it, where the attack reads no order.
+    not ids. bags: for each text the set of public ids in it, where the attack reads no order. texts: public ids of
+    whole texts, for each of `Gradients` as many as its batch has, in any order.
     """
 
     table: Ids | None = None
     running: Ids | None = None
     bags: tuple[Ids, ...] | None = None
+    texts: Sequences | None = None
 
     def __post_init__(self) -> None:
-        if sum(one is not None for one in (self.table, self.running, self.bags)) != 1:
-            raise ValueError("a guess is about ids, about places or about bags of words")
+        if sum(one is not None for one in (self.table, self.running, self.bags, self.texts)) != 1:
+            raise ValueError("a guess is about ids, about places, about bags of words or about whole texts")
 
     def at(self, tokens: Sequences) -> Ids:
         """(total, k): the guess for each token sent."""
@@ -306,6 +313,8 @@ _SAID: Mapping[str, str] = {
     "simulate": "the scheme cannot be simulated under another key",
     "observe": "no client half can be run on public text",
     "rehearse": "no sanitizer stands in front",
+    "step": "the attacker does not know which model is trained",
+    "lengths": "the attacker does not know how long the texts are",
 }
 
 
@@ -343,6 +352,7 @@ class Truth:
     sent: Sequences  # scrambled ids of all that was sent
     original: Sequences | None = None  # public ids of the same, where the map alone does not give them
     origin: Ids | None = None  # (total of original,) where each was sent, NO_BELIEF where nowhere; None: in its place
+    batches: Ids | None = None  # how many texts were behind each of the gradients; None: one behind each
 
     @property
     def tokens(self) -> Sequences:
@@ -373,25 +383,29 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
     """Grade a guess: the only function that sees both. Special tokens are never counted.
 
     "tokens": all running tokens. "content": those of `content_tokens`. "vocabulary": every ordinary id of the table,
-    once each, sent or not. "bag": precision, recall and F1 of sets of words. ROUGE and METEOR compare
-    texts as `truth.read` gives them.
+    once each, sent or not. "bag": precision, recall and F1 of sets of words. Whole texts are given to the true ones of
+    their batch so that as many tokens as can be are right. ROUGE and METEOR compare texts as `truth.read` gives them.
     """
     sent = truth.tokens
     counted = truth.ordinary[sent.ids]
     if guess.bags is not None:
         bags = tuple(bag[truth.ordinary[bag]] for bag in guess.bags)
         return Recovery(recovery.bags(bags, sent.kept(counted), rng))
+    if guess.texts is not None:
+        batches = np.ones(len(sent), np.int64) if truth.batches is None else truth.batches
+        found = guess.texts.kept(truth.ordinary[guess.texts.ids])
+        return Recovery(recovery.whole(found, sent.kept(counted), batches, truth.read, rng))
     places = truth.readings(guess)
-    found: dict[str, Interval] = {}
+    measures: dict[str, Interval] = {}
     for name, which in (("tokens", counted), ("content", counted & truth.content[sent.ids])):
-        found |= {f"{name} top-{k}": one for k, one in recovery.tokens(places, sent, which, rng).items()}
+        measures |= {f"{name} top-{k}": one for k, one in recovery.tokens(places, sent, which, rng).items()}
     if guess.table is not None:
         known = truth.ordinary[truth.inverse]
         ranked = recovery.vocabulary(guess.table, truth.inverse, known, rng)
-        found |= {f"vocabulary top-{k}": one for k, one in ranked.items()}
+        measures |= {f"vocabulary top-{k}": one for k, one in ranked.items()}
     best = places[:, 0]
-    found["exact texts"] = recovery.exact(best, sent, counted, rng)
-    found |= recovery.texts(
+    measures["exact texts"] = recovery.exact(best, sent, counted, rng)
+    measures |= recovery.texts(
         Sequences(best, sent.lengths).kept(counted & (best != NO_BELIEF)), sent.kept(counted), truth.read, rng
     )
-    return Recovery(found)
+    return Recovery(measures)

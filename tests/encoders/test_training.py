@@ -19,6 +19,7 @@ from milkglass.encoders.textmixer import TextMixer
 from milkglass.encoders.textobfuscator import TextObfuscator, away
 from milkglass.encoders.training import Step, Training
 from milkglass.errors import UsageError
+from milkglass.network import classifier
 from milkglass.sequences import Sequences
 from tests.encoders.kit import SECRET, split
 
@@ -67,7 +68,7 @@ def lower_of(defence: EncoderDefence, bert: Checkpoint, folder: Path) -> dict[st
 
 def test_below_gaussian_noise_nothing_is_trained(bert: Checkpoint, tmp_path: Path) -> None:
     few = Training(learning_rate=1e-3, batch_size=8, epochs=1, max_length=32)
-    public = halves.Lower(halves.classifier(bert, 2), 1).state_dict()
+    public = halves.Lower(classifier(bert, 2), 1).state_dict()
     frozen = lower_of(DPForward(layer=1, training=few), bert, tmp_path / "frozen")
     moved = lower_of(TextObfuscator(layer=1, training=few), bert, tmp_path / "moved")
     assert all(torch.equal(frozen[name], public[name]) for name in public)
@@ -142,7 +143,7 @@ def test_capes_bag_is_of_the_text_and_not_of_its_padding() -> None:
 def test_the_adversary_pulls_the_encoder_the_other_way(bert: Checkpoint) -> None:
     """The gradient that reaches the client's half is -w_adv times the adversary's own."""
     defence = CAPE(epsilon=50.0, w_adv=0.7)
-    lower = halves.Lower(halves.classifier(bert, 2), 2).eval()
+    lower = halves.Lower(classifier(bert, 2), 2).eval()
     encoded = Reader.open(bert.folder, 32).encode(task(8).texts)
     adversary = defence.aids(bert, lower, encoded, defence.root(SECRET))
     assert isinstance(adversary, cape.Adversary)

@@ -31,6 +31,7 @@ from milkglass.encoders.sending import EncoderClient
 from milkglass.encoders.serving import EncoderServer
 from milkglass.encoders.training import Step, Training, train
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UnsupportedModel, UsageError
+from milkglass.network import classifier
 from milkglass.sequences import Ids
 
 # Weights and dropout come from torch's own generator, which all threads share: one training at a time.
@@ -118,7 +119,7 @@ class EncoderDefence(Defence):
         with ALONE:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(root.draws("weights").seed())
-                model = halves.classifier(base, classes)
+                model = classifier(base, classes)
                 lower, upper = Lower(model, self.cut(base)).eval(), self.upper(model, base, classes)
                 del model
                 aids = self.aids(base, lower, encoded, root)
@@ -195,7 +196,7 @@ class EncoderDefence(Defence):
             )
         if about.get("model") != base.digest():
             raise KeyForOtherModel(f"{folder.name} belongs to another model", "give the model that was split")
-        lower = Lower(halves.classifier(base, 2), self.cut(base)).eval()
+        lower = Lower(classifier(base, 2), self.cut(base)).eval()
         kept = halves.fill_client(folder, lower if self.trains_lower else None)
         try:
             secret, sent = bytes.fromhex(about["secret"]), int(about["sent"])

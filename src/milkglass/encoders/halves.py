@@ -47,29 +47,6 @@ def layers_of(config: Mapping[str, Any]) -> int:
     return int(config["num_hidden_layers"] if "num_hidden_layers" in config else config["n_layers"])
 
 
-def classifier(base: Checkpoint, classes: int) -> Any:
-    """The whole model with a head of `classes`, fp32. What the checkpoint lacks, such as the head, is drawn from
-    torch's generator. Raises CorruptCheckpoint where more than the head and the pooler is missing."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    raw = {name: value for name, value in base.config.items() if name not in ("id2label", "label2id", "architectures")}
-    kind = raw.pop("model_type")
-    model = AutoModelForSequenceClassification.from_config(
-        AutoConfig.for_model(kind, **raw, num_labels=classes), dtype=torch.float32
-    )
-    wanted, prefix = model.state_dict(), model.base_model_prefix
-    found = {}
-    for name in base.tensors:
-        for target in (name, f"{prefix}.{name}"):
-            if target in wanted and base.tensors[name].shape == tuple(wanted[target].shape):
-                found[target] = base.read(name).float()
-    missing, _ = model.load_state_dict(found, strict=False)
-    lost = [name for name in missing if name.startswith(f"{prefix}.") and "pooler" not in name]
-    if lost:
-        raise CorruptCheckpoint(f"{len(lost)} tensors are not in the model ({lost[0]})", "fetch the model again")
-    return model
-
-
 class Passing(torch.nn.Module):
     """In place of the embeddings: what is given as embedded is embedded already."""
 

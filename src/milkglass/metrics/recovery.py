@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -80,6 +81,53 @@ def bags(guess: tuple[Ids, ...], truth: Sequences, rng: np.random.Generator) -> 
         "bag recall": ratio(both, there, rng),
         "bag f1": ratio(2 * both, guessed + there, rng),
     }
+
+
+def whole(
+    guess: Sequences, truth: Sequences, batches: Ids, read: Callable[[Ids], str], rng: np.random.Generator
+) -> dict[str, Interval]:
+    """Whole texts, which an attacker gives in any order within their batch; batches: how many texts each holds.
+
+    Each true text gets one guess of its batch, no guess twice, so that most tokens are shared (Kuhn's assignment; to
+    give each text its best guess again and again would reward one good guess many times). "token recall": the share of
+    its tokens that the guess has, as often as it has them, at any place. "tokens top-1": those at their own place.
+    """
+    if len(guess) != len(truth) or int(batches.sum()) != len(truth):
+        raise ValueError(f"{len(guess)} guesses for {len(truth)} texts in batches of {int(batches.sum())}")
+    given = _assigned(guess, truth, batches)
+    shared = np.array([_shared(one, other) for one, other in zip(given, truth, strict=True)], np.float64)
+    placed = np.array([(a[: len(b)] == b[: len(a)]).sum() for a, b in zip(given, truth, strict=True)], np.float64)
+    alike = [a.tobytes() == b.tobytes() for a, b in zip(given, truth, strict=True) if len(b)]
+    lengths = truth.lengths.astype(np.float64)
+    measures = {
+        "token recall": ratio(shared, lengths, rng),
+        "tokens top-1": ratio(placed, lengths, rng),
+        "exact texts": share(np.array(alike), rng),
+    }
+    return measures | texts(given, truth, read, rng)
+
+
+def _assigned(guess: Sequences, truth: Sequences, batches: Ids) -> Sequences:
+    """The guesses, in the order of the true texts that they are given to."""
+    from scipy.optimize import linear_sum_assignment
+
+    guesses, truths, order = list(guess), list(truth), []
+    for start, size in zip(np.cumsum(batches) - batches, batches, strict=True):
+        those = range(int(start), int(start + size))
+        gain = np.array([[_likeness(guesses[i], truths[j]) for i in those] for j in those])
+        order += [int(start + i) for i in linear_sum_assignment(gain, maximize=True)[1]]
+    return guess.chosen(np.array(order, np.int64))
+
+
+def _likeness(one: Ids, other: Ids) -> float:
+    """F1 of the tokens that two texts share."""
+    return 2 * _shared(one, other) / max(1, len(one) + len(other))
+
+
+def _shared(one: Ids, other: Ids) -> int:
+    """How many tokens two texts share, each as often as both have it."""
+    both = Counter(one.tolist()) & Counter(other.tolist())
+    return sum(both.values())
 
 
 def floors(truth: Sequences, counted: NDArray[np.bool_], public: Ids | None, size: int) -> dict[str, float]:

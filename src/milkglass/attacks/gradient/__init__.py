@@ -1,0 +1,1 @@
+"""Attacks that read texts from the gradients that a client shares."""
