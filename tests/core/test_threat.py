@@ -168,3 +168,35 @@ def test_a_kill_loses_the_last_observation_only(tmp_path: Path) -> None:
     assert [one.tolist() for one in on_disk.load(folder).tokens] == [[1]]
     on_disk.Recorder.open(folder, 10).tokens(Sequences.of([[3]]), "infer")
     assert [one.tolist() for one in on_disk.load(folder).tokens] == [[1], [3]]
+
+
+def test_whole_texts_are_given_to_true_ones_of_their_batch_once_each() -> None:
+    truth = Truth(
+        inverse=np.arange(20),
+        ordinary=np.arange(20) > 1,
+        content=np.ones(20, bool),
+        read=lambda ids: " ".join(f"w{i}" for i in ids),
+        sent=Sequences.of([[0, 5, 6, 7, 1], [0, 8, 9, 1], [0, 5, 6, 7, 1]]),
+        batches=np.array([2, 1]),
+    )
+    guess = Guess(texts=Sequences.of([[0, 9, 8, 1], [0, 5, 6, 7, 1], [2, 3]]))
+    found = score(guess, truth, np.random.default_rng(0))
+    assert found["token recall"].value == pytest.approx(5 / 8)
+    assert found["tokens top-1"].value == pytest.approx(3 / 8)
+    assert found["exact texts"].value == pytest.approx(1 / 3)
+    assert found["rouge-1"].value == pytest.approx(2 / 3)
+    with pytest.raises(ValueError, match="2 guesses for 3 texts"):
+        score(Guess(texts=Sequences.of([[2], [3]])), truth, np.random.default_rng(0))
+
+
+def test_a_good_guess_is_not_used_twice() -> None:
+    truth = Truth(
+        inverse=np.arange(20),
+        ordinary=np.ones(20, bool),
+        content=np.ones(20, bool),
+        read=lambda ids: " ".join(f"w{i}" for i in ids),
+        sent=Sequences.of([[5, 6, 7], [5, 6, 7]]),
+        batches=np.array([2]),
+    )
+    found = score(Guess(texts=Sequences.of([[5, 6, 7], []])), truth, np.random.default_rng(0))
+    assert found["token recall"].value == pytest.approx(0.5)
