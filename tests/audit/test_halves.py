@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from milkglass.audit.findings import warnings
 from milkglass.audit.halves import WHO, _pieces, _places, crossed, scene_of
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
@@ -15,6 +16,8 @@ from milkglass.client.sanitized import SanitizedClient
 from milkglass.client.tables import key_from
 from milkglass.defence import Client, Labelled
 from milkglass.defences import defence_of
+from milkglass.encoders.encoder import EncoderDefence
+from milkglass.encoders.training import Training
 from milkglass.errors import UsageError
 from milkglass.threat import NO_BELIEF, Guess, score
 from tests import tiny
@@ -104,3 +107,27 @@ def test_a_half_of_no_known_kind_is_refused(base: Checkpoint) -> None:
 
     with pytest.raises(UsageError, match="no scene for a Other"):
         scene_of(base, Other(), None, tiny.TEXTS, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"scheme": "sentinel"}, "SentinelLMs is broken"),
+        ({"encoder": "textmixer", "layer": 1}, "keys fall out"),
+        ({"encoder": "dp-forward", "layer": 1, "epsilon": 5.0}, None),
+    ],
+)
+def test_an_audit_says_first_of_a_broken_defence_that_it_is(
+    base: Checkpoint, tmp_path: Path, entry: dict[str, object], says: str | None
+) -> None:
+    texts = [f"{one} {number}" for number in range(4) for one in tiny.TEXTS]
+    defence = defence_of(entry, tmp_path)
+    if isinstance(defence, EncoderDefence):
+        defence = replace(defence, training=Training(epochs=1, max_steps=1, max_length=32))
+    client, server = defence.split(base, Labelled(texts, [0, 1] * 8), bytes(32), tmp_path / "server")
+    told = warnings(scene_of(base, client, server, texts[:6], {}), (), {})
+    if says is None:
+        assert told[0].title != "This defence is broken"
+    else:
+        assert told[0].title == "This defence is broken"
+        assert says in told[0].explanation

@@ -19,7 +19,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import comparison
 from milkglass.experiments.cells import Problem, _write, secret_of
 from milkglass.experiments.comparison import Comparison
-from milkglass.experiments.leakage import apart
+from milkglass.experiments.leakage import Attacked, apart
 from milkglass.experiments.reproduce import reproduce
 from milkglass.server.data import Rows
 from milkglass.threat import Tokens
@@ -258,3 +258,15 @@ def test_two_encoders_at_once_are_the_two_alone(recipe: Path, tmp_path: Path) ->
     alone = [weights(one) for one in (("a", "cape"), ("b", "textobfuscator"))]
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(weights, (("c", "cape"), ("d", "textobfuscator")))) == alone
+
+
+def test_a_defence_may_have_an_attacked_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    more = "[defences.anew]\nk = 4\nepsilon = 0.1\nattacked = { rows = 4 }\n[published]"
+    path.write_text(RECIPE.replace("[published]", more), "utf-8")
+    recipe = Comparison.read(path)
+    assert recipe.attacked_of(recipe.defences["obfuslm"]) == Attacked(8, 8)
+    assert recipe.attacked_of(recipe.defences["anew"]) == Attacked(4, 8)
+    path.write_text(RECIPE.replace("[published]", more.replace("rows = 4", "row = 4")), "utf-8")
+    with pytest.raises(UsageError, match="row"):
+        Comparison.read(path)

@@ -52,6 +52,7 @@ def warnings(scene: Scene, cells: tuple[Cell, ...], spent: Mapping[str, Mapping[
     """All that apply, the gravest first."""
     best = strongest(cells)
     found = [
+        _broken(scene),
         _running(scene, best, spent),
         states.named(scene, cells),
         _clusters(cells),
@@ -67,6 +68,17 @@ def warnings(scene: Scene, cells: tuple[Cell, ...], spent: Mapping[str, Mapping[
         _limits(cells),
     ]
     return tuple(one for one in found if one is not None)
+
+
+def _broken(scene: Scene) -> Warning_ | None:
+    if scene.broken is None:
+        return None
+    return Warning_(
+        "This defence is broken",
+        f"always with {scene.scheme['name']}",
+        f"{scene.broken}.",
+        "Choose another. No figure of this page says that it holds.",
+    )
 
 
 def _why(scene: Scene) -> str:

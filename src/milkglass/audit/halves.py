@@ -96,7 +96,8 @@ def _of_states(
     known = {who: client.reader.encode(texts, cut=True).ids for who, texts in public.items()}
     knowledge = {who: Knowledge(corpus=one, observe=client.observe) for who, one in known.items()}
     seen = (*server.rest(), *client.send(private))
-    return _scene(base, codec, seen, _truth(codec, ids, ids, known), knowledge, {"name": client.defence.name})
+    scene = _scene(base, codec, seen, _truth(codec, ids, ids, known), knowledge, {"name": client.defence.name})
+    return replace(scene, broken=client.defence.broken)
 
 
 def _scene(

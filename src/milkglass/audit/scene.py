@@ -89,6 +89,7 @@ class Scene:
     scheme: Mapping[str, Any]
     model: str
     content: NDArray[np.bool_]
+    broken: str | None = None  # why nobody should rely on this defence, whatever the attacks here read
 
     @property
     def of_states(self) -> bool:
@@ -244,6 +245,7 @@ def assemble(
         shown(key),
         str(key.about["model"]),
         content,
+        scheme.broken,
     )
 
 

@@ -8,6 +8,9 @@
     [defences."custext+"]            see milkglass/defences.py; an empty one is no defence
     [attacked]                       rows: private ones, of train; public: how many others an attacker has
 
+A defence's entry may lay tables `training` and `attacked` of its own over these: with a key for each job, `rows` are what
+one key hides.
+
 Figures are called "MEASURE, DATA, DEFENCE" and "MEASURE, ATTACK, ATTACKER, DATA, DEFENCE"; with several seeds they are
 means, and "..., sd" is the standard deviation of the seeds. Cells are shared by recipes that are given one --cache.
 """
@@ -19,7 +22,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -49,7 +52,7 @@ Place = tuple[str, str, int]  # data, defence, seed
 
 @dataclass(frozen=True)
 class Comparison:
-    """training: of every cell; a defence's entry may hold a table `training` of its own laid over it."""
+    """training, attacked: of every cell; a defence's entry may lay tables of these names over them."""
 
     name: str
     paper: str
@@ -73,11 +76,15 @@ class Comparison:
         raw.pop("kind", None)
         recipe = made_of(cls, raw)
         kinds(recipe.attacks)  # before anything is run
-        made_of(Attacked, recipe.attacked)
+        for defence in recipe.defences.values():
+            recipe.attacked_of(defence)
         for name, entry in recipe.data.items():
             if strange := sorted(set(entry) - {"train", "held_out", "rows"}):
                 raise UsageError(f"data.{name} has no {strange[0]}", "it has: train, held_out, rows")
         return recipe
+
+    def attacked_of(self, entry: Mapping[str, Any]) -> Attacked:
+        return made_of(Attacked, {**self.attacked, **entry.get("attacked", {})})
 
     def hyperparameters(self, problem: Problem, entry: Mapping[str, Any], seed: int) -> Hyperparameters:
         task = {"task": "regression"} if problem.classes == 1 else {"num_labels": problem.classes}
@@ -97,12 +104,12 @@ def measure(
     require_same_run(out, {**_about(recipe), "base": digest})
     threads = max(1, (os.cpu_count() or 1) // at_once)
     places = list(product(recipe.data, recipe.defences, recipe.seeds))
-    spare = made_of(Attacked, recipe.attacked).public if recipe.attacks else 0
+    spare = max(recipe.attacked_of(one).public for one in recipe.defences.values()) if recipe.attacks else 0
     problems = {(name, seed): problem(name, recipe.data[name], data, seed, spare) for name, _, seed in places}
 
     def train(place: Place) -> Trained:
         name, defence, seed = place
-        entry = {key: value for key, value in recipe.defences[defence].items() if key != "training"}
+        entry = {key: value for key, value in recipe.defences[defence].items() if key not in ("training", "attacked")}
         one = problems[name, seed]
         chosen = recipe.hyperparameters(one, recipe.defences[defence], seed)
         words = f"{name}, {defence}" + (f", seed {seed}" if len(recipe.seeds) > 1 else "")
@@ -116,12 +123,12 @@ def measure(
         cells = dict(zip(places, pool.map(train, places), strict=True))
     found: dict[Place, dict[str, float]] = {place: dict(cell.figures) for place, cell in cells.items()}
     if recipe.attacks:
-        attacked = made_of(Attacked, recipe.attacked)
         for place, cell in cells.items():
             tell(f"{', '.join(map(str, place))}: attacks")
             one = problems[place[0], place[2]]
             folder = out / "attacks" / "-".join(map(str, place))
-            about = {"cell": cell.name, "attacked": dict(recipe.attacked)}
+            attacked = recipe.attacked_of(recipe.defences[place[1]])
+            about = {"cell": cell.name, "attacked": asdict(attacked)}
             found[place] |= leakage(recipe.attacks, attacked, base, one, cell, about, folder, tell)
     return _named(recipe, found), [cell.made for cell in cells.values()]
 
