@@ -12,7 +12,6 @@ import pytest
 
 from milkglass.audit.cells import Cell
 from milkglass.audit.findings import verdict
-from milkglass.encoders.catalogue import ENCODERS
 from milkglass.metrics.interval import Interval
 from tests import tiny
 from tests.cli.kit import SECRET, call, document, refused

@@ -8,8 +8,8 @@
     [defences."custext+"]            see milkglass/defences.py; an empty one is no defence
     [attacked]                       rows: private ones, of train; public: how many others an attacker has
 
-A defence's entry may lay tables `training` and `attacked` of its own over these: with a key for each job, `rows` are what
-one key hides.
+A defence's entry may lay tables `training` and `attacked` of its own over these: with a key for each job, `rows` are
+what one key hides.
 
 Figures are called "MEASURE, DATA, DEFENCE" and "MEASURE, ATTACK, ATTACKER, DATA, DEFENCE"; with several seeds they are
 means, and "..., sd" is the standard deviation of the seeds. Cells are shared by recipes that are given one --cache.
