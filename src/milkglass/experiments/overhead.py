@@ -37,6 +37,7 @@ from milkglass.client.scramble import scramble
 from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments import recipe as recipes
 from milkglass.experiments import result, sources
+from milkglass.experiments.parts import Parts
 from milkglass.experiments.recipe import Variant, made, require_same_run, seeded_key
 from milkglass.experiments.settings import made_of, settings
 from milkglass.models import resolve
@@ -84,22 +85,6 @@ class OverheadRecipe:
         if (training.max_steps or 0) < 3 or training.logging_steps != 1:
             raise UsageError("training times no steps", "give max_steps of 3 or more; logging_steps stays 1")
         return recipe
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What was measured so far, on disk: a run that was stopped goes on after its last whole part."""
-
-    path: Path
-
-    def get(self, name: str, work: Callable[[], dict[str, float]]) -> dict[str, float]:
-        done: dict[str, dict[str, float]] = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else {}
-        if name not in done:
-            done[name] = work()
-            part = self.path.with_suffix(".part")
-            part.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
-            part.replace(self.path)
-        return done[name]
 
 
 def measure(recipe: OverheadRecipe, data: Path, out: Path, tell: Tell = lambda words: None) -> dict[str, float]:

@@ -77,7 +77,27 @@ def _compare(path: Path, data: Path, out: Path, quick: bool, at_once: int, tell:
     return comparison.write_result(recipe, out, found, cells)
 
 
-ALONE = {"attacks": _attack, "bilstm": _bilstm, "overhead": _overhead}  # one process, one thing after the other
+def _gradients(path: Path, data: Path, out: Path, quick: bool, tell: Tell) -> Path:
+    from milkglass.experiments import gradients
+
+    recipe = gradients.GradientRecipe.read(path, quick)
+    return gradients.write_result(recipe, out, gradients.measure(recipe, data, out, tell))
+
+
+def _shared(path: Path, data: Path, out: Path, quick: bool, tell: Tell) -> Path:
+    from milkglass.experiments import shared_training
+
+    recipe = shared_training.SharedTraining.read(path, quick)
+    return shared_training.write_result(recipe, out, shared_training.measure(recipe, data, out, tell))
+
+
+ALONE = {
+    "attacks": _attack,
+    "bilstm": _bilstm,
+    "overhead": _overhead,
+    "gradients": _gradients,
+    "shared-training": _shared,
+}  # one process, one thing after the other
 
 
 def _train(path: Path, data: Path, out: Path, quick: bool, at_once: int, tell: Tell) -> Path:

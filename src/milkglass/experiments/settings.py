@@ -35,6 +35,7 @@ MILDER = (
     "attacked",
     "data",
     "training",
+    "texts",
     "evaluation",
     "asked",
     "only",

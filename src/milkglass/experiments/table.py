@@ -18,7 +18,7 @@ from typing import Any
 from milkglass.errors import UsageError
 
 ALIKE = 0.005  # figures that differ by less, relative to the paper's, are the same number
-SETTINGS = ("model", "seed", "private", "rows", "order", "seconds")
+SETTINGS = ("model", "task", "lora", "seed", "private", "rows", "order", "seconds")
 LAST = ("private tokens", "seconds")  # what a run was given and what it cost, not what it found
 UNEXPLAINED = "Not explained: the recipe gives no reason."
 
@@ -89,6 +89,8 @@ def _about(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     found += [(f"attacker {who}", ", ".join(files) or "no text") for who, files in result.get("public", {}).items()]
     for name, values in result.get("variants", {}).items():
         found.append((f"variant {name}", _pairs(values) or "nothing is obfuscated"))
+    if "texts" in result:
+        found.append(("texts", _pairs(result["texts"])))
     if "training" in result:
         found.append(("training", _pairs({n: v for n, v in result["training"].items() if v is not None})))
     made = result.get("made", {})

@@ -32,7 +32,7 @@ HINTS = {
     401: "send `Authorization: Bearer TOKEN`; the token is in the server's home folder",
     404: "see /openapi.json for the addresses",
     405: "see /openapi.json for the methods",
-    413: "send large files in chunks through /v1/uploads; shorten prompts",
+    413: "send fewer or shorter texts at once; large files in chunks, through /v1/uploads",
 }
 
 

@@ -1,0 +1,199 @@
+"""Recipes of kind "gradients": what attacks read from the gradients that a client shares (GHOST, Figure 2, Table 3).
+
+    model = "demo:minilm"                task: classification or next-token
+    data = "sst2:validation"             a file or a data set by name (sources.py)
+    [texts]                              texts: how many are attacked; least, most: words; batch: texts in each step;
+                                         public: how many others an attacker has
+    [defences.ghost]                     owner.py
+    [attacks]                            named.py
+
+Each step is the first of a training: the model is the public one with a new head, which attackers have too, as they
+have the texts' labels and lengths (section 3.1). A guess is graded against the owner's own text, whatever went into the
+step. Figures are called "MEASURE, ATTACK, DEFENCE", from 0 to 1 as the paper has them.
+
+What this module does not know: training (shared_training.py).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from milkglass.audit.work import private_folder
+from milkglass.checkpoint import Checkpoint
+from milkglass.errors import UsageError
+from milkglass.experiments import result, sources
+from milkglass.experiments.named import Entries, kinds
+from milkglass.experiments.owner import Guard, Rows, Wanted, classes_of, rows_of, shadowed, tokenizer_of
+from milkglass.experiments.parts import Parts
+from milkglass.experiments.recipe import made, require_same_run
+from milkglass.experiments.settings import made_of, settings
+from milkglass.gradients.shield import Shield, share
+from milkglass.models import resolve
+from milkglass.sequences import Ids, Sequences
+from milkglass.shared_step import SharedStep, Task, batch
+from milkglass.threat import Budget, Gradients, Knowledge, Transcript, Truth, content_tokens, score, why_not
+
+Tell = Callable[[str], None]
+MEASURES = ("token recall", "exact texts", "rouge-1", "rouge-2", "rouge-l", "meteor")
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """texts, least, most: see owner.Wanted. batch: texts in each step. public: how many others an attacker has.
+    seconds: for one attack on all texts."""
+
+    texts: int
+    least: int = 5
+    most: int = 25
+    batch: int = 1
+    public: int = 0
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.texts < 1 or self.texts % self.batch:
+            raise UsageError(f"{self.texts} texts are no whole batches of {self.batch}", "give a multiple")
+
+
+@dataclass(frozen=True)
+class GradientRecipe:
+    """lora: the rank of adapters, where nothing else is trained."""
+
+    name: str
+    paper: str
+    model: str
+    seed: int
+    data: str
+    texts: Mapping[str, Any]
+    attacks: Entries
+    defences: Mapping[str, Mapping[str, Any]]
+    task: Task = "classification"
+    lora: int | None = None
+    published: Mapping[str, float] = field(default_factory=dict)
+    asked: Mapping[str, str] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)  # see result.py
+    quick: Mapping[str, Any] | None = None  # see settings.py
+
+    @classmethod
+    def read(cls, path: Path, quick: bool = False) -> GradientRecipe:
+        raw = settings(path, quick)
+        raw.pop("kind", None)
+        recipe = made_of(cls, raw)
+        made_of(Attacked, recipe.texts)  # before anything is run
+        kinds(recipe.attacks)
+        for name, entry in recipe.defences.items():
+            Guard.of(name, entry)
+        return recipe
+
+
+def measure(recipe: GradientRecipe, data: Path, out: Path, tell: Tell = lambda words: None) -> dict[str, float]:
+    """The figures by name. An attack that does not apply has none, and is told."""
+    base = Checkpoint.open(resolve(recipe.model))
+    private_folder(out)
+    require_same_run(out, {**_about(recipe), "base": base.digest(), "sums": sources.sums(data, [recipe.data])})
+    wanted = made_of(Attacked, recipe.texts)
+    tokenizer = tokenizer_of(base.folder)
+    private, public, classes = _rows(recipe, wanted, tokenizer, data)
+    parts, found = Parts(out / "figures.json"), dict[str, float]()
+    for name, entry in recipe.defences.items():
+        guard = Guard.of(name, entry)
+        sent = shadowed(base, private.ids, guard, recipe.seed, out / "shadows", tell)
+        step = SharedStep.open(base.folder, recipe.task, classes, recipe.seed, recipe.lora)
+        transcript = shared(step, Rows(sent, private.labels), guard.shield, wanted.batch, recipe.seed, _pad(tokenizer))
+        knowledge = Knowledge(corpus=public, step=step, labels=private.labels, lengths=private.ids.lengths)
+        truth = _truth(private.ids, public, tokenizer, len(step.table), wanted.batch)
+        for called, kind in kinds(recipe.attacks).items():
+            attack = kind()
+            if reason := why_not(attack, transcript, knowledge):
+                tell(f"{name}: {called} does not apply: {reason}")
+                continue
+            work = partial(graded, attack, transcript, knowledge, truth, wanted.seconds, recipe.seed)
+            part = parts.get(f"{called}, {name}", work)
+            tell(f"{name}: {called}: ROUGE-1 {part['rouge-1']:.2f} in {part['seconds']:.0f} s")
+            found |= {f"{measure}, {called}, {name}": value for measure, value in part.items()}
+    return found
+
+
+def graded(
+    attack: Any, transcript: Transcript, knowledge: Knowledge, truth: Truth, seconds: float | None, seed: int
+) -> dict[str, float]:
+    """MEASURES, from 0 to 1, and the seconds it took."""
+    start = time.monotonic()
+    budget = Budget() if seconds is None else Budget(seconds)
+    guess = attack(transcript, knowledge, budget, np.random.default_rng(seed))
+    took = time.monotonic() - start
+    recovered = score(guess, truth, np.random.default_rng(seed))
+    return {name: recovered[name].value for name in MEASURES} | {"seconds": took}
+
+
+def shared(step: SharedStep, rows: Rows, shield: Shield, size: int, seed: int, pad: int) -> Transcript:
+    """What a server sees of one step a batch, all of the same model."""
+    rng, seen = np.random.default_rng(seed), list[Gradients]()
+    for start in range(0, len(rows), size):
+        some = rows.part(np.arange(start, start + size))
+        ids, mask = batch([one.tolist() for one in some.ids], pad)
+        import torch
+
+        targets = None if some.labels is None else torch.from_numpy(some.labels)
+        seen.append(share(step, ids, mask, targets, shield, 0, rng))
+    return Transcript(tuple(seen), len(step.table))
+
+
+def _pad(tokenizer: Any) -> int:
+    return int(tokenizer.pad_token_id or 0)
+
+
+def _rows(recipe: GradientRecipe, wanted: Attacked, tokenizer: Any, data: Path) -> tuple[Rows, Sequences | None, int]:
+    """The private rows, the attacker's, and how many classes there are."""
+    examples = sources.examples(data, recipe.data)
+    numbers = classes_of(recipe.data, examples) if recipe.task == "classification" else None
+    rng = np.random.default_rng(recipe.seed)
+    order = [examples[i] for i in rng.permutation(len(examples))]
+    asked = Wanted(wanted.texts, wanted.least, wanted.most)
+    half = len(order) // 2
+    private = rows_of(tokenizer, order[:half], numbers, asked, rng)
+    public = None
+    if wanted.public:
+        known = {one.tobytes() for one in private.ids}
+        others = rows_of(tokenizer, order[half:], None, Wanted(wanted.public), rng).ids
+        public = Sequences.of(one for one in others if one.tobytes() not in known)
+    return private, public, 2 if numbers is None else len(numbers)
+
+
+def _truth(ids: Sequences, public: Sequences | None, tokenizer: Any, size: int, batch_size: int) -> Truth:
+    ordinary = np.ones(size, np.bool_)
+    ordinary[[one for one in tokenizer.all_special_ids if one < size]] = False
+    pieces = [str(one) for one in tokenizer.convert_ids_to_tokens(range(min(size, len(tokenizer))))]
+    counts = (public or ids).counts(size)
+    content = content_tokens(counts, pieces + [""] * (size - len(pieces)))
+
+    def read(some: Ids) -> str:
+        return str(tokenizer.decode(some.tolist(), skip_special_tokens=True))
+
+    batches = np.full(len(ids) // batch_size, batch_size, np.int64)
+    return Truth(np.arange(size, dtype=np.int64), ordinary, content, read, ids, None, None, batches)
+
+
+def _about(recipe: GradientRecipe) -> dict[str, Any]:
+    return {
+        "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "task": recipe.task, "seed": recipe.seed,
+        "private": recipe.data, "texts": dict(recipe.texts), "attacks": recipe.attacks,
+        "variants": {name: dict(one) for name, one in recipe.defences.items()},
+        **({} if recipe.lora is None else {"lora": recipe.lora}),
+        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
+    }  # fmt: skip
+
+
+def write_result(recipe: GradientRecipe, out: Path, measured: Mapping[str, float]) -> Path:
+    """RUN/RECIPE.json."""
+    about = {**_about(recipe), "made": made(out), "figures": result.figures(recipe, measured, 3)}
+    path = out / f"{recipe.name}.json"
+    path.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+    return path

@@ -1,0 +1,165 @@
+"""What an owner of texts has in shared training, and what they let out of it: rows, their shadows, a shield.
+
+    [defences."pruning 0.99"]
+    shield = "random-pruning"            milkglass/gradients/catalogue.py, with its parameters
+    ratio = 0.99
+
+    [defences.ghost]
+    ghost = { k = 70, way = "states" }   fields of Search and Selection in sanitizers/ghost; {}: the paper's
+
+An empty defence is none; ghost and a shield may stand together. Shadows are kept on disk as they are found, since they
+take as long as a training: private as the texts, and a run that was stopped goes on.
+
+What this module does not know: attacks, training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from milkglass.audit.work import private_folder, write_private
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.dataset import Example
+from milkglass.errors import UsageError
+from milkglass.experiments import sources
+from milkglass.gradients.catalogue import shield_of
+from milkglass.gradients.shield import Shield
+from milkglass.metrics.text import NAMES, likeness
+from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.search import Search
+from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.sequences import Ids, Sequences
+
+Tell = Callable[[str], None]
+CHUNK = 32  # sentences between two savings
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """ids: special tokens and all. labels: (b,), None where there are none."""
+
+    ids: Sequences
+    labels: Ids | None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def part(self, numbers: Ids) -> Rows:
+        return Rows(self.ids.chosen(numbers), None if self.labels is None else self.labels[numbers])
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """texts: how many, alike many of each class. least, most: words. longest: tokens, special ones too."""
+
+    texts: int
+    least: int = 1
+    most: int = 1000
+    longest: int = 128
+
+
+@dataclass(frozen=True)
+class Guard:
+    """How a defence entry is read. ghost: None where words stay."""
+
+    shield: Shield
+    ghost: tuple[Search, Selection] | None
+
+    @classmethod
+    def of(cls, name: str, entry: Mapping[str, Any]) -> Guard:
+        """Raises UsageError."""
+        given = dict(entry)
+        told = given.pop("ghost", None)
+        return cls(shield_of(given), None if told is None else _ghost(name, dict(told)))
+
+
+def _ghost(name: str, told: dict[str, Any]) -> tuple[Search, Selection]:
+    kinds = (Search, Selection)
+    known = [one.name for kind in kinds for one in fields(kind)]
+    if strange := sorted(set(told) - set(known)):
+        raise UsageError(f"{name}: ghost has no {strange[0]!r}", f"it has: {', '.join(known)}")
+    search, selection = ({one.name: told[one.name] for one in fields(kind) if one.name in told} for kind in kinds)
+    return Search(**search), Selection(**selection)
+
+
+def tokenizer_of(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def classes_of(ref: str, examples: Sequence[Example]) -> Mapping[str, int]:
+    """Numbers of the classes: a data set's own, else in the order of their names."""
+    about = sources.named(ref)
+    return (
+        about[0].numbers if about else {name: i for i, name in enumerate(sorted({str(one.label) for one in examples}))}
+    )
+
+
+def rows_of(
+    tokenizer: Any, examples: Sequence[Example], numbers: Mapping[str, int] | None, wanted: Wanted,
+    rng: np.random.Generator,
+) -> Rows:  # fmt: skip
+    """Some of the examples, in an order drawn by `rng`. numbers: of the classes; None: labels are not looked at.
+    Raises UsageError where there are too few."""
+    ids: list[list[int]] = []
+    labels: list[int] = []
+    left = dict.fromkeys(range(len(numbers)), -(-wanted.texts // len(numbers))) if numbers else {}
+    for i in rng.permutation(len(examples)).tolist():
+        one = examples[i]
+        if len(ids) == wanted.texts:
+            break
+        if not wanted.least <= len(one.text.split()) <= wanted.most:
+            continue
+        found = tokenizer(one.text, split_special_tokens=True, verbose=False)["input_ids"]
+        if not found or len(found) > wanted.longest:
+            continue
+        if numbers is not None:
+            if one.label not in numbers:
+                raise UsageError("some rows have no label, or one that is not known", "give labelled data")
+            if not left[numbers[one.label]]:
+                continue
+            left[numbers[one.label]] -= 1
+            labels.append(numbers[one.label])
+        ids.append(found)
+    if len(ids) < wanted.texts:
+        raise UsageError(
+            f"{wanted.texts} texts of {wanted.least} to {wanted.most} words are asked for, {len(ids)} were found",
+            "ask for fewer, or for other lengths",
+        )
+    return Rows(Sequences.of(ids), np.array(labels, np.int64) if numbers is not None else None)
+
+
+def shadowed(base: Checkpoint, rows: Sequences, guard: Guard, seed: int, folder: Path, tell: Tell) -> Sequences:
+    """The rows as they go into training; themselves without GHOST. folder: where shadows are kept, readable by its
+    owner alone."""
+    if guard.ghost is None:
+        return rows
+    ghost = Ghost.open(base.folder, *guard.ghost, seed=seed)
+    about = json.dumps([base.digest(), *(one.document() for one in guard.ghost), seed], sort_keys=True)
+    name = hashlib.sha256(about.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
+    private_folder(folder)
+    path = folder / f"shadows-{name}.jsonl"
+    done = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+    while len(done) < len(rows):
+        some = np.arange(len(done), min(len(done) + CHUNK, len(rows)))
+        done += [one.tolist() for one in ghost.shadows(rows.chosen(some))]
+        part = path.with_suffix(".part")
+        write_private(part, "".join(f"{json.dumps(one)}\n" for one in done))
+        part.replace(path)
+        tell(f"{len(done)} of {len(rows)} sentences have their shadows")
+    return Sequences.of(done)
+
+
+def level(before: Sequences, after: Sequences, read: Callable[[Ids], str]) -> dict[str, float]:
+    """How alike the shadows are to their texts (Table 1), means from 0 to 1: ROUGE-1, 2, L and METEOR."""
+    pairs = zip(before, after, strict=True)
+    values = np.array([likeness(read(one), read(other)) for one, other in pairs])
+    return {f"shadow {name}": float(value) for name, value in zip(NAMES, values.mean(0), strict=True)}

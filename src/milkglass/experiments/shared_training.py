@@ -1,0 +1,267 @@
+"""Recipes of kind "shared-training": what defences of shared gradients cost (GHOST, Tables 1, 2, 4 and 7, section 5.2).
+
+    data = "sst2:train"                  rows are drawn from it, alike many of each class; a fifth of them is held out
+    [training]                           rows, epochs, batch, learning_rate, longest (tokens)
+    [defences.ghost]                     owner.py
+    [evaluation]                         theory = 1: section 5.2 too (theory.py), on so many rows
+
+One client's FedSGD: each step's gradient is taken by `gradients.share`, so that a shield changes it as it changes what
+is sent, and AdamW takes it from there. The paper stops a training early, without saying by which texts; here all epochs
+are run, so that the held-out texts decide nothing. They are never put through GHOST: the model is to work on real ones.
+
+"f1" is class 1's for two classes, the mean over classes for more. "shadow ROUGE-1, DEFENCE" compares the rows that are
+trained with to their texts (Table 1).
+
+What this module does not know: attacks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from milkglass.audit.work import private_folder, write_private
+from milkglass.checkpoint import Checkpoint
+from milkglass.errors import UsageError
+from milkglass.experiments import result, sources, theory
+from milkglass.experiments.owner import Guard, Rows, Wanted, classes_of, level, rows_of, shadowed, tokenizer_of
+from milkglass.experiments.parts import Parts
+from milkglass.experiments.recipe import made, require_same_run
+from milkglass.experiments.settings import made_of, settings
+from milkglass.gradients.shield import Shield, share
+from milkglass.models import resolve
+from milkglass.sequences import Ids
+from milkglass.shared_step import SharedStep, Task, batch
+
+Tell = Callable[[str], None]
+HELD_OUT = 0.2  # section 5.1
+
+
+@dataclass(frozen=True)
+class Training:
+    """rows: a fifth of them held out. longest: tokens of a text, with its special ones. words: of a text, at most."""
+
+    rows: int = 1000
+    epochs: int = 10
+    batch: int = 32
+    learning_rate: float = 1e-5
+    longest: int = 128
+    words: int = 1000
+
+
+@dataclass(frozen=True)
+class SharedTraining:
+    """evaluation: theory, rows of section 5.2's figures; 0 or absent: none."""
+
+    name: str
+    paper: str
+    model: str
+    seed: int
+    data: str
+    defences: Mapping[str, Mapping[str, Any]]
+    training: Mapping[str, Any]
+    task: Task = "classification"
+    lora: int | None = None
+    evaluation: Mapping[str, int] = field(default_factory=dict)
+    published: Mapping[str, float] = field(default_factory=dict)
+    asked: Mapping[str, str] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)  # see result.py
+    quick: Mapping[str, Any] | None = None  # see settings.py
+
+    @classmethod
+    def read(cls, path: Path, quick: bool = False) -> SharedTraining:
+        raw = settings(path, quick)
+        raw.pop("kind", None)
+        recipe = made_of(cls, raw)
+        made_of(Training, recipe.training)  # before anything is run
+        for name, entry in recipe.defences.items():
+            if name in ("untrained", "theory") or "/" in name:
+                raise UsageError(f"{name!r} cannot be a defence's name", "take another")
+            Guard.of(name, entry)
+        if strange := sorted(set(recipe.evaluation) - {"theory"}):
+            raise UsageError(f"evaluation has no {strange[0]}", "it has: theory")
+        return recipe
+
+
+@dataclass(frozen=True, eq=False)
+class Owner:
+    """Who trains: the rows, and the model before. out: a private folder, where what is made is kept."""
+
+    base: Checkpoint
+    recipe: SharedTraining
+    train: Rows
+    held_out: Rows
+    classes: int
+    tokenizer: Any
+    out: Path
+    tell: Tell
+
+    @property
+    def chosen(self) -> Training:
+        return made_of(Training, self.recipe.training)
+
+    @property
+    def pad(self) -> int:
+        return int(self.tokenizer.pad_token_id or 0)
+
+    def step(self) -> SharedStep:
+        """The model before."""
+        recipe = self.recipe
+        return SharedStep.open(self.base.folder, recipe.task, self.classes, recipe.seed, recipe.lora)
+
+    def rows(self, name: str, guard: Guard) -> Rows:
+        """The rows as they are trained with."""
+        told = lambda said: self.tell(f"{name}: {said}")  # noqa: E731
+        sent = shadowed(self.base, self.train.ids, guard, self.recipe.seed, self.out / "shadows", told)
+        return Rows(sent, self.train.labels)
+
+    def trained(self, name: str, guard: Guard) -> SharedStep:
+        """The model after, whose weights are kept: they are made once."""
+        step, path = self.step(), self.out / "trained" / f"{name}.safetensors"
+        if path.is_file():
+            step.module.load_state_dict(load_file(path), strict=False)
+            return step
+        told = lambda said: self.tell(f"{name}: {said}")  # noqa: E731
+        fit(step, self.rows(name, guard), guard.shield, self.chosen, self.recipe.seed, self.pad, told)
+        private_folder(path.parent)
+        part = path.with_suffix(".part")
+        save_file({n: one.detach().clone() for n, one in step.module.named_parameters() if n in step.names}, part)
+        part.replace(path)
+        return step
+
+    def figures(self, name: str, guard: Guard) -> dict[str, float]:
+        found = utility(self.trained(name, guard), self.held_out, self.pad)
+        if guard.ghost is not None:
+            found |= level(self.train.ids, self.rows(name, guard).ids, self._read)
+        return found
+
+    def _read(self, ids: Ids) -> str:
+        return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+
+def measure(recipe: SharedTraining, data: Path, out: Path, tell: Tell = lambda words: None) -> dict[str, float]:
+    """The figures by name: "MEASURE, DEFENCE"; "untrained" stands for the model before."""
+    base = Checkpoint.open(resolve(recipe.model))
+    private_folder(out)
+    require_same_run(out, {**_about(recipe), "base": base.digest(), "sums": sources.sums(data, [recipe.data])})
+    tokenizer = tokenizer_of(base.folder)
+    owner = Owner(base, recipe, *_rows(recipe, tokenizer, data), tokenizer, out, tell)
+    parts, found = Parts(out / "figures.json"), dict[str, float]()
+    work = {"untrained": lambda: utility(owner.step(), owner.held_out, owner.pad)}
+    for name, entry in recipe.defences.items():
+        work[name] = partial(owner.figures, name, Guard.of(name, entry))
+    if recipe.evaluation.get("theory"):
+        work["theory"] = partial(_theory, owner)
+    for name, one in work.items():
+        part = parts.get(name, one)
+        tell(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in part.items()))
+        found |= {f"{measure}, {name}": value for measure, value in part.items()}
+    return found
+
+
+def _theory(owner: Owner) -> dict[str, float]:
+    """Section 5.2 of the first defence that is none and the first that is GHOST."""
+    guards = {name: Guard.of(name, entry) for name, entry in owner.recipe.defences.items()}
+    plain = next((name for name, entry in owner.recipe.defences.items() if not entry), None)
+    ghost = next((name for name, guard in guards.items() if guard.ghost is not None), None)
+    if plain is None or ghost is None:
+        raise UsageError("theory needs a defence that is none and one that is ghost", "see the recipe")
+    some = np.arange(min(owner.recipe.evaluation["theory"], len(owner.train)))
+    pair = (owner.train.part(some), owner.rows(ghost, guards[ghost]).part(some))
+    models = owner.step(), owner.trained(plain, guards[plain]), owner.trained(ghost, guards[ghost])
+    found, pairs = theory.check(*models, *pair)
+    write_private(owner.out / "theory.json", json.dumps(pairs) + "\n")
+    return found
+
+
+def fit(step: SharedStep, rows: Rows, shield: Shield, chosen: Training, seed: int, pad: int, tell: Tell) -> None:
+    """Changes the step's model. The order of the rows and a shield's noise come from the seed."""
+    rng, parameters = np.random.default_rng(seed), dict(step.module.named_parameters())
+    optimizer = torch.optim.AdamW([parameters[name] for name in step.names], lr=chosen.learning_rate)
+    count = 0
+    for epoch in range(chosen.epochs):
+        order = rng.permutation(len(rows))
+        for start in range(0, len(order), chosen.batch):
+            ids, mask, targets = _given(rows.part(order[start : start + chosen.batch]), pad)
+            seen = share(step, ids, mask, targets, shield, count, rng)
+            optimizer.zero_grad(set_to_none=True)
+            for name, gradient in seen.tensors.items():
+                parameters[name].grad = gradient
+            optimizer.step()
+            count += 1
+        tell(f"epoch {epoch + 1} of {chosen.epochs}")
+
+
+def _given(rows: Rows, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    ids, mask = batch([one.tolist() for one in rows.ids], pad)
+    return ids, mask, None if rows.labels is None else torch.from_numpy(rows.labels)
+
+
+@torch.no_grad()
+def utility(step: SharedStep, rows: Rows, pad: int, size: int = 32) -> dict[str, float]:
+    """ "accuracy" and "f1", or "loss" (nats, the mean over all predicted tokens) and "perplexity"."""
+    order = np.argsort(rows.ids.lengths, kind="stable")  # so that little is padding
+    guesses, total, tokens = np.empty(len(rows), np.int64), 0.0, 0
+    for start in range(0, len(order), size):
+        some = order[start : start + size]
+        ids, mask, targets = _given(rows.part(some), pad)
+        if step.task == "classification":
+            guesses[some] = step.logits(step.embedded(ids), mask).argmax(-1).numpy()
+        else:
+            predicted = int(mask[:, 1:].sum())
+            total += float(step.loss(step.embedded(ids), mask, ids)) * predicted
+            tokens += predicted
+    if step.task == "next-token":
+        return {"loss": total / tokens, "perplexity": math.exp(total / tokens)}
+    assert rows.labels is not None
+    return {"accuracy": float((guesses == rows.labels).mean()), "f1": f1(guesses, rows.labels)}
+
+
+def f1(guesses: Ids, labels: Ids) -> float:
+    """Of class 1 where there are two, else the mean over the classes that occur; 0 where a class is never named."""
+    classes = [1] if set(labels.tolist()) <= {0, 1} else sorted(set(labels.tolist()))
+    values = []
+    for one in classes:
+        named, there = guesses == one, labels == one
+        values.append(2 * float((named & there).sum()) / max(1, int(named.sum() + there.sum())))
+    return float(np.mean(values))
+
+
+def _rows(recipe: SharedTraining, tokenizer: Any, data: Path) -> tuple[Rows, Rows, int]:
+    """Rows to train with, rows that are held out, and how many classes there are."""
+    chosen = made_of(Training, recipe.training)
+    examples, numbers = sources.examples(data, recipe.data), None
+    if recipe.task == "classification":
+        numbers = classes_of(recipe.data, examples)
+    wanted = Wanted(chosen.rows, 1, chosen.words, chosen.longest)
+    rows = rows_of(tokenizer, examples, numbers, wanted, np.random.default_rng(recipe.seed))
+    first = round(HELD_OUT * len(rows))
+    every = np.arange(len(rows))
+    return rows.part(every[first:]), rows.part(every[:first]), 2 if numbers is None else len(numbers)
+
+
+def _about(recipe: SharedTraining) -> dict[str, Any]:
+    return {
+        "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "task": recipe.task, "seed": recipe.seed,
+        "private": recipe.data, "training": dict(recipe.training), "evaluation": dict(recipe.evaluation),
+        "variants": {name: dict(one) for name, one in recipe.defences.items()},
+        **({} if recipe.lora is None else {"lora": recipe.lora}),
+        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
+    }  # fmt: skip
+
+
+def write_result(recipe: SharedTraining, out: Path, measured: Mapping[str, float]) -> Path:
+    """RUN/RECIPE.json."""
+    about = {**_about(recipe), "made": made(out), "figures": result.figures(recipe, measured, 4)}
+    path = out / f"{recipe.name}.json"
+    path.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+    return path

@@ -1,0 +1,228 @@
+"""Recipes of shared training and of attacks on gradients: small ones end to end, and each piece by its law."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from milkglass.client.dataset import Example
+from milkglass.errors import UsageError
+from milkglass.experiments import owner, theory
+from milkglass.experiments.gradients import GradientRecipe, shared
+from milkglass.experiments.owner import Guard, Rows, Wanted, rows_of
+from milkglass.experiments.reproduce import reproduce
+from milkglass.experiments.shared_training import SharedTraining, Training, f1, fit, utility
+from milkglass.gradients.noise import GaussianNoise
+from milkglass.gradients.shield import Bare
+from milkglass.sequences import Sequences
+from milkglass.shared_step import SharedStep
+from tests import tiny
+
+TRAINING = """
+kind = "shared-training"
+paper = "p"
+model = "MODEL"
+seed = 1
+data = "rows.tsv"
+[training]
+rows = 20
+epochs = 2
+batch = 8
+learning_rate = 1e-3
+[evaluation]
+theory = 4
+[defences.none]
+[defences.ghost]
+ghost = { k = 5, lemma = false, sweeps = 1 }
+[defences.noise]
+shield = "gaussian"
+level = 0.05
+[published]
+"f1, none" = 0.9
+[why]
+"*" = "a tiny random model"
+[quick]
+training.epochs = 1
+only.defences = ["none", "ghost"]
+"""
+LANGUAGE = """
+kind = "shared-training"
+paper = "p"
+model = "MODEL"
+task = "next-token"
+seed = 1
+data = "rows.tsv"
+[training]
+rows = 10
+epochs = 1
+batch = 4
+learning_rate = 1e-3
+[defences.none]
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for name in ("bert", "gpt2"):
+        tiny.save(name, folder / name)
+    words = sorted({word.strip(",") for text in tiny.TEXTS for word in text.split()})
+    rng = np.random.default_rng(0)
+    rows = [f"{' '.join(rng.choice(words, 6))} {'good' if i % 2 else 'bad'}\t{i % 2}\n" for i in range(40)]
+    (folder / "rows.tsv").write_text("sentence\tlabel\n" + "".join(rows), "utf-8")
+    return folder
+
+
+def written(text: str, model: Path, folder: Path) -> Path:
+    path = folder / "small.toml"
+    path.write_text(text.replace("MODEL", str(model)), "utf-8")
+    return path
+
+
+def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    recipe = written(TRAINING, data / "bert", tmp_path)
+    said: list[str] = []
+    result = json.loads(reproduce(recipe, data, tmp_path / "run", tell=said.append).read_text("utf-8"))
+    figures = result["figures"]
+    assert figures["f1, none"]["published"] == 0.9
+    for name in ("untrained", "none", "ghost", "noise"):
+        assert 0 <= figures[f"accuracy, {name}"]["measured"] <= 1
+    assert 0 <= figures["shadow rouge-1, ghost"]["measured"] < 1
+    assert "shadow rouge-1, none" not in figures
+    assert figures["drift, texts, theory"]["measured"] > 0
+    pairs = json.loads((tmp_path / "run" / "theory.json").read_text("utf-8"))
+    assert {len(column) for column in pairs.values()} == {4}
+    kept = {path.name: path.stat().st_mode & 0o077 for path in (tmp_path / "run" / "shadows").iterdir()}
+    assert kept and not any(kept.values())
+    again = json.loads(reproduce(recipe, data, tmp_path / "run").read_text("utf-8"))
+    assert again["figures"] == figures
+    (tmp_path / "run" / "figures.json").unlink()  # shadows and trained models are still there
+    said.clear()
+    once_more = json.loads(reproduce(recipe, data, tmp_path / "run", tell=said.append).read_text("utf-8"))
+    assert once_more["figures"] == figures
+    assert not [one for one in said if "epoch" in one or "have their shadows" in one]
+
+
+def test_language_modelling(data: Path, tmp_path: Path) -> None:
+    result = json.loads(
+        reproduce(written(LANGUAGE, data / "gpt2", tmp_path), data, tmp_path / "run").read_text("utf-8")
+    )
+    figures = result["figures"]
+    assert figures["loss, none"]["measured"] < figures["loss, untrained"]["measured"]
+    loss = figures["loss, none"]["measured"]
+    assert figures["perplexity, none"]["measured"] == pytest.approx(np.exp(loss), rel=1e-3)
+
+
+def test_training_without_defence_is_ordinary_training(data: Path) -> None:
+    """The same steps by transformers' own loss and AdamW."""
+    rows = Rows(Sequences.of([[5, 6, 7], [8, 9], [10, 11, 12], [13, 14, 15]]), np.array([0, 1, 1, 0]))
+    ours, theirs = SharedStep.open(data / "bert"), SharedStep.open(data / "bert")
+    fit(ours, rows, Bare(), Training(epochs=2, batch=2, learning_rate=1e-3), 3, 0, lambda said: None)
+    rng = np.random.default_rng(3)
+    optimizer = torch.optim.AdamW(theirs.module.parameters(), lr=1e-3)
+    for _ in range(2):
+        order = rng.permutation(4)
+        for start in (0, 2):
+            some = rows.part(order[start : start + 2])
+            ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(one) for one in some.ids], batch_first=True)
+            assert some.labels is not None
+            out = theirs.module(input_ids=ids, attention_mask=(ids > 0).long(), labels=torch.from_numpy(some.labels))
+            optimizer.zero_grad()
+            out.loss.backward()
+            optimizer.step()
+            rng.integers(1 << 62, size=2)  # what a shield would draw from
+    for (name, one), other in zip(ours.module.named_parameters(), theirs.module.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5), name
+
+
+def test_noise_reaches_the_weights(data: Path) -> None:
+    rows = Rows(Sequences.of([[5, 6, 7], [8, 9]]), np.array([0, 1]))
+    found = []
+    for shield in (Bare(), GaussianNoise()):
+        step = SharedStep.open(data / "bert")
+        fit(step, rows, shield, Training(epochs=1, batch=2), 3, 0, lambda said: None)
+        found.append(step.module.classifier.weight.detach().clone())
+    assert not torch.equal(*found)
+
+
+def test_utility_is_that_of_the_rows(data: Path) -> None:
+    step = SharedStep.open(data / "bert")
+    rows = Rows(Sequences.of([[5, 6, 7], [8, 9], [10, 11, 12]]), np.array([0, 1, 1]))
+    with torch.no_grad():
+        step.module.classifier.weight.zero_()
+        step.module.classifier.bias.copy_(torch.tensor([0.0, 1.0]))
+    assert utility(step, rows, 0) == {"accuracy": pytest.approx(2 / 3), "f1": pytest.approx(0.8)}
+
+
+@pytest.mark.parametrize(
+    ("guesses", "labels", "value"),
+    [([1, 1, 0, 0], [1, 0, 1, 0], 0.5), ([0, 0], [1, 0], 0.0), ([0, 1, 2, 2], [0, 1, 1, 2], (1 + 2 / 3 + 2 / 3) / 3)],
+)
+def test_f1(guesses: list[int], labels: list[int], value: float) -> None:
+    assert f1(np.array(guesses), np.array(labels)) == pytest.approx(value)
+
+
+def test_theory_by_hand(data: Path) -> None:
+    before, after = SharedStep.open(data / "bert"), SharedStep.open(data / "bert")
+    with torch.no_grad():
+        after.module.classifier.bias += torch.tensor([3.0, 4.0])
+    assert theory.drift(before, after) == pytest.approx(5)
+    texts = Rows(Sequences.of([[5, 6, 7], [8, 9]]), np.array([0, 1]))
+    losses, gradients = theory.deviations(before, texts, texts)
+    assert losses.tolist() == [0, 0] and gradients.tolist() == [0, 0]
+    other = Rows(Sequences.of([[5, 6, 20], [8, 21]]), np.array([0, 1]))
+    losses, gradients = theory.deviations(before, texts, other)
+    assert (losses > 0).all() and (gradients > 0).all()
+    assert theory.slope(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 5.0])) == pytest.approx(2)
+    assert np.isnan(theory.slope(np.ones(3), np.arange(3.0)))
+
+
+def test_rows_are_alike_many_of_each_class(data: Path) -> None:
+    tokenizer = owner.tokenizer_of(data / "bert")
+    examples = [Example(i, "x", f"word {'more ' * (i % 7)}end", label=str(int(i % 5 == 0))) for i in range(60)]
+    found = rows_of(tokenizer, examples, {"0": 0, "1": 1}, Wanted(20, least=3, most=8), np.random.default_rng(0))
+    assert found.labels is not None and np.bincount(found.labels).tolist() == [10, 10]
+    with pytest.raises(UsageError, match="50 texts of 3 to 8 words are asked for"):
+        rows_of(tokenizer, examples, {"0": 0, "1": 1}, Wanted(50, least=3, most=8), np.random.default_rng(0))
+
+
+def test_what_is_shared_is_what_was_asked_for(data: Path) -> None:
+    rows = Rows(Sequences.of([[5, 6, 7], [8, 9], [10, 11], [12, 13, 14]]), np.array([0, 1, 1, 0]))
+    step = SharedStep.open(data / "bert")
+    seen = shared(step, rows, Bare(), 2, 1, 0)
+    assert [one.batch_size for one in seen.observations] == [2, 2]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (("[defences.none]", "[defences.theory]"), "cannot be a defence's name"),
+        (("ghost = { k = 5", "ghost = { kk = 5"), "ghost has no 'kk'"),
+        (('shield = "gaussian"', 'shield = "gauss"'), "there is no shield 'gauss'"),
+        (("epochs = 2", "epoch = 2"), "no epoch"),
+        (("theory = 4", "theories = 4"), "evaluation has no theories"),
+    ],
+)
+def test_recipes_that_cannot_be(data: Path, tmp_path: Path, change: tuple[str, str], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        SharedTraining.read(written(TRAINING.replace(*change), data / "bert", tmp_path))
+
+
+def test_a_guard_is_both() -> None:
+    guard = Guard.of("x", {"ghost": {"k": 7, "way": "nearest"}, "shield": "gaussian"})
+    assert isinstance(guard.shield, GaussianNoise)
+    assert guard.ghost is not None and guard.ghost[0].k == 7 and guard.ghost[1].way == "nearest"
+
+
+def test_a_gradient_recipe_needs_whole_batches(tmp_path: Path) -> None:
+    path = tmp_path / "g.toml"
+    path.write_text(
+        'kind="gradients"\npaper="p"\nmodel="m"\nseed=1\ndata="d"\nattacks=[]\n[texts]\ntexts=3\nbatch=2\n[defences.none]\n'
+    )
+    with pytest.raises(UsageError, match="no whole batches of 2"):
+        GradientRecipe.read(path)
