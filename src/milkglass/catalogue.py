@@ -1,5 +1,8 @@
 """Every attack by name. Adding a method is one file and one line here; the shared tests then run on it.
 
+ATTACKS are those of an audit: of a key, or of halves. GRADIENT_ATTACKS are of what a site shares in federated training,
+and of GHOST's shadows; recipes have them all (EVERY).
+
 Importing this page imports them all, PyTorch too: commands do so only when they need it.
 """
 
@@ -7,6 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from milkglass.attacks.adaptive.decoding import ShadowDecoding
+from milkglass.attacks.adaptive.generation import ShadowGeneration
+from milkglass.attacks.adaptive.max_similarity import ShadowMaximum
+from milkglass.attacks.adaptive.mean_embedding import ShadowMean
+from milkglass.attacks.adaptive.median_similarity import ShadowMedian
+from milkglass.attacks.adaptive.sampling import ShadowSampling
 from milkglass.attacks.embedding.clusters import ClusterSolve
 from milkglass.attacks.embedding.conditional import Conditional
 from milkglass.attacks.embedding.context import TextInContext
@@ -30,6 +39,13 @@ from milkglass.attacks.embedding.sda import SDA
 from milkglass.attacks.embedding.sorted_rows import SortedRows
 from milkglass.attacks.embedding.tfa import TFA
 from milkglass.attacks.embedding.tuned_rows import TunedRows
+from milkglass.attacks.gradient.dager import DAGER
+from milkglass.attacks.gradient.dlg import DLG
+from milkglass.attacks.gradient.free_tokens import FreeTokens
+from milkglass.attacks.gradient.grab import GRAB
+from milkglass.attacks.gradient.lamp import LAMP
+from milkglass.attacks.gradient.surviving import SurvivingEntries
+from milkglass.attacks.gradient.tag import TAG
 from milkglass.attacks.words.channel import ChannelAttack
 from milkglass.threat import Attack
 
@@ -60,3 +76,21 @@ ATTACKS: Mapping[str, type[Attack]] = {
     "invert-hidden": InvertHidden,
     "hidden-words": HiddenWords,
 }
+
+GRADIENT_ATTACKS: Mapping[str, type[Attack]] = {
+    "free-tokens": FreeTokens,
+    "dlg": DLG,
+    "tag": TAG,
+    "lamp": LAMP,
+    "grab": GRAB,
+    "dager": DAGER,
+    "surviving-entries": SurvivingEntries,
+    "shadow-sampling": ShadowSampling,
+    "shadow-max": ShadowMaximum,
+    "shadow-median": ShadowMedian,
+    "shadow-mean": ShadowMean,
+    "shadow-generation": ShadowGeneration,
+    "shadow-decoding": ShadowDecoding,
+}
+
+EVERY: Mapping[str, type[Attack]] = {**ATTACKS, **GRADIENT_ATTACKS}

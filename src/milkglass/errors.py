@@ -143,6 +143,27 @@ class UnknownWord(CodecError):
     """A word that a sanitizer cannot replace, and would let cross in the clear."""
 
 
+# --- federated training -----------------------------------------------------------------------------------------------
+class FederatedError(MilkglassError):
+    """A round cannot be finished. What was finished before stands."""
+
+
+class PoisonedUpdate(FederatedError):
+    """A site sent what fits no model, or numbers that are none."""
+
+
+class TooFewSites(FederatedError):
+    pass
+
+
+class NotObfuscated(FederatedError):
+    """What a site would send was not trained on text that passed through GHOST."""
+
+
+class MissingExtra(UsageError):
+    """A part of Milkglass that needs another package."""
+
+
 # --- the wire ---------------------------------------------------------------------------------------------------------
 class RemoteError(MilkglassError):
     """The server answered with an error, or did not answer."""

@@ -53,7 +53,7 @@ class SharedStep:
             torch.manual_seed(seed)
             module = language_model(base, "eager") if task == "next-token" else classifier(base, classes, "eager")
             if lora is not None:
-                _adapt(module, lora)
+                adapt(module, lora)
         return cls(module.eval(), task)
 
     def __post_init__(self) -> None:
@@ -142,13 +142,15 @@ class SharedStep:
         return [every[name] for name in names]
 
 
-def _adapt(module: Any, rank: int) -> None:
+def adapt(module: Any, rank: int) -> None:
     """Adapters of that rank in the queries and values (Hu et al. 2022; alpha = 2 rank); they and a class head are
     trained, and nothing else."""
     from peft import LoraConfig, inject_adapter_in_model
+    from transformers.pytorch_utils import Conv1D
 
+    transposed = any(isinstance(one, Conv1D) for one in module.modules())  # GPT-2's layers
     module.requires_grad_(False)
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank), module)
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, fan_in_fan_out=transposed), module)
     for head in ("score", "classifier"):
         if hasattr(module, head):
             getattr(module, head).requires_grad_(True)

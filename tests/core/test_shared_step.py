@@ -94,6 +94,13 @@ def test_adapters_alone_are_shared(home: Path) -> None:
     assert shared["model.layers.0.self_attn.q_proj.lora_A.default.weight"].shape == (4, 32)
 
 
+def test_adapters_of_transposed_layers(home: Path) -> None:
+    step = SharedStep.open(home / "gpt2", "next-token", lora=4)
+    ids, mask, _ = given("next-token")
+    shared = step.gradient(ids, mask, None)
+    assert shared and all("lora_" in one for one in shared)
+
+
 def test_the_head_comes_from_the_seed(home: Path) -> None:
     one, same, other = (SharedStep.open(home / "bert", seed=seed).module.classifier.weight for seed in (1, 1, 2))
     assert torch.equal(one, same)

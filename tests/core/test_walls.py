@@ -21,6 +21,11 @@ ROOMS = {  # a room (or file), and what it must not import
     "datasets": ("server", "attacks", "schemes", "cli", "demo", "experiments"),
     "sanitizers": ("client", "server", "attacks", "schemes", "cli", "demo", "experiments"),
     "encoders": ("server", "attacks", "schemes", "sanitizers", "cli", "demo", "experiments", "audit"),
+    "gradients": (
+        *("client", "schemes", "sanitizers", "server", "attacks", "cli", "demo", "experiments", "audit", "federated"),
+        *("defence", "defences"),
+    ),
+    "federated": ("schemes", "encoders", "server", "attacks", "cli", "demo", "experiments", "defence", "defences"),
     "defence.py": ("client", "schemes", "sanitizers", "encoders", "server", "attacks", "cli", "experiments"),
     "split": ("attacks", "schemes", "sanitizers", "cli", "demo", "experiments"),
     "metrics": ("client", "server", "attacks", "schemes", "cli", "demo", "experiments"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import BertConfig, BertForMaskedLM
 
 from milkglass.client.dataset import Example
 from milkglass.errors import UsageError
@@ -70,6 +71,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     for name in ("bert", "gpt2"):
         tiny.save(name, folder / name)
+    deep = folder / "deep"  # of three layers: of two, the last one's gradients have too little rank for DAGER
+    tiny.save("bert", deep)
+    wide = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96}
+    torch.manual_seed(0)
+    model = BertForMaskedLM(BertConfig(**{**tiny.BERT, **wide}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    model.save_pretrained(deep)
     words = sorted({word.strip(",") for text in tiny.TEXTS for word in text.split()})
     rng = np.random.default_rng(0)
     rows = [f"{' '.join(rng.choice(words, 6))} {'good' if i % 2 else 'bad'}\t{i % 2}\n" for i in range(40)]
@@ -226,3 +236,39 @@ def test_a_gradient_recipe_needs_whole_batches(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match="no whole batches of 2"):
         GradientRecipe.read(path)
+
+
+GRADIENTS = """
+kind = "gradients"
+paper = "p"
+model = "MODEL"
+seed = 1
+data = "rows.tsv"
+attacks = ["free-tokens", "dager", "shadow-max", "shadow-decoding"]
+[texts]
+texts = 4
+least = 3
+batch = 1
+public = 10
+[defences.none]
+[defences.ghost]
+ghost = { k = 5, lemma = false, sweeps = 1 }
+[asked]
+"rouge-1, dager, none" = "near 1"
+"""
+
+
+def test_a_recipe_of_gradients_end_to_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    recipe = written(GRADIENTS, data / "deep", tmp_path)
+    said: list[str] = []
+    result = json.loads(reproduce(recipe, data, tmp_path / "run", tell=said.append).read_text("utf-8"))
+    figures = {name: row["measured"] for name, row in result["figures"].items()}
+    assert figures["token recall, dager, none"] == 1
+    assert figures["rouge-1, dager, none"] == 1
+    assert figures["token recall, free-tokens, none"] > 0.5
+    assert figures["token recall, dager, ghost"] < 0.5  # it reads the shadows, exactly, and these are other words
+    assert "none: shadow-max does not apply: no earlier attack found candidates" in said
+    assert {"tokens top-1, shadow-max, ghost", "tokens top-1, shadow-decoding, ghost"} <= set(figures)
+    again = json.loads(reproduce(recipe, data, tmp_path / "run").read_text("utf-8"))
+    assert again["figures"] == result["figures"]

@@ -3,13 +3,15 @@
     model = "demo:minilm"                task: classification or next-token
     data = "sst2:validation"             a file or a data set by name (sources.py)
     [texts]                              texts: how many are attacked; least, most: words; batch: texts in each step;
-                                         public: how many others an attacker has
+                                         public: how many others an attacker has, of `reference` or of the same data
     [defences.ghost]                     owner.py
     [attacks]                            named.py
 
 Each step is the first of a training: the model is the public one with a new head, which attackers have too, as they
 have the texts' labels and lengths (section 3.1). A guess is graded against the owner's own text, whatever went into the
-step. Figures are called "MEASURE, ATTACK, DEFENCE", from 0 to 1 as the paper has them.
+step. Attacks that see ids ("shadow-...") are given the shadows themselves, which is the most that any inversion could
+read, what each can stand for, and the defence to try on the attacker's own text. Figures are called "MEASURE, ATTACK,
+DEFENCE", from 0 to 1 as the paper has them.
 
 What this module does not know: training (shared_training.py).
 """
@@ -19,19 +21,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from milkglass.attacks.adaptive.inverse import inverse
 from milkglass.audit.work import private_folder
 from milkglass.checkpoint import Checkpoint
 from milkglass.errors import UsageError
 from milkglass.experiments import result, sources
 from milkglass.experiments.named import Entries, kinds
-from milkglass.experiments.owner import Guard, Rows, Wanted, classes_of, rows_of, shadowed, tokenizer_of
+from milkglass.experiments.owner import Guard, Rows, Wanted, classes_of, ghost_of, rows_of, shadowed, tokenizer_of
 from milkglass.experiments.parts import Parts
 from milkglass.experiments.recipe import made, require_same_run
 from milkglass.experiments.settings import made_of, settings
@@ -39,22 +42,23 @@ from milkglass.gradients.shield import Shield, share
 from milkglass.models import resolve
 from milkglass.sequences import Ids, Sequences
 from milkglass.shared_step import SharedStep, Task, batch
-from milkglass.threat import Budget, Gradients, Knowledge, Transcript, Truth, content_tokens, score, why_not
+from milkglass.threat import Budget, Gradients, Knowledge, Tokens, Transcript, Truth, content_tokens, score, why_not
 
 Tell = Callable[[str], None]
-MEASURES = ("token recall", "exact texts", "rouge-1", "rouge-2", "rouge-l", "meteor")
+MEASURES = ("token recall", "tokens top-1", "exact texts", "rouge-1", "rouge-2", "rouge-l", "meteor")
 
 
 @dataclass(frozen=True)
 class Attacked:
     """texts, least, most: see owner.Wanted. batch: texts in each step. public: how many others an attacker has.
-    seconds: for one attack on all texts."""
+    reference: the data that they are from; "": the same. seconds: for one attack on all texts."""
 
     texts: int
     least: int = 5
     most: int = 25
     batch: int = 1
     public: int = 0
+    reference: str = ""
     seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -97,8 +101,9 @@ def measure(recipe: GradientRecipe, data: Path, out: Path, tell: Tell = lambda w
     """The figures by name. An attack that does not apply has none, and is told."""
     base = Checkpoint.open(resolve(recipe.model))
     private_folder(out)
-    require_same_run(out, {**_about(recipe), "base": base.digest(), "sums": sources.sums(data, [recipe.data])})
     wanted = made_of(Attacked, recipe.texts)
+    refs = [recipe.data, *([wanted.reference] if wanted.reference else [])]
+    require_same_run(out, {**_about(recipe), "base": base.digest(), "sums": sources.sums(data, refs)})
     tokenizer = tokenizer_of(base.folder)
     private, public, classes = _rows(recipe, wanted, tokenizer, data)
     parts, found = Parts(out / "figures.json"), dict[str, float]()
@@ -106,11 +111,17 @@ def measure(recipe: GradientRecipe, data: Path, out: Path, tell: Tell = lambda w
         guard = Guard.of(name, entry)
         sent = shadowed(base, private.ids, guard, recipe.seed, out / "shadows", tell)
         step = SharedStep.open(base.folder, recipe.task, classes, recipe.seed, recipe.lora)
-        transcript = shared(step, Rows(sent, private.labels), guard.shield, wanted.batch, recipe.seed, _pad(tokenizer))
+        seen = shared(step, Rows(sent, private.labels), guard.shield, wanted.batch, recipe.seed, _pad(tokenizer))
+        shadows = Transcript((Tokens(sent),), seen.size)
         knowledge = Knowledge(corpus=public, step=step, labels=private.labels, lengths=private.ids.lengths)
-        truth = _truth(private.ids, public, tokenizer, len(step.table), wanted.batch)
+        if guard.ghost is not None:
+            found_by = ghost_of(base, guard, recipe.seed).candidates
+            rehearse = None if public is None else partial(_rehearsed, base, guard, out / "shadows", tell)
+            knowledge = replace(knowledge, candidates=inverse(found_by.ids, found_by.starts), rehearse=rehearse)
+        truth = _truth(private.ids, sent, public, tokenizer, len(step.table), wanted.batch)
         for called, kind in kinds(recipe.attacks).items():
             attack = kind()
+            transcript = shadows if Tokens in kind.sees else seen
             if reason := why_not(attack, transcript, knowledge):
                 tell(f"{name}: {called} does not apply: {reason}")
                 continue
@@ -130,7 +141,15 @@ def graded(
     guess = attack(transcript, knowledge, budget, np.random.default_rng(seed))
     took = time.monotonic() - start
     recovered = score(guess, truth, np.random.default_rng(seed))
-    return {name: recovered[name].value for name in MEASURES} | {"seconds": took}
+    there = [name for name in MEASURES if name in recovered.measures]
+    return {name: recovered[name].value for name in there} | {"seconds": took}
+
+
+def _rehearsed(
+    base: Checkpoint, guard: Guard, folder: Path, tell: Tell, corpus: Sequences, seed: int
+) -> tuple[Sequences, Ids]:
+    """The defence on an attacker's own text, with draws of the attacker's own."""
+    return shadowed(base, corpus, guard, seed, folder, tell), np.arange(len(corpus.ids), dtype=np.int64)
 
 
 def shared(step: SharedStep, rows: Rows, shield: Shield, size: int, seed: int, pad: int) -> Transcript:
@@ -162,12 +181,15 @@ def _rows(recipe: GradientRecipe, wanted: Attacked, tokenizer: Any, data: Path) 
     public = None
     if wanted.public:
         known = {one.tobytes() for one in private.ids}
-        others = rows_of(tokenizer, order[half:], None, Wanted(wanted.public), rng).ids
+        from_ = sources.examples(data, wanted.reference) if wanted.reference else order[half:]
+        others = rows_of(tokenizer, from_, None, Wanted(wanted.public), rng).ids
         public = Sequences.of(one for one in others if one.tobytes() not in known)
     return private, public, 2 if numbers is None else len(numbers)
 
 
-def _truth(ids: Sequences, public: Sequences | None, tokenizer: Any, size: int, batch_size: int) -> Truth:
+def _truth(
+    ids: Sequences, sent: Sequences, public: Sequences | None, tokenizer: Any, size: int, batch_size: int
+) -> Truth:
     ordinary = np.ones(size, np.bool_)
     ordinary[[one for one in tokenizer.all_special_ids if one < size]] = False
     pieces = [str(one) for one in tokenizer.convert_ids_to_tokens(range(min(size, len(tokenizer))))]
@@ -178,7 +200,7 @@ def _truth(ids: Sequences, public: Sequences | None, tokenizer: Any, size: int, 
         return str(tokenizer.decode(some.tolist(), skip_special_tokens=True))
 
     batches = np.full(len(ids) // batch_size, batch_size, np.int64)
-    return Truth(np.arange(size, dtype=np.int64), ordinary, content, read, ids, None, None, batches)
+    return Truth(np.arange(size, dtype=np.int64), ordinary, content, read, sent, ids, None, batches)
 
 
 def _about(recipe: GradientRecipe) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, cast
 
-from milkglass.catalogue import ATTACKS
+from milkglass.catalogue import EVERY
 from milkglass.errors import UsageError
 from milkglass.threat import Attack
 
@@ -41,13 +41,13 @@ def _once(names: Iterable[str]) -> list[str]:
 def _named(name: str, given: dict[str, Any]) -> type[Attack]:
     """The attack under this name, made with these parameters where it is made with none."""
     base = str(given.pop("attack", name))
-    if base not in ATTACKS:
-        raise UsageError(f"there is no attack {base!r}", f"known: {', '.join(ATTACKS)}")
-    if name in ATTACKS and (name != base or given):
+    if base not in EVERY:
+        raise UsageError(f"there is no attack {base!r}", f"known: {', '.join(EVERY)}")
+    if name in EVERY and (name != base or given):
         raise UsageError(f"{name!r} is the name of an attack as it is", "give this one another name")
     if not name or "/" in name:
         raise UsageError(f"{name!r} cannot be a name", "give a name without /: results are kept in files under it")
-    kind = ATTACKS[base]
+    kind = EVERY[base]
     _require_parameters(name, kind, given)
 
     def init(self: Attack) -> None:

@@ -137,12 +137,17 @@ def rows_of(
     return Rows(Sequences.of(ids), np.array(labels, np.int64) if numbers is not None else None)
 
 
+def ghost_of(base: Checkpoint, guard: Guard, seed: int) -> Ghost:
+    assert guard.ghost is not None
+    return Ghost.open(base.folder, *guard.ghost, seed=seed)
+
+
 def shadowed(base: Checkpoint, rows: Sequences, guard: Guard, seed: int, folder: Path, tell: Tell) -> Sequences:
     """The rows as they go into training; themselves without GHOST. folder: where shadows are kept, readable by its
     owner alone."""
     if guard.ghost is None:
         return rows
-    ghost = Ghost.open(base.folder, *guard.ghost, seed=seed)
+    ghost = ghost_of(base, guard, seed)
     about = json.dumps([base.digest(), *(one.document() for one in guard.ghost), seed], sort_keys=True)
     name = hashlib.sha256(about.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
     private_folder(folder)

@@ -1,0 +1,121 @@
+"""Shadow decoding: the originals of a text read together, each shadow a noisy channel's output (Bayes' rule).
+
+The paper's first four rules look at one token at a time, and its fifth trains a language model without telling it what
+each shadow can stand for. This puts both together:
+
+    p(t_1 ... t_n | s_1 ... s_n)  ~  prod_i p(s_i | t_i) p(t_i | t_(i-1)),    t_i in T_ori(s_i) only
+
+p(t | t') are pairs of neighbours in a public text, mixed with frequency, as in `words/channel`. p(s | t) is how often
+the attacker's own rehearsal of the defence gave t the shadow s, beside `prior` choices made of all its |S_t| shadows
+alike; without a rehearsal, these alone. Each place takes the likeliest original, summed over all readings of the rest
+of the text (forward-backward).
+
+What it does not know: more of the language than pairs of neighbours; why the defence chose that shadow in that text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from milkglass.attacks.words.channel import Channel, Neighbours, posterior
+from milkglass.paper import Paper
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat import (
+    NO_BELIEF,
+    Attack,
+    Budget,
+    Candidates,
+    Guess,
+    Knowledge,
+    Observation,
+    Tokens,
+    Transcript,
+)
+
+
+@dataclass(frozen=True)
+class ShadowDecoding(Attack):
+    """prior: of the even choice, in tokens. candidates: originals weighed at each place, the likeliest by frequency.
+    mix: how much neighbours count beside frequency. rehearsals: of the public text. k: ranks of the guess."""
+
+    prior: float = 5.0
+    candidates: int = 200
+    mix: float = 0.8
+    rehearsals: int = 1
+    k: int = 10
+
+    name: ClassVar[str] = "shadow-decoding"
+    title: ClassVar[str] = "Shadow decoding (a channel and a language model)"
+    paper: ClassVar[Paper] = Paper(
+        "Ours: Bayes' rule over the inverse of GHOST's search, with the forward-backward algorithm",
+        "Milkglass",
+        2026,
+        "this project",
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
+    assumes: ClassVar[frozenset[str]] = frozenset({"candidates", "corpus"})
+    helped_by: ClassVar[frozenset[str]] = frozenset({"rehearse"})
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        assert knowledge.corpus is not None
+        return None if len(knowledge.corpus.ids) else "the public text holds no token"
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.candidates is not None
+        assert knowledge.corpus is not None
+        sent = [] if knowledge.rehearse is None else _rehearsed(knowledge, self.rehearsals, rng)
+        channel = self.channel(knowledge.candidates, knowledge.corpus, sent, transcript.size)
+        neighbours = Neighbours.of(knowledge.corpus, transcript.size, channel.share, self.mix)
+        tokens = transcript.tokens
+        guess = np.full((len(tokens.ids), self.k), NO_BELIEF, np.int64)
+        at = 0
+        for number, text in enumerate(tokens):
+            if budget.left() <= 0:
+                break
+            for place, (some, likely) in enumerate(posterior(text, channel, neighbours) if len(text) else []):
+                best = np.argsort(-likely, kind="stable")[: self.k]
+                guess[at + place, : len(best)] = some[best]
+            at += len(text)
+            budget.progress((number + 1) / len(tokens))
+        return Guess(running=guess)
+
+    def channel(self, known: Candidates, corpus: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> Channel:
+        """p(s | t) and the share of t, for every shadow. sent: rehearsals of the corpus, and where each token went. An
+        id that is nobody's shadow stands for itself."""
+        share = corpus.counts(size) / len(corpus.ids)
+        keys, counts, times = _counted(corpus, sent, size)
+        behind = np.arange(size, dtype=np.int64)[:, None].repeat(self.candidates, 1)
+        behind[:, 1:] = NO_BELIEF
+        p = np.zeros(behind.shape)
+        p[:, 0] = 1.0
+        for group, evenly in zip(known.groups, known.likelihood, strict=True):
+            for row, even in zip(group.rows.tolist(), evenly, strict=True):
+                at = np.minimum(np.searchsorted(keys, row * size + group.members), max(0, len(keys) - 1))
+                hits = np.zeros(len(group.members))
+                if len(keys):
+                    hits = np.where(keys[at] == row * size + group.members, counts[at], 0.0)
+                given = (hits + self.prior * np.exp(even)) / (times[group.members] + self.prior)
+                best = np.argsort(-given * (share[group.members] + 1e-9), kind="stable")[: self.candidates]
+                behind[row], p[row] = NO_BELIEF, 0.0
+                behind[row, : len(best)], p[row, : len(best)] = group.members[best], given[best]
+        return Channel(behind, p, share)
+
+
+def _rehearsed(knowledge: Knowledge, count: int, rng: np.random.Generator) -> list[tuple[Sequences, Ids]]:
+    assert knowledge.rehearse is not None
+    assert knowledge.corpus is not None
+    return [knowledge.rehearse(knowledge.corpus, seed) for seed in rng.integers(2**31, size=count).tolist()]
+
+
+def _counted(corpus: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids, Ids]:
+    """Sorted s * n + t, how often t became s, and (n,) how often each t became anything."""
+    keys, times = [np.empty(0, np.int64)], np.zeros(size, np.int64)
+    for seen, origin in sent:
+        there = origin != NO_BELIEF
+        keys.append(seen.ids[origin[there]] * size + corpus.ids[there])
+        times += np.bincount(corpus.ids[there], minlength=size)
+    pairs, counts = np.unique(np.concatenate(keys), return_counts=True)
+    return pairs, counts.astype(np.int64), times

@@ -1,0 +1,56 @@
+"""Dropout as an unknown: what a client dropped in its step is found together with its text (GRAB).
+
+While `Masks` is entered, every dropout that the model asks for, in attention too, multiplies by a mask of ours in place
+of a draw: one of the input's shape for each time it is asked, by order, from 0 (dropped) to 1 (kept), over 1 - p as in
+training. A new one begins at 1 - p, so that the first run is the model without dropout. Several guesses of one batch at
+once share the masks. The model itself is not touched: PyTorch's calls are, while entered. What this module does
+not know: which model runs, what is optimised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class Masks(TorchFunctionMode):
+    """texts: how many a batch has. values: the masks, in the order of their use; made when first asked for."""
+
+    def __init__(self, texts: int) -> None:
+        super().__init__()
+        self.texts = texts
+        self.values: list[torch.Tensor] = []
+        self._next = 0
+
+    def __enter__(self) -> Self:
+        self._next = 0
+        super().__enter__()
+        return self
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.nn.functional.dropout:
+            return func(*args, **kwargs)
+        return self._masked(*args, **kwargs)
+
+    def _masked(self, x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        if not training or p == 0:
+            return x
+        if self._next == len(self.values):
+            self.values.append(torch.full_like(x[: self.texts], 1 - p).detach().requires_grad_())
+        mask = self.values[self._next]
+        self._next += 1
+        if len(x) != len(mask):
+            mask = mask.repeat(len(x) // len(mask), *[1] * (x.dim() - 1))
+        return x * (mask / (1 - p))
+
+    def clamp(self) -> None:
+        """Back between 0 and 1, after a step of an optimiser."""
+        with torch.no_grad():
+            for one in self.values:
+                one.clamp_(0, 1)

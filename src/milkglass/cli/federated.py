@@ -1,0 +1,186 @@
+"""`milkglass federated`: sites that share gradients of one model; their texts pass through GHOST before.
+
+What this module does not know: how sites train, and what is made of their updates.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from milkglass.cli.options import AsJson, require_file
+from milkglass.cli.terminal import Stage, bars, duration, emit, note, table
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from milkglass.federated.rows import Rows
+    from milkglass.federated.state import Run
+    from milkglass.gradients.shield import Shield
+    from milkglass.sanitizers.ghost.ghost import Ghost
+
+PLAIN = "warning: --plain: texts do not pass through ghost; whoever sees a gradient can read the texts behind it"
+Model = Annotated[str, typer.Option(help="An encoder or a decoder: a folder, a hub id, demo:minilm or demo:smollm2.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Leave the texts as they are: for comparison alone.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="Of the head, shadows, batches and noise, for experiments; without it all but the head is secret."
+    ),
+]
+
+federated = typer.Typer(help="Train with sites that keep their texts and share gradients.", no_args_is_help=True)
+
+
+@federated.callback()
+def group() -> None:
+    """Train with sites that keep their texts and share gradients; the texts pass through GHOST before."""
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+@federated.command()
+def run(
+    sites: Annotated[Path, typer.Argument(metavar="SITES", help="A folder with a .jsonl, .csv or .tsv file a site.")],
+    model: Model,
+    out: Annotated[Path, typer.Option(help="The run's folder. One that was interrupted goes on.", show_default=False)],
+    rounds: Annotated[int, typer.Option(help="Rounds; more than a finished run has go on from there.")] = 3,
+    method: Annotated[Literal["fedsgd", "fedavg"], typer.Option(help="What a site does in a round.")] = "fedsgd",
+    learning_rate: Annotated[float, typer.Option("--lr", help="The learning rate.")] = 0.05,
+    batch_size: Annotated[int, typer.Option(help="Texts of a step.")] = 8,
+    minimum: Annotated[int, typer.Option(help="Sites without which a round is not done; fewer may drop out.")] = 1,
+    shield: Annotated[
+        str, typer.Option(help="A defence of the gradients as well, such as gaussian or dp-sgd.")
+    ] = "none",
+    plain: Plain = False,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a classifier over the sites of SITES, in this process, and record every update as a server would see it."""
+    started = time.monotonic()
+    from milkglass.checkpoint import Checkpoint
+    from milkglass.federated.prepare import files_of, labels_of
+    from milkglass.federated.run import Here, job_of, train
+    from milkglass.federated.site import Site, Training, weights_of
+    from milkglass.federated.state import Run
+    from milkglass.gradients.catalogue import shield_of
+    from milkglass.models import resolve
+    from milkglass.shared_step import SharedStep
+
+    training = Training(method, rounds, learning_rate, batch_size, minimum)
+    chosen = shield_of({"shield": shield})
+    files = files_of(sites)
+    labels = labels_of(list(files.values()))
+    folder = resolve(model)
+    digest = Checkpoint.open(folder).digest()
+    if plain:
+        note(PLAIN)
+    with bars(as_json) as stage:
+        _prepared(files, out / "sites", labels, folder, plain, seed, stage)
+        step = SharedStep.open(folder, "classification", len(labels), seed or 0)
+        there = [Site(name, out / "sites" / name, chosen) for name in files]
+        done = Run.open(out, job_of(digest, there, training, len(labels), seed or 0), weights_of(step))
+        if done.done and not as_json:
+            note(f"going on after round {len(done.done)}")
+        tell = stage("train", max(0, rounds - len(done.done)))
+        done = train(done, Here(there, step, None if plain else digest), step, training, note, tell)
+    document = {
+        "out": str(out), "method": method, "rounds": len(done.done), "sites": list(files), "classes": len(labels),
+        "ghost": not plain, "shield": chosen.name, "shield_guarantee": chosen.guarantee,
+        "missing": [list(one.missing) for one in done.done], "update_lengths": [one.length for one in done.done],
+        "weights": str(done.place), "seconds": round(time.monotonic() - started, 2),
+    }  # fmt: skip
+    emit(as_json, document, lambda: _told(document, done, chosen))
+
+
+def _prepared(
+    files: Mapping[str, Path], into: Path, labels: Mapping[str, int], model: Path, plain: bool, seed: int | None,
+    stage: Stage,
+) -> None:  # fmt: skip
+    """Each site's rows, but those that an interrupted run has already. Raises UsageError where those are of another
+    kind, or the sites' files changed."""
+    from milkglass.federated.prepare import matches, prepare
+
+    left = {name: path for name, path in files.items() if not (into / name).exists()}
+    for name in files:
+        if name not in left:
+            matches(files[name], into / name, labels, plain)
+    ghost = None if plain or not left else _ghost(model, stage)
+    for name, path in left.items():
+        prepare(path, into / name, labels, model, ghost, seed, stage(f"prepare {name}", _lines(path)))
+
+
+def _ghost(model: Path, stage: Stage) -> Ghost:
+    from milkglass.sanitizers.ghost.ghost import Ghost
+
+    tell = stage("find shadows", 0)
+    found = Ghost.open(model)
+    tell(1)
+    return found
+
+
+def _lines(path: Path) -> int:
+    from milkglass.client.dataset import summarise
+
+    return summarise(path).rows
+
+
+def _told(document: dict[str, Any], done: Run, shield: Shield) -> str:
+    rows: list[tuple[str, ...]] = [("round", "length of the update", "dropped out")]
+    rows += [
+        (str(number), f"{one.length:.4g}", ", ".join(one.missing) or "none")
+        for number, one in enumerate(done.done, start=1)
+    ]
+    kept = "ghost" if document["ghost"] else "nothing: the texts are as they are (--plain)"
+    return "\n".join(
+        [
+            f"{len(done.done)} rounds of {document['method']} over {len(document['sites'])} sites in "
+            f"{duration(document['seconds'])}",
+            table(rows),
+            f"in front of the gradients: {kept}; guarantee: none",
+            f"on the gradients: {shield.name}; guarantee: {shield.guarantee or 'none'}",
+            f"weights: {shlex.quote(document['weights'])}; what the server saw: "
+            f"{shlex.quote(document['out'] + '/updates')}",
+        ]
+    )
+
+
+# --- prepare ----------------------------------------------------------------------------------------------------------
+@federated.command()
+def prepare(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="A site's labelled texts: .jsonl, .csv or .tsv.")],
+    model: Model,
+    out: Annotated[Path, typer.Option(help="The new folder; its name is the site's.", show_default=False)],
+    labels: Annotated[str, typer.Option(help="All sites' classes in order, such as no,yes.", show_default=False)],
+    plain: Plain = False,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make one site's rows for a run with Flower: labelled texts pass through GHOST, ids and a stamp come out."""
+    require_file(source, "give .jsonl, .csv or .tsv with the columns text (or sentence) and label")
+    from milkglass.federated.prepare import examples_of, require_free
+    from milkglass.federated.prepare import prepare as made
+    from milkglass.models import resolve
+
+    names = [name.strip() for name in labels.split(",")]
+    if len(names) < 2 or len({*names}) < len(names) or "" in names:
+        raise UsageError("--labels names fewer than 2 classes, or one twice", "give all sites' classes: no,yes")
+    agreed = {name: number for number, name in enumerate(names)}
+    require_free(out)
+    count = len(examples_of(source, agreed))
+    folder = resolve(model)
+    if plain:
+        note(PLAIN)
+    with bars(as_json) as stage:
+        ghost = None if plain else _ghost(folder, stage)
+        rows: Rows = made(source, out, agreed, folder, ghost, seed, stage("prepare", count))
+    document = {"out": str(out), "site": out.name, "texts": len(rows), "classes": len(names), "ghost": not plain}
+    emit(as_json, document, lambda: f"prepared {len(rows):,} texts for site {out.name} in {out}")
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(federated, name="federated")

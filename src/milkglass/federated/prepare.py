@@ -1,0 +1,163 @@
+"""A site's file becomes its rows: labelled texts pass through GHOST, once, before anything is trained.
+
+What this module does not know: training, other sites.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from milkglass.architectures import family_of
+from milkglass.checkpoint import Checkpoint
+from milkglass.client.dataset import Example, read_examples, summarise
+from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
+from milkglass.federated.rows import BYTES, ROWS, Rows, Stamp, load, save, stamp_of
+from milkglass.sanitizers.files import fresh_seed
+from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.vocabulary import opened
+from milkglass.sequences import Ids, Sequences
+
+GHOST = "ghost"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+TOGETHER = 16  # texts between two words of progress
+Tell = Callable[[int], None]
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """Each site's file in a folder, by the site's name, which is the file's. Raises UsageError."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}", "give a folder with a .jsonl, .csv or .tsv file a site")
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() not in (".jsonl", ".csv", ".tsv"):
+            continue
+        name = require_name(path.stem)
+        if name in found:
+            raise UsageError(f"two files are called {name}", "a site is one file")
+        found[name] = path
+    if len(found) < 2:
+        raise UsageError(f"{folder} holds {len(found)} files of sites, at least 2 are needed", ".jsonl, .csv or .tsv")
+    return found
+
+
+def require_name(name: str) -> str:
+    """A site's name becomes a file's, and may come from another machine."""
+    if not NAME.fullmatch(name):
+        raise UsageError("a site's name is not 1 to 40 of A-Z, a-z, 0-9, - and _", "rename it")
+    return name
+
+
+def labels_of(paths: Sequence[Path]) -> dict[str, int]:
+    """A number for each class that occurs at some site; whole numbers by value. Raises CodecError."""
+    names: set[str] = set()
+    for path in paths:
+        found = summarise(path)
+        if found.task != "classification" or found.pairs:
+            raise CodecError(f"{path.name} has no rows of a text and a label", 'give rows with a "text" and a "label"')
+        names |= {*found.labels}
+    if len(names) < 2:
+        raise CodecError("all sites have 1 label only", "classification needs at least 2")
+    numeric = all(name.isascii() and name.isdigit() for name in names)
+    ordered = sorted(names, key=lambda name: (int(name) if numeric else 0, name))
+    return {name: number for number, name in enumerate(ordered)}
+
+
+def examples_of(source: Path, labels: Mapping[str, int]) -> list[Example]:
+    """A site's rows, each with a label that was agreed. Raises CodecError, naming the line."""
+    found = list(read_examples(source))
+    for one in found:
+        if one.label not in labels:
+            raise CodecError(f"line {one.line} of {source.name} has another label than was agreed", "see --labels")
+    return found
+
+
+def prepare(
+    source: Path, folder: Path, labels: Mapping[str, int], model: Path, ghost: Ghost | None, seed: int | None,
+    tell: Tell = lambda texts: None,
+) -> Rows:  # fmt: skip
+    """Write a site's folder, which appears when it is complete. ghost: None leaves the texts as they are, and no stamp.
+    seed: of shadows, batches and noise; None: fresh secret ones.
+
+    Raises UsageError where the folder exists, CodecError, naming the line.
+    """
+    name = require_name(folder.name)
+    require_free(folder)
+    examples = examples_of(source, labels)
+    texts = [one.text for one in examples]
+    if ghost is not None:
+        ghost = replace(ghost, seed=fresh_seed() if seed is None else seed)
+    try:
+        ids = list(_plain(model, texts, tell) if ghost is None else _shadows(ghost, texts, tell))
+    except CodecError as error:
+        if error.place is None:
+            raise
+        raise error.renamed(f"line {examples[error.place].line} of {source.name}") from None
+    rows = Rows(Sequences.of(ids), np.array([labels[str(one.label)] for one in examples], np.int64))
+    stamp = None if ghost is None else Stamp(GHOST, Checkpoint.open(ghost.folder).digest(), rows.digest())
+    drawn = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
+    with appearing(folder) as made:
+        save(made, rows, stamp, secrets.token_bytes(BYTES) if seed is None else drawn)
+    return rows
+
+
+def matches(source: Path, folder: Path, labels: Mapping[str, int], plain: bool) -> None:
+    """Whether a site's folder is of this file: as many texts of the same classes. What the texts were is not kept, not
+    even as a digest, which could be tried. Raises UsageError; a folder that is damaged is for `load` to tell of."""
+    if not (folder / ROWS).is_file():
+        return  # a site that dropped out, which is told when it is asked
+    rows = load(folder)
+    found = [labels[str(one.label)] for one in examples_of(source, labels)]
+    if found != rows.labels.tolist() or plain != (stamp_of(folder) is None):
+        raise UsageError(
+            f"{folder} was prepared from other rows than {source.name} has, or with another choice of --plain",
+            "give a new folder for the run, or remove that one",
+        )
+
+
+def _shadows(ghost: Ghost, texts: Sequence[str], tell: Tell) -> Iterator[Ids]:
+    ghost.encode(texts)  # a text that cannot be is told before anybody waits, and by its own number
+    for some in (texts[at : at + TOGETHER] for at in range(0, len(texts), TOGETHER)):
+        yield from (one.ids for one in ghost.sanitize(some))
+        tell(len(some))
+
+
+def _plain(model: Path, texts: Sequence[str], tell: Tell) -> Iterator[Ids]:
+    tokenizer, _ = opened(model)
+    config = Checkpoint.open(model).config
+    unused = max(family_of(config).pinned(config), default=-1) + 1  # RoBERTa counts positions from its padding
+    limit = int(config.get("max_position_embeddings") or config.get("n_positions") or 1 << 30) - unused
+    found = tokenizer(list(texts), padding=False, truncation=False, verbose=False, split_special_tokens=True)
+    for place, one in enumerate(found["input_ids"]):
+        if len(one) <= tokenizer.num_special_tokens_to_add(pair=False):
+            raise EmptyText.of(place, "has no token", "leave empty texts out")
+        if len(one) > limit:
+            raise TooLong.of(place, f"is {len(one)} tokens long, at most {limit} fit", "split it into shorter texts")
+        yield np.array(one, np.int64)
+        tell(1)
+
+
+def require_free(folder: Path) -> None:
+    if folder.exists():
+        raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
+
+
+@contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A folder, closed to others, that has its name when it is complete. Raises UsageError where the name is taken."""
+    require_free(folder)
+    made = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+    made.mkdir(mode=0o700, parents=True)
+    try:
+        yield made
+        made.rename(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

@@ -1,0 +1,59 @@
+"""Each update as it crossed, for a leakage audit: RUN/updates/round-N/SITE.safetensors and SITE.json.
+
+    SITE.json   {"milkglass_update": 1, "site": ..., "round": N, "method": ..., "texts": b, "steps": s}
+
+They hold what the server saw and no more: no text, ids, labels, or which rows were in a batch. What FedAvg sends after
+several steps is recorded as `Gradients` too, but is the sum of several batches' gradients: `steps` says so.
+
+What this module does not know: attacks, sites' rows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from milkglass.checkpoint import read_json, write_json
+from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.federated.rounds import Update
+from milkglass.threat import Gradients, Transcript
+
+VERSION = 1
+
+
+def record(folder: Path, update: Update, round: int, method: str) -> None:
+    """Into a run's folder. The JSON appears last: with it the update is whole."""
+    place = folder / "updates" / f"round-{round}"
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    save_file({name: one.contiguous() for name, one in update.tensors.items()}, _part(place, update, "safetensors"))
+    told = {"site": update.site, "round": round, "method": method, "texts": update.texts, "steps": update.steps}
+    write_json(_part(place, update, "json"), {"milkglass_update": VERSION, **told})
+    for kind in ("safetensors", "json"):
+        _part(place, update, kind).rename(place / f"{update.site}.{kind}")
+
+
+def read(path: Path) -> tuple[Gradients, int]:
+    """An update by its JSON, and how many steps are in it. Raises CorruptCheckpoint."""
+    match read_json(path):
+        case {"milkglass_update": 1, "round": int(round), "texts": int(texts), "steps": int(steps)} if texts > 0:
+            pass
+        case _:
+            raise CorruptCheckpoint(f"{path.name} describes no update", "repeat the round")
+    try:
+        return Gradients(load_file(path.with_suffix(".safetensors")), texts, round), steps
+    except (OSError, SafetensorError):
+        raise CorruptCheckpoint(f"{path.stem}.safetensors of round {round} is damaged", "repeat the round") from None
+
+
+def transcript(folder: Path, site: str, size: int) -> Transcript:
+    """What the server saw of one site, by rounds. size: of the vocabulary. Raises UsageError where it saw nothing."""
+    paths = sorted(folder.glob(f"updates/round-*/{site}.json"), key=lambda one: int(one.parent.name.split("-")[1]))
+    if not paths:
+        raise UsageError(f"{folder} holds no update of site {site}", "give a folder that `federated run` wrote")
+    return Transcript(tuple(read(path)[0] for path in paths), size)
+
+
+def _part(place: Path, update: Update, kind: str) -> Path:
+    return place / f".{update.site}.{kind}.part"

@@ -1,0 +1,94 @@
+"""FedSGD and FedAvg (McMahan et al. 2017, algorithm 1): what is made of the updates of one round.
+
+    w <- w - lr sum over sites of n_k / n u_k
+
+FedSGD: u_k is the gradient of a batch of n_k texts. FedAvg: u_k is the sum of the gradients of the site's local steps,
+each taken where the one before left off, so that w - lr u_k are the weights which the site arrived at, and the rule is
+the mean of all sites' weights. The paper's sites send the weights themselves; whoever has w has both.
+
+An update is checked before it is used. A check finds what is broken, not what is meant to harm: a site that sends
+finite numbers of the right shapes may send any. What this module does not know: models, sites, files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from milkglass.errors import PoisonedUpdate, TooFewSites, UsageError
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What a site sends in a round. texts: how many it saw. steps: how many it took, 1 in FedSGD."""
+
+    site: str
+    tensors: Tensors = field(repr=False)
+    texts: int
+    steps: int = 1
+
+
+def check(update: Update, weights: Tensors) -> None:
+    """Raises PoisonedUpdate, naming the site and the first tensor in order, where it does not fit the weights."""
+    if type(update.texts) is not int or update.texts < 1:
+        raise PoisonedUpdate(f"site {update.site} says that it saw {update.texts!r} texts", "it must be at least 1")
+    if unknown := sorted({*update.tensors} - {*weights}):
+        raise _poisoned(update, f"a tensor of a name that is not trained ({_short(unknown[0])})")
+    for name in sorted(weights):
+        one = update.tensors.get(name)
+        if one is None:
+            raise _poisoned(update, f"no {name}")
+        if one.shape != weights[name].shape:
+            raise _poisoned(update, f"{name} of shape {tuple(one.shape)}, not {tuple(weights[name].shape)}")
+        if one.dtype != weights[name].dtype:
+            raise _poisoned(update, f"{name} as {one.dtype}, not {weights[name].dtype}")
+        if bad := int((~torch.isfinite(one)).sum()):
+            raise _poisoned(update, f"{name} with {bad:,} of {one.numel():,} numbers not finite")
+
+
+def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[str, torch.Tensor]:
+    """The mean of all updates by their texts, checked; the same in whatever order they come.
+
+    Raises PoisonedUpdate, TooFewSites, UsageError where a site sent two.
+    """
+    ordered = sorted(updates, key=lambda one: one.site)
+    if len({one.site for one in ordered}) < len(ordered):
+        raise UsageError("two updates of one round have the same site", "give each site a name of its own")
+    if len(ordered) < max(1, minimum):
+        raise TooFewSites(
+            f"{len(ordered)} sites sent an update, at least {max(1, minimum)} are needed",
+            "bring a site back, or lower the minimum; then run it again, which goes on with this round",
+        )
+    for one in ordered:
+        check(one, weights)
+    texts = sum(one.texts for one in ordered)
+    return {name: torch.stack([one.tensors[name] * (one.texts / texts) for one in ordered]).sum(0) for name in weights}
+
+
+def stepped(weights: Tensors, change: Tensors, lr: float) -> dict[str, torch.Tensor]:
+    """The weights after the round. Raises PoisonedUpdate where finite updates add up to more than fits."""
+    found = {name: one - lr * change[name] for name, one in weights.items()}
+    for name, one in found.items():
+        if not torch.isfinite(one).all():
+            raise PoisonedUpdate(f"the round's updates leave {name} not finite", "lower the learning rate")
+    return found
+
+
+def length(change: Tensors) -> float:
+    """The L2 norm of an update."""
+    return math.sqrt(sum(float(one.double().square().sum()) for one in change.values()))
+
+
+def _poisoned(update: Update, what: str) -> PoisonedUpdate:
+    hint = "nothing of this round was used: mend the site or leave it out, and run it again"
+    return PoisonedUpdate(f"site {update.site} sent {what}", hint)
+
+
+def _short(name: str) -> str:
+    """A name that came from elsewhere."""
+    return "".join(c for c in name if c.isprintable())[:60]

@@ -1,0 +1,97 @@
+"""The rounds of a federated run, whoever runs the sites: this process (`Here`) or Flower (app.py).
+
+What this module does not know: how sites train, and where.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from milkglass.federated import mod
+from milkglass.federated.recording import record
+from milkglass.federated.rounds import Tensors, Update, check, length, mean, stepped
+from milkglass.federated.rows import load
+from milkglass.federated.site import Site, Training, load_weights
+from milkglass.federated.state import Done, Run
+from milkglass.shared_step import SharedStep
+
+Tell = Callable[[int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Replies:
+    """Of one round. missing: the sites that dropped out, and why, in words for the user."""
+
+    updates: Sequence[Update]
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+class Sites(abc.ABC):
+    """All sites of a run."""
+
+    @abc.abstractmethod
+    def ask(self, round: int, weights: Tensors, training: Training) -> Replies:
+        """Every site's update for these weights."""
+
+
+@dataclass(frozen=True, eq=False)
+class Here(Sites):
+    """Sites in this process, one after another. model: the digest of the model, for which rows must have passed through
+    GHOST; None: they need not have."""
+
+    sites: Sequence[Site]
+    step: SharedStep
+    model: str | None
+
+    def ask(self, round: int, weights: Tensors, training: Training) -> Replies:
+        """Raises NotObfuscated: that is no site that dropped out."""
+        updates, missing = list[Update](), dict[str, str]()
+        for site in self.sites:
+            try:
+                passed = None if self.model is None else mod.before(site, self.model)
+                trained = site.train(self.step, round, weights, training)
+            except OSError as error:
+                missing[site.name] = (error.strerror or "its rows cannot be read").lower()
+                continue
+            updates.append(trained.update if passed is None else mod.after(trained, passed))
+        return Replies(updates, missing)
+
+
+def train(
+    run: Run, sites: Sites, step: SharedStep, training: Training, note: Callable[[str], None] = lambda text: None,
+    tell: Tell = lambda rounds: None,
+) -> Run:  # fmt: skip
+    """Do the rounds that are left. Each update is recorded once all of the round were checked; the weights end up in
+    the step's model. note: hears who dropped out. tell: of each round.
+
+    Raises PoisonedUpdate, TooFewSites, NotObfuscated: the rounds before stand, and a call with the same run's folder
+    goes on with this one.
+    """
+    weights: Tensors = run.weights()
+    for round in range(len(run.done), training.rounds):
+        run.begin()
+        replies = sites.ask(round, weights, training)
+        for name, why in replies.missing.items():
+            note(f"round {round + 1}: site {name} dropped out: {why}")
+        for one in replies.updates:
+            check(one, weights)
+        change = mean(replies.updates, weights, training.minimum)
+        after = stepped(weights, change, training.lr)
+        for one in replies.updates:
+            record(run.folder, one, round, training.method)
+        run, weights = run.finished(after, Done(tuple(sorted(replies.missing)), length(change))), after
+        tell(1)
+    load_weights(step, weights)
+    return run
+
+
+def job_of(model: str, sites: Sequence[Site], training: Training, classes: int, seed: int) -> str:
+    """Names a run by all that decides its weights but the number of rounds: more of them go on."""
+    decides = {name: one for name, one in training.document().items() if name not in ("rounds", "minimum")}
+    rows = {one.name: [load(one.folder).digest(), repr(one.shield)] for one in sites}
+    told = ["milkglass federated", model, rows, decides, classes, seed]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

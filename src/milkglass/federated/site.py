@@ -1,0 +1,127 @@
+"""What a site does in a round: FedSGD one gradient, FedAvg one pass over its rows in steps of its own.
+
+Every gradient goes through the site's shield (gradients/) before anything is made of it. Which rows are in a batch, and
+what a shield draws, follows from the site's secret and the round alone: a round that is repeated is the same round, and
+a server, which lacks the secret, cannot take the noise away.
+
+What this module does not know: texts, other sites, whether the rows were obfuscated (mod.py), Flower.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.federated.rounds import Tensors, Update
+from milkglass.federated.rows import Rows, load, secret_of
+from milkglass.gradients.shield import Bare, Shield, require, share
+from milkglass.sequences import Ids
+from milkglass.shared_step import SharedStep, batch
+
+Method = Literal["fedsgd", "fedavg"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """lr: of plain gradient descent. batch_size: texts of a step. minimum: sites without which a round is not done."""
+
+    method: Method = "fedsgd"
+    rounds: int = 3
+    lr: float = 0.05
+    batch_size: int = 8
+    minimum: int = 1
+
+    def __post_init__(self) -> None:
+        if self.method not in ("fedsgd", "fedavg"):
+            raise UsageError(f"the method is {self.method!r}", "fedsgd or fedavg")
+        require(self.lr, "the learning rate", 0)
+        for name in ("rounds", "batch_size", "minimum"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}", "at least 1 is needed")
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """update: what may be sent. rows: the digest of what it was trained on, which may not."""
+
+    update: Update
+    rows: str = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """folder: its rows and its secret, which are read in each round."""
+
+    name: str
+    folder: Path
+    shield: Shield = Bare()
+
+    def train(self, step: SharedStep, round: int, weights: Tensors, training: Training) -> Trained:
+        """Its update for these weights, a tensor for each of `step.names`. Raises OSError where its rows cannot be
+        read, CorruptCheckpoint, UsageError where they do not fit the model."""
+        rows, secret = load(self.folder), secret_of(self.folder)
+        _require_fit(rows, step, self.name)
+        load_weights(step, weights)
+        order, rng = drawn(secret, round, len(rows))
+        if training.method == "fedsgd":
+            chosen = order[: training.batch_size]
+            tensors = self._gradient(step, rows, chosen, round, rng)
+            return Trained(Update(self.name, _whole(tensors, weights), len(chosen)), rows.digest())
+        total: dict[str, torch.Tensor] = {}
+        parts = [order[at : at + training.batch_size] for at in range(0, len(order), training.batch_size)]
+        for part in parts:
+            tensors = _whole(self._gradient(step, rows, part, round, rng), weights)
+            total = {name: total[name] + one if total else one for name, one in tensors.items()}
+            load_weights(step, {name: one - training.lr * total[name] for name, one in weights.items()})
+        return Trained(Update(self.name, total, len(rows), len(parts)), rows.digest())
+
+    def _gradient(
+        self, step: SharedStep, rows: Rows, chosen: Ids, round: int, rng: np.random.Generator
+    ) -> Mapping[str, torch.Tensor]:
+        ids, mask = batch([one.tolist() for one in rows.ids.chosen(chosen)], pad=0)
+        labels = torch.from_numpy(rows.labels[chosen])
+        return share(step, ids, mask, labels, self.shield, round, rng).tensors
+
+
+def drawn(secret: bytes, round: int, count: int) -> tuple[Ids, np.random.Generator]:
+    """A round's order of the rows (count,), and what its shield draws from."""
+    whole = hashlib.sha256(b"milkglass federated round\0" + secret + round.to_bytes(8, "little"))
+    rng = np.random.default_rng(int.from_bytes(whole.digest(), "big"))
+    return rng.permutation(count), rng
+
+
+def load_weights(step: SharedStep, weights: Tensors) -> None:
+    """Into the model, in place."""
+    with torch.no_grad():
+        for name, one in step.module.named_parameters():
+            if name in weights:
+                one.copy_(weights[name])
+
+
+def weights_of(step: SharedStep) -> dict[str, torch.Tensor]:
+    """A copy of all that is trained."""
+    every = dict(step.module.named_parameters())
+    return {name: every[name].detach().clone() for name in step.names}
+
+
+def _whole(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
+    """What a shield froze is not moved."""
+    return {name: tensors[name] if name in tensors else torch.zeros_like(one) for name, one in weights.items()}
+
+
+def _require_fit(rows: Rows, step: SharedStep, name: str) -> None:
+    size, classes = len(step.table), int(step.module.config.num_labels)
+    if rows.ids.ids.min() < 0 or rows.ids.ids.max() >= size:
+        raise CorruptCheckpoint(f"site {name} has ids outside a vocabulary of {size}", "prepare it for this model")
+    if rows.labels.min() < 0 or rows.labels.max() >= classes:
+        raise CorruptCheckpoint(f"site {name} has classes outside {classes}", "prepare it with all sites' labels")

@@ -1,0 +1,115 @@
+"""A run's folder: what was done so far, so that an interrupted run goes on after its last finished round.
+
+    run.json                 the job, how many rounds are done, who was missing in each
+    weights-N.safetensors    the weights after N rounds, by Hugging Face's names
+
+The weights of a round are written before run.json names them, and the ones before are removed after that: whenever the
+process dies, run.json names weights that are there. What this module does not know: sites, training.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from milkglass.checkpoint import read_json, write_json
+from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.federated.rounds import Tensors
+
+FILE, VERSION = "run.json", 1
+
+
+@dataclass(frozen=True)
+class Done:
+    """One round. missing: the sites that dropped out. length: the L2 norm of the mean update."""
+
+    missing: tuple[str, ...]
+    length: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """folder: the run's. job: names what decides the weights. done: the finished rounds, in order."""
+
+    folder: Path
+    job: str
+    done: tuple[Done, ...] = ()
+
+    @classmethod
+    def open(cls, folder: Path, job: str, weights: Tensors) -> Run:
+        """Begin with these weights, or go on. Raises UsageError where the folder holds something else or another job,
+        CorruptCheckpoint."""
+        if (folder / FILE).is_file():
+            run = cls(folder, *_read(folder))
+            if run.job != job:
+                raise UsageError(f"{folder} is a run of another model, sites or options", "give a new folder")
+            return run
+        foreign = [one.name for one in folder.iterdir() if one.name != "sites"] if folder.is_dir() else []
+        if any(not name.startswith("weights-0.") for name in foreign):  # of a run that died before its first word
+            raise UsageError(f"{folder} is no run and is not empty", "give a new folder")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run = cls(folder, job)
+        run._write(weights)
+        return run
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """After the last finished round. Raises CorruptCheckpoint."""
+        try:
+            return load_file(self.place)
+        except (OSError, SafetensorError):
+            raise CorruptCheckpoint(f"{self.place.name} is damaged or gone", "begin a new run") from None
+
+    def begin(self) -> None:
+        """Remove what an interruption left of the round that is next."""
+        shutil.rmtree(self.folder / "updates" / f"round-{len(self.done)}", ignore_errors=True)
+
+    def finished(self, weights: Tensors, done: Done) -> Run:
+        """The run with one round more."""
+        run = replace(self, done=(*self.done, done))
+        run._write(weights)
+        self.place.unlink(missing_ok=True)
+        return run
+
+    @property
+    def place(self) -> Path:
+        """Where the weights are."""
+        return self.folder / f"weights-{len(self.done)}.safetensors"
+
+    def _write(self, weights: Tensors) -> None:
+        part = self.place.with_name(f"{self.place.name}.part")
+        save_file({name: one.contiguous() for name, one in weights.items()}, part)
+        _flushed(part)
+        part.replace(self.place)
+        told = [{"missing": list(one.missing), "length": one.length} for one in self.done]
+        fresh = self.folder / f"{FILE}.part"
+        write_json(fresh, {"milkglass_federated": VERSION, "job": self.job, "rounds": told})
+        _flushed(fresh)
+        fresh.replace(self.folder / FILE)
+
+
+def _read(folder: Path) -> tuple[str, tuple[Done, ...]]:
+    raw = read_json(folder / FILE)
+    match raw:
+        case {"milkglass_federated": 1, "job": str(job), "rounds": list(rounds)}:
+            return job, tuple(_done(one) for one in rounds)
+    raise CorruptCheckpoint(f"{FILE} is not of version {VERSION} or is damaged", "begin a new run")
+
+
+def _done(one: Mapping[str, Any] | Any) -> Done:
+    match one:
+        case {"missing": list(missing), "length": float(length)}:
+            return Done(tuple(map(str, missing)), length)
+    raise CorruptCheckpoint(f"{FILE} tells of a round badly", "begin a new run")
+
+
+def _flushed(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

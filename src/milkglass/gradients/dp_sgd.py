@@ -1,0 +1,100 @@
+"""DP-SGD (Abadi et al. 2016, algorithm 1): each text's gradient is clipped by itself, noise is added to their sum.
+
+    g = (sum over i of g_i min(1, C / |g_i|) + N(0, (noise C)^2 I)) / b
+
+A text's gradient is taken alone, one after another: that is exact for every family, and takes memory for one more. For
+the next token each text's loss is the mean over its own tokens, so that texts count alike; without DP-SGD a batch's is
+the mean over all its tokens.
+
+What is promised is accounted with dp-accounting: without sampling exactly (k Gaussian mechanisms are one), with it by
+privacy loss distributions, which err upward. Neighbours are batches with one text more or less; b is public. `epsilon`
+counts steps and, where each text joins a batch by a coin of its own, that rate; a guarantee in words claims none.
+
+Not through Opacus, which takes examples apart inside the model: it does so at every layer but one that all examples
+share, such as a table of positions, whose gradient it leaves whole, and it knows no tied tables.
+
+What this module does not know: how texts are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from milkglass.encoders.accounting import epsilon_of, upward
+from milkglass.errors import UsageError
+from milkglass.gradients.shield import Shield, Tensors, clipped, require
+from milkglass.paper import Paper
+from milkglass.shared_step import SharedStep
+
+DELTA = 1e-5  # of a guarantee in words
+INTERVAL = 1e-3  # of losses, rounded up: ten times dp-accounting's, a sixth of the time, under 0.1 % more epsilon
+
+
+@dataclass(frozen=True)
+class DPSGD(Shield):
+    """noise: the multiplier, standard deviation of the noise on the sum over the clip. clip: the largest L2 norm of a
+    text's gradient, all tensors together."""
+
+    noise: float = 1.0
+    clip: float = 1.0
+
+    name: ClassVar[str] = "dp-sgd"
+    paper: ClassVar[Paper | None] = Paper(
+        "Deep Learning with Differential Privacy",
+        "Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang", 2016, "CCS",
+        ("Accounted by privacy loss distributions, which are tighter than their moments accountant.",
+         "The sum is divided by the texts of the batch, not by the expected number; batches are not drawn here."),
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        require(self.noise, "the noise multiplier", 0, hint="1 is common")
+        require(self.clip, "the clip", 0, hint="1 is common")
+
+    @property
+    def guarantee(self) -> str | None:
+        told = upward(epsilon(self.noise, DELTA, 1))
+        return f"({told}, {DELTA:g})-DP for each gradient, one text more or less in its batch"
+
+    def take(self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> Tensors:
+        """The mean of the clipped gradients."""
+        whole: Tensors = {}
+        for i in range(len(ids)):
+            length = int(mask[i].sum())
+            own = None if targets is None else targets[i : i + 1]
+            if own is not None and step.task == "next-token":
+                own = own[:, :length]
+            alone = step.gradient(ids[i : i + 1, :length], mask[i : i + 1, :length], own)
+            for name, one in clipped(alone, self.clip).items():
+                whole[name] = whole[name] + one if name in whole else one
+        return {name: one / len(ids) for name, one in whole.items()}
+
+    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, generator: torch.Generator) -> Tensors:
+        deviation = self.noise * self.clip / texts
+        found = {}
+        for name, one in tensors.items():
+            noise = torch.randn(one.shape, generator=generator, dtype=torch.float32) * deviation
+            found[name] = one + noise.to(one.device, one.dtype)
+        return found
+
+
+def epsilon(noise: float, delta: float, steps: int, rate: float = 1.0) -> float:
+    """What `steps` steps spend together at most. rate: with which each text joins each batch, by itself (Poisson
+    sampling); 1: batches are what they are. Raises UsageError for values outside their ranges."""
+    require(noise, "the noise multiplier", 0, hint="1 is common")
+    require(delta, "delta", 0, 1, "1e-5 is common")
+    if steps < 1:
+        raise UsageError(f"{steps} steps are none", "count from 1")
+    if not 0 < rate <= 1:
+        raise UsageError(f"the sampling rate is {rate}, more than 0 and at most 1 is needed", "1 for none")
+    if rate == 1:
+        return epsilon_of(noise, delta, 1.0, steps)
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+    from dp_accounting.pld import PLDAccountant
+
+    event = SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps)
+    accountant = PLDAccountant(value_discretization_interval=INTERVAL)
+    return float(accountant.compose(event).get_epsilon(delta))

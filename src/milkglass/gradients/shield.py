@@ -1,0 +1,110 @@
+"""What a defence of gradients is: it changes the step, how its gradient is taken, or the gradient itself.
+
+    before(step)                         the step that is taken: other parameters trained, dropout on
+    take(step, ids, mask, targets)       its gradient; another way only where examples must be kept apart
+    after(tensors, texts, generator)     what is shared of it
+
+Random numbers come from PyTorch's Mersenne Twister, whose whole state follows from enough of its numbers, and noise is
+added in floating point: what is proved of a mechanism holds of real numbers and true randomness (Mironov 2012).
+
+What this module does not know: any method, rounds, and what a server does with a gradient.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from milkglass.errors import UsageError
+from milkglass.paper import Paper
+from milkglass.shared_step import SharedStep
+from milkglass.threat import Gradients
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Shield(abc.ABC):  # noqa: B024 - a shield may change one of three things, none of which is abstract
+    """Final subclasses are frozen dataclasses; their fields are what is chosen. name: as a recipe has it."""
+
+    name: ClassVar[str]
+    paper: ClassVar[Paper | None]
+
+    @property
+    def guarantee(self) -> str | None:
+        """What is proved of one gradient that is shared, in words; None: nothing."""
+        return None
+
+    def before(self, step: SharedStep) -> SharedStep:
+        """The step that is taken in the place of this one. It shares its weights and changes nothing of it."""
+        return step
+
+    def take(self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> Tensors:
+        """Its gradient, for ids (b, t), before `after`."""
+        return step.gradient(ids, mask, targets)
+
+    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, generator: torch.Generator) -> Tensors:
+        """What is shared of the gradient of `texts` texts. The tensors that are given are not changed."""
+        return dict(tensors)
+
+
+@dataclass(frozen=True)
+class Bare(Shield):
+    """No defence."""
+
+    name: ClassVar[str] = "none"
+    paper: ClassVar[Paper | None] = None
+
+
+def share(
+    step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None, shield: Shield,
+    round: int, rng: np.random.Generator,
+) -> Gradients:  # fmt: skip
+    """What a client shares of one step. ids, mask: (b, t). targets: as for `SharedStep.gradient`. rng: two numbers are
+    drawn of it, for dropout and for the shield; PyTorch's own generator is left as it was.
+
+    Raises UsageError where the gradient is not finite: what is made of such a one would hide nothing.
+    """
+    dropping, drawing = (int(one) for one in rng.integers(1 << 62, size=2))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(dropping)
+        taken = shield.take(shield.before(step), ids, mask, targets)
+    for name, one in taken.items():
+        if not torch.isfinite(one).all():
+            raise UsageError(f"the gradient of {name} is not finite", "lower the learning rate, or check the weights")
+    return Gradients(shield.after(taken, len(ids), torch.Generator().manual_seed(drawing)), len(ids), round)
+
+
+def norm(tensors: Mapping[str, torch.Tensor]) -> float:
+    """The L2 norm of all tensors as one vector, in fp64: a sum of millions of squares loses too much in fp32."""
+    return math.sqrt(sum(float(one.double().square().sum()) for one in tensors.values()))
+
+
+def clipped(tensors: Mapping[str, torch.Tensor], most: float) -> Tensors:
+    """The same direction, with an L2 norm of at most `most` (Abadi et al. 2016, algorithm 1)."""
+    factor = min(1.0, most / max(norm(tensors), 1e-30))
+    return {name: one.clone() if factor == 1 else one * factor for name, one in tensors.items()}
+
+
+def altered(step: SharedStep, frozen: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:
+    """The same model over the same weights (a change of them is seen in both), but with parameters of its own, of which
+    `frozen`, by their names, need no gradient."""
+    named = dict(step.module.named_parameters())
+    memo: dict[int, Any] = {id(one): one for one in step.module.buffers()}
+    for name, one in named.items():
+        memo[id(one)] = torch.nn.Parameter(one.detach(), requires_grad=one.requires_grad and name not in frozen)
+    module = copy.deepcopy(step.module, memo)
+    return replace(step, module=module, dropout=step.dropout if dropout is None else dropout)
+
+
+def require(value: float, name: str, low: float, high: float = math.inf, hint: str = "") -> None:
+    """low < value < high."""
+    if not low < value < high:
+        top = "" if math.isinf(high) else f" and less than {high:g}"
+        raise UsageError(f"{name} is {value}, more than {low:g}{top} is needed", hint)

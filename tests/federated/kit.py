@@ -1,0 +1,81 @@
+"""Sites of a tiny model, prepared once: two files of labelled texts that passed through GHOST."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from milkglass.checkpoint import Checkpoint
+from milkglass.federated.prepare import labels_of, prepare
+from milkglass.federated.run import Here, Sites, job_of, train
+from milkglass.federated.site import Site, Training, weights_of
+from milkglass.federated.state import Run
+from milkglass.gradients.shield import Bare, Shield
+from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.search import Search
+from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.shared_step import SharedStep
+from tests import tiny
+
+SECRET = "zanzibar"
+NAMES = ("a", "b", "c")
+
+
+@dataclass(frozen=True)
+class World:
+    """model: a folder. files: a folder of sites' files. ready: their prepared folders, never changed."""
+
+    model: Path
+    files: Path
+    ready: Path
+    ghost: Ghost
+
+    @property
+    def digest(self) -> str:
+        return Checkpoint.open(self.model).digest()
+
+    def step(self) -> SharedStep:
+        return SharedStep.open(self.model, "classification", 2)
+
+    def sites(self, place: Path, shield: Shield = Bare()) -> list[Site]:
+        """Copies, which a test may spoil."""
+        shutil.copytree(self.ready, place)
+        return [Site(name, place / name, shield) for name in NAMES]
+
+    def here(self, sites: list[Site], step: SharedStep) -> Here:
+        return Here(sites, step, self.digest)
+
+    def run(self, out: Path, sites: list[Site], training: Training, with_: Sites | None = None) -> Run:
+        step = self.step()
+        run = Run.open(out, job_of(self.digest, sites, training, 2, 0), weights_of(step))
+        return train(run, with_ or self.here(sites, step), step, training)
+
+
+def rows_file(path: Path, count: int, shift: int) -> Path:
+    words = " ".join(tiny.TEXTS).split()
+    rows = [
+        {"text": f"{' '.join(words[(3 * i + shift) % 20 :][:3])} {SECRET}", "label": ["no", "yes"][(i + shift) % 2]}
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def world(root: Path) -> World:
+    model = tiny.save("bert", root / "model")
+    (root / "files").mkdir()
+    files = {name: rows_file(root / "files" / f"{name}.jsonl", 5 + i, i) for i, name in enumerate(NAMES)}
+    ghost = Ghost.open(model, Search(10, 0.5), Selection(), kept=root / "kept")
+    labels = labels_of(list(files.values()))
+    for name, path in files.items():
+        prepare(path, root / "ready" / name, labels, model, ghost, seed=7)
+    return World(model, root / "files", root / "ready", ghost)
+
+
+def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

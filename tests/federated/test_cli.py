@@ -1,0 +1,83 @@
+"""`milkglass federated`, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.cli.kit import call, document, refused
+from tests.federated.kit import NAMES, SECRET, World, equal, rows_file
+
+FEW = ("--rounds", "2", "--batch-size", "3", "--lr", "0.1", "--seed", "7")
+
+
+@pytest.fixture
+def cache(there: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches are not kept in this machine's own cache."""
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_run_from_files_to_weights(there: World, tmp_path: Path, cache: None) -> None:
+    out = tmp_path / "run"
+    words = ("federated", "run", there.files, "--model", there.model, "--out", out, "--plain")
+    result = call(*words, *FEW)
+    assert result.exit_code == 0, result.stderr
+    assert "warning: --plain" in result.stderr and "2 rounds of fedsgd over 3 sites" in result.stdout
+    assert "in front of the gradients: nothing" in result.stdout and "guarantee: none" in result.stdout
+    names = {f"updates/round-{n}/{site}.{kind}" for n in (0, 1) for site in NAMES for kind in ("json", "safetensors")}
+    assert names == {str(one.relative_to(out)) for one in out.glob("updates/*/*")}
+    every = [one for one in out.rglob("*") if one.is_file()]
+    assert all(SECRET.encode() not in one.read_bytes() for one in every) and SECRET not in result.stdout
+    more = document(call(*words, *FEW, "--json", "--rounds", "3"))
+    assert more["rounds"] == 3 and more["missing"] == [[], [], []] and more["ghost"] is False
+    whole = tmp_path / "whole"
+    again = document(call(*words[:-3], "--out", whole, "--plain", *FEW, "--json", "--rounds", "3"))
+    assert equal(load_file(more["weights"]), load_file(again["weights"]))
+
+
+def test_a_site_that_was_prepared_elsewhere(there: World, tmp_path: Path, cache: None) -> None:
+    """Its rows with GHOST are the ones that a run with the same seed makes; a run with --plain refuses them."""
+    out = tmp_path / "sites" / "a"
+    words = ("federated", "prepare", there.files / "a.jsonl", "--model", there.model, "--labels", "no, yes")
+    result = call(*words, "--out", out, "--seed", 7)
+    assert result.exit_code == 0 and "prepared 5 texts for site a" in result.stdout
+    assert json.loads((out / "stamp.json").read_text())["method"] == "ghost"
+    refused(call(*words, "--out", out, "--seed", 7), 2, "exists already")
+    run = ("federated", "run", there.files, "--model", there.model, "--out", tmp_path, "--plain", *FEW)
+    result = call(*run)
+    assert result.exit_code == 2 and "another choice of --plain" in result.stderr
+
+
+def test_with_ghost_and_a_shield(there: World, tmp_path: Path, cache: None) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    for number, name in enumerate("ab"):
+        rows_file(files / f"{name}.jsonl", 2, number)
+    words = ("federated", "run", files, "--model", there.model, "--out", tmp_path / "run", "--rounds", 1)
+    found = document(call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--json"))
+    assert found["ghost"] and found["shield"] == "dp-sgd" and found["shield_guarantee"].startswith("(4.37")
+    assert all((tmp_path / "run" / "sites" / name / "stamp.json").is_file() for name in "ab")
+    (tmp_path / "run" / "sites" / "b" / "stamp.json").unlink()
+    refused(call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--rounds", 2), 2, "another choice of --plain")
+
+
+def test_what_is_refused(there: World, tmp_path: Path) -> None:
+    run = ("federated", "run", "--model", there.model, "--out", tmp_path / "run")
+    refused(call(*run, tmp_path / "none"), 2, "there is no folder")
+    refused(call(*run, tmp_path), 2, "holds 0 files of sites")
+    refused(call(*run, there.files, "--rounds", 0), 2, "rounds is 0")
+    refused(call(*run, there.files, "--lr", "nan"), 2, "the learning rate is nan")
+    refused(call(*run, there.files, "--shield", "fog"), 2, "there is no shield 'fog'")
+    prepare = ("federated", "prepare", there.files / "a.jsonl", "--model", there.model, "--out", tmp_path / "a")
+    refused(call(*prepare, "--labels", "no"), 2, "fewer than 2 classes")
+    refused(call(*prepare, "--labels", "no,no"), 2, "fewer than 2 classes")
+    refused(call(*prepare, "--labels", "no,maybe"), 5, "line 2 of a.jsonl has another label")
+    (tmp_path / "texts").mkdir()
+    for name in "ab":
+        (tmp_path / "texts" / f"{name}.jsonl").write_text(f'{{"text": "{SECRET}"}}\n')
+    result = call(*run, tmp_path / "texts")
+    refused(result, 5, "has no rows of a text and a label")
+    assert SECRET not in result.stderr and not (tmp_path / "run").exists()

@@ -1,0 +1,80 @@
+"""What is made of updates, and which are refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from milkglass.errors import PoisonedUpdate, TooFewSites, UsageError
+from milkglass.federated.rounds import Update, check, mean, stepped
+
+WEIGHTS = {"w": torch.arange(6, dtype=torch.float32).view(2, 3), "b": torch.ones(2)}
+
+
+def update(site: str, seed: int, texts: int) -> Update:
+    made = torch.Generator().manual_seed(seed)
+    return Update(site, {name: torch.randn(one.shape, generator=made) for name, one in WEIGHTS.items()}, texts)
+
+
+def test_the_mean_is_weighted_by_texts_and_order_changes_nothing() -> None:
+    one, two, three = update("a", 1, 3), update("b", 2, 5), update("c", 3, 2)
+    found = mean([one, two, three], WEIGHTS)
+    for name in WEIGHTS:
+        by_hand = (3 * one.tensors[name] + 5 * two.tensors[name] + 2 * three.tensors[name]) / 10
+        assert torch.allclose(found[name], by_hand, atol=1e-6)
+        assert torch.equal(found[name], mean([three, one, two], WEIGHTS)[name])
+        assert torch.allclose(stepped(WEIGHTS, found, 0.1)[name], WEIGHTS[name] - 0.1 * by_hand, atol=1e-6)
+    assert torch.equal(mean([one], WEIGHTS)["w"], one.tensors["w"])
+
+
+def spoiled(name: str, tensor: torch.Tensor | None) -> Update:
+    good = update("north", 1, 3)
+    tensors = dict(good.tensors) | ({} if tensor is None else {name: tensor})
+    if tensor is None:
+        del tensors[name]
+    return replace(good, tensors=tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "said"),
+    [
+        ("w", torch.zeros(3, 2), "w of shape (3, 2), not (2, 3)"),
+        ("w", torch.zeros(2, 3, 1), "w of shape (2, 3, 1)"),
+        ("w", torch.zeros(2, 3, dtype=torch.float64), "w as torch.float64"),
+        ("w", torch.tensor([[0, 0, 0], [0, 0, float("nan")]]), "w with 1 of 6 numbers not finite"),
+        ("b", torch.tensor([float("inf"), float("-inf")]), "b with 2 of 2 numbers not finite"),
+        ("b", None, "no b"),
+        ("x" * 200, torch.zeros(1), f"not trained ({'x' * 60})"),
+    ],
+)
+def test_an_update_that_does_not_fit_is_refused_by_site_and_tensor(
+    name: str, tensor: torch.Tensor | None, said: str
+) -> None:
+    for refused in (lambda one: check(one, WEIGHTS), lambda one: mean([update("a", 1, 3), one], WEIGHTS)):
+        with pytest.raises(PoisonedUpdate, match=f"site north sent .*{re.escape(said)}"):
+            refused(spoiled(name, tensor))
+
+
+@pytest.mark.parametrize("texts", [0, -1, 2.5, True])
+def test_a_site_that_counts_wrongly_is_refused(texts: int) -> None:
+    with pytest.raises(PoisonedUpdate, match="site a says that it saw"):
+        check(replace(update("a", 1, 3), texts=texts), WEIGHTS)
+
+
+def test_finite_updates_that_add_up_to_more_than_fits() -> None:
+    large = [replace(update(site, 1, 1), tensors={n: torch.full_like(w, 3e38) for n, w in WEIGHTS.items()})
+             for site in "ab"]  # fmt: skip
+    with pytest.raises(PoisonedUpdate, match="leave w not finite"):
+        stepped(WEIGHTS, mean(large, WEIGHTS), 100.0)
+
+
+def test_too_few_and_two_of_one_name() -> None:
+    with pytest.raises(TooFewSites, match="1 sites sent an update, at least 2 are needed"):
+        mean([update("a", 1, 3)], WEIGHTS, 2)
+    with pytest.raises(TooFewSites, match="0 sites"):
+        mean([], WEIGHTS)
+    with pytest.raises(UsageError, match="have the same site"):
+        mean([update("a", 1, 3), update("a", 2, 3)], WEIGHTS)

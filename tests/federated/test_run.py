@@ -1,0 +1,375 @@
+"""Federated runs in one process: what is computed, what interrupts one, what is never sent."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from milkglass.errors import CorruptCheckpoint, NotObfuscated, PoisonedUpdate, TooFewSites, UsageError
+from milkglass.federated import mod
+from milkglass.federated.prepare import files_of, labels_of, prepare, require_name
+from milkglass.federated.recording import read, transcript
+from milkglass.federated.rounds import Tensors, Update
+from milkglass.federated.rows import load, secret_of, stamp_of
+from milkglass.federated.run import Replies, Sites
+from milkglass.federated.site import Site, Trained, Training, drawn, weights_of
+from milkglass.gradients.dp_sgd import DPSGD
+from milkglass.gradients.dropout import Dropout
+from milkglass.gradients.freezing import FrozenEmbeddings
+from milkglass.gradients.noise import GaussianNoise
+from milkglass.gradients.shield import Shield
+from milkglass.shared_step import batch
+from milkglass.threat import Gradients
+from tests import tiny
+from tests.federated.kit import NAMES, SECRET, World, equal, rows_file
+
+SGD, AVG = Training("fedsgd", 2, 0.1, 3), Training("fedavg", 2, 0.1, 3)
+
+
+class Through(Sites):
+    """Other sites, with a hand on what they answer."""
+
+    def __init__(self, inner: Sites) -> None:
+        self.inner = inner
+
+    def ask(self, round: int, weights: Tensors, training: Training) -> Replies:
+        found = self.inner.ask(round, weights, training)
+        return Replies([self.changed(round, one) for one in found.updates], found.missing)
+
+    def changed(self, round: int, update: Update) -> Update:
+        raise NotImplementedError
+
+
+class Dies(Through):
+    def changed(self, round: int, update: Update) -> Update:
+        if round == 1 and update.site == "b":
+            raise KeyboardInterrupt
+        return update
+
+
+class Poisons(Through):
+    def changed(self, round: int, update: Update) -> Update:
+        if round == 1 and update.site == "c":
+            name = next(iter(update.tensors))
+            return replace(update, tensors={**update.tensors, name: update.tensors[name] * torch.nan})
+        return update
+
+
+# --- a site's rows ----------------------------------------------------------------------------------------------------
+def test_rows_are_shadows_and_hold_no_text(there: World) -> None:
+    for name in NAMES:
+        folder = there.ready / name
+        rows, stamp = load(folder), stamp_of(folder)
+        assert stamp is not None and (stamp.rows, stamp.model) == (rows.digest(), there.digest)
+        own = [json.loads(line) for line in (there.files / f"{name}.jsonl").read_text().splitlines()]
+        assert rows.labels.tolist() == [("no", "yes").index(row["label"]) for row in own]
+        bare = there.ghost.encode([row["text"] for row in own])
+        assert rows.ids.lengths.tolist() == bare.lengths.tolist()
+        assert (rows.ids.ids != bare.ids).all(), "no special tokens here: every token has a shadow"
+        assert all(SECRET.encode() not in path.read_bytes() for path in folder.iterdir())
+        assert (folder / "draws.secret").stat().st_mode & 0o777 == 0o600 and folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_seed_what_is_drawn_is_a_secret(there: World, tmp_path: Path) -> None:
+    labels = {"no": 0, "yes": 1}
+    for name in ("x", "y"):
+        prepare(there.files / "a.jsonl", tmp_path / name / "a", labels, there.model, None, None)
+    one, other = (tmp_path / name / "a" for name in ("x", "y"))
+    assert secret_of(one) != secret_of(other) and load(one).digest() == load(other).digest()
+    assert stamp_of(one) is None
+    bare = there.ghost.encode([json.loads(line)["text"] for line in (there.files / "a.jsonl").read_text().splitlines()])
+    assert load(one).ids.ids.tolist() == bare.ids.tolist()
+    orders = {tuple(drawn(secret_of(folder), round, 20)[0]) for folder in (one, other) for round in range(5)}
+    assert len(orders) == 10
+
+
+def test_files_that_are_no_sites(there: World, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no folder"):
+        files_of(tmp_path / "none")
+    rows_file(tmp_path / "a.jsonl", 2, 0)
+    with pytest.raises(UsageError, match="holds 1 files of sites"):
+        files_of(tmp_path)
+    (tmp_path / "a.csv").write_text("text,label\nx,1\n")
+    with pytest.raises(UsageError, match="two files are called a"):
+        files_of(tmp_path)
+    for wrong in ("", "../b", "b c", "-b", "b" * 41, "b\n"):
+        with pytest.raises(UsageError, match="a site's name"):
+            require_name(wrong)
+    assert [*files_of(there.files)] == [*NAMES]
+
+
+def test_a_row_that_cannot_be_prepared_is_named_by_its_line_alone(there: World, tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    for ghost in (there.ghost, None):
+        source.write_text(json.dumps({"text": "the", "label": "no"}) + "\n" +
+                          json.dumps({"text": f"{SECRET} " * 200, "label": "yes"}) + "\n")  # fmt: skip
+        with pytest.raises(Exception, match="line 2 of a.jsonl is .* tokens long") as found:
+            prepare(source, tmp_path / "out", {"no": 0, "yes": 1}, there.model, ghost, 0)
+        assert SECRET not in str(found.value) and not (tmp_path / "out").exists()
+    with pytest.raises(Exception, match="line 2 of a.jsonl has another label"):
+        prepare(source, tmp_path / "out", {"no": 0, "maybe": 1}, there.model, None, 0)
+    assert not [one for one in tmp_path.iterdir() if one.suffix == ".tmp"]
+    source.write_text('{"text": "the", "label": "no"}\n')
+    with pytest.raises(Exception, match="1 label only"):
+        labels_of([source])
+
+
+# --- what is computed -------------------------------------------------------------------------------------------------
+def test_fedsgd_is_gradient_descent_on_all_batches(there: World, tmp_path: Path) -> None:
+    """One round, each site's whole data: the weights are those of one step on all rows together."""
+    sites = there.sites(tmp_path / "sites")
+    run = there.run(tmp_path / "run", sites, Training("fedsgd", 1, 0.1, 100))
+    every = [load(site.folder) for site in sites]
+    ids, mask = batch([one.tolist() for rows in every for one in rows.ids], pad=0)
+    step = there.step()
+    gradient = step.gradient(ids, mask, torch.from_numpy(np.concatenate([rows.labels for rows in every])))
+    before, after = weights_of(step), run.weights()
+    assert all(torch.allclose(after[name], before[name] - 0.1 * gradient[name], atol=1e-6) for name in before)
+    assert run.done[0].missing == () and run.done[0].length > 0
+
+
+def test_fedavg_is_the_mean_of_what_sites_arrive_at(there: World, tmp_path: Path) -> None:
+    """By torch's own optimiser, from the same order of rows."""
+    sites = there.sites(tmp_path / "sites")
+    run = there.run(tmp_path / "run", sites, replace(AVG, rounds=1))
+    arrived, texts = [], []
+    for site in sites:
+        rows, step = load(site.folder), there.step()
+        parameters = [one for one in step.module.parameters() if one.requires_grad]
+        optimiser = torch.optim.SGD(parameters, lr=0.1)
+        order, _ = drawn(secret_of(site.folder), 0, len(rows))
+        for at in range(0, len(rows), 3):
+            ids, mask = batch([one.tolist() for one in rows.ids.chosen(order[at : at + 3])], pad=0)
+            optimiser.zero_grad()
+            step.loss(step.embedded(ids), mask, torch.from_numpy(rows.labels[order[at : at + 3]])).backward()
+            optimiser.step()
+        arrived.append(weights_of(step))
+        texts.append(len(rows))
+    found = run.weights()
+    for name in found:
+        expected = sum(one[name] * n for one, n in zip(arrived, texts, strict=True)) / sum(texts)
+        assert torch.allclose(found[name], expected, atol=1e-6), name
+    gradients, steps = read(tmp_path / "run" / "updates" / "round-0" / "a.json")
+    assert (gradients.batch_size, steps) == (5, 2)
+
+
+def test_what_is_recorded_is_what_the_server_saw(there: World, tmp_path: Path) -> None:
+    sites = there.sites(tmp_path / "sites")
+    there.run(tmp_path / "run", sites, SGD)
+    seen = transcript(tmp_path / "run", "b", tiny.VOCAB).all(Gradients)
+    assert [(one.round, one.batch_size) for one in seen] == [(0, 3), (1, 3)]
+    rows, step = load(sites[1].folder), there.step()
+    order, _ = drawn(secret_of(sites[1].folder), 0, len(rows))
+    ids, mask = batch([one.tolist() for one in rows.ids.chosen(order[:3])], pad=0)
+    own = step.gradient(ids, mask, torch.from_numpy(rows.labels[order[:3]]))
+    assert equal(dict(seen[0].tensors), own)
+    told = json.loads((tmp_path / "run" / "updates" / "round-0" / "b.json").read_text())
+    assert told == {"milkglass_update": 1, "site": "b", "round": 0, "method": "fedsgd", "texts": 3, "steps": 1}
+    with pytest.raises(UsageError, match="no update of site z"):
+        transcript(tmp_path / "run", "z", tiny.VOCAB)
+    path = tmp_path / "run" / "updates" / "round-0" / "b.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(CorruptCheckpoint, match="b.safetensors of round 0"):
+        transcript(tmp_path / "run", "b", tiny.VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("shield", "training"),
+    [(GaussianNoise(0.5), AVG), (DPSGD(), SGD), (Dropout(0.3), AVG), (FrozenEmbeddings(), AVG)],
+    ids=["gaussian", "dp-sgd", "dropout", "frozen"],
+)
+def test_a_site_s_shield_is_in_front_of_all_that_it_sends(
+    there: World, tmp_path: Path, shield: Shield, training: Training
+) -> None:
+    training = replace(training, rounds=1)
+    sites = there.sites(tmp_path / "sites", shield)
+    found, again = (there.run(tmp_path / name, sites, training).weights() for name in ("run", "again"))
+    assert equal(found, again), "a round that is repeated is the same round"
+    bare = there.run(tmp_path / "bare", [Site(one.name, one.folder) for one in sites], training).weights()
+    moved = {name for name, one in found.items() if not torch.equal(one, bare[name])}
+    if isinstance(shield, FrozenEmbeddings):
+        start = weights_of(there.step())
+        tables = {name for name in start if name.endswith("_embeddings.weight")}
+        assert tables <= moved and all(torch.equal(found[name], start[name]) for name in tables)
+    else:
+        assert len(moved) > 0.9 * len(found), "a few, such as the keys' biases, have no gradient but rounding"
+
+
+# --- what interrupts a run --------------------------------------------------------------------------------------------
+@pytest.fixture(params=[SGD, AVG], ids=lambda one: one.method)
+def whole(
+    request: pytest.FixtureRequest, there: World, tmp_path: Path
+) -> Iterator[tuple[Training, dict[str, torch.Tensor]]]:
+    training = replace(request.param, rounds=3)
+    yield training, there.run(tmp_path / "whole", there.sites(tmp_path / "own"), training).weights()
+
+
+@pytest.mark.parametrize(("hand", "error"), [(Dies, KeyboardInterrupt), (Poisons, PoisonedUpdate)])
+def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
+    there: World, tmp_path: Path, whole: tuple[Training, dict[str, torch.Tensor]],
+    hand: type[Through], error: type[BaseException],
+) -> None:  # fmt: skip
+    training, weights = whole
+    sites, out = there.sites(tmp_path / "sites"), tmp_path / "run"
+    with pytest.raises(error):
+        there.run(out, sites, training, hand(there.here(sites, there.step())))
+    state = json.loads((out / "run.json").read_text())
+    assert len(state["rounds"]) == 1 and (out / "weights-1.safetensors").is_file()
+    assert not (out / "updates" / "round-1").exists(), "nothing of a round that is not done was used or kept"
+    (out / "updates" / "round-1").mkdir()
+    (out / "updates" / "round-1" / "z.json").write_text("{}")
+    (out / "weights-2.safetensors.part").write_bytes(b"cut off")
+    run = there.run(out, sites, training)
+    assert len(run.done) == 3 and equal(run.weights(), weights)
+    assert not (out / "updates" / "round-1" / "z.json").exists()
+    assert [one.name for one in out.glob("weights-*.safetensors")] == ["weights-3.safetensors"]
+
+
+def test_a_death_between_the_weights_and_the_word_of_them_loses_nothing(
+    there: World, tmp_path: Path, whole: tuple[Training, dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, weights = whole
+    sites, out, calls = there.sites(tmp_path / "sites"), tmp_path / "run", 0
+    from milkglass.federated import state
+
+    own = state.write_json
+
+    def dying(path: Path, value: dict[str, object]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise OSError("no space left")
+        own(path, value)
+
+    monkeypatch.setattr(state, "write_json", dying)
+    with pytest.raises(OSError, match="no space left"):
+        there.run(out, sites, training)
+    monkeypatch.setattr(state, "write_json", own)
+    assert {one.name for one in out.glob("weights-*")} == {"weights-1.safetensors", "weights-2.safetensors"}
+    assert equal(there.run(out, sites, training).weights(), weights)
+
+
+def test_more_rounds_go_on_and_another_job_does_not(there: World, tmp_path: Path) -> None:
+    sites = there.sites(tmp_path / "sites")
+    there.run(tmp_path / "run", sites, replace(SGD, rounds=1))
+    more = there.run(tmp_path / "run", sites, SGD)
+    assert equal(more.weights(), there.run(tmp_path / "other", sites, SGD).weights())
+    for another in (replace(SGD, lr=0.2), replace(SGD, batch_size=2), AVG):
+        with pytest.raises(UsageError, match="a run of another model, sites or options"):
+            there.run(tmp_path / "run", sites, another)
+    with pytest.raises(UsageError, match="a run of another"):
+        there.run(tmp_path / "run", sites[:2], SGD)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("dear")
+    with pytest.raises(UsageError, match="is no run and is not empty"):
+        there.run(tmp_path / "full", sites, SGD)
+    (tmp_path / "run" / "run.json").write_text('{"milkglass_federated": 9}')
+    with pytest.raises(CorruptCheckpoint, match="run.json"):
+        there.run(tmp_path / "run", sites, SGD)
+
+
+def test_a_site_that_drops_out_is_told_and_the_others_go_on(there: World, tmp_path: Path) -> None:
+    sites = there.sites(tmp_path / "sites")
+    there.run(tmp_path / "run", sites, replace(SGD, rounds=1))
+    rows = sites[1].folder / "rows.safetensors"
+    kept = rows.read_bytes()
+
+    class Gone(Through):
+        def ask(self, round: int, weights: Tensors, training: Training) -> Replies:
+            rows.unlink(missing_ok=True)
+            return self.inner.ask(round, weights, training)
+
+    run = there.run(tmp_path / "run", sites, SGD, Gone(there.here(sites, there.step())))
+    assert [one.missing for one in run.done] == [(), ("b",)]
+    assert {one.stem for one in (tmp_path / "run" / "updates" / "round-1").iterdir()} == {"a", "c"}
+    rows.write_bytes(kept)
+    strict = replace(SGD, rounds=3, minimum=3)
+    with pytest.raises(TooFewSites, match="2 sites sent an update, at least 3 are needed"):
+        there.run(tmp_path / "run", sites, strict, Gone(there.here(sites, there.step())))
+    rows.write_bytes(kept)
+    again = there.run(tmp_path / "run", sites, strict)
+    assert [one.missing for one in again.done] == [(), ("b",), ()]
+
+
+# --- what is never sent -----------------------------------------------------------------------------------------------
+def bare(there: World, sites: list[Site]) -> None:
+    (sites[1].folder / "stamp.json").unlink()
+
+
+def swapped(there: World, sites: list[Site]) -> None:
+    shutil.copy(sites[0].folder / "rows.safetensors", sites[1].folder / "rows.safetensors")
+
+
+def edited(there: World, sites: list[Site]) -> None:
+    path = sites[1].folder / "rows.safetensors"
+    arrays = load_file(path)
+    arrays["ids"][0] += 1
+    save_file(arrays, path)
+
+
+def relabelled(there: World, sites: list[Site]) -> None:
+    path = sites[1].folder / "rows.safetensors"
+    arrays = load_file(path)
+    arrays["labels"] = 1 - arrays["labels"]
+    save_file(arrays, path)
+
+
+def elsewhere(there: World, sites: list[Site]) -> None:
+    path = sites[1].folder / "stamp.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": "0" * 64}))
+
+
+def otherwise(there: World, sites: list[Site]) -> None:
+    path = sites[1].folder / "stamp.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"method": "custext"}))
+
+
+@pytest.mark.parametrize("spoil", [bare, swapped, edited, relabelled, elsewhere, otherwise])
+def test_nothing_is_sent_for_rows_that_did_not_pass(there: World, tmp_path: Path, spoil: object) -> None:
+    sites = there.sites(tmp_path / "sites")
+    spoil(there, sites)  # type: ignore[operator]
+    with pytest.raises(NotObfuscated, match="site b .*nothing is sent") as found:
+        there.run(tmp_path / "run", sites, SGD)
+    assert "rows.safetensors" not in str(found.value)
+    assert not (tmp_path / "run" / "updates").exists()
+
+
+def test_rows_that_change_between_the_check_and_the_training_are_not_sent(there: World, tmp_path: Path) -> None:
+    site = there.sites(tmp_path / "sites")[0]
+    passed = mod.before(site, there.digest)
+    swapped(there, [Site("b", tmp_path / "sites" / "b"), site])
+    step = there.step()
+    trained = site.train(step, 0, weights_of(step), SGD)
+    with pytest.raises(NotObfuscated, match="site a trained on other rows"):
+        mod.after(trained, passed)
+    assert mod.after(Trained(trained.update, passed), passed) is trained.update
+
+
+def test_rows_of_another_vocabulary_are_told(there: World, tmp_path: Path) -> None:
+    site = there.sites(tmp_path / "sites")[0]
+    path, step = site.folder / "rows.safetensors", there.step()
+    arrays = load_file(path)
+    for name, value, said in (("ids", tiny.VOCAB, "outside a vocabulary of 300"), ("labels", 2, "outside 2")):
+        save_file(arrays | {name: np.where(np.arange(len(arrays[name])) == 0, value, arrays[name])}, path)
+        with pytest.raises(CorruptCheckpoint, match=said):
+            site.train(step, 0, weights_of(step), SGD)
+    path.write_bytes(b"nothing")
+    with pytest.raises(CorruptCheckpoint, match="is damaged"):
+        load(site.folder)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"method": "fedprox"}, {"rounds": 0}, {"lr": 0.0}, {"lr": float("nan")}, {"batch_size": 0}, {"minimum": 0}],
+)
+def test_trainings_that_cannot_be(wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        Training(**wrong)  # type: ignore[arg-type]
