@@ -642,10 +642,24 @@ def test_obfuscate_with_a_broken_scheme_says_so(encoder: Owner, tmp_path: Path) 
     assert not (tmp_path / "k").exists()
     result = call(*run, "--scheme", "sentinel")
     assert result.exit_code == 0 and "SentinelLMs is broken" in result.stderr
+    assert "SentinelLMs is broken" in result.stdout and "upload" not in result.stdout
+    assert "cluster" not in result.stdout and "not impossible" not in result.stdout
     again = ("obfuscate", encoder.model, tmp_path / "again", "--key", tmp_path / "k")
     refused(call(*again, "--scheme", "obfuslm"), 2, "this key was made for sentinel")
     assert "SentinelLMs is broken" in call(*again).stderr
     assert call("verify", tmp_path / "again", "--key", tmp_path / "k").exit_code == 0
+
+
+def test_a_value_that_cannot_be_is_told_whatever_the_key_says(encoder: Owner, tmp_path: Path) -> None:
+    run = ("obfuscate", encoder.model, tmp_path / "out", "--key", tmp_path / "k")
+    first = call(*run, "--k", 1)
+    assert first.exit_code == 0 and "warning: k = 1 mixes nothing" in first.stderr
+    again = ("obfuscate", encoder.model, tmp_path / "again", "--key", tmp_path / "k")
+    refused(call(*again, "--beta", 2), 2, "beta is 2.0")
+    refused(call(*again, "--k", 3), 2, "this key was made with k = 1, not 3")
+    assert "interrupted" not in call(*again, "--k", 3).stderr
+    (tmp_path / ".again.partial").mkdir()
+    assert "of a run that was interrupted" in call(*again, "--k", 3).stderr
 
 
 def test_obfuscate_in_bands(encoder: Owner, tmp_path: Path) -> None:
@@ -702,7 +716,7 @@ def test_a_key_for_a_job(encoder: Owner, tmp_path: Path) -> None:
     assert ours["parent"] == str(encoder.path) and ours["tokens"] > 0
     assert above["jobs"] == {"march.mgkey": ours["tokens"]}
     assert f"made for a job from {encoder.path}" in call("key", "status", child).stdout
-    assert "under 1 keys made from it for jobs" in call("key", "status", encoder.path).stdout
+    assert "under keys made from it for jobs, 1:" in call("key", "status", encoder.path).stdout
     again = tmp_path / "again.mgkey"
     document(call("key", "for-job", encoder.path, "march", "--out", again, "--clusters", "new", "--json"))
     assert read_key(again, PASSPHRASE).root == read_key(child, PASSPHRASE).root

@@ -117,3 +117,32 @@ def test_what_is_refused(tmp_path: Path, glove: Path) -> None:
     result = call("sanitize", source, out, *table_of)
     refused(result, 5, "line 1 is not JSON")
     assert SECRET not in result.stderr and not out.exists()
+
+
+def test_a_seed_is_part_of_what_is_promised(glove: Path, tmp_path: Path) -> None:
+    path = tmp_path / "in.txt"
+    path.write_text(f"{WORDS[0]} {WORDS[1]}\nzzz yyy xxx\n", "utf-8")
+    run = ("sanitize", "--method", "custext", "--k", 3, "--table", glove, path)
+    result = call(*run, tmp_path / "a.txt", "--seed", 1)
+    assert "DP" in result.stdout and "against who cannot guess the seed" in result.stdout
+    assert "60 % of the words are not in the table" in result.stdout
+    assert "cannot guess" in json.loads((tmp_path / "a.txt.report.json").read_text("utf-8"))["guarantee"]
+    assert "cannot guess" not in call(*run, tmp_path / "b.txt").stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "out", "message"),
+    [
+        (("--epsilon", 1e300), "o.txt", "epsilon is 1e+300, above 0 and at most 1e+06 is needed"),
+        (("--k", 3), "o.jsonl", "o.jsonl is a name for json, and in.txt holds lines"),
+        (("--table", "nothere.txt"), "o.txt", "there is no file nothere.txt"),
+        (("--method", "santext+", "--sensitive", 0), "o.txt", "no word would be sensitive"),
+        (("--method", "custex"), "o.txt", "there is no method 'custex'"),
+    ],
+)
+def test_more_that_is_refused(glove: Path, tmp_path: Path, more: tuple[object, ...], out: str, message: str) -> None:
+    path = tmp_path / "in.txt"
+    path.write_text("nurse friday\n", "utf-8")
+    result = call("sanitize", "--method", "custext", "--table", glove, path, tmp_path / out, *more)
+    refused(result, 2, message)
+    assert not (tmp_path / out).exists()

@@ -86,7 +86,7 @@ def words(used: usage.Usage) -> str:
         lines.append(f"made for a job from {used.parent}{gone}")
     if used.jobs:
         spread = sum(used.jobs.values())
-        lines.append(f"under {len(used.jobs):,} keys made from it for jobs: {spread:,} tokens, each its own cipher")
+        lines.append(f"under keys made from it for jobs, {len(used.jobs):,}: {spread:,} tokens, each its own cipher")
         lines.append(table([("key for a job", "tokens"), *((one, f"{n:,}") for one, n in used.jobs.items())]))
     if not used.audited:
         return "\n".join([*lines, NEVER])

@@ -111,6 +111,11 @@ def obfuscate(
     from milkglass.client.scramble import new_key as make_key
     from milkglass.client.scramble import scheme_for, scheme_of, scramble, shown
 
+    if (bands is None) != (band_text is None):  # what needs no model is told before anybody waits for one
+        raise UsageError("--bands and --band-text need each other", "give both, or neither")
+    if band_text is not None:
+        require_file(band_text, "give text like the one that will be sent")
+    mixed = _plus(plus, plus_k, plus_epsilon)
     folder = _folder(model, as_json)
     base = Checkpoint.open(folder)
     asked: dict[str, Any] = {
@@ -123,20 +128,18 @@ def obfuscate(
         "rows": rows,
     }
     chosen = {name: value for name, value in asked.items() if value is not None}
-    chosen |= _plus(plus, plus_k, plus_epsilon)
-    if (bands is None) != (band_text is None):
-        raise UsageError("--bands and --band-text need each other", "give both, or neither")
-    if band_text is not None:
-        require_file(band_text, "give text like the one that will be sent")
-        chosen["bands"] = _bands(base, bands, band_text)
-    ref = str(folder) if Path(model).expanduser().is_dir() else model
-    # Whoever is asked for a passphrase is asked before bars are drawn over the question.
-    old = _existing(key, scheme, chosen, new_key, passphrase_file)
+    chosen |= mixed
     if scheme == "sentinel" and chosen:
         raise UsageError(f"sentinel has no {next(iter(chosen))}", "leave the option out")
-    wanted = scheme_for(base, scheme or "obfuslm", **chosen) if old is None else scheme_of(old.key)
-    if wanted.broken:
-        note(f"warning: {wanted.broken}")
+    if band_text is not None:
+        chosen["bands"] = _bands(base, bands, band_text)
+    ref = str(folder) if Path(model).expanduser().is_dir() else model
+    asked_for = scheme_for(base, scheme or "obfuslm", **chosen)  # a value that cannot be is told whatever the key says
+    # Whoever is asked for a passphrase is asked before bars are drawn over the question.
+    old = _existing(key, scheme, chosen, new_key, passphrase_file, out)
+    wanted = asked_for if old is None else scheme_of(old.key)
+    if warning := wanted.broken or (UNMIXED if getattr(wanted, "k", 0) == 1 else None):
+        note(f"warning: {warning}")
     secret = passphrase(passphrase_file, creating=True) if old is None else old.passphrase
     with bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())
@@ -208,33 +211,40 @@ def _folder(model: str, as_json: bool) -> Path:
 
 
 def _existing(
-    path: Path, scheme: str | None, chosen: dict[str, Any], new_key: bool, passphrase_file: Path | None
+    path: Path, scheme: str | None, chosen: dict[str, Any], new_key: bool, passphrase_file: Path | None, out: Path
 ) -> Opened | None:
     if not path.exists():
         return None
     if new_key:
         raise KeyExists(f"{path} exists already", "give another file, or leave --new-key out to use this one")
     opened = open_key(path, passphrase_file)
-    _require_same_scheme(opened.key, scheme, chosen)
+    unfinished = out.with_name(f".{out.name}.partial")
+    begun = f"; or remove it and {unfinished}, of a run that was interrupted" if unfinished.exists() else ""
+    _require_same_scheme(opened.key, scheme, chosen, begun)
     return opened
 
 
-def _require_same_scheme(key: Key, scheme: str | None, chosen: dict[str, Any]) -> None:
+def _require_same_scheme(key: Key, scheme: str | None, chosen: dict[str, Any], begun: str) -> None:
+    """begun: what more can be done, for the hint."""
     from milkglass.client.scramble import scheme_of
 
     its = scheme_of(key)
     if scheme not in (None, its.name):
-        raise UsageError(f"this key was made for {its.name}, not {scheme}", "give the file of a new key")
+        raise UsageError(f"this key was made for {its.name}, not {scheme}", f"give the file of a new key{begun}")
     for name, value in chosen.items():
         fixed = getattr(its, name, None)
         if value != fixed:
             raise UsageError(
                 f"this key was made with {name} = {fixed}, not {value}",
-                "leave the option out, or give the file of a new key",
+                f"leave the option out, or give the file of a new key{begun}",
             )
 
 
 def _words(key: Key, out: Path, promise: Promise, seconds: float) -> list[str]:
+    from milkglass.client.scramble import scheme_of
+
+    if broken := scheme_of(key).broken:
+        return [f"scrambled into {out} in {duration(seconds)}", f"  {_permuted(key)}", f"  {broken}"]
     sizes = sorted(promise.sizes)
     spread = f"of {sizes[0]} to {sizes[-1]} tokens" if sizes else ""
     return [
@@ -255,7 +265,11 @@ def _permuted(key: Key) -> str:
 
 
 def _next(opened: Opened, out: Path, delta: bool, passphrase_file: Path | None) -> list[str]:
-    """What the person must know to go on."""
+    """What the person must know to go on; with a broken scheme there is nowhere to go."""
+    from milkglass.client.scramble import scheme_of
+
+    if scheme_of(opened.key).broken:
+        return ["next: milkglass audit shows what is read; don't send it anything that is private"]
     key, folder = opened.key, shlex.quote(str(out))
     server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
     token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from milkglass.sanitizers.table import Table
     from milkglass.sanitizers.text import TextSanitizer
 
+MANY = 0.2  # share of unknown words that is told
+NEARLY_ALL = 0.95  # share of replaced words that is
 SMALL = 1 << 22  # bytes of a file that one process is soon done with
 FILES = "give a .jsonl, .csv or .tsv file, or text lines"
 
@@ -136,6 +138,7 @@ def _file(
     if out is None:
         raise UsageError("no OUT was given", "name the file to write")
     require_free(out)
+    _require_same_kind(source, out)
     shape = shape_of(source, also, keep)
     workers = workers or (_cores() if source.stat().st_size > SMALL else 1)
     counted = corpus or (source if chosen.needs_counts else None)
@@ -148,6 +151,17 @@ def _file(
     emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _told(report, out))
 
 
+def _require_same_kind(source: Path, out: Path) -> None:
+    """OUT has IN's rows; whoever reads it goes by its name."""
+    from milkglass.sanitizers.rows import KINDS
+
+    here, there = KINDS.get(source.suffix.lower(), "lines"), KINDS.get(out.suffix.lower())
+    if there not in (None, here):
+        raise UsageError(
+            f"{out.name} is a name for {there}, and {source.name} holds {here}", f"end it in {source.suffix or '.txt'}"
+        )
+
+
 def _told(report: dict[str, Any], out: Path) -> str:
     rows: list[tuple[str, ...]] = [("words", "count", "replaced")]
     rows += [
@@ -155,6 +169,14 @@ def _told(report: dict[str, Any], out: Path) -> str:
     ]
     left = report["fields_left_as_they_are"]
     lines = [f"wrote {out} and {out.name}.report.json", table(rows)]
+    words = report["words"]
+    strange = words["unknown"]["words"] / max(1, words["all"]["words"])
+    if strange > MANY:
+        lines += [f"{100 * strange:.0f} % of the words are not in the table, so any word at all stands for them"]
+    if report["method"].startswith("santext") and words["all"]["replaced_share"] > NEARLY_ALL:
+        lines += [
+            "hardly a word is left: epsilon is for each unit of distance in this table, and a larger one keeps more"
+        ]
     lines += [f"guarantee: {report['guarantee'] or 'none'}"]
     lines += [f"left as they are: {', '.join(left)} (--text-column NAME sanitizes a field)"] if left else []
     return "\n".join(lines)
@@ -162,7 +184,7 @@ def _told(report: dict[str, Any], out: Path) -> str:
 
 def _lines(sanitizer: TextSanitizer, seed: int | None) -> None:
     """Each line of stdin answered at once."""
-    from milkglass.sanitizers.files import fresh_seed, generator
+    from milkglass.sanitizers.files import fresh_seed, generator, promised
     from milkglass.sanitizers.text import Tally
 
     tally, secret = Tally(), fresh_seed() if seed is None else seed
@@ -171,7 +193,7 @@ def _lines(sanitizer: TextSanitizer, seed: int | None) -> None:
         print(shown(sanitizer.texts([text], generator(secret, number), tally)[0]), flush=True)
     every = tally.document()["all"]
     note(f"{every['words']:,} words, {100 * every['replaced_share']:.1f} % replaced")
-    note(f"guarantee: {sanitizer.guarantee or 'none'}")
+    note(f"guarantee: {promised(sanitizer.guarantee, seed is not None) or 'none'}")
 
 
 def _over(
@@ -202,6 +224,10 @@ def _table(ref: str) -> Table:
 
     if Path(ref).is_file():
         return read_glove(Path(ref))
+    if Path(ref).suffix in (".txt", ".vec") and not Path(ref).exists():
+        raise UsageError(
+            f"there is no file {ref}", "give a GloVe text file, a model's folder, a hub id, or demo:minilm"
+        )
     from milkglass.models import resolve
     from milkglass.sanitizers.vocabulary import words_of_model
 

@@ -108,7 +108,7 @@ def document(sanitizer: TextSanitizer, done: Done, about: dict[str, Any], seeded
     table = sanitizer.sanitizer.table
     return {
         **about,
-        "guarantee": sanitizer.guarantee,
+        "guarantee": promised(sanitizer.guarantee, seeded),
         "table": {"name": table.name, "words": len(table.candidates), "width": int(table.vectors.shape[1])},
         "seed_given": seeded,
         "rows": done.rows,
@@ -116,6 +116,11 @@ def document(sanitizer: TextSanitizer, done: Done, about: dict[str, Any], seeded
         "words": done.tally.document(),
         "fields_left_as_they_are": sorted(done.left),
     }
+
+
+def promised(guarantee: str | None, seeded: bool) -> str | None:
+    """A seed that somebody chose can be guessed by trying: whoever has it makes the draws again."""
+    return f"{guarantee}, against who cannot guess the seed" if guarantee and seeded else guarantee
 
 
 def describe(method: Method, counted: Path | None) -> dict[str, Any]:

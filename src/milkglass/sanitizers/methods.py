@@ -39,10 +39,12 @@ class Method:
 
     def __post_init__(self) -> None:
         if self.name not in METHODS:
-            raise UsageError(f"there is no method {self.name!r}", f"methods: {', '.join(METHODS)}")
+            raise UsageError(f"there is no method {self.name!r}", f"methods: {', '.join((*METHODS, 'ghost'))}")
         require_epsilon(self.epsilon)
         require_share("p", P if self.p is None else self.p, "0.3 is the papers' choice")
         require_share("the share of sensitive words", self.sensitive or 0, "0.2 is CMIF's choice")
+        if self.sensitive == 0:
+            raise UsageError("no word would be sensitive, and nothing be promised of any", "0.2 is CMIF's choice")
         if self.metric not in (None, "cosine", "euclidean"):
             raise UsageError(f"metric is {self.metric!r}", "cosine or euclidean")
         if self.guarantee not in (None, "paper", "strict"):

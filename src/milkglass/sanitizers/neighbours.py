@@ -28,7 +28,9 @@ def directions(vectors: Vectors) -> Vectors:
 
 def require_k(k: int, n: int, lowest: int = 2) -> None:
     if not lowest <= k <= n:
-        raise UsageError(f"k is {k}, from {lowest} to {n} fit this table", "20 and 30 are the papers' choices")
+        if n < lowest:
+            raise UsageError(f"k is {k}, and this table has too few words for any", "give a larger table")
+        raise UsageError(f"k is {k}, from {lowest} to {n} fit this table", f"give --k {n} or less, or a larger table")
 
 
 def best(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.float32]]:

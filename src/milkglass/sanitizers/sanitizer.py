@@ -7,7 +7,6 @@ module does not know: text (text.py), files, and where a table comes from.
 from __future__ import annotations
 
 import abc
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -20,12 +19,13 @@ from milkglass.paper import Paper
 from milkglass.sanitizers.table import Ids, Mask, Table, Vectors
 
 UNKNOWN = -1  # a word that the table does not have
+MOST = 1e6  # of epsilon
 BLOCK = 8192  # words drawn at a time, which bounds memory
 
 
 def require_epsilon(epsilon: float) -> None:
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise UsageError(f"epsilon is {epsilon}, a finite number above 0 is needed", "1, 2 and 3 are common")
+    if not 0 < epsilon <= MOST:  # beyond that nothing is ever replaced, and distances times epsilon overflow
+        raise UsageError(f"epsilon is {epsilon:g}, above 0 and at most {MOST:g} is needed", "1, 2 and 3 are common")
 
 
 def require_share(name: str, value: float, hint: str) -> None:
