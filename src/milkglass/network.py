@@ -1,4 +1,4 @@
-"""A checkpoint as PyTorch runs it, with a head: read tensor by tensor, fp32, and nothing printed.
+"""A checkpoint as PyTorch runs it, with a head or without: read tensor by tensor, fp32, and nothing printed.
 
 What the checkpoint lacks, such as a class head, is drawn from torch's generator. Nothing but heads and poolers may be
 missing. What this module does not know: defences, training.
@@ -30,6 +30,15 @@ def language_model(base: Checkpoint, attention: str | None = None) -> Any:
     return _built(AutoModelForCausalLM, base, dict(base.config), attention)
 
 
+def body(base: Checkpoint, attention: str | None = None) -> Any:
+    """The whole model without a head. PyTorch's generator is left as it was: a missing pooler is drawn from another.
+    Raises CorruptCheckpoint."""
+    from transformers import AutoModel
+
+    with torch.random.fork_rng(devices=[]):
+        return _built(AutoModel, base, dict(base.config), attention)
+
+
 def _built(kind: Any, base: Checkpoint, raw: dict[str, Any], attention: str | None) -> Any:
     from transformers import AutoConfig
 
@@ -40,7 +49,7 @@ def _built(kind: Any, base: Checkpoint, raw: dict[str, Any], attention: str | No
     wanted, prefix = model.state_dict(), model.base_model_prefix
     found = {}
     for name in base.tensors:
-        for target in (name, f"{prefix}.{name}"):
+        for target in (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")):
             if target in wanted and base.tensors[name].shape == tuple(wanted[target].shape):
                 found[target] = base.read(name).float()
     missing, _ = model.load_state_dict(found, strict=False)

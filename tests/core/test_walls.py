@@ -30,6 +30,7 @@ ROOMS = {  # a room (or file), and what it must not import
     "split": ("attacks", "schemes", "sanitizers", "cli", "demo", "experiments"),
     "metrics": ("client", "server", "attacks", "schemes", "cli", "demo", "experiments"),
     "client": ("server.app", "server.training", "attacks", "cli", "demo", "experiments"),
+    "accounting.py": ("client", "schemes", "encoders", "gradients", "server", "attacks", "cli", "experiments"),
     "checkpoint.py": ("client", "schemes", "server", "attacks", "architectures", "cli"),
     "tensorfile.py": ("client", "schemes", "server", "attacks", "architectures", "cli", "checkpoint"),
     "staging.py": ("client", "schemes", "server", "attacks", "architectures", "cli"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milkglass.encoders.accounting import epsilon_of, sigma_of, upward
+from milkglass.accounting import epsilon_of, sigma_of, upward
 from milkglass.encoders.dp_forward import DPForward
 from milkglass.encoders.training import Training
 from milkglass.errors import UsageError

@@ -12,7 +12,7 @@ import torch
 
 from milkglass.checkpoint import Checkpoint
 from milkglass.federated.prepare import labels_of, prepare
-from milkglass.federated.run import Here, Sites, job_of, train
+from milkglass.federated.run import Here, Sites, job_of, settings_of, train
 from milkglass.federated.site import Site, Training, weights_of
 from milkglass.federated.state import Run
 from milkglass.gradients.shield import Bare, Shield
@@ -45,6 +45,10 @@ class World:
     def sites(self, place: Path, shield: Shield = Bare()) -> list[Site]:
         """Copies, which a test may spoil."""
         shutil.copytree(self.ready, place)
+        return self.at(place, shield)
+
+    def at(self, place: Path, shield: Shield = Bare()) -> list[Site]:
+        """Those in a folder."""
         return [Site(name, place / name, shield) for name in NAMES]
 
     def here(self, sites: list[Site], step: SharedStep) -> Here:
@@ -52,7 +56,7 @@ class World:
 
     def run(self, out: Path, sites: list[Site], training: Training, with_: Sites | None = None) -> Run:
         step = self.step()
-        run = Run.open(out, job_of(self.digest, sites, training, 2, 0), weights_of(step))
+        run = Run.open(out, job_of(self.digest, sites, training, 2, 0), weights_of(step), settings_of(training, 2, 0))
         return train(run, with_ or self.here(sites, step), step, training)
 
 

@@ -5,19 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from safetensors.torch import load_file
 
 from tests.cli.kit import call, document, refused
 from tests.federated.kit import NAMES, SECRET, World, equal, rows_file
 
 FEW = ("--rounds", "2", "--batch-size", "3", "--lr", "0.1", "--seed", "7")
-
-
-@pytest.fixture
-def cache(there: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches are not kept in this machine's own cache."""
-    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
 
 
 def test_a_run_from_files_to_weights(there: World, tmp_path: Path, cache: None) -> None:

@@ -113,6 +113,16 @@ def test_what_goes_along_does_not_matter(name: str, monkeypatch: pytest.MonkeyPa
             assert alone.ids.tolist() == one.ids.tolist() and alone.loss == pytest.approx(one.loss, rel=1e-5)
 
 
+def test_a_folder_is_opened_in_silence_and_without_a_draw(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tiny.save("roberta", tmp_path / "model")  # saved with a head and without a pooler
+    capfd.readouterr()
+    before = torch.get_rng_state()
+    opened = Network.open(folder)
+    assert capfd.readouterr() == ("", "") and torch.equal(before, torch.get_rng_state())
+    ids = torch.arange(4, 12)[None]
+    assert torch.equal(opened.traces(ids), network("roberta").traces(ids)) and not opened.causal
+
+
 @pytest.mark.parametrize("name", ["bert", *CAUSAL])
 def test_losses_are_those_of_the_models_own_hidden_states(name: str) -> None:
     net, originals = network(name), np.stack(sentences((8, 8, 8)))

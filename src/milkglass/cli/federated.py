@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from milkglass.cli.federated_audit import audit
 from milkglass.cli.options import AsJson, require_file
 from milkglass.cli.terminal import Stage, bars, duration, emit, note, table
 from milkglass.errors import UsageError
@@ -64,7 +65,7 @@ def run(
     started = time.monotonic()
     from milkglass.checkpoint import Checkpoint
     from milkglass.federated.prepare import files_of, labels_of
-    from milkglass.federated.run import Here, job_of, train
+    from milkglass.federated.run import Here, job_of, settings_of, train
     from milkglass.federated.site import Site, Training, weights_of
     from milkglass.federated.state import Run
     from milkglass.gradients.catalogue import shield_of
@@ -83,7 +84,8 @@ def run(
         _prepared(files, out / "sites", labels, folder, plain, seed, stage)
         step = SharedStep.open(folder, "classification", len(labels), seed or 0)
         there = [Site(name, out / "sites" / name, chosen) for name in files]
-        done = Run.open(out, job_of(digest, there, training, len(labels), seed or 0), weights_of(step))
+        job = job_of(digest, there, training, len(labels), seed or 0)
+        done = Run.open(out, job, weights_of(step), settings_of(training, len(labels), seed or 0))
         if done.done and not as_json:
             note(f"going on after round {len(done.done)}")
         tell = stage("train", max(0, rounds - len(done.done)))
@@ -183,4 +185,5 @@ def prepare(
 
 
 def register(app: typer.Typer) -> None:
+    federated.command()(audit)
     app.add_typer(federated, name="federated")

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from milkglass.encoders.accounting import epsilon_of, sigma_of, upward
+from milkglass.accounting import epsilon_of, sigma_of, upward
 from milkglass.encoders.draws import Draws
 from milkglass.encoders.encoder import EncoderDefence
 from milkglass.encoders.training import Training

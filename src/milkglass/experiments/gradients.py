@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from milkglass.attacks.adaptive.inverse import inverse
+from milkglass.audit.grading import measured, truth_of
 from milkglass.audit.work import private_folder
 from milkglass.checkpoint import Checkpoint
 from milkglass.errors import UsageError
@@ -42,10 +43,9 @@ from milkglass.gradients.shield import Shield, share
 from milkglass.models import resolve
 from milkglass.sequences import Ids, Sequences
 from milkglass.shared_step import SharedStep, Task, batch
-from milkglass.threat import Budget, Gradients, Knowledge, Tokens, Transcript, Truth, content_tokens, score, why_not
+from milkglass.threat import Budget, Gradients, Knowledge, Tokens, Transcript, Truth, why_not
 
 Tell = Callable[[str], None]
-MEASURES = ("token recall", "tokens top-1", "exact texts", "rouge-1", "rouge-2", "rouge-l", "meteor")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ def measure(recipe: GradientRecipe, data: Path, out: Path, tell: Tell = lambda w
             found_by = ghost_of(base, guard, recipe.seed).candidates
             rehearse = None if public is None else partial(_rehearsed, base, guard, out / "shadows", tell)
             knowledge = replace(knowledge, candidates=inverse(found_by.ids, found_by.starts), rehearse=rehearse)
-        truth = _truth(private.ids, sent, public, tokenizer, len(step.table), wanted.batch)
+        batches = np.full(len(sent) // wanted.batch, wanted.batch, np.int64)
+        truth = truth_of(private.ids, sent, public, tokenizer, len(step.table), batches)
         for called, kind in kinds(recipe.attacks).items():
             attack = kind()
             transcript = shadows if Tokens in kind.sees else seen
@@ -135,14 +136,12 @@ def measure(recipe: GradientRecipe, data: Path, out: Path, tell: Tell = lambda w
 def graded(
     attack: Any, transcript: Transcript, knowledge: Knowledge, truth: Truth, seconds: float | None, seed: int
 ) -> dict[str, float]:
-    """MEASURES, from 0 to 1, and the seconds it took."""
+    """audit.grading.MEASURES, from 0 to 1, and the seconds it took."""
     start = time.monotonic()
     budget = Budget() if seconds is None else Budget(seconds)
     guess = attack(transcript, knowledge, budget, np.random.default_rng(seed))
     took = time.monotonic() - start
-    recovered = score(guess, truth, np.random.default_rng(seed))
-    there = [name for name in MEASURES if name in recovered.measures]
-    return {name: recovered[name].value for name in there} | {"seconds": took}
+    return {name: one.value for name, one in measured(guess, truth, seed).items()} | {"seconds": took}
 
 
 def _rehearsed(
@@ -185,22 +184,6 @@ def _rows(recipe: GradientRecipe, wanted: Attacked, tokenizer: Any, data: Path) 
         others = rows_of(tokenizer, from_, None, Wanted(wanted.public), rng).ids
         public = Sequences.of(one for one in others if one.tobytes() not in known)
     return private, public, 2 if numbers is None else len(numbers)
-
-
-def _truth(
-    ids: Sequences, sent: Sequences, public: Sequences | None, tokenizer: Any, size: int, batch_size: int
-) -> Truth:
-    ordinary = np.ones(size, np.bool_)
-    ordinary[[one for one in tokenizer.all_special_ids if one < size]] = False
-    pieces = [str(one) for one in tokenizer.convert_ids_to_tokens(range(min(size, len(tokenizer))))]
-    counts = (public or ids).counts(size)
-    content = content_tokens(counts, pieces + [""] * (size - len(pieces)))
-
-    def read(some: Ids) -> str:
-        return str(tokenizer.decode(some.tolist(), skip_special_tokens=True))
-
-    batches = np.full(len(ids) // batch_size, batch_size, np.int64)
-    return Truth(np.arange(size, dtype=np.int64), ordinary, content, read, sent, ids, None, batches)
 
 
 def _about(recipe: GradientRecipe) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from milkglass.errors import MilkglassError, MissingExtra, NotObfuscated, TooFew
 from milkglass.federated import mod
 from milkglass.federated.prepare import require_name
 from milkglass.federated.rounds import Tensors, Update
-from milkglass.federated.run import Replies, Sites, train
+from milkglass.federated.run import Replies, Sites, job_of, settings_of, train
 from milkglass.federated.site import Site, Trained, Training, weights_of
 from milkglass.federated.state import Run
 from milkglass.gradients.catalogue import shield_of
@@ -146,7 +146,8 @@ def serve(grid: Any, config: Mapping[str, Any], note: Callable[[str], None] = pr
     step = SharedStep.open(resolve(model), "classification", classes, seed)  # never one that was trained
     sites = Nodes(grid, int(config["sites"]), {"model": model, "classes": classes, "seed": seed}, WAIT)
     weights = weights_of(step)
-    run = Run.open(Path(str(config["out"])), _job(model, training, classes, seed), weights)
+    about = settings_of(training, classes, seed)
+    run = Run.open(Path(str(config["out"])), _job(model, training, classes, seed), weights, about)
     return train(run, sites, step, training, note, lambda done: note("a round is done"))
 
 
@@ -210,6 +211,4 @@ def _update(reply: Any) -> Update:
 
 def _job(model: str, training: Training, classes: int, seed: int) -> str:
     """As run.job_of, without the sites, whose rows a server does not have."""
-    from milkglass.federated.run import job_of
-
     return job_of(Checkpoint.open(resolve(model)).digest(), [], training, classes, seed)

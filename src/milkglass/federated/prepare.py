@@ -16,13 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from milkglass.architectures import family_of
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.dataset import Example, read_examples, summarise
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
 from milkglass.federated.rows import BYTES, ROWS, Rows, Stamp, load, save, stamp_of
 from milkglass.sanitizers.files import fresh_seed
-from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.ghost import Ghost, limit_of
 from milkglass.sanitizers.vocabulary import opened
 from milkglass.sequences import Ids, Sequences
 
@@ -96,7 +95,7 @@ def prepare(
     if ghost is not None:
         ghost = replace(ghost, seed=fresh_seed() if seed is None else seed)
     try:
-        ids = list(_plain(model, texts, tell) if ghost is None else _shadows(ghost, texts, tell))
+        ids = list(originals(model, texts, tell) if ghost is None else _shadows(ghost, texts, tell))
     except CodecError as error:
         if error.place is None:
             raise
@@ -130,11 +129,11 @@ def _shadows(ghost: Ghost, texts: Sequence[str], tell: Tell) -> Iterator[Ids]:
         tell(len(some))
 
 
-def _plain(model: Path, texts: Sequence[str], tell: Tell) -> Iterator[Ids]:
+def originals(model: Path, texts: Sequence[str], tell: Tell = lambda texts: None) -> Iterator[Ids]:
+    """Each text's own ids, special ones too: what GHOST is given, and what is trained on without it. Raises EmptyText,
+    TooLong."""
     tokenizer, _ = opened(model)
-    config = Checkpoint.open(model).config
-    unused = max(family_of(config).pinned(config), default=-1) + 1  # RoBERTa counts positions from its padding
-    limit = int(config.get("max_position_embeddings") or config.get("n_positions") or 1 << 30) - unused
+    limit = limit_of(model, tokenizer)
     found = tokenizer(list(texts), padding=False, truncation=False, verbose=False, split_special_tokens=True)
     for place, one in enumerate(found["input_ids"]):
         if len(one) <= tokenizer.num_special_tokens_to_add(pair=False):

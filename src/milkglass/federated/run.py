@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from milkglass.federated import mod
 from milkglass.federated.recording import record
@@ -89,9 +90,17 @@ def train(
     return run
 
 
+def settings_of(training: Training, classes: int, seed: int) -> dict[str, Any]:
+    """What a server knows anyway. seed: of the head."""
+    return {**_deciding(training), "classes": classes, "seed": seed}
+
+
 def job_of(model: str, sites: Sequence[Site], training: Training, classes: int, seed: int) -> str:
     """Names a run by all that decides its weights but the number of rounds: more of them go on."""
-    decides = {name: one for name, one in training.document().items() if name not in ("rounds", "minimum")}
     rows = {one.name: [load(one.folder).digest(), repr(one.shield)] for one in sites}
-    told = ["milkglass federated", model, rows, decides, classes, seed]
+    told = ["milkglass federated", model, rows, _deciding(training), classes, seed]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _deciding(training: Training) -> dict[str, Any]:
+    return {name: one for name, one in training.document().items() if name not in ("rounds", "minimum")}

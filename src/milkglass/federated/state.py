@@ -1,6 +1,6 @@
 """A run's folder: what was done so far, so that an interrupted run goes on after its last finished round.
 
-    run.json                 the job, how many rounds are done, who was missing in each
+    run.json                 the job and its settings, how many rounds are done, who was missing in each
     weights-N.safetensors    the weights after N rounds, by Hugging Face's names
 
 The weights of a round are written before run.json names them, and the ones before are removed after that: whenever the
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +37,20 @@ class Done:
 
 @dataclass(frozen=True)
 class Run:
-    """folder: the run's. job: names what decides the weights. done: the finished rounds, in order."""
+    """folder: the run's. job: names what decides the weights. done: the finished rounds, in order. settings: what the
+    server is told of the job (`run.settings_of`), by which an audit does the rounds again; {}: a run of before."""
 
     folder: Path
     job: str
     done: tuple[Done, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, folder: Path, job: str, weights: Tensors) -> Run:
+    def open(cls, folder: Path, job: str, weights: Tensors, settings: Mapping[str, Any] | None = None) -> Run:
         """Begin with these weights, or go on. Raises UsageError where the folder holds something else or another job,
         CorruptCheckpoint."""
         if (folder / FILE).is_file():
-            run = cls(folder, *_read(folder))
+            run = cls.read(folder)
             if run.job != job:
                 raise UsageError(f"{folder} is a run of another model, sites or options", "give a new folder")
             return run
@@ -56,9 +58,17 @@ class Run:
         if any(not name.startswith("weights-0.") for name in foreign):  # of a run that died before its first word
             raise UsageError(f"{folder} is no run and is not empty", "give a new folder")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        run = cls(folder, job)
+        run = cls(folder, job, settings=settings or {})
         run._write(weights)
         return run
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        """One that was begun. Raises UsageError where there is none, CorruptCheckpoint."""
+        if not (folder / FILE).is_file():
+            raise UsageError(f"{folder} is no run: it has no {FILE}", "give a folder that `federated run` wrote")
+        job, settings, done = _read(folder)
+        return cls(folder, job, done, settings)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """After the last finished round. Raises CorruptCheckpoint."""
@@ -90,16 +100,18 @@ class Run:
         part.replace(self.place)
         told = [{"missing": list(one.missing), "length": one.length} for one in self.done]
         fresh = self.folder / f"{FILE}.part"
-        write_json(fresh, {"milkglass_federated": VERSION, "job": self.job, "rounds": told})
+        about = {"milkglass_federated": VERSION, "job": self.job, "settings": dict(self.settings), "rounds": told}
+        write_json(fresh, about)
         _flushed(fresh)
         fresh.replace(self.folder / FILE)
 
 
-def _read(folder: Path) -> tuple[str, tuple[Done, ...]]:
+def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[Done, ...]]:
     raw = read_json(folder / FILE)
     match raw:
         case {"milkglass_federated": 1, "job": str(job), "rounds": list(rounds)}:
-            return job, tuple(_done(one) for one in rounds)
+            settings = raw.get("settings", {})
+            return job, settings if isinstance(settings, dict) else {}, tuple(_done(one) for one in rounds)
     raise CorruptCheckpoint(f"{FILE} is not of version {VERSION} or is damaged", "begin a new run")
 
 

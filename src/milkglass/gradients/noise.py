@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import torch
 
-from milkglass.encoders.accounting import epsilon_of, upward
+from milkglass.accounting import epsilon_of, upward
 from milkglass.gradients.shield import Shield, Tensors, clipped, require
 from milkglass.paper import Paper
 

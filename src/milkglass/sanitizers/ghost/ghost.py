@@ -94,7 +94,7 @@ class Ghost:
         searched = cache.digest(table, texts, searching)
         found = cache.kept(searched, len(table), make, kept)
         network = Network.open(folder) if selection.way == "states" else None
-        limit = _limit(folder, tokenizer)
+        limit = limit_of(folder, tokenizer)
         return cls(folder, table.name, searched, tokenizer, found, network, limit, seed, searching, selection)
 
     def shadows(self, ids: Sequences) -> Sequences:
@@ -158,7 +158,7 @@ class Ghost:
         return np.random.default_rng(int.from_bytes(whole.digest(), "big"))
 
 
-def _limit(folder: Path, tokenizer: Any) -> int:
+def limit_of(folder: Path, tokenizer: Any) -> int:
     """Tokens at most. A family that counts positions from an id (RoBERTa's padding) loses those up to it."""
     config = Checkpoint.open(folder).config
     positions = config.get("max_position_embeddings") or config.get("n_positions")

@@ -28,6 +28,7 @@ import torch
 from milkglass.architectures import of
 from milkglass.checkpoint import Checkpoint
 from milkglass.errors import UnsupportedModel
+from milkglass.network import body
 
 TOKENS = 2048  # of a forward; more don't make a processor faster
 SLACK = 1e-5  # relative: by how much rounding may move a loss when other sequences are beside it
@@ -77,19 +78,10 @@ class Network:
 
     @classmethod
     def open(cls, folder: Path) -> Network:
-        """Raises UnsupportedModel where the family is not known or the weights don't load."""
-        from transformers import AutoModel
-
-        kind = of(Checkpoint.open(folder)).kind
-        try:
-            model = AutoModel.from_pretrained(
-                str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
-            )
-        except (OSError, ValueError) as error:
-            raise UnsupportedModel(
-                f"{folder.name} cannot be loaded ({type(error).__name__})", "fetch the model again"
-            ) from error
-        return cls.over(model, kind == "decoder")
+        """Raises UnsupportedModel where the family is not known, CorruptCheckpoint where weights are missing."""
+        base = Checkpoint.open(folder)
+        kind = of(base).kind
+        return cls.over(body(base), kind == "decoder")
 
     @classmethod
     def over(cls, model: Any, causal: bool) -> Network:

@@ -1,0 +1,199 @@
+"""The attacks on one site's recorded updates, graded against its texts and against what was trained on.
+
+Attackers know the model, its weights in every round, the labels and the lengths, and no other text (LAMP's setting, the
+paper's 3.1). Attacks on shadows ("shadow-...") are given the shadows themselves, the most that any inversion could
+read, and know what each can stand for. Every update is attacked by itself; what was read is graded together.
+
+What this module does not know: how a site trained, files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from milkglass.attacks.adaptive.inverse import inverse
+from milkglass.audit.grading import measured, truth_of
+from milkglass.audit.leakage import AS_THEY_ARE, Found, Leakage, Reading
+from milkglass.audit.updates import Recorded, Round, Texts
+from milkglass.catalogue import GRADIENT_ATTACKS
+from milkglass.errors import MilkglassError, UsageError
+from milkglass.federated.site import load_weights
+from milkglass.metrics.recovery import floors
+from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat import Attack, Budget, Candidates, Guess, Knowledge, Tokens, Transcript, Truth, why_not
+
+INVERSIONS = ("free-tokens", "dager", "surviving-entries")
+ADAPTIVE = ("shadow-sampling", "shadow-max", "shadow-median", "shadow-mean")
+Tell = Callable[[int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A guess at one update. cut: its share of the budget ended it."""
+
+    round: Round
+    guess: Guess
+    seconds: float
+    cut: bool
+
+
+def leakage(
+    recorded: Recorded, texts: Texts, tokenizer: Any, names: Sequence[str] | None, budget: Budget, seed: int = 0,
+    begin: Callable[[int], Tell] = lambda steps: lambda done: None,
+) -> tuple[Leakage, list[Reading]]:  # fmt: skip
+    """names: of attacks; None: all that fit. begin: hears how many steps there are, and its answer of each.
+
+    Raises UsageError for an unknown one, CorruptCheckpoint for a damaged update.
+    """
+    chosen = [GRADIENT_ATTACKS[name]() for name in require_names(names, texts.ghost)]
+    candidates = _candidates(recorded, texts, chosen)
+    every, refused = list[Round](), dict[int, str]()
+    parts: dict[str, list[_Part]] = {one.name: [] for one in chosen}
+    reasons: dict[str, dict[int, str]] = {one.name: {} for one in chosen}
+    failed: dict[str, str] = {}
+    left = len(chosen) * sum(one.seen is not None for one in recorded.rounds())  # read twice: weights are not kept
+    tell = begin(left)
+    for one in recorded.rounds():
+        if one.seen is None:
+            refused[one.number] = one.refused
+            continue
+        load_weights(recorded.step, one.weights)
+        every.append(replace(one, weights={}))
+        for attack in chosen:
+            share = Budget(max(0.0, budget.left()) / left, stopped=budget.stopped)
+            left -= 1
+            try:
+                part = _attacked(attack, one, recorded, texts, candidates, share, seed)
+            except MilkglassError as error:
+                failed[attack.name] = error.message
+            except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results
+                failed[attack.name] = type(error).__name__  # its text may quote what it saw
+            else:
+                if isinstance(part, str):
+                    reasons[attack.name][one.number] = part
+                else:
+                    parts[attack.name].append(part)
+            tell(1)
+    grader = _Grader(recorded, texts, tokenizer, seed)
+    found = [grader.found(one, parts[one.name], reasons[one.name], failed.get(one.name)) for one in chosen]
+    if texts.ghost and every:
+        found.append(grader.as_they_are(every))
+    rounds, count = tuple(one.number for one in every), sum(len(grader.behind(one)) for one in every)
+    result = Leakage(recorded.site, texts.ghost, rounds, refused, count, tuple(found), grader.floor(every))
+    return result, [one for name in parts for part in parts[name] for one in grader.readings(name, part)]
+
+
+def require_names(names: Sequence[str] | None, ghost: bool) -> list[str]:
+    """Raises UsageError."""
+    if names is None:
+        return [*INVERSIONS, *(ADAPTIVE if ghost else ())]
+    if odd := [one for one in names if one not in GRADIENT_ATTACKS]:
+        raise UsageError(f"there is no attack {odd[0]!r} on gradients", f"known: {', '.join(GRADIENT_ATTACKS)}")
+    if not names or len({*names}) < len(names):
+        raise UsageError("--attacks names none, or one twice", f"known: {', '.join(GRADIENT_ATTACKS)}")
+    return [*names]
+
+
+def _candidates(recorded: Recorded, texts: Texts, chosen: Sequence[Attack]) -> Candidates | None:
+    """What each shadow can stand for: whoever has the model can search as the site did (Kerckhoffs)."""
+    if not texts.ghost or not any("candidates" in one.assumes for one in chosen):
+        return None
+    searched = Ghost.open(recorded.model, selection=Selection(way="random")).candidates
+    return inverse(searched.ids, searched.starts)
+
+
+def _attacked(
+    attack: Attack, one: Round, recorded: Recorded, texts: Texts, candidates: Candidates | None, budget: Budget,
+    seed: int,
+) -> _Part | str:  # fmt: skip
+    """What it read, or why it does not apply."""
+    assert one.seen is not None
+    behind = texts.behind(one.seen)
+    sent = texts.rows.ids.chosen(behind)
+    seen = Tokens(sent) if Tokens in attack.sees else one.seen
+    if isinstance(seen, Tokens) and not texts.ghost:
+        return "the site's texts did not pass through ghost: there are no shadows"
+    transcript = Transcript((seen,), len(recorded.step.table))
+    labels = texts.rows.labels[behind]
+    knowledge = Knowledge(step=recorded.step, labels=labels, lengths=sent.lengths, candidates=candidates)
+    if reason := why_not(attack, transcript, knowledge):
+        return reason
+    start = time.monotonic()
+    guess = attack(transcript, knowledge, budget, np.random.default_rng(seed))
+    return _Part(one, guess, time.monotonic() - start, budget.left() <= 0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Grader:
+    recorded: Recorded
+    texts: Texts
+    tokenizer: Any
+    seed: int
+
+    def behind(self, one: Round) -> Ids:
+        assert one.seen is not None
+        return self.texts.behind(one.seen)
+
+    def truth(self, rounds: Sequence[Round], trained: bool) -> Truth:
+        batches = [self.behind(one) for one in rounds]
+        numbers = np.concatenate(batches)
+        sent = self.texts.rows.ids.chosen(numbers)
+        meant = sent if trained else self.texts.originals.chosen(numbers)
+        sizes = np.array([len(one) for one in batches], np.int64)
+        return truth_of(meant, sent, None, self.tokenizer, len(self.recorded.step.table), sizes)
+
+    def found(self, attack: Attack, parts: Sequence[_Part], reasons: Mapping[int, str], failed: str | None) -> Found:
+        if failed is not None:
+            return Found(attack.name, "failed", failed)
+        if not parts:
+            reason = next(iter(reasons.values()), "there is no update that can be attacked")
+            return Found(attack.name, "does not apply", reason)
+        rounds, guess = [one.round for one in parts], _joined([one.guess for one in parts])
+        measures = measured(guess, self.truth(rounds, trained=False), self.seed)
+        trained = None
+        if guess.texts is not None:
+            trained = measured(guess, self.truth(rounds, trained=True), self.seed) if self.texts.ghost else measures
+        took = sum(one.seconds for one in parts)
+        numbers = tuple(one.number for one in rounds)
+        cut = any(one.cut for one in parts)
+        return Found(attack.name, "done", "", numbers, reasons, took, cut, measures, trained)
+
+    def as_they_are(self, rounds: Sequence[Round]) -> Found:
+        truth = self.truth(rounds, trained=False)
+        measures = measured(Guess(texts=truth.sent), truth, self.seed)
+        return Found(AS_THEY_ARE, "done", "", tuple(one.number for one in rounds), texts=measures)
+
+    def floor(self, rounds: Sequence[Round]) -> dict[str, float]:
+        if not rounds:
+            return {}
+        truth = self.truth(rounds, trained=False)
+        tokens = truth.tokens
+        return floors(tokens, truth.ordinary[tokens.ids], None, len(self.recorded.step.table))
+
+    def readings(self, name: str, part: _Part) -> list[Reading]:
+        truth = self.truth([part.round], trained=False)
+        read = [truth.read(one) for one in _texts(part.guess, truth.sent)]
+        return [Reading(name, part.round.number, [truth.read(one) for one in truth.tokens], read)]
+
+
+def _joined(guesses: Sequence[Guess]) -> Guess:
+    """Those of one attack at several updates."""
+    if guesses[0].texts is not None:
+        return Guess(texts=Sequences.of(one for guess in guesses if guess.texts is not None for one in guess.texts))
+    assert all(one.running is not None for one in guesses)
+    return Guess(running=np.concatenate([one.running for one in guesses if one.running is not None]))
+
+
+def _texts(guess: Guess, sent: Sequences) -> Sequences:
+    """The likeliest of each place; places without a guess are left out."""
+    if guess.texts is not None:
+        return guess.texts
+    best = Sequences(guess.at(sent)[:, 0], sent.lengths)
+    return best.kept(best.ids >= 0)

@@ -1,0 +1,108 @@
+"""What an audit of updates found: each attack's figures, what was refused, and a verdict.
+
+What this module does not know: how any of it came about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from milkglass.metrics.interval import Interval
+
+AS_THEY_ARE = "shadows as they are"  # no attack: who reads the shadows and takes them for the text
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one attack. reason: for every state but "done". rounds: attacked ones, from 0. left_out: reasons by round,
+    where it did not apply to some. cut: the budget ended it. texts, trained: measures against the site's texts, and
+    against what was trained on; None where an attack does not read that."""
+
+    attack: str
+    state: Literal["done", "does not apply", "failed"]
+    reason: str = ""
+    rounds: tuple[int, ...] = ()
+    left_out: Mapping[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    cut: bool = False
+    texts: Mapping[str, Interval] = field(default_factory=dict)
+    trained: Mapping[str, Interval] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        raw = asdict(self)
+        raw["texts"] = _plain(raw["texts"])
+        raw["trained"] = None if self.trained is None else _plain(raw["trained"])
+        return raw
+
+
+@dataclass(frozen=True)
+class Leakage:
+    """site, ghost: see updates.py. refused: rounds that nothing can be said of, and why. texts: how many were behind
+    the others, a text once for each round that it was in. floor: what costs nothing (metrics/recovery.floors)."""
+
+    site: str
+    ghost: bool
+    rounds: tuple[int, ...]
+    refused: Mapping[int, str]
+    texts: int
+    found: tuple[Found, ...]
+    floor: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """nan becomes null."""
+        raw = {"milkglass_update_audit": 1, **asdict(self), "verdict": verdict(self)}
+        known = ["the model", "the weights of every round", "labels", "lengths"]
+        floor = {name: None if math.isnan(one) else one for name, one in self.floor.items()}
+        return raw | {"found": [one.to_json() for one in self.found], "floor": floor, "attackers_know": known}
+
+    def strongest(self, measure: Callable[[Mapping[str, Interval]], Interval]) -> Found | None:
+        """By that measure of what it read of the texts."""
+        done = [one for one in self.found if one.state == "done" and one.texts]
+        return max(done, key=lambda one: (measure(one.texts).value, rouge(one.texts).value), default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One attack, one update: what stood there, what was read. Private."""
+
+    attack: str
+    round: int
+    texts: list[str] = field(repr=False)
+    readings: list[str] = field(repr=False)
+
+
+def tokens(measures: Mapping[str, Interval]) -> Interval:
+    """The share of tokens that came back; at their places alone where an attack reads places."""
+    return measures["token recall"] if "token recall" in measures else measures["tokens top-1"]
+
+
+def rouge(measures: Mapping[str, Interval]) -> Interval:
+    return measures["rouge-1"]
+
+
+def verdict(of: Leakage) -> str:
+    """One sentence. It never says that texts are safe: what these attacks don't read, others may."""
+    best, likest = of.strongest(tokens), of.strongest(rouge)
+    if best is None or likest is None:
+        why = next(iter(of.refused.values()), "no attack applies")
+        return f"Nothing could be attacked ({why}), which says nothing of how much these updates tell."
+    came = (
+        f"at least {100 * tokens(best.texts).value:.1f} % of the tokens of site {of.site}'s texts ({best.attack}; "
+        f"ROUGE-1 {100 * rouge(likest.texts).value:.1f} %{'' if likest is best else f' by {likest.attack}'})"
+    )
+    if not of.ghost:
+        why = "the texts did not pass through GHOST, and other attacks may read more"
+        return f"Whoever sees these updates gets back {came}; {why}."
+    read = max((tokens(one.trained).value for one in of.found if one.trained), default=0.0)
+    shadows = f"{100 * read:.1f} % of the shadows that were trained on"
+    return f"Whoever sees these updates gets back {shadows}, and {came}; other attacks may read more."
+
+
+def _plain(measures: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
+    return {
+        name: {part: None if number != number else number for part, number in one.items()}
+        for name, one in measures.items()
+    }

@@ -1,0 +1,232 @@
+"""The audit of recorded updates: rounds done again, texts read where nothing hides them, reasons where nothing is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+from milkglass.attacks.gradient.free_tokens import FreeTokens
+from milkglass.audit.inverting import ADAPTIVE, INVERSIONS, leakage, require_names
+from milkglass.audit.leakage import AS_THEY_ARE, Found, Leakage, Reading, tokens
+from milkglass.audit.updates import Recorded, Texts
+from milkglass.errors import PoisonedUpdate, UsageError
+from milkglass.federated.prepare import labels_of, prepare
+from milkglass.federated.rounds import Tensors
+from milkglass.federated.run import Here, Replies, Sites
+from milkglass.federated.site import Training
+from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.sanitizers.vocabulary import opened
+from milkglass.threat import Budget
+from tests import tiny
+from tests.cli.kit import call, document, refused
+from tests.federated.kit import NAMES, SECRET, World, equal, rows_file
+
+SGD, AVG = Training("fedsgd", 2, 0.1, 1), Training("fedavg", 1, 0.1, 2)
+
+
+def deep(folder: Path) -> Path:
+    """Three layers: of two, the last one's gradients have too little rank for DAGER."""
+    tiny.save("bert", folder)
+    torch.manual_seed(0)
+    wide = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96}
+    model = BertForMaskedLM(BertConfig(**{**tiny.BERT, **wide}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return folder
+
+
+class Heard(Sites):
+    """What all sites were sent in each round. Site b does not answer the first time."""
+
+    def __init__(self, inner: Here) -> None:
+        self.inner, self.sent = inner, list[Tensors]()
+
+    def ask(self, round: int, weights: Tensors, training: Training) -> Replies:
+        self.sent.append({name: one.clone() for name, one in weights.items()})
+        found = self.inner.ask(round, weights, training)
+        if round:
+            return found
+        return Replies([one for one in found.updates if one.site != "b"], {"b": "it slept"})
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory, searches: Path) -> Iterator[dict[str, World]]:
+    """The same files in two runs of two rounds, of one text each: "ghost" and "plain"; site b missed the first."""
+    root = tmp_path_factory.mktemp("audit")
+    model = deep(root / "model")
+    (root / "files").mkdir()
+    files = {name: rows_file(root / "files" / f"{name}.jsonl", 3, i) for i, name in enumerate(NAMES)}
+    labels = labels_of([*files.values()])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MILKGLASS_CACHE", str(searches))
+        ghost = Ghost.open(model, selection=Selection(way="random"))
+        for kind in ("ghost", "plain"):
+            for name, path in files.items():
+                place = root / kind / "sites" / name
+                prepare(path, place, labels, model, ghost if kind == "ghost" else None, seed=7)
+        yield {kind: World(model, root / "files", root / kind / "sites", ghost) for kind in ("ghost", "plain")}
+
+
+@pytest.fixture(scope="module")
+def heard(scene: Mapping[str, World]) -> dict[str, Heard]:
+    found = {}
+    for kind, world in scene.items():
+        step = world.step()
+        sites = world.at(world.ready)
+        found[kind] = Heard(Here(sites, step, world.digest if kind == "ghost" else None))
+        world.run(world.ready.parent, sites, SGD, found[kind])
+    return found
+
+
+def audited(world: World, site: str = "a", names: list[str] | None = None) -> tuple[Leakage, list[Reading]]:
+    texts = Texts.of(world.files / f"{site}.jsonl", world.ready / site, world.model)
+    recorded = Recorded.open(world.ready.parent, site, world.model)
+    return leakage(recorded, texts, opened(world.model)[0], names, Budget(60))
+
+
+def of(found: Leakage, name: str) -> Found:
+    return next(one for one in found.found if one.attack == name)
+
+
+def test_the_rounds_are_done_again_to_the_last_bit(scene: Mapping[str, World], heard: Mapping[str, Heard]) -> None:
+    world = scene["ghost"]
+    rounds = [*Recorded.open(world.ready.parent, "a", world.model).rounds()]
+    assert [one.number for one in rounds] == [0, 1]
+    assert all(equal(dict(one.weights), dict(sent)) for one, sent in zip(rounds, heard["ghost"].sent, strict=True))
+    assert not equal(dict(rounds[0].weights), dict(rounds[1].weights))
+    assert [one.number for one in Recorded.open(world.ready.parent, "b", world.model).rounds()] == [1]
+
+
+def test_bare_texts_come_back_in_every_round(scene: Mapping[str, World], heard: Mapping[str, Heard]) -> None:
+    """The weights of the second round are replayed: with others nothing is in DAGER's spans."""
+    found, readings = audited(scene["plain"], names=["free-tokens", "dager"])
+    dager = of(found, "dager")
+    assert dager.state == "done" and dager.rounds == found.rounds == (0, 1) and found.texts == 2
+    assert dager.texts["exact texts"].value == 1 and dager.trained == dager.texts
+    read = [one for one in readings if one.attack == "dager"]
+    assert [one.readings for one in read] == [one.texts for one in read] and SECRET in read[0].texts[0]
+    assert of(found, "free-tokens").texts["token recall"].value > 0.6, "all but what stands there twice"
+    assert require_names(None, ghost=False) == ["free-tokens", "dager", "surviving-entries"]
+    verdict = found.to_json()["verdict"]
+    assert "at least 100.0 % of the tokens of site a's texts" in verdict and "did not pass through GHOST" in verdict
+    assert SECRET not in json.dumps(found.to_json()) and SECRET not in repr(readings)
+    assert 0 < found.floor["commonest token"] < 1
+
+
+def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
+    scene: Mapping[str, World], heard: Mapping[str, Heard], cache: None
+) -> None:
+    found, readings = audited(scene["ghost"], names=["dager", *ADAPTIVE])
+    assert require_names(None, ghost=True) == [*INVERSIONS, *ADAPTIVE]
+    dager = of(found, "dager")
+    assert dager.trained is not None and dager.trained["exact texts"].value == 1
+    assert dager.texts["rouge-1"].value < 0.3
+    assert of(found, AS_THEY_ARE).texts == dager.texts, "an exact inversion is no better than the shadows"
+    for name in ADAPTIVE:
+        one = of(found, name)
+        assert one.state == "done" and one.trained is None and 0 <= tokens(one.texts).value < 1
+    assert any(SECRET in text for one in readings for text in one.texts)
+    verdict = found.to_json()["verdict"]
+    most = max(100 * tokens(one.texts).value for one in found.found)
+    assert f"at least {most:.1f} % of the tokens" in verdict
+    assert "100.0 % of the shadows" in verdict and "at least" in verdict and "other attacks may read more" in verdict
+    late, _ = audited(scene["ghost"], "b", ["dager"])
+    assert late.rounds == (1,) and late.texts == 1
+
+
+def test_sums_of_several_steps_are_refused_and_one_step_is_not(scene: Mapping[str, World], tmp_path: Path) -> None:
+    world = scene["plain"]
+    shutil.copytree(world.ready, tmp_path / "run" / "sites")
+    many = replace(world, ready=tmp_path / "run" / "sites")
+    sites = many.at(many.ready)
+    many.run(tmp_path / "run", sites, AVG, Here(sites, many.step(), None))
+    found, _ = audited(many)
+    assert found.rounds == () and found.refused == {0: "the sum of 2 steps is not the gradient of a batch"}
+    assert all(one.state == "does not apply" for one in found.found)
+    assert found.to_json()["verdict"].startswith("Nothing could be attacked (the sum of 2 steps")
+    shutil.copytree(world.ready, tmp_path / "one" / "sites")
+    single = replace(world, ready=tmp_path / "one" / "sites")
+    single.run(tmp_path / "one", sites, replace(AVG, batch_size=3), Here(sites, single.step(), None))
+    found, _ = audited(single, names=["free-tokens", "surviving-entries", "shadow-max"])
+    assert found.rounds == (0,) and found.texts == 3 and of(found, "free-tokens").state == "done"
+    assert of(found, "surviving-entries").reason.startswith("a batch holds 3 texts")
+    assert of(found, "shadow-max").reason.endswith("there are no shadows")
+
+
+def test_what_does_not_belong_together_is_refused(
+    scene: Mapping[str, World], heard: Mapping[str, Heard], tmp_path: Path
+) -> None:
+    world = scene["plain"]
+    run, model = world.ready.parent, world.model
+    with pytest.raises(UsageError, match="no update of site z") as told:
+        Recorded.open(run, "z", model)
+    assert told.value.hint == "its sites: a, b, c"
+    with pytest.raises(UsageError, match="is no run"):
+        Recorded.open(tmp_path, "a", model)
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    state = json.loads((copy / "run.json").read_text())
+    for wrong in ({"seed": 1}, {"lr": 0.2}):
+        (copy / "run.json").write_text(json.dumps(state | {"settings": state["settings"] | wrong}))
+        with pytest.raises(UsageError, match="do not lead from this model to the run's weights"):
+            Recorded.open(copy, "a", model)
+    (copy / "run.json").write_text(json.dumps({name: one for name, one in state.items() if name != "settings"}))
+    with pytest.raises(UsageError, match="does not say its settings"):
+        Recorded.open(copy, "a", model)
+    with pytest.raises((UsageError, PoisonedUpdate)):
+        (copy / "run.json").write_text(json.dumps(state))
+        Recorded.open(copy, "a", tiny.save("bert", tmp_path / "other"))
+    lines = (world.files / "a.jsonl").read_text().splitlines()
+    for other in (lines[:2], [lines[1], lines[0], lines[2]], [*lines[:2], lines[2].replace(SECRET, "the nurse")]):
+        path = tmp_path / "other.jsonl"
+        path.write_text("\n".join(other) + "\n")
+        with pytest.raises(UsageError, match="other.jsonl holds other"):
+            Texts.of(path, world.ready / "a", model)
+    with pytest.raises(UsageError, match="obfuscated for another model"):
+        Texts.of(world.files / "a.jsonl", scene["ghost"].ready / "a", tmp_path / "other")
+
+
+def test_an_attack_that_fails_says_so_and_quotes_nothing(
+    scene: Mapping[str, World], heard: Mapping[str, Heard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: Any) -> Any:
+        raise RuntimeError(SECRET)
+
+    monkeypatch.setattr(FreeTokens, "invert", broken)
+    found, _ = audited(scene["plain"], names=["free-tokens", "dager"])
+    assert (of(found, "free-tokens").state, of(found, "free-tokens").reason) == ("failed", "RuntimeError")
+    assert of(found, "dager").state == "done"
+
+
+def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp_path: Path, cache: None) -> None:
+    world = scene["ghost"]
+    words = ("federated", "audit", world.ready.parent, "--model", world.model, "--site", "a")
+    words += ("--text", world.files / "a.jsonl", "--budget", "2s")
+    result = call(*words, "--out", tmp_path / "a.json", "--readings", tmp_path / "read.jsonl")
+    assert result.exit_code == 0, result.stderr
+    assert "of the shadows that were trained on" in result.stdout and "dager" in result.stdout
+    assert "attackers know the model in every round, the labels and the lengths" in result.stdout
+    read = (tmp_path / "read.jsonl").read_text()
+    assert SECRET in read and (tmp_path / "read.jsonl").stat().st_mode & 0o777 == 0o600
+    told = json.loads((tmp_path / "a.json").read_text())
+    assert SECRET not in result.stdout + result.stderr + json.dumps(told)
+    assert told["site"] == "a" and told["ghost"] is True and told["attackers_know"][-1] == "lengths"
+    refused(call(*words, "--out", tmp_path / "a.json"), 2, "exists already")
+    found = document(call(*words, "--json", "--attacks", "free-tokens"))
+    assert [one["attack"] for one in found["found"]] == ["free-tokens", AS_THEY_ARE]
+    assert np.isclose(found["found"][0]["trained"]["token recall"]["value"], 1, atol=0.3)
+    refused(call(*words, "--attacks", "fog"), 2, "there is no attack 'fog' on gradients")
+    refused(call(*words, "--rows", tmp_path / "none"), 2, "no folder")
+    refused(call(*words, "--site", "../b"), 2, "a site's name")
