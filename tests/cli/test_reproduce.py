@@ -211,7 +211,7 @@ def test_a_table_of_ones_own_becomes_json_lines(tmp_path: Path) -> None:
     [
         (("cola",), "there is no file to write to"),
         (("cola", "--out", "x.jsonl"), "it is not said where the data set is"),
-        (("cola", "--hub", "--from", ".", "--out", "x.jsonl"), "it is not said where the data set is"),
+        (("cola", "--hub", "--from", ".", "--out", "x.jsonl"), "both --from and --hub say where the data set is"),
         (("imdb", "--from", ".", "--out", "x.jsonl"), "there is no data set 'imdb'"),
         (("cola", "--from", ".", "--text-column", "t", "--out", "x.jsonl"), "columns are for files of your own"),
         (("a.csv", "--out", "x.jsonl"), "it is not said which column has the texts"),

@@ -270,3 +270,22 @@ def test_a_defence_may_have_an_attacked_of_its_own(tmp_path: Path) -> None:
     path.write_text(RECIPE.replace("[published]", more.replace("rows = 4", "row = 4")), "utf-8")
     with pytest.raises(UsageError, match="row"):
         Comparison.read(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (('sanitizer = "custext"', 'sanitizer = "custex"'), "there is no method 'custex'"),
+        (("epsilon = 1.0\nk = 3", "epsilon = -1.0\nk = 3"), "epsilon is -1"),
+        (("public = 8", "public = 800"), "of which 800 are an attacker's"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_written(
+    recipe: Path, data: Path, tmp_path: Path, change: tuple[str, str], match: str
+) -> None:
+    assert change[0] in RECIPE
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE.replace(*change).replace("MODEL", str(recipe.parent / "model")), "utf-8")
+    with pytest.raises(UsageError, match=match):
+        comparison.measure(Comparison.read(path), data, tmp_path / "run", None, 1)
+    assert not (tmp_path / "run").exists()

@@ -104,7 +104,8 @@ def data(
         if any(asked):
             raise UsageError("columns are for files of your own", f"{name} has its own")
         if (source is None) != hub:
-            raise UsageError("it is not said where the data set is", "give --from FOLDER, or --hub")
+            said = "both --from and --hub say" if hub else "it is not said"
+            raise UsageError(f"{said} where the data set is", "give --from FOLDER, or --hub")
         score = sets.describe(name).task == "regression"
         found = sets.load(name, source, split, note)
     count = export.write(found, out, score, rows)

@@ -159,7 +159,7 @@ class Connection:
         return isinstance(error, NEVER_SENT) and attempt >= FIRST_ATTEMPTS - 1
 
     def _unreachable(self, error: Exception) -> Unreachable:
-        hint = "is `milkglass serve` running there, and is the address right?"
+        hint = "is `milkglass serve` (or `milkglass split serve`) running there, and is the address right?"
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             hint = "its certificate is not trusted here: give it with --certificate if the server signed its own"
         return Unreachable(f"{self.url} does not answer ({type(error).__name__})", hint)

@@ -121,7 +121,11 @@ class TextObfuscator(EncoderDefence):
         if not (math.isfinite(self.scale) and self.scale >= 0):
             raise UsageError(f"scale is {self.scale}, a finite number of 0 or more is needed", "0 adds no noise")
         if self.clusters < 1 or self.gamma_close < 0 or self.gamma_away < 0:
-            raise UsageError("clusters is 1 or more, the weights of losses are 0 or more", "see Table 8 of ObfusLM")
+            raise UsageError(
+                f"clusters is {self.clusters}, gamma_close {self.gamma_close}, gamma_away {self.gamma_away}; "
+                "at least 1, 0 and 0 are needed",
+                "leave them out for ObfusLM's choices",
+            )
 
     @property
     def guarantee(self) -> str | None:

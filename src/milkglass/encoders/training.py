@@ -40,7 +40,7 @@ class Training:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "batch_size", "epochs", "max_length"):
             if not getattr(self, name) > 0:
-                raise UsageError(f"{name} is {getattr(self, name)}, more than 0 is needed", "see encoders/training.py")
+                raise UsageError(f"{name} is {getattr(self, name)}, more than 0 is needed", "give a number above 0")
         if self.max_steps is not None and self.max_steps < 1:
             raise UsageError(f"max_steps is {self.max_steps}, 1 or more is needed", "leave it out for all epochs")
 

@@ -101,19 +101,21 @@ def measure(
     """The figures by name, and by which code the cells were made."""
     base = Checkpoint.open(resolve(recipe.model))
     digest = base.digest()
-    require_same_run(out, {**_about(recipe), "base": digest})
     threads = max(1, (os.cpu_count() or 1) // at_once)
     places = list(product(recipe.data, recipe.defences, recipe.seeds))
     spare = max(recipe.attacked_of(one).public for one in recipe.defences.values()) if recipe.attacks else 0
     problems = {(name, seed): problem(name, recipe.data[name], data, seed, spare) for name, _, seed in places}
+    splits = {name: defence_of(_bare(entry), data) for name, entry in recipe.defences.items()}
+    for name, defence, seed in places:
+        recipe.hyperparameters(problems[name, seed], recipe.defences[defence], seed)
+    require_same_run(out, {**_about(recipe), "base": digest})  # nothing is written before all of it can be
 
     def train(place: Place) -> Trained:
         name, defence, seed = place
-        entry = {key: value for key, value in recipe.defences[defence].items() if key not in ("training", "attacked")}
         one = problems[name, seed]
         chosen = recipe.hyperparameters(one, recipe.defences[defence], seed)
         words = f"{name}, {defence}" + (f", seed {seed}" if len(recipe.seeds) > 1 else "")
-        split = with_training(defence_of(entry, data), chosen)
+        split = with_training(splits[defence], chosen)
         return trained(
             base, digest, one, split, chosen, seed, cache or out / "cells", threads,
             lambda said: tell(f"{words}: {said}"),
@@ -131,6 +133,11 @@ def measure(
             about = {"cell": cell.name, "attacked": asdict(attacked)}
             found[place] |= leakage(recipe.attacks, attacked, base, one, cell, about, folder, tell)
     return _named(recipe, found), [cell.made for cell in cells.values()]
+
+
+def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A defence's entry without the tables that are laid over the recipe's."""
+    return {key: value for key, value in entry.items() if key not in ("training", "attacked")}
 
 
 def with_training(defence: Defence, chosen: Hyperparameters) -> Defence:

@@ -130,7 +130,10 @@ def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
     record = out / "run.json"
     if record.is_file():
         if json.loads(record.read_text("utf-8")) != this:
-            raise UsageError(f"{out} holds a run of other settings, model or data", "give a new folder")
+            raise UsageError(
+                f"{out} holds a run of other settings, model or data",
+                "give a new folder, or remove this one",
+            )
         return
     if out.is_dir() and any(out.iterdir()):
         raise UsageError(f"{out} is no run folder and is not empty", "give a new folder")
