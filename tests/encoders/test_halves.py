@@ -14,6 +14,7 @@ from milkglass.encoders import halves
 from milkglass.encoders.dp_forward import DPForward
 from milkglass.encoders.reader import Encoded, Reader, batch_of, grouped, in_batches
 from milkglass.errors import CorruptCheckpoint, EmptyText, TooLong, UsageError
+from milkglass.network import classifier
 from milkglass.threat import Tokens
 from tests.encoders.kit import SHORT, base, split
 from tests.tiny import TEXTS, save
@@ -25,7 +26,7 @@ FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert")
 def test_two_halves_are_the_whole(name: str, tmp_path: Path) -> None:
     model = base(tmp_path, name)
     torch.manual_seed(0)
-    whole = halves.classifier(model, 3).eval()
+    whole = classifier(model, 3).eval()
     encoded = Reader.open(model.folder, 64).encode([*TEXTS, "it"])
     batch = batch_of(encoded, np.arange(5), 0 if name in ("bert", "distilbert") else 1)
     with torch.inference_mode():
@@ -41,7 +42,7 @@ def test_the_lower_half_is_the_models_own_layers(name: str, tmp_path: Path) -> N
     from transformers import AutoModel
 
     model = base(tmp_path, name)
-    lower, public = halves.Lower(halves.classifier(model, 2), 1).eval(), AutoModel.from_pretrained(model.folder).eval()
+    lower, public = halves.Lower(classifier(model, 2), 1).eval(), AutoModel.from_pretrained(model.folder).eval()
     batch = batch_of(Reader.open(model.folder, 64).encode(TEXTS[:1]), np.arange(1), 0)
     with torch.inference_mode():
         expected = public(input_ids=batch.ids, output_hidden_states=True).hidden_states[1]
@@ -51,7 +52,7 @@ def test_the_lower_half_is_the_models_own_layers(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", FAMILIES)
 def test_second_texts_are_told_apart_where_the_model_can(name: str, tmp_path: Path) -> None:
     model = base(tmp_path, name)
-    lower = halves.Lower(halves.classifier(model, 2), 1).eval()
+    lower = halves.Lower(classifier(model, 2), 1).eval()
     ids = Reader.open(model.folder, 64).encode(TEXTS[:1]).ids
     types = (np.arange(len(ids.ids)) > 9).astype(np.int64)
     found = [lower(batch_of(Encoded(ids, one), np.arange(1), 0)) for one in (None, types)]
@@ -104,11 +105,11 @@ def test_a_checkpoint_without_its_layers_is_not_filled_with_random_ones(bert: Ch
     kept = {name: ref for name, ref in bert.tensors.items() if "layer.1" not in name}
     cut = Checkpoint(bert.folder, bert.config, None, kept)
     with pytest.raises(CorruptCheckpoint, match="tensors are not in the model"):
-        halves.classifier(cut, 2)
+        classifier(cut, 2)
 
 
 def test_a_half_with_other_weights_is_refused(bert: Checkpoint, tmp_path: Path) -> None:
-    whole = halves.classifier(bert, 2)
+    whole = classifier(bert, 2)
     halves.write(tmp_path, halves.Upper(whole, 1), {})
     with pytest.raises(CorruptCheckpoint, match="is not this half's"):
         halves.fill(tmp_path, halves.Upper(whole, 0))
