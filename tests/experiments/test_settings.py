@@ -15,11 +15,13 @@ from milkglass.experiments import sources
 from milkglass.experiments.attacks import AttackRecipe
 from milkglass.experiments.bilstm import BiLSTMRecipe
 from milkglass.experiments.comparison import Comparison
+from milkglass.experiments.gradients import GradientRecipe
 from milkglass.experiments.overhead import OverheadRecipe
 from milkglass.experiments.progress import newest
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.result import figures, reason_for
 from milkglass.experiments.settings import settings
+from milkglass.experiments.shared_training import SharedTraining
 from tests.experiments.test_recipes import ALL, RUN, shipped
 
 BASE = """kind = "attacks"
@@ -114,6 +116,8 @@ READERS: dict[str, Any] = {
     "comparison": Comparison,
     "classification": Recipe,
     "generation": Recipe,
+    "gradients": GradientRecipe,
+    "shared-training": SharedTraining,
 }
 
 
@@ -127,6 +131,9 @@ def test_a_shipped_recipe_has_a_quick_setting(path: Path) -> None:
     if kind == "comparison":
         assert set(quick.defences) <= set(full.defences) and len(quick.seeds) == 1
         assert all(entry.get("rows", 10_000) <= 10_000 for entry in quick.data.values())
+        return
+    if kind in ("gradients", "shared-training"):
+        assert set(quick.defences) <= set(full.defences) and quick.model.startswith("demo:")
         return
     if kind == "attacks":
         assert quick.rows <= 2000
