@@ -14,6 +14,7 @@ from milkglass import architectures
 from milkglass.architectures import Architecture
 from milkglass.checkpoint import Checkpoint
 from milkglass.errors import CorruptCheckpoint, UnsupportedModel
+from milkglass.server.one_load import ONE_LOAD
 from milkglass.server.store import Model
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _outline(config: PreTrainedConfig, architecture: Architecture) -> PreTrained
 
     kind = AutoModelForCausalLM if architecture.kind == "decoder" else AutoModel
     try:
-        with torch.device("meta"):
+        with ONE_LOAD, torch.device("meta"):
             return kind.from_config(config, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001  (as above)
         raise CorruptCheckpoint(f"the config does not describe a model: {type(error).__name__}", HINT) from error

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from milkglass.errors import Busy, Conflict, CorruptCheckpoint, MilkglassError, NotFound, UnsupportedModel, lacking
 from milkglass.server.engine import Engine
 from milkglass.server.guard import place_of
+from milkglass.server.one_load import ONE_LOAD
 from milkglass.server.settings import Settings
 from milkglass.server.store import Model
 
@@ -142,14 +143,15 @@ def build(folder: Path, model: Model, task: Task, settings: Settings) -> Engine[
     kind = AutoModelForSequenceClassification if task == "classify" else AutoModelForCausalLM
     on_gpu = torch.cuda.is_available()
     try:
-        network, report = kind.from_pretrained(
-            folder,
-            dtype="auto" if on_gpu else torch.float32,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with ONE_LOAD:
+            network, report = kind.from_pretrained(
+                folder,
+                dtype="auto" if on_gpu else torch.float32,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
     except (MilkglassError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001  (the library raises what it likes; its text may quote the config)
