@@ -18,7 +18,6 @@ What this module does not know: training (shared_training.py).
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,11 +32,22 @@ from milkglass.audit.grading import measured, truth_of
 from milkglass.audit.work import private_folder
 from milkglass.checkpoint import Checkpoint
 from milkglass.errors import UsageError
-from milkglass.experiments import result, sources
+from milkglass.experiments import sources
 from milkglass.experiments.named import Entries, kinds
-from milkglass.experiments.owner import Guard, Rows, Wanted, classes_of, ghost_of, rows_of, shadowed, tokenizer_of
+from milkglass.experiments.owner import (
+    Guard,
+    Rows,
+    Wanted,
+    about_of,
+    classes_of,
+    ghost_of,
+    rows_of,
+    shadowed,
+    tokenizer_of,
+    written,
+)
 from milkglass.experiments.parts import Parts
-from milkglass.experiments.recipe import made, require_same_run
+from milkglass.experiments.recipe import require_same_run
 from milkglass.experiments.settings import made_of, settings
 from milkglass.gradients.shield import Shield, share
 from milkglass.models import resolve
@@ -187,18 +197,9 @@ def _rows(recipe: GradientRecipe, wanted: Attacked, tokenizer: Any, data: Path) 
 
 
 def _about(recipe: GradientRecipe) -> dict[str, Any]:
-    return {
-        "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "task": recipe.task, "seed": recipe.seed,
-        "private": recipe.data, "texts": dict(recipe.texts), "attacks": recipe.attacks,
-        "variants": {name: dict(one) for name, one in recipe.defences.items()},
-        **({} if recipe.lora is None else {"lora": recipe.lora}),
-        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
-    }  # fmt: skip
+    return about_of(recipe) | {"texts": dict(recipe.texts), "attacks": recipe.attacks}
 
 
 def write_result(recipe: GradientRecipe, out: Path, measured: Mapping[str, float]) -> Path:
     """RUN/RECIPE.json."""
-    about = {**_about(recipe), "made": made(out), "figures": result.figures(recipe, measured, 3)}
-    path = out / f"{recipe.name}.json"
-    path.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-    return path
+    return written(recipe, _about(recipe), out, measured, 3)

@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,7 +28,8 @@ from milkglass.audit.work import private_folder, write_private
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.dataset import Example
 from milkglass.errors import UsageError
-from milkglass.experiments import sources
+from milkglass.experiments import result, sources
+from milkglass.experiments.recipe import made
 from milkglass.gradients.catalogue import shield_of
 from milkglass.gradients.shield import Shield
 from milkglass.metrics.text import NAMES, likeness
@@ -168,3 +169,40 @@ def level(before: Sequences, after: Sequences, read: Callable[[Ids], str]) -> di
     pairs = zip(before, after, strict=True)
     values = np.array([likeness(read(one), read(other)) for one, other in pairs])
     return {f"shadow {name}": float(value) for name, value in zip(NAMES, values.mean(0), strict=True)}
+
+
+class Told(result.Named, Protocol):
+    """What recipes of shared training have in common."""
+
+    @property
+    def paper(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def data(self) -> str: ...
+    @property
+    def lora(self) -> int | None: ...
+    @property
+    def defences(self) -> Mapping[str, Mapping[str, Any]]: ...
+
+
+def about_of(recipe: Told) -> dict[str, Any]:
+    """What of such a recipe decides its figures, but for what is its kind's own."""
+    return {
+        "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "task": recipe.task, "seed": recipe.seed,
+        "private": recipe.data, "variants": {name: dict(one) for name, one in recipe.defences.items()},
+        **({} if recipe.lora is None else {"lora": recipe.lora}),
+        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
+    }  # fmt: skip
+
+
+def written(recipe: Told, about: Mapping[str, Any], out: Path, measured: Mapping[str, float], digits: int) -> Path:
+    """RUN/RECIPE.json."""
+    whole = {**about, "made": made(out), "figures": result.figures(recipe, measured, digits)}
+    path = out / f"{recipe.name}.json"
+    path.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+    return path

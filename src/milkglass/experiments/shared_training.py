@@ -32,10 +32,21 @@ from safetensors.torch import load_file, save_file
 from milkglass.audit.work import private_folder, write_private
 from milkglass.checkpoint import Checkpoint
 from milkglass.errors import UsageError
-from milkglass.experiments import result, sources, theory
-from milkglass.experiments.owner import Guard, Rows, Wanted, classes_of, level, rows_of, shadowed, tokenizer_of
+from milkglass.experiments import sources, theory
+from milkglass.experiments.owner import (
+    Guard,
+    Rows,
+    Wanted,
+    about_of,
+    classes_of,
+    level,
+    rows_of,
+    shadowed,
+    tokenizer_of,
+    written,
+)
 from milkglass.experiments.parts import Parts
-from milkglass.experiments.recipe import made, require_same_run
+from milkglass.experiments.recipe import require_same_run
 from milkglass.experiments.settings import made_of, settings
 from milkglass.gradients.shield import Shield, share
 from milkglass.models import resolve
@@ -250,18 +261,9 @@ def _rows(recipe: SharedTraining, tokenizer: Any, data: Path) -> tuple[Rows, Row
 
 
 def _about(recipe: SharedTraining) -> dict[str, Any]:
-    return {
-        "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "task": recipe.task, "seed": recipe.seed,
-        "private": recipe.data, "training": dict(recipe.training), "evaluation": dict(recipe.evaluation),
-        "variants": {name: dict(one) for name, one in recipe.defences.items()},
-        **({} if recipe.lora is None else {"lora": recipe.lora}),
-        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
-    }  # fmt: skip
+    return about_of(recipe) | {"training": dict(recipe.training), "evaluation": dict(recipe.evaluation)}
 
 
 def write_result(recipe: SharedTraining, out: Path, measured: Mapping[str, float]) -> Path:
     """RUN/RECIPE.json."""
-    about = {**_about(recipe), "made": made(out), "figures": result.figures(recipe, measured, 4)}
-    path = out / f"{recipe.name}.json"
-    path.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-    return path
+    return written(recipe, _about(recipe), out, measured, 4)

@@ -13,6 +13,7 @@ What this module does not know: rounds. A promise is of one gradient; n of them 
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,9 +57,9 @@ class Noise(Shield):
         kept = dict(tensors) if self.clip is None else clipped(tensors, self.clip)
         return {name: one + self.drawn(one, generator) for name, one in kept.items()}
 
+    @abc.abstractmethod
     def drawn(self, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Noise of its shape, on its device."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
