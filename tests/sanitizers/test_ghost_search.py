@@ -86,7 +86,7 @@ def test_each_pair_once_gives_the_same_lists(monkeypatch: pytest.MonkeyPatch, ti
 def test_a_guess_that_was_too_high_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     unit = directions(vocabulary(200, 8).vectors)
     told = near.nearest_lists(unit, 15)
-    monkeypatch.setattr(near, "_guesses", lambda unit, k: np.linspace(0, 1.5, len(unit)).astype(np.float32))
+    monkeypatch.setattr(near, "_guesses", lambda unit, k, pool: np.linspace(0, 1.5, len(unit)).astype(np.float32))
     np.testing.assert_array_equal(near.nearest_lists(unit, 15), told)
 
 

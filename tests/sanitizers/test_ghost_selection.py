@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.sanitizers.ghost import selection, states
+from milkglass.sanitizers.ghost.screening import worth
 from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.selection import Selection, drawn, nearest, select
 from milkglass.sanitizers.ghost.states import Network, Prefix
@@ -27,9 +29,9 @@ CAUSAL = ("gpt2", "llama-tied")
 OTHERS = ("roberta", "distilbert", "xlm-roberta", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "smollm3")
 
 
-def network(name: str) -> Network:
+def network(name: str, quick: bool = False) -> Network:
     causal = name not in ("bert", "roberta", "distilbert", "xlm-roberta")
-    return Network.over(tiny.build(name).base_model, causal)
+    return replace(Network.over(tiny.build(name).base_model, causal), quick=quick)
 
 
 def shadows(most: int = 5, seed: int = 0) -> Shadows:
@@ -65,8 +67,8 @@ def literally(net: Network, of: Shadows, original: np.ndarray, start: np.ndarray
     return literal.select(*given, chosen.beams, chosen.sweeps, together=True)
 
 
-def compare(name: str, beams: int, threshold: float = 1e-6) -> None:
-    net, of = network(name), shadows()
+def compare(name: str, beams: int, threshold: float = 1e-6, quick: bool = False) -> None:
+    net, of = network(name, quick), shadows()
     originals = sentences()
     starts = starts_of(originals, of)
     chosen = Selection(beams=beams, threshold=threshold)
@@ -86,6 +88,37 @@ def compare(name: str, beams: int, threshold: float = 1e-6) -> None:
 @pytest.mark.parametrize("name", ["bert", *CAUSAL])
 def test_the_same_choices_as_the_literal_program(name: str, beams: int) -> None:
     compare(name, beams)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", ["bert", *CAUSAL])
+def test_a_look_in_bf16_changes_no_choice(name: str, beams: int) -> None:
+    compare(name, beams, quick=True)
+
+
+def test_what_bf16_shows_to_be_worse_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, of = network("bert"), shadows()
+    originals = sentences((9,))
+    starts = starts_of(originals, of)
+    measured = {True: 0, False: 0}
+    losses = Network.losses
+
+    def counted(self: Network, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        measured[torch.is_autocast_enabled("cpu")] += len(ids)
+        return losses(self, ids, *rest)
+
+    monkeypatch.setattr(Network, "losses", counted)
+    select(net, of, originals, starts, Selection())
+    alone = measured[False]
+    assert alone and not measured[True]
+    select(replace(net, quick=True), of, originals, starts, Selection())
+    assert measured[True] and measured[False] - alone < alone / 2
+
+
+def test_who_is_worth_a_second_measure() -> None:
+    rough = np.array([1.0, 1.001, 1.1, 2.0, math.inf, 3.0, 3.5, 3.001])
+    owner, widths = np.array([0, 0, 0, 0, 2, 5, 5, 5]), np.array([1, 1, 1, 1, 3, 2, 2, 2])
+    assert worth(rough, owner, widths).tolist() == [True, True, False, False, False, True, False, True]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from milkglass.sanitizers.neighbours import best, require_k
 from milkglass.sanitizers.table import Ids, Vectors
@@ -42,10 +43,11 @@ def nearest_lists(unit: Vectors, k: int) -> Lists:
     """(m, k): the same for every row. Raises UsageError where k is not from 1 to m - 1."""
     m = len(unit)
     require_k(k, m - 1, lowest=1)
-    bounds = _guesses(unit, k)
     strips = [list[Pairs]() for _ in range(0, m, TILE)]
     found, short = np.empty((m, k), np.int32), list[Future[Ids]]()
-    with ThreadPoolExecutor(cores()) as pool:
+    # A worker multiplies its own tile; threads of the BLAS beside the workers only wait for one another.
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(cores()) as pool:
+        bounds = _guesses(unit, k, pool)
         for number, top in enumerate(range(0, m, TILE)):
             tiles = pool.map(partial(_compare, unit, bounds, top), range(top, m, TILE))
             for other, (mine, theirs) in enumerate(tiles, number):  # in order, whichever is done first
@@ -64,17 +66,18 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _guesses(unit: Vectors, k: int) -> NDArray[np.float32]:
+def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.float32]:
     """(m,) a cosine that more than k others are likely to reach: three deviations more than k are expected to."""
     m = len(unit)
     sample = np.ascontiguousarray(unit[np.linspace(0, m - 1, min(SAMPLE, m)).astype(np.int64)].T)
     expected = k * sample.shape[1] / m
     place = min(sample.shape[1], math.ceil(expected + 3 * math.sqrt(expected)) + 2)  # one more: it may hold the row
-    found = np.empty(m, np.float32)
-    for start in range(0, m, TILE):
-        block = unit[start : start + TILE] @ sample
-        found[start : start + TILE] = np.partition(block, block.shape[1] - place, axis=1)[:, block.shape[1] - place]
-    return found
+
+    def guessed(top: int) -> NDArray[np.float32]:
+        block = unit[top : top + TILE] @ sample
+        return np.partition(block, block.shape[1] - place, axis=1)[:, block.shape[1] - place]
+
+    return np.concatenate([*pool.map(guessed, range(0, m, TILE))])
 
 
 def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, left: int) -> tuple[Pairs, Pairs]:

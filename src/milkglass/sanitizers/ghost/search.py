@@ -119,15 +119,16 @@ def _filtered(near: Lists, places: Ids, same: Ids | None, chosen: Search) -> Mas
 def _block(near: Lists, some: Ids, same: Ids | None, chosen: Search) -> Mask:
     mine = near[some]
     good = np.ones(mine.shape, np.bool_) if same is None else same[mine] != same[some, None]
+    if chosen.direct:  # the cheaper reason first: the others are asked only where it leaves a neighbour
+        row, column = np.nonzero(good)
+        good[row, column] = (near[mine[row, column]] != some[row, None]).all(1)
     if chosen.indirect:
         member = np.zeros((len(some), len(near)), np.uint8)
         np.put_along_axis(member, mine, 1, 1)
-        cells = near[mine]  # (b, k, k)
-        cells += (np.arange(len(some), dtype=np.int32) * len(near))[:, None, None]
-        good &= ~(member.ravel().take(cells).sum(2, dtype=np.int32) / mine.shape[1] > chosen.overlap)
-    if chosen.direct:
-        row, column = np.nonzero(good)  # the rest needs no other reason
-        good[row, column] = (near[mine[row, column]] != some[row, None]).all(1)
+        row, column = np.nonzero(good)
+        cells = near[mine[row, column]]  # (p, k)
+        cells += (row.astype(np.int32) * np.int32(len(near)))[:, None]
+        good[row, column] = member.ravel().take(cells).sum(1, dtype=np.int32) / mine.shape[1] <= chosen.overlap
     return good
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from milkglass.architectures import of
 from milkglass.checkpoint import Checkpoint
 from milkglass.errors import UnsupportedModel
 from milkglass.network import body
+from milkglass.sanitizers.ghost.screening import quick_in_bf16
 
 TOKENS = 2048  # of a forward; more don't make a processor faster
 SLACK = 1e-5  # relative: by how much rounding may move a loss when other sequences are beside it
@@ -70,11 +71,12 @@ class Prefix:
 @dataclass(frozen=True, eq=False)
 class Network:
     """A model without its head, in evaluation. layers: its layers, in order. causal: whether a token's states depend on
-    what stands before it only."""
+    what stands before it only. quick: whether candidates are looked at in bf16 first."""
 
     model: Any
     layers: tuple[Any, ...]
     causal: bool
+    quick: bool = field(default_factory=quick_in_bf16)
 
     @classmethod
     def open(cls, folder: Path) -> Network:
