@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from milkglass.attacks.words.channel import Channel, Neighbours, posterior
+from milkglass.attacks.words.channel import Channel, Neighbours, became, read, rehearsed
 from milkglass.paper import Paper
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat import (
@@ -66,27 +66,18 @@ class ShadowDecoding(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         assert knowledge.candidates is not None
         assert knowledge.corpus is not None
-        sent = [] if knowledge.rehearse is None else _rehearsed(knowledge, self.rehearsals, rng)
+        sent = rehearsed(knowledge, self.rehearsals, rng)
         channel = self.channel(knowledge.candidates, knowledge.corpus, sent, transcript.size)
         neighbours = Neighbours.of(knowledge.corpus, transcript.size, channel.share, self.mix)
-        tokens = transcript.tokens
-        guess = np.full((len(tokens.ids), self.k), NO_BELIEF, np.int64)
-        at = 0
-        for number, text in enumerate(tokens):
-            if budget.left() <= 0:
-                break
-            for place, (some, likely) in enumerate(posterior(text, channel, neighbours) if len(text) else []):
-                best = np.argsort(-likely, kind="stable")[: self.k]
-                guess[at + place, : len(best)] = some[best]
-            at += len(text)
-            budget.progress((number + 1) / len(tokens))
-        return Guess(running=guess)
+        guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
+        return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))
 
     def channel(self, known: Candidates, corpus: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> Channel:
         """p(s | t) and the share of t, for every shadow. sent: rehearsals of the corpus, and where each token went. An
         id that is nobody's shadow stands for itself."""
         share = corpus.counts(size) / len(corpus.ids)
-        keys, counts, times = _counted(corpus, sent, size)
+        keys, counts = became(corpus, sent, size)
+        times = np.bincount(keys % size, counts, size)  # how often each t became anything
         behind = np.arange(size, dtype=np.int64)[:, None].repeat(self.candidates, 1)
         behind[:, 1:] = NO_BELIEF
         p = np.zeros(behind.shape)
@@ -102,20 +93,3 @@ class ShadowDecoding(Attack):
                 behind[row], p[row] = NO_BELIEF, 0.0
                 behind[row, : len(best)], p[row, : len(best)] = group.members[best], given[best]
         return Channel(behind, p, share)
-
-
-def _rehearsed(knowledge: Knowledge, count: int, rng: np.random.Generator) -> list[tuple[Sequences, Ids]]:
-    assert knowledge.rehearse is not None
-    assert knowledge.corpus is not None
-    return [knowledge.rehearse(knowledge.corpus, seed) for seed in rng.integers(2**31, size=count).tolist()]
-
-
-def _counted(corpus: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids, Ids]:
-    """Sorted s * n + t, how often t became s, and (n,) how often each t became anything."""
-    keys, times = [np.empty(0, np.int64)], np.zeros(size, np.int64)
-    for seen, origin in sent:
-        there = origin != NO_BELIEF
-        keys.append(seen.ids[origin[there]] * size + corpus.ids[there])
-        times += np.bincount(corpus.ids[there], minlength=size)
-    pairs, counts = np.unique(np.concatenate(keys), return_counts=True)
-    return pairs, counts.astype(np.int64), times

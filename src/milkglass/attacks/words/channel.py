@@ -42,14 +42,20 @@ class Channel:
     share: Floats
 
 
-def learnt(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int, candidates: int) -> Channel:
-    """sent: rehearsals of the same text, each with the place at which every original token was sent."""
-    share = original.counts(size) / max(1, len(original.ids))
-    keys = []
+def became(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids]:
+    """Sorted s * n + x, and how often the rehearsals sent an x as s."""
+    keys = [np.empty(0, np.int64)]
     for seen, origin in sent:
         there = origin != NO_BELIEF
         keys.append(seen.ids[origin[there]] * size + original.ids[there])
     pairs, counts = np.unique(np.concatenate(keys), return_counts=True)
+    return pairs, counts.astype(np.int64)
+
+
+def learnt(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int, candidates: int) -> Channel:
+    """sent: rehearsals of the same text, each with the place at which every original token was sent."""
+    share = original.counts(size) / max(1, len(original.ids))
+    pairs, counts = became(original, sent, size)
     seen_ids, behind = pairs // size, pairs % size
     order = np.lexsort((-counts, seen_ids))
     seen_ids, behind, counts = seen_ids[order], behind[order], counts[order].astype(np.float64)
@@ -107,6 +113,27 @@ def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[
     return [(some, _unit(one * other)) for some, one, other in both]
 
 
+def read(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids, budget: Budget) -> Ids:
+    """guess (tokens, k), with the likeliest candidates of each place of the texts that there is time for."""
+    at = 0
+    for number, text in enumerate(tokens):
+        if budget.left() <= 0:
+            break
+        for place, (some, likely) in enumerate(posterior(text, channel, neighbours) if len(text) else []):
+            best = np.argsort(-likely, kind="stable")[: guess.shape[1]]
+            guess[at + place, : len(best)] = some[best]
+        at += len(text)
+        budget.progress((number + 1) / len(tokens))
+    return guess
+
+
+def rehearsed(knowledge: Knowledge, count: int, rng: np.random.Generator) -> list[tuple[Sequences, Ids]]:
+    """The public text as the attacker's own copy of the mechanism sends it, `count` times; none without a copy."""
+    if knowledge.rehearse is None or knowledge.corpus is None:
+        return []
+    return [knowledge.rehearse(knowledge.corpus, seed) for seed in rng.integers(2**31, size=count).tolist()]
+
+
 def _unit(values: Floats) -> Floats:
     return np.asarray(values / max(float(values.sum()), 1e-300))
 
@@ -138,21 +165,8 @@ class ChannelAttack(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         assert knowledge.corpus is not None
-        assert knowledge.rehearse is not None
-        seeds = rng.integers(2**31, size=self.rehearsals).tolist()
-        sent = [knowledge.rehearse(knowledge.corpus, seed) for seed in seeds]
-        channel = learnt(knowledge.corpus, sent, transcript.size, self.candidates)
+        channel = learnt(knowledge.corpus, rehearsed(knowledge, self.rehearsals, rng), transcript.size, self.candidates)
         neighbours = Neighbours.of(knowledge.corpus, transcript.size, channel.share, self.mix)
-        tokens = transcript.tokens
-        guess = np.full((len(tokens.ids), self.k), NO_BELIEF, np.int64)
-        guess[:, 0] = tokens.ids  # of what time does not reach: as it was sent
-        at = 0
-        for number, text in enumerate(tokens):
-            if budget.left() <= 0:
-                break
-            for place, (some, likely) in enumerate(posterior(text, channel, neighbours) if len(text) else []):
-                best = np.argsort(-likely, kind="stable")[: self.k]
-                guess[at + place, : len(best)] = some[best]
-            at += len(text)
-            budget.progress((number + 1) / len(tokens))
-        return Guess(running=guess)
+        guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
+        guess[:, 0] = transcript.tokens.ids  # of what time does not reach: as it was sent
+        return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))
