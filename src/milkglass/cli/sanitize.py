@@ -10,6 +10,7 @@ import typer
 
 from milkglass.cli.options import AsJson, require_file
 from milkglass.cli.terminal import bars, emit, note, shown, table
+from milkglass.cores import cores
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _file(
     require_free(out)
     _require_same_kind(source, out)
     shape = shape_of(source, also, keep)
-    workers = workers or (_cores() if source.stat().st_size > SMALL else 1)
+    workers = workers or (cores() if source.stat().st_size > SMALL else 1)
     counted = corpus or (source if chosen.needs_counts else None)
     sanitizer = _over(chosen, _table(embeddings), counted, workers, as_json, shape if counted == source else None)
     with bars(as_json) as stage:
@@ -233,12 +234,6 @@ def _table(ref: str) -> Table:
 
     folder = resolve(ref)
     return words_of_model(folder, ref if ref.startswith("demo:") else folder.name)
-
-
-def _cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def register(app: typer.Typer) -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -32,6 +31,7 @@ from pydantic import ValidationError
 
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.dataset import Example
+from milkglass.cores import cores
 from milkglass.defence import Defence, Labelled
 from milkglass.defences import defence_of
 from milkglass.encoders.encoder import EncoderDefence
@@ -101,7 +101,7 @@ def measure(
     """The figures by name, and by which code the cells were made."""
     base = Checkpoint.open(resolve(recipe.model))
     digest = base.digest()
-    threads = max(1, (os.cpu_count() or 1) // at_once)
+    threads = max(1, cores() // at_once)
     places = list(product(recipe.data, recipe.defences, recipe.seeds))
     spare = max(recipe.attacked_of(one).public for one in recipe.defences.values()) if recipe.attacks else 0
     problems = {(name, seed): problem(name, recipe.data[name], data, seed, spare) for name, _, seed in places}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from milkglass.cores import cores
 from milkglass.errors import UsageError
 from milkglass.experiments import recipe as recipes
 from milkglass.experiments import table
@@ -102,7 +102,7 @@ ALONE = {
 
 def _train(path: Path, data: Path, out: Path, quick: bool, at_once: int, tell: Tell) -> Path:
     recipe = recipes.Recipe.read(path, quick)
-    threads = max(1, (os.cpu_count() or 1) // at_once)
+    threads = max(1, cores() // at_once)
     base, variants = recipes.prepare(recipe, data, out, threads, tell)
     statuses = recipes.train(variants, at_once, tell)
     if recipe.kind == "classification":

@@ -9,7 +9,6 @@ all others again, so that guesses cost time and never a neighbour. Memory: a til
 from __future__ import annotations
 
 import math
-import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from milkglass.cores import cores
 from milkglass.sanitizers.neighbours import best, require_k
 from milkglass.sanitizers.table import Ids, Vectors
 
@@ -59,11 +59,6 @@ def nearest_lists(unit: Vectors, k: int) -> Lists:
     again = np.concatenate([one.result() for one in short])
     found[again] = nearest_of(unit, again, k)
     return found
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.float32]:

@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.cores import cores
 from milkglass.errors import UsageError
 from milkglass.sanitizers.ghost.lemmas import require_language
-from milkglass.sanitizers.ghost.near import Lists, cores, nearest_lists
+from milkglass.sanitizers.ghost.near import Lists, nearest_lists
 from milkglass.sanitizers.neighbours import directions, require_k
 from milkglass.sanitizers.sanitizer import require_share
 from milkglass.sanitizers.table import Ids, Mask, Table
