@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,7 @@ EMBEDDED = {
         ),
     )
 }
+ASKED = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # somebody has said what is to be shown
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json")
 
 
@@ -59,7 +61,9 @@ def cache_folder() -> Path:
 
 
 def resolve(ref: str) -> Path:
-    """The local folder of a model. Raises ModelNotFound or CorruptCheckpoint."""
+    """The local folder of a model. Raises ModelNotFound or CorruptCheckpoint. Whatever loads it afterwards in this
+    process is quiet, see `quiet`."""
+    quiet()
     if ref in EMBEDDED:
         return _embedded(EMBEDDED[ref])
     if ref.startswith("demo:"):
@@ -69,6 +73,19 @@ def resolve(ref: str) -> Path:
     if ref.count("/") == 1 and not ref.startswith((".", "/", "~")):
         return _from_hub(ref)
     raise ModelNotFound(f"there is no model folder {ref!r}", "give a folder, a hub id (owner/name), or demo:minilm")
+
+
+def quiet() -> None:
+    """No bars of transformers' while weights are loaded: in a log each is a line of its own. What the hub draws while
+    it fetches stays. Nothing is changed for whoever has set one of ASKED."""
+    if any(os.environ.get(name) for name in ASKED):
+        return
+    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
+
+    disable_progress_bars()  # transformers looks at it when it is imported, and not later
+    if (loaded := sys.modules.get("transformers.utils.logging")) is not None:
+        loaded.disable_progress_bar()
+    enable_progress_bars("huggingface_hub")
 
 
 def _from_hub(ref: str) -> Path:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 import milkglass.cli.terminal as terminal
+from milkglass.checkpoint import Checkpoint
 from milkglass.cli.options import Opened
 from milkglass.client.key import read_key, write_key
 from tests import tiny
@@ -182,6 +185,52 @@ def test_obfuscate_refuses(encoder: Owner, decoder: Owner, tmp_path: Path) -> No
     assert not out.exists() and not (tmp_path / "k").exists()
 
 
+def broken(model: Path, copy: Path, name: str, change: Callable[[dict[str, Any]], object]) -> Path:
+    """A copy of the model of which one JSON file is changed."""
+    shutil.copytree(model, copy)
+    raw = json.loads((copy / name).read_text("utf-8"))
+    change(raw)
+    (copy / name).write_text(json.dumps(raw), "utf-8")
+    return copy
+
+
+def test_what_cannot_be_scrambled_is_told_before_the_model_is_read(
+    encoder: Owner, decoder: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(base: Checkpoint, progress: object = None) -> str:
+        raise AssertionError("the model was read")
+
+    monkeypatch.setattr(Checkpoint, "digest", read)
+    config, words = "generation_config.json", "tokenizer.json"
+    biased = broken(decoder.model, tmp_path / "biased", config, lambda raw: raw.update(sequence_bias=[[[5], 1.0]]))
+    beyond = broken(decoder.model, tmp_path / "beyond", config, lambda raw: raw.update(suppress_tokens=[999]))
+    listed = broken(decoder.model, tmp_path / "listed", config, lambda raw: raw.update(suppress_tokens=[99]))
+    empty = broken(decoder.model, tmp_path / "empty", words, lambda raw: raw.clear())
+    wider = broken(decoder.model, tmp_path / "wider", words, lambda raw: raw["model"]["vocab"].update(zanzibar=300))
+    before = set(tmp_path.iterdir())
+    key, out = ("--key", tmp_path / "k"), tmp_path / "out"
+    few = (*key, *SMALL)
+    for code, said, words_given in (
+        (2, "config.json is a file", (encoder.model, encoder.model / "config.json" / "out", *key)),
+        (2, "config.json is a file", (encoder.model, out, "--key", encoder.model / "config.json" / "k")),
+        (2, "which goes to the server", (encoder.model, out, "--key", out / "k")),
+        (2, "is a folder, not a file", (encoder.model, out, "--key", tmp_path)),
+        (2, "k is 0", ("no/such-model", out, *key, "--k", 0)),
+        (2, "a delta would be the whole model", (decoder.model, out, *few, "--plus", "paper", "--delta")),
+        (3, "the dimensions of BERT cannot be mixed", (encoder.model, out, *few, "--plus", "paper")),
+        (2, "leave 3 candidates for clusters of 5000", (encoder.model, out, *key, "--k", 5000)),
+        (3, "'sequence_bias' cannot be re-mapped", (biased, out, *few)),
+        (5, "names token 999", (beyond, out, *few)),
+        (3, "names token 99, which would have 2 ids", (listed, out, *few, "--aliases", 2)),
+        (3, "the tokenizer in empty cannot be loaded", (empty, out, *few)),
+        (3, "1 tokens of the tokenizer have no row", (wider, out, *few)),
+    ):
+        refused(call("obfuscate", *words_given), code, said)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    refused(call("obfuscate", encoder.model, out, *few), 2, "its disk has 0 MB free")
+    assert set(tmp_path.iterdir()) == before
+
+
 def test_verify_knows_another_key_at_once(encoder: Owner, decoder: Owner) -> None:
     result = call("verify", encoder.scrambled, "--key", decoder.path)
     refused(result, 4, "was scrambled with another key")
@@ -266,10 +315,10 @@ def test_conversations(decoder: Owner) -> None:
         f"{first}<s>assistant: hi</s>",
         "<s>user: hello</s><s>assistant: ",
     ]
-    refused(call(*run[:-1], "--max-length", 5, stdin="\n".join(lines)), 5, "line 1 is")
+    refused(call(*run[:-1], "--max-length", 5, stdin="\n".join(lines)), 5, "line 1 of stdin is")
     short = document(call(*run, "--max-length", 5, "--truncate", stdin="\n".join(lines)))["encoded"]
     assert [one["ids"] for one in short] == [one["ids"][:5] for one in found]
-    refused(call(*run[:-1], stdin='{"text": "a", "text_pair": "b"}\n'), 5, "line 1 has a text_pair")
+    refused(call(*run[:-1], stdin='{"text": "a", "text_pair": "b"}\n'), 5, "line 1 of stdin has a text_pair")
 
 
 def test_encode_and_decode_refuse(encoder: Owner, tmp_path: Path) -> None:
@@ -277,15 +326,15 @@ def test_encode_and_decode_refuse(encoder: Owner, tmp_path: Path) -> None:
     refused(call("encode", *key, ""), 5, "text 1 is empty")
     refused(call("encode", *key, "word " * 300), 5, "at most 130 fit")
     result = call("encode", *key, stdin='{"text": ["zanzibar"]}\n')
-    refused(result, 5, "line 1 has a text or a text_pair that is no string")
+    refused(result, 5, "line 1 of stdin has a text or a text_pair that is no string")
     assert SECRET not in result.stderr
-    refused(call("encode", *key, stdin='{"messages": []}\n'), 5, "line 1 has no list of messages")
+    refused(call("encode", *key, stdin='{"messages": []}\n'), 5, "line 1 of stdin has no list of messages")
     talk = '{"messages": [{"role": "user", "content": "hi"}]}\n'
-    refused(call("encode", *key, stdin=talk), 5, "line 1 holds messages")
+    refused(call("encode", *key, stdin=talk), 5, "line 1 of stdin holds messages")
     refused(call("encode", *key, stdin='{"text": "a", "text_pair": "b"}\na\n'), 5, "some rows have a text_pair")
     refused(call("encode", *key, "a", "--in", "b"), 2, "both given")
     refused(call("encode", *key, "a", "--pair", "b", "--pair", "c"), 2, "--pair needs")
-    refused(call("decode", *key, stdin="zanzibar\n"), 5, "line 1 is no list of ids")
+    refused(call("decode", *key, stdin="zanzibar\n"), 5, "line 1 of stdin is no list of ids")
     refused(call("decode", *key, "300"), 5, "outside 0 to 299")
     refused(call("decode", *key, "--in", tmp_path / "none"), 2, "there is no file")
 
@@ -506,7 +555,9 @@ def test_classify_reads_lines_as_encode_does(stub: Stub, encoder: Owner, tmp_pat
     assert both.token_type_ids is None or sent[1]["token_type_ids"] == [one.tolist() for one in both.token_type_ids]
     refused(call(*run, "--in", pairs, "--pair", "three", "--pair", "four"), 2, "2 texts and 2 pairs")
     refused(call(*run, stdin='{"text": "a", "text_pair": "b"}\na\n'), 5, "some rows have a text_pair")
-    refused(call(*run, stdin='{"messages": [{"role": "user", "content": "hi"}]}\n'), 5, "line 1 holds messages")
+    refused(
+        call(*run, stdin='{"messages": [{"role": "user", "content": "hi"}]}\n'), 5, "line 1 of stdin holds messages"
+    )
 
 
 def test_names_that_do_not_fit_are_not_said(stub: Stub, encoder: Owner) -> None:

@@ -98,12 +98,16 @@ def test_a_servers_score_is_checked(stub: Stub, encoder: Owner, score: Any) -> N
 def test_scores_are_refused_where_they_are_none(stub: Stub, encoder: Owner, scored: Path, tmp_path: Path) -> None:
     run = ("--key", encoder.path)
     told = call("finetune", "mine", scored, *run)
-    refused(told, 5, "line 1 has a label that is no name and no whole number")
+    refused(told, 5, f"line 1 of {scored.name} has a label that is no name and no whole number")
     assert "--task regression" in told.stderr
     names = tmp_path / "names.jsonl"
     names.write_text('{"text": "a", "label": "urgent"}\n')
-    refused(call("finetune", "mine", names, *run, "--task", "regression"), 5, "line 1 has a label that is no number")
+    refused(
+        call("finetune", "mine", names, *run, "--task", "regression"),
+        5,
+        "line 1 of names.jsonl has a label that is no number",
+    )
     chats = tmp_path / "chats.jsonl"
     chats.write_text('{"instruction": "a", "output": "b"}\n')
-    refused(call("finetune", "mine", chats, *run, "--task", "regression"), 5, "line 1 has no label")
+    refused(call("finetune", "mine", chats, *run, "--task", "regression"), 5, "line 1 of chats.jsonl has no label")
     assert not stub.calls

@@ -198,12 +198,25 @@ def test_a_table_of_ones_own_becomes_json_lines(tmp_path: Path) -> None:
     mine.write_text(f'who,body,kind\n1,"a wound, {SECRET}",hurt\n2,the bill,money\n', "utf-8")
     out = tmp_path / "out.jsonl"
     columns = ("--text-column", "body", "--label-column", "kind")
-    assert call("data", mine, *columns, "--out", out).stdout == f"2 rows in {out}\n"
+    assert call("data", mine, *columns, "--out", out).stdout == f"2 rows in {out}; text from body, label from kind\n"
     assert json.loads(out.read_text("utf-8").splitlines()[0]) == {"text": f"a wound, {SECRET}", "label": "hurt"}
+    refused(call("data", mine, "--out", tmp_path / "b.jsonl"), 2, "no column of mine.csv is called text or sentence")
     wrong = call("data", mine, "--text-column", "text", "--out", tmp_path / "b.jsonl")
     refused(wrong, 5, "the header of mine.csv names no column text")
     assert "the columns there are: who, body, kind" in wrong.stderr and SECRET not in wrong.stderr
     assert not (tmp_path / "b.jsonl").exists()
+
+
+def test_columns_of_known_names_are_taken_and_told(tmp_path: Path) -> None:
+    mine, out = tmp_path / "mine.tsv", tmp_path / "out.jsonl"
+    mine.write_text("id\tsentence\tlabel\n7\tthe bill\tmoney\n", "utf-8")
+    told = document(call("data", mine, "--out", out, "--json"))
+    assert told["columns"] == {"text": "sentence", "label": "label", "text_pair": None}
+    assert json.loads(out.read_text("utf-8")) == {"text": "the bill", "label": "money"}
+    other = call("data", mine, "--label-column", "id", "--out", tmp_path / "ids.jsonl").stdout
+    assert other.endswith("; text from sentence, label from id\n")
+    plain = call("data", mine, "--text-column", "sentence", "--out", tmp_path / "plain.jsonl").stdout
+    assert plain.endswith("; text from sentence; no labels (--label-column)\n")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +227,8 @@ def test_a_table_of_ones_own_becomes_json_lines(tmp_path: Path) -> None:
         (("cola", "--hub", "--from", ".", "--out", "x.jsonl"), "both --from and --hub say where the data set is"),
         (("imdb", "--from", ".", "--out", "x.jsonl"), "there is no data set 'imdb'"),
         (("cola", "--from", ".", "--text-column", "t", "--out", "x.jsonl"), "columns are for files of your own"),
-        (("a.csv", "--out", "x.jsonl"), "it is not said which column has the texts"),
+        (("a.csv", "--out", "x.jsonl"), "there is no file a.csv"),
+        (("cola", "--from", "none", "--out", "x.jsonl"), "there is no folder none"),
         (("a.csv", "--from", ".", "--text-column", "t", "--out", "x.jsonl"), "--from and --hub are for data sets"),
         (("a.csv", "--text-column", "t", "--pair-column", "p", "--out", "x.jsonl"), "without a label column"),
         (("cola", "--from", ".", "--out", "x.csv"), "would be JSON Lines under another name"),

@@ -115,7 +115,7 @@ def test_what_is_refused(tmp_path: Path, glove: Path) -> None:
     refused(call("sanitize", "-", out, *table_of), 2, "stdin is read as lines")
     source.write_text(f'{{"text": "{SECRET}"\n')
     result = call("sanitize", source, out, *table_of)
-    refused(result, 5, "line 1 is not JSON")
+    refused(result, 5, "line 1 of in.jsonl is not JSON")
     assert SECRET not in result.stderr and not out.exists()
 
 

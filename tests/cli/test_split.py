@@ -76,7 +76,11 @@ def test_texts_from_a_file(halves: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "texts").write_text('an open wound\n{"text": "on Monday"}\n', "utf-8")
     assert len(call(*run).stdout.splitlines()) == 2
     (tmp_path / "texts").write_text("an open wound\n\nmore\n", "utf-8")
-    refused(call(*run), 5, "text 2 is blank")
+    refused(call(*run), 5, "line 2 of texts is blank")
+    (tmp_path / "texts").write_text("", "utf-8")
+    refused(call(*run), 5, "texts is empty")
+    (tmp_path / "dev.tsv").write_text("text\tlabel\na wound\turgent\n", "utf-8")
+    refused(call(*run[:-1], tmp_path / "dev.tsv"), 2, "dev.tsv is a table, and a text a line is needed")
     (tmp_path / "texts").write_text('{"messages": [{"role": "user", "content": "x"}]}\n', "utf-8")
     refused(call(*run), 5, "holds messages")
     (tmp_path / "texts").write_text(f"{SECRET} " * 100 + "\n", "utf-8")
@@ -102,13 +106,24 @@ def test_a_broken_method_is_warned_of(place: Path) -> None:
 def test_train_refuses(place: Path, tmp_path: Path) -> None:
     refused(call(*train(place, "x", "dp-forward", "--set", "epsilonn=8")), 2, "no parameter 'epsilonn'")
     refused(call(*train(place, "x", "dp-forward", "--set", "layer=3")), 3, "the cut comes after layer 3")
+    refused(
+        call(*train(place, "x", "dp-forward", "--set", "epsilon=nan")), 2, "--set epsilon=nan: a finite number above"
+    )
     refused(call(*train(place, "x", "dp-forward", "--learning-rate", 0)), 2, "learning_rate is 0.0")
+    refused(call(*train(place, "x", "dp-forward", "--learning-rate", "inf")), 2, "learning_rate is inf")
+    refused(call(*train(place, "x", "dp-forward", "--max-length", 131)), 2, "this model reads 1 to 130 tokens")
     refused(call(*train(place, "x", "dp-forward", "--data", tmp_path / "none")), 2, "there is no file")
     (tmp_path / "plain.jsonl").write_text('{"text": "a"}\n')
     refused(call(*train(place, "x", "dp-forward", "--data", tmp_path / "plain.jsonl")), 5, "has no labels")
+    (tmp_path / "empty.tsv").write_text("")
+    refused(call(*train(place, "x", "dp-forward", "--data", tmp_path / "empty.tsv")), 5, "empty.tsv is empty")
+    (tmp_path / "ids.tsv").write_text("text\tlabel\n" + "".join(f"a wound\t{n}\n" for n in range(9)))
+    result = call(*train(place, "x", "dp-forward", "--data", tmp_path / "ids.tsv"))
+    refused(result, 5, "the column label of ids.tsv has 9 labels in 9 rows")
+    assert "--label-column" in result.stderr
     (tmp_path / "dev.tsv").write_text(f"text\tlabel\na\t{SECRET}\n")
     result = call(*train(place, "x", "dp-forward", "--validation", tmp_path / "dev.tsv"))
-    refused(result, 5, "line 2 has a label that the training file lacks")
+    refused(result, 5, "line 2 of dev.tsv has a label that the training file lacks")
     assert SECRET not in result.stderr
     refused(call(*train(place, "x", "dp-forward", "--client", place)), 2, "exists already")
     refused(call(*train(place, "x", "dp-forward", "--client", place / "x-s" / "c")), 2, "one is in the other")
@@ -123,16 +138,26 @@ def test_use_refuses(halves: tuple[Path, Path], place: Path) -> None:
     run = ("split", "classify", client)
     refused(call(*run, "--text", "a"), 2, "give --url or --folder")
     refused(call(*run, "--folder", server), 2, "give --text or --file")
-    refused(call(*run, "--folder", client, "--text", "a"), 3, "holds the other half")
-    refused(call("split", "classify", server, "--folder", server, "--text", "a"), 3, "holds the other half")
+    refused(call(*run, "--folder", client, "--text", "a"), 2, "holds the other half")
+    refused(call("split", "classify", server, "--folder", server, "--text", "a"), 2, "holds the other half")
     refused(call(*run, "--folder", place / "none", "--text", "a"), 2, "there is no folder")
     refused(call(*run, "--folder", server, "--text", "a", "--pair", "b"), 2, "reads single texts")
     refused(call(*run, "--folder", server, "--text", "a", "--pair", "b", "--pair", "c"), 2, "1 texts and 2 pairs")
     refused(call(*run, "--folder", server, "--text", "a", "--model", place / "decoder"), 4, "another model")
     refused(call(*run, "--url", "http://127.0.0.1:9", "--text", "a"), 6, "does not answer")
+    nobody = (*run, "--url", "http://127.0.0.1:9")  # what the texts lack is told before the network is touched
+    refused(call(*nobody, "--text", "a", "--text", "a " * 100), 5, "text 2 is ")
+    refused(call(*nobody, "--text", "a", "--pair", "b"), 2, "reads single texts")
+    refused(call(*nobody, "--text", "a", "--pair", " "), 5, "the second text of text 1 is blank")
+    refused(call(*nobody, "--text", " "), 5, "text 1 is blank")
     refused(call("split", "serve", place / "none"), 2, "there is no folder")
     serve = call("split", "serve", server, "--home", place / "home")
     assert serve.exit_code == 2 and "must not hold a passphrase" in serve.stderr
+    refused(call("split", "serve", client, "--home", place / "home", passphrase=None), 2, "holds the other half")
+    refused(
+        call("split", "serve", place / "model", "--home", place / "home", passphrase=None), 2, "is no half of a split"
+    )
+    assert not (place / "home").exists()
 
 
 def test_an_audit_of_halves(halves: tuple[Path, Path], place: Path, tmp_path: Path) -> None:
@@ -156,7 +181,9 @@ def test_an_audit_of_halves(halves: tuple[Path, Path], place: Path, tmp_path: Pa
     refused(call(*run), 2, "holds an audit already")
     refused(call(*run[:-1], tmp_path / "b", "--budget", "soon"), 2, "soon")
     refused(call(*run[:-1], tmp_path / "b", "--public", tmp_path / "none"), 2, "there is no file")
-    refused(call("split", "audit", halves[0], halves[0], *run[4:-1], tmp_path / "b"), 2, "is not a half of dp-forward")
+    refused(call("split", "audit", halves[0], halves[0], *run[4:-1], tmp_path / "b"), 2, "holds the other half")
+    refused(call("split", "audit", halves[1], halves[1], *run[4:-1], tmp_path / "b"), 2, "holds the other half")
+    refused(call("split", "audit", halves[0], place / "model", *run[4:-1], tmp_path / "b"), 2, "is no half of a split")
     assert not (tmp_path / "b").exists()
 
 

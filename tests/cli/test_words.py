@@ -176,8 +176,8 @@ def test_a_length_limit_names_the_line_and_the_templates_part(stub: Stub, decode
     has_model_of(stub, decoder, kind="decoder")
     rows = chats(tmp_path / "rows.jsonl", "hi", "the nurse called about the results", "hi")
     result = call("finetune", "mine", rows, "--key", decoder.path, "--max-length", 24)
-    found = re.search(r"line 2 has no answer within 24 tokens: its answer begins after (\d+), and the chat template "
-                      r"itself adds (\d+) of all (\d+)", result.stderr)  # fmt: skip
+    found = re.search(r"line 2 of \S+ has no answer within 24 tokens: its answer begins after (\d+), and the chat "
+                      r"template itself adds (\d+) of all (\d+)", result.stderr)  # fmt: skip
     assert result.exit_code == 5 and found, result.stderr
     before, template, whole = map(int, found.groups())
     talk = [{"role": "user", "content": "the nurse called about the results"},
@@ -193,11 +193,11 @@ def test_a_length_limit_names_the_line_and_the_templates_part(stub: Stub, decode
 @pytest.mark.parametrize(
     ("words", "stdin", "told"),
     [
-        (("encode",), "one\n\ntwo\n", "line 2 is empty"),
-        (("encode",), "x\n" * 1500 + "\n", "line 1501 is empty"),
+        (("encode",), "one\n\ntwo\n", "line 2 of stdin is empty"),
+        (("encode",), "x\n" * 1500 + "\n", "line 1501 of stdin is empty"),
         (("encode", "a", ""), None, "text 2 is empty"),
-        (("encode", "--chat"), "a\nb </s>\n", "line 2 holds the text of a special token"),
-        (("encode", "--max-length", "3"), "a\nthe nurse called\n", "line 2 is "),
+        (("encode", "--chat"), "a\nb </s>\n", "line 2 of stdin holds the text of a special token"),
+        (("encode", "--max-length", "3"), "a\nthe nurse called\n", "line 2 of stdin is "),
         (("classify", "mine"), "\n", "line 1 of stdin is blank"),
         (("classify", "mine"), "a\n \n", "line 2 of stdin is blank"),
         (("classify", "mine"), "", "stdin is empty"),

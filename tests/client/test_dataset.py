@@ -81,19 +81,19 @@ def test_csv_with_quotes_and_a_byte_order_mark(tmp_path: Path) -> None:
         ('{"text": "zanzibar", ', "line 2 of data.jsonl is not JSON"),
         ("[" * 100_000, "line 2 of data.jsonl is not JSON"),
         ('["zanzibar"]', "line 2 of data.jsonl is not a JSON object"),
-        ({"txt": SECRET, "label": "a"}, "line 2 has no text"),
-        ({"text": 5, "label": "a"}, "line 2 has no text"),
-        ({"text": " ", "label": SECRET}, "line 2 has an empty text"),
-        ({"text": SECRET, "label": None}, "line 2 has a label that is no name"),
-        ({"text": SECRET, "label": True}, "line 2 has a label that is no name"),
-        ({"text": SECRET, "label": 0.5}, "line 2 has a label that is no name"),
-        ({"text": SECRET}, "line 2 holds another kind of row than line 1"),
-        ({"text": SECRET, "text_pair": SECRET, "label": "a"}, "line 2 holds another kind of row than line 1"),
-        ({"text": SECRET, "text_pair": SECRET}, "line 2 has a text_pair and no label"),
-        ({"messages": SECRET}, "line 2 has no list of messages"),
-        ({"messages": [{"role": SECRET, "content": "x"}]}, "line 2 has a message of no known role"),
-        ({"messages": [{"role": "user", "content": SECRET}]}, "line 2 has no assistant's answer"),
-        ({"instruction": SECRET, "output": ""}, "line 2 has an empty output"),
+        ({"txt": SECRET, "label": "a"}, "line 2 of data.jsonl has no text"),
+        ({"text": 5, "label": "a"}, "line 2 of data.jsonl has no text"),
+        ({"text": " ", "label": SECRET}, "line 2 of data.jsonl has an empty text"),
+        ({"text": SECRET, "label": None}, "line 2 of data.jsonl has a label that is no name"),
+        ({"text": SECRET, "label": True}, "line 2 of data.jsonl has a label that is no name"),
+        ({"text": SECRET, "label": 0.5}, "line 2 of data.jsonl has a label that is no name"),
+        ({"text": SECRET}, "line 2 of data.jsonl holds another kind of row than line 1"),
+        ({"text": SECRET, "text_pair": SECRET, "label": "a"}, "line 2 of data.jsonl holds another kind of row"),
+        ({"text": SECRET, "text_pair": SECRET}, "line 2 of data.jsonl has a text_pair and no label"),
+        ({"messages": SECRET}, "line 2 of data.jsonl has no list of messages"),
+        ({"messages": [{"role": SECRET, "content": "x"}]}, "line 2 of data.jsonl has a message of no known role"),
+        ({"messages": [{"role": "user", "content": SECRET}]}, "line 2 of data.jsonl has no assistant's answer"),
+        ({"instruction": SECRET, "output": ""}, "line 2 of data.jsonl has an empty output"),
     ],
 )
 def test_broken_lines_are_named_and_never_quoted(tmp_path: Path, row: Any, told: str) -> None:
@@ -109,9 +109,10 @@ def test_broken_lines_are_named_and_never_quoted(tmp_path: Path, row: Any, told:
     ("name", "content", "told"),
     [
         ("a.tsv", "body\tlabel\nx\ty\n", "the header of a.tsv names no column text"),
-        ("a.tsv", "text\tlabel\nzanzibar\n", "line 2 has 1 cells, the header 2"),
+        ("a.tsv", "text\tlabel\nzanzibar\n", "line 2 of a.tsv has 1 cells, the header 2"),
         ("a.csv", 'text,label\n"zanzibar" x,y\n', "line 2 of a.csv is no row"),
-        ("a.csv", "", "the header of a.csv names no column text"),
+        ("a.csv", "", "a.csv is empty"),
+        ("a.jsonl", "", "a.jsonl is empty"),
         ("a.jsonl", "\n\n", "a.jsonl has no rows"),
     ],
 )
@@ -182,7 +183,7 @@ def test_the_same_data_is_the_same_file(tmp_path: Path, codec: Codec) -> None:
 def test_a_file_appears_only_when_it_is_whole(tmp_path: Path, codec: Codec) -> None:
     rows = [{"text": "fine", "label": "a"}] * (BATCH + 1) + [{"text": "fine", "label": "b"}]
     source = lines(tmp_path / "a.jsonl", *rows)
-    with pytest.raises(CodecError, match=f"line {BATCH + 2} has a label that the training file lacks"):
+    with pytest.raises(CodecError, match=f"line {BATCH + 2} of a.jsonl has a label that the training file lacks"):
         write_parquet(codec, source, tmp_path / "out.parquet", {"a": 0})
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
 
@@ -200,5 +201,5 @@ def test_nothing_but_scrambled_ids_is_written(tmp_path: Path, codec: Codec) -> N
 
 def test_a_conversation_without_room_names_its_lines(tmp_path: Path, codec: Codec) -> None:
     talk = {"messages": [{"role": "user", "content": "please " * 60}, {"role": "assistant", "content": "no"}]}
-    with pytest.raises(TooLong, match="line 1 has no answer within"):
+    with pytest.raises(TooLong, match=r"line 1 of a\.jsonl has no answer within"):
         write_parquet(codec, lines(tmp_path / "a.jsonl", talk), tmp_path / "out.parquet", max_length=20)

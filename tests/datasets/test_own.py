@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from milkglass.client.dataset import Example
-from milkglass.datasets.own import Columns, read
+from milkglass.datasets.own import Columns, columns_of, read
 from milkglass.errors import CodecError, EmptyText, UsageError
 
 SECRET = "zanzibar"
@@ -109,6 +109,18 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text("\n")
     with pytest.raises(EmptyText, match=r"mine\.jsonl has no rows"):
         list(read(tmp_path / "mine.jsonl", Columns("t")))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".parquet"])
+def test_columns_of_known_names_are_found(suffix: str, tmp_path: Path) -> None:
+    pairs = [{"id": "7", "sentence1": "a", "sentence2": "b", "label": "x"}]
+    assert columns_of(write(tmp_path, suffix, pairs)) == Columns("sentence1", "label", "sentence2")
+    assert columns_of(write(tmp_path, suffix, pairs), "id") == Columns("sentence1", "id", "sentence2")
+    unlabelled = [{"text": "a", "sentence": "b", "text_pair": "c"}]
+    assert columns_of(write(tmp_path, suffix, unlabelled)) == Columns("text")
+    with pytest.raises(UsageError, match="no column of mine") as caught:
+        columns_of(write(tmp_path, suffix, ROWS))
+    assert caught.value.hint == "give --text-column; the columns there are: id, body, asks, kind"
 
 
 def test_columns_that_make_no_sense() -> None:

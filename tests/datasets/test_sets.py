@@ -99,7 +99,7 @@ def test_what_is_exported_reads_back(
     assert out.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
     if score:  # what would otherwise be trained as hundreds of classes
-        with pytest.raises(CodecError, match="line 1 has a label that is no name and no whole number"):
+        with pytest.raises(CodecError, match="line 1 of out.jsonl has a label that is no name and no whole number"):
             list(read_examples(out))
         return
     again = list(read_examples(out))
@@ -194,11 +194,19 @@ def test_two_files_side_by_side_are_of_one_length(texts: str, labels: str, short
 def test_a_folder_or_split_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no train split of mrpc") as caught:
         load("mrpc", tmp_path, "train")
-    assert caught.value.hint == "its files are train.tsv; or msr_paraphrase_train.txt"
+    folders = ", ".join(map(str, (tmp_path / "mrpc", tmp_path / "MRPC", tmp_path)))
+    looked = "looked for train.tsv or msr_paraphrase_train.txt in"
+    assert caught.value.hint == f"{looked} {folders}; there of mrpc: nothing"
+    put(tmp_path, "dev.tsv", "x\n")
+    with pytest.raises(UsageError) as caught:
+        load("mrpc", tmp_path, "train")
+    assert caught.value.hint.endswith("; there of mrpc: validation (dev.tsv)")
+    with pytest.raises(UsageError, match="there is no folder /nowhere"):
+        load("mrpc", Path("/nowhere"), "train")
     put(tmp_path, "val_text.txt", "a\n")
     with pytest.raises(UsageError, match="has no validation split") as caught:
         load("tweet_sentiment", tmp_path, "validation")
-    assert caught.value.hint == "its files are val_text.txt and val_labels.txt"
+    assert caught.value.hint.startswith("looked for val_text.txt with val_labels.txt in ")
     with pytest.raises(UsageError, match="sst2 has no split 'test'") as caught:
         load("sst2", tmp_path, "test")
     assert caught.value.hint == "it has: train, validation"

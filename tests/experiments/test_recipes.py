@@ -48,6 +48,17 @@ def shipped(path: Path) -> dict[str, Any]:
     return json.loads(result_of(path).read_text("utf-8"))
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_run_folder_is_its_owners_alone(there: bool, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    if there:
+        out.mkdir(mode=0o755)
+    for _ in range(2):  # begun, and gone on with
+        recipes.require_same_run(out, {"recipe": "small"})
+        assert out.stat().st_mode & 0o777 == 0o700
+        out.chmod(0o755)
+
+
 def test_each_recipe_has_a_result_or_says_that_it_has_none() -> None:
     results = {one.name.split(".")[0] for one in (FOLDER / "results").glob("*.json")}
     assert results == {path.stem for path in RUN}

@@ -90,6 +90,26 @@ def test_each_figure_stands_beside_the_papers_with_its_reason() -> None:
     assert "2. Not explained: the recipe gives no reason." in text
 
 
+def test_names_are_explained_to_who_has_not_read_the_code() -> None:
+    figures = {
+        name: {"measured": 1.0} for name in ("bag f1, hidden-words, model only, mine, cape", "accuracy +-, mine")
+    }
+    more = {"seeds": [1, 2], "attacked": {"rows": 24, "seconds": None}, "data": {"mine": {"train": "a.tsv", "rows": 9}}}
+    found = table.read({**RESULT, "figures": figures, **more})
+    meanings = dict(found.meanings)
+    assert meanings["hidden-words"] == "attack: Words in a text, from states"
+    assert {"bag f1", "model only", "accuracy +-", "no figure"} < meanings.keys()
+    assert meanings["accuracy +-"] == "half the width of the 95 % interval of accuracy, in points"
+    assert not {"mine", "cape"} & meanings.keys()
+    about = dict(found.about)
+    assert (about["seeds"], about["attacked"]) == ("1, 2", "rows = 24")
+    assert about["data"] == "mine = (train = a.tsv, rows = 9)"
+    assert "- bag f1: of the words of a private text" in table.markdown(found)
+    assert "<dt>hidden-words</dt>" in table.html(found)
+    bare = table.read({**RESULT, "figures": {"seen, k=4": {"measured": 1.0}}})
+    assert bare.meanings == () and "names mean" not in table.html(bare) + table.markdown(bare)
+
+
 def test_a_quick_table_says_so() -> None:
     full, quick = table.read(RESULT), table.read({**RESULT, "recipe": "small.quick", "quick": {"rows": 9}})
     assert full.title == "small" and quick.title == "small (quick)"

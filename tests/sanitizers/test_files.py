@@ -167,15 +167,17 @@ def test_counting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "error"),
     [
-        ("a.jsonl", '{"text": "a"}\nzanzibar\n', "line 2 is not JSON"),
-        ("a.jsonl", '{"text": "a"}\n["zanzibar"]\n', "line 2 is not a JSON object"),
-        ("a.jsonl", '{"label": "zanzibar"}\n', "line 1 has no text"),
-        ("a.jsonl", '{"text": ["zanzibar"]}\n', "line 1 has a text field that is no string"),
-        ("a.jsonl", '{"messages": [{"content": 3}]}\n', "line 1 has no list of messages"),
+        ("a.jsonl", '{"text": "a"}\nzanzibar\n', "line 2 of a.jsonl is not JSON"),
+        ("a.jsonl", '{"text": "a"}\n["zanzibar"]\n', "line 2 of a.jsonl is not a JSON object"),
+        ("a.jsonl", '{"label": "zanzibar"}\n', "line 1 of a.jsonl has no text"),
+        ("a.jsonl", '{"text": ["zanzibar"]}\n', "line 1 of a.jsonl has a text field that is no string"),
+        ("a.jsonl", '{"messages": [{"content": 3}]}\n', "line 1 of a.jsonl has no list of messages"),
         ("a.csv", "label\nzanzibar\n", "names no column of text"),
-        ("a.csv", 'text,label\na,b\nzanzibar\n', "line 3 has 1 cells, the header 2"),
+        ("a.csv", 'text,label\na,b\nzanzibar\n', "line 3 of a.csv has 1 cells, the header 2"),
         ("a.csv", 'text\n"zanzibar\n', "is no row"),
-        ("a.txt", "", "has no rows"),
+        ("a.txt", "", "a.txt is empty"),
+        ("a.csv", "", "a.csv is empty"),
+        ("a.csv", "text\n", "a.csv has no rows"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("workers", [0, 1])

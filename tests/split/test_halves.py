@@ -14,9 +14,10 @@ import pytest
 from milkglass.checkpoint import Checkpoint
 from milkglass.defence import Labelled
 from milkglass.encoders import frames
-from milkglass.errors import CodecError, CorruptCheckpoint, KeyForOtherModel, UsageError
+from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, KeyForOtherModel, UsageError
 from milkglass.split import folders, making
 from milkglass.split.judging import Asked, judge
+from milkglass.split.making import Data
 from milkglass.split.parameters import rebuilt
 from milkglass.split.sending import parts, softmax
 from milkglass.split.staging import build
@@ -118,6 +119,33 @@ def test_places_that_cannot_be(tmp_path: Path) -> None:
             making.require_free(tmp_path / client, tmp_path / server)
 
 
+def test_halves_of_two_trainings_are_no_model(noisy: Made, fresh: Made, bert: Checkpoint, tmp_path: Path) -> None:
+    assert folders.require_one_split(noisy.client, noisy.server) == noisy.about
+    with pytest.raises(UsageError, match="are halves of dp-forward, but not of one training"):
+        folders.require_one_split(noisy.client, fresh.server)
+    other = made("textobfuscator", bert, tmp_path / "other")
+    with pytest.raises(UsageError, match="is a half of dp-forward, and .* one of textobfuscator"):
+        folders.require_one_split(noisy.client, other.server)
+    (fresh.server / "model.safetensors").unlink()
+    with pytest.raises(CorruptCheckpoint, match=r"has no model\.safetensors"):
+        folders.require_one_split(fresh.client, fresh.server)
+
+
+def test_what_a_model_cannot_read_is_told_before_it_is_trained(bert: Checkpoint) -> None:
+    def required(data: Data, length: int | None = None) -> None:
+        making.require_readable(SMALL["dp-forward"], bert, data, length)
+
+    required(DATA)
+    required(DATA, 1)  # this tokenizer adds no special token
+    with pytest.raises(
+        UsageError, match="max_length is 1048576, and this model reads 2 to .* tokens, 0 of them special"
+    ):
+        required(Data(Labelled(["a", "b"], [0, 1], ["c", "d"]), LABELS), 1 << 20)
+    blank = Data(Labelled(["a", ""], [0, 1]), LABELS, ["line 2 of a.tsv", "line 7 of a.tsv"])
+    with pytest.raises(EmptyText, match=r"line 7 of a\.tsv has no token"):
+        required(blank)
+
+
 def test_halves_that_do_not_belong_together(each: Made, fresh: Made) -> None:
     other = each.other()
     sent: list[bytes] = []
@@ -131,9 +159,9 @@ def test_halves_that_do_not_belong_together(each: Made, fresh: Made) -> None:
     with pytest.raises(UsageError, match="reads single texts"):
         each.half().classify(TEXTS, TEXTS, other.told, answer)
     assert not sent, "nothing left"
-    with pytest.raises(CorruptCheckpoint, match="holds the other half"):
+    with pytest.raises(UsageError, match="holds the other half"):
         folders.client_about(each.server)
-    with pytest.raises(CorruptCheckpoint, match="no half of a split model"):
+    with pytest.raises(UsageError, match="no half of a split model"):
         folders.server_about(each.base.folder)
 
 

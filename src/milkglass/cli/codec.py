@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.lines import Row, pairs_of, require_no_messages, row_of
+from milkglass.cli.lines import Row, arguments, line_name, named, pairs_of, require_no_messages, row_of
 from milkglass.cli.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key, require_file, spend
 from milkglass.cli.terminal import note, shown
 from milkglass.errors import CodecError, UsageError
@@ -59,12 +59,12 @@ def encode(
     codec = open_codec(opened.key, model)
     count, tokens = 0, 0
     with _reading(source) as lines, _writing(out) as sink:
-        rows = _arguments(text, pair) if text else (row_of(number, line) for number, line in enumerate(lines, 1))
-        noun = "text" if text else "line"
+        read = (row_of(line_name(number, source), line) for number, line in enumerate(lines, 1))
+        rows = arguments(text, pair) if text else read
         documents: list[dict[str, Any]] = []
         for batch in _batches(rows):
             encoded = _conversations if chat else _plainly
-            for document in encoded(codec, batch, max_length, truncate, noun):
+            for document in encoded(codec, batch, max_length, truncate):
                 count, tokens = count + 1, tokens + len(document["ids"])
                 if as_json:
                     documents.append(document)
@@ -92,7 +92,8 @@ def decode(
         raise UsageError("ids and --in were both given", "give one of them")
     codec = open_codec(open_key(key, passphrase_file).key, model)
     with _reading(source) as lines, _writing(out) as sink:
-        lists = _lists(ids) if ids else (_ids(number, line) for number, line in enumerate(lines, 1) if line.strip())
+        read = ((line_name(number, source), line) for number, line in enumerate(lines, 1))
+        lists = _lists(ids) if ids else (_ids(name, line) for name, line in read if line.strip())
         documents = []
         for one in lists:
             decoded = codec.decode(one, skip_special=not special)
@@ -105,45 +106,26 @@ def decode(
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------
-def _conversations(
-    codec: Codec, batch: list[Row], max_length: int | None, truncate: bool, noun: str
-) -> Iterator[dict[str, Any]]:
-    """Raises CodecError that names a text by its own number."""
+def _conversations(codec: Codec, batch: list[Row], max_length: int | None, truncate: bool) -> Iterator[dict[str, Any]]:
+    """Raises CodecError that names a text by its own name."""
     for row in batch:
         if row.pair is not None:
-            raise CodecError(f"{noun} {row.number} has a text_pair", "a chat template has no place for one")
+            raise CodecError(f"{row.name} has a text_pair", "a chat template has no place for one")
         messages = row.messages or ({"role": "user", "content": row.text},)
         open_end = messages[-1]["role"] != "assistant"
-        with _named([row.number], noun):
+        with named([row]):
             ids = codec.encode_chat(messages, open_end, max_length, truncate).tolist()
         yield {"ids": ids}
 
 
-@contextmanager
-def _named(numbers: list[int], noun: str) -> Iterator[None]:
-    try:
-        yield
-    except CodecError as error:
-        if error.place is None:
-            raise
-        raise error.renamed(f"{noun} {numbers[error.place]}") from None
-
-
-def _plainly(
-    codec: Codec, batch: list[Row], max_length: int | None, truncate: bool, noun: str
-) -> Iterator[dict[str, Any]]:
-    """Raises CodecError that names a text by its own number."""
+def _plainly(codec: Codec, batch: list[Row], max_length: int | None, truncate: bool) -> Iterator[dict[str, Any]]:
+    """Raises CodecError that names a text by its own name."""
     require_no_messages(batch, "add --chat")
-    with _named([row.number for row in batch], noun):
+    with named(batch):
         encoded: Encoded = codec.encode([row.text for row in batch], pairs_of(batch), max_length, truncate)
     for number, one in enumerate(encoded.ids):
         types = {} if encoded.token_type_ids is None else {"token_type_ids": encoded.token_type_ids[number].tolist()}
         yield {"ids": one.tolist(), **types}
-
-
-def _arguments(texts: list[str], pairs: list[str] | None) -> Iterator[Row]:
-    for number, text in enumerate(texts):
-        yield Row(number + 1, text, pairs[number] if pairs else None)
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -155,11 +137,11 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
 def _lists(words: list[str]) -> list[list[int]]:
     """Arguments: JSON lists each of their own, or bare numbers that make one list."""
     if any(word.lstrip().startswith("[") for word in words):
-        return [_ids(number, word) for number, word in enumerate(words, 1)]
-    return [_ids(1, "[" + ",".join(words) + "]")]
+        return [_ids(f"argument {number}", word) for number, word in enumerate(words, 1)]
+    return [_ids("what was given", "[" + ",".join(words) + "]")]
 
 
-def _ids(number: int, text: str) -> list[int]:
+def _ids(name: str, text: str) -> list[int]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -167,7 +149,7 @@ def _ids(number: int, text: str) -> list[int]:
     if isinstance(value, dict):
         value = value.get("ids")
     if not isinstance(value, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in value):
-        raise CodecError(f"line {number} is no list of ids", "write a JSON list of whole numbers, such as [5, 17, 2]")
+        raise CodecError(f"{name} is no list of ids", "write a JSON list of whole numbers, such as [5, 17, 2]")
     return value
 
 

@@ -163,14 +163,14 @@ def finetune(
 # --- before -----------------------------------------------------------------------------------------------------------
 def _checked(data: Path, task: str | None) -> Summary:
     """Read the whole file once, so that a broken line is told before anything is sent."""
-    from milkglass.client.dataset import summarise
+    from milkglass.client.dataset import require_classes, summarise
 
     require_file(data, "give .jsonl, .csv or .tsv")
     found = summarise(data, scores=task == "regression")
     if task is not None and task != found.task:
         raise CodecError(f"{data.name} is data for {found.task}, not for {task}", "see `milkglass finetune --help`")
-    if found.task == "classification" and len(found.labels) < 2 and task is None:
-        raise CodecError(f"{data.name} has 1 label only", "classification needs at least 2")
+    if found.task == "classification" and task is None:
+        require_classes(data, found)
     return found
 
 

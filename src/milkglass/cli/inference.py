@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.lines import Row, pairs_of, require_no_messages, row_of
+from milkglass.cli.lines import named, paired, to_classify
 from milkglass.cli.options import (
     AllowHttp,
     AsJson,
@@ -25,7 +25,6 @@ from milkglass.cli.options import (
     described,
     open_codec,
     open_key,
-    require_file,
     spend,
 )
 from milkglass.cli.terminal import bars, note, plain, say, shown
@@ -79,13 +78,12 @@ def classify(
     """
     if text and source:
         raise UsageError("texts and --in were both given", "give one of them")
-    rows = [Row(number, one) for number, one in enumerate(text, 1)] if text else _rows(source)
-    texts, pairs = [row.text for row in rows], pairs_of(rows) or pair or None
-    if pair and (len(pair) != len(texts) or pairs is not pair):
-        raise UsageError(f"{len(texts)} texts and {len(pair)} pairs", "give --pair once for each text without one")
+    rows = to_classify(text, source)
+    texts, pairs = [row.text for row in rows], paired(rows, pair)
     opened = open_key(key, passphrase_file)
     codec = open_codec(opened.key, model)
-    encoded = codec.encode(texts, pairs, truncate=truncate)
+    with named(rows):
+        encoded = codec.encode(texts, pairs, truncate=truncate)
     results: list[dict[str, Any]] = []
     fits = True
     with Way(server, token_file, certificate, allow_http).open() as remote, bars(as_json) as stage:
@@ -142,23 +140,6 @@ def _names(opened: Opened, model_id: str, job: object, labels_of: str | None) ->
             f"the key knows no labels of the job {plain(labels_of)}", f"it knows those of: {jobs}; or newest"
         )
     return {number: name for name, number in found.items()}
-
-
-def _rows(source: Path | None) -> list[Row]:
-    """A text or a pair a line; a blank one is refused, not skipped: the answers must match the lines."""
-    if source is not None:
-        require_file(source, "give a file with a text a line")
-    name = "stdin" if source is None else source.name
-    given = sys.stdin.read() if source is None else source.read_text("utf-8")
-    lines = given.removesuffix("\n").split("\n")
-    if not given:
-        raise EmptyText(f"{name} is empty", "give texts as arguments, or a text a line")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            raise EmptyText(f"line {number} of {name} is blank", "remove it: each line gets one answer")
-    rows = [row_of(number, line) for number, line in enumerate(lines, 1)]
-    require_no_messages(rows, 'a classifier reads {"text": ...}')
-    return rows
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------

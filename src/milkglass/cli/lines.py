@@ -7,11 +7,15 @@ module does not know: the codec, and what becomes of a row.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milkglass.errors import CodecError
+from milkglass.cli.options import require_file
+from milkglass.errors import CodecError, EmptyText, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.conversation import Message
@@ -19,26 +23,77 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """`number` counts from 1, for messages; a text, perhaps with its pair, or a conversation."""
+    """A text, perhaps with its pair, or a conversation. name: what messages call it, "text 2", "line 7 of in.txt"."""
 
-    number: int
+    name: str
     text: str = ""
     pair: str | None = None
     messages: tuple[Message, ...] = ()
 
 
-def row_of(number: int, line: str) -> Row:
+def line_name(number: int, source: Path | None) -> str:
+    """number: from 1. source: None for stdin."""
+    return f"line {number} of {'stdin' if source is None else source.name}"
+
+
+def row_of(name: str, line: str) -> Row:
     """Raises CodecError for an object whose texts are none."""
     text = line.rstrip("\r\n")
     found = _object(text)
     if found is None:
-        return Row(number, text)
+        return Row(name, text)
     if "messages" in found:
-        return Row(number, messages=_turns(number, found["messages"]))
+        return Row(name, messages=_turns(name, found["messages"]))
     pair = found.get("text_pair")
     if not isinstance(found["text"], str) or not isinstance(pair, str | None):
-        raise CodecError(f"line {number} has a text or a text_pair that is no string", 'write {"text": "..."}')
-    return Row(number, found["text"], pair)
+        raise CodecError(f"{name} has a text or a text_pair that is no string", 'write {"text": "..."}')
+    return Row(name, found["text"], pair)
+
+
+def arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Row]:
+    return [Row(f"text {n + 1}", text, pairs[n] if pairs else None) for n, text in enumerate(texts)]
+
+
+def to_classify(texts: Sequence[str] | None, source: Path | None) -> list[Row]:
+    """The texts, or else each line of a file (None: stdin). A blank one is refused, not skipped: the answers must match
+    the lines. Raises EmptyText, CodecError."""
+    rows = arguments(texts) if texts else _lines_of(source)
+    for row in rows:
+        if not row.text.strip() and not row.messages:
+            raise EmptyText(f"{row.name} is blank", "remove it: each text gets one answer")
+    require_no_messages(rows, 'a classifier reads {"text": ...}')
+    return rows
+
+
+def _lines_of(source: Path | None) -> list[Row]:
+    if source is not None:
+        require_file(source, "give a file with a text a line")
+        _require_lines(source)
+    given = sys.stdin.read() if source is None else source.read_text("utf-8")
+    if not given:
+        raise EmptyText(f"{'stdin' if source is None else source.name} is empty", "write a text a line")
+    lines = given.removesuffix("\n").split("\n")
+    return [row_of(line_name(number, source), line) for number, line in enumerate(lines, 1)]
+
+
+def _require_lines(source: Path) -> None:
+    """Header, labels and all would be classified as texts."""
+    if source.suffix.lower() in (".csv", ".tsv", ".parquet"):
+        raise UsageError(
+            f"{source.name} is a table, and a text a line is needed",
+            f"milkglass data {source} --out NEW.jsonl writes its texts as lines",
+        )
+
+
+@contextmanager
+def named(rows: Sequence[Row]) -> Iterator[None]:
+    """What is wrong with one of these texts is told by its row's name."""
+    try:
+        yield
+    except CodecError as error:
+        if error.place is None:
+            raise
+        raise error.renamed(rows[error.place].name) from None
 
 
 def pairs_of(rows: Sequence[Row]) -> list[str] | None:
@@ -49,10 +104,22 @@ def pairs_of(rows: Sequence[Row]) -> list[str] | None:
     return pairs or None
 
 
+def paired(rows: Sequence[Row], given: Sequence[str] | None) -> list[str] | None:
+    """The second texts, from the rows or else as options gave them. Raises UsageError where they are of another number,
+    CodecError for a blank one."""
+    pairs = pairs_of(rows) or list(given or ()) or None
+    if given and (len(given) != len(rows) or pairs != list(given)):
+        raise UsageError(f"{len(rows)} texts and {len(given)} pairs", "give --pair once for each text without one")
+    for row, pair in zip(rows, pairs or (), strict=False):
+        if not pair.strip():
+            raise EmptyText(f"the second text of {row.name} is blank", "give a text, or leave all second texts out")
+    return pairs
+
+
 def require_no_messages(rows: Sequence[Row], hint: str) -> None:
     for row in rows:
         if row.messages:
-            raise CodecError(f"line {row.number} holds messages, not a text", hint)
+            raise CodecError(f"{row.name} holds messages, not a text", hint)
 
 
 def _object(text: str) -> dict[str, Any] | None:
@@ -65,11 +132,11 @@ def _object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and ("text" in value or "messages" in value) else None
 
 
-def _turns(number: int, value: Any) -> tuple[Message, ...]:
+def _turns(name: str, value: Any) -> tuple[Message, ...]:
     turns = value if isinstance(value, list) else []
     if not turns or not all(
         isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
         for one in turns
     ):
-        raise CodecError(f"line {number} has no list of messages", 'give [{"role": "user", "content": "..."}, ...]')
+        raise CodecError(f"{name} has no list of messages", 'give [{"role": "user", "content": "..."}, ...]')
     return tuple({"role": one["role"], "content": one["content"]} for one in turns)

@@ -104,20 +104,15 @@ def obfuscate(
 ) -> None:
     """Scramble MODEL into the folder OUT. Makes the key file if it doesn't exist, else uses it."""
     started = time.monotonic()
-    if out.exists():
-        raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
+    _require_places(out, key, new_key)  # what needs no model is told before anybody waits for one
     from milkglass.checkpoint import Checkpoint
+    from milkglass.client.beforehand import require_room, require_scramblable
     from milkglass.client.key import write_key
     from milkglass.client.scramble import new_key as make_key
     from milkglass.client.scramble import scheme_for, scheme_of, scramble, shown
+    from milkglass.schemes.catalogue import scheme_named
 
-    if (bands is None) != (band_text is None):  # what needs no model is told before anybody waits for one
-        raise UsageError("--bands and --band-text need each other", "give both, or neither")
-    if band_text is not None:
-        require_file(band_text, "give text like the one that will be sent")
-    mixed = _plus(plus, plus_k, plus_epsilon)
-    folder = _folder(model, as_json)
-    base = Checkpoint.open(folder)
+    _require_bands(bands, band_text)
     asked: dict[str, Any] = {
         "k": k,
         "epsilon": epsilon,
@@ -128,16 +123,21 @@ def obfuscate(
         "rows": rows,
     }
     chosen = {name: value for name, value in asked.items() if value is not None}
-    chosen |= mixed
+    chosen |= _plus(plus, plus_k, plus_epsilon)
     if scheme == "sentinel" and chosen:
         raise UsageError(f"sentinel has no {next(iter(chosen))}", "leave the option out")
+    scheme_named(scheme or "obfuslm", chosen)  # a value that cannot be is told whatever the model and the key say
+    folder = _folder(model, as_json)
+    base = Checkpoint.open(folder)
     if band_text is not None:
         chosen["bands"] = _bands(base, bands, band_text)
     ref = str(folder) if Path(model).expanduser().is_dir() else model
-    asked_for = scheme_for(base, scheme or "obfuslm", **chosen)  # a value that cannot be is told whatever the key says
+    asked_for = scheme_for(base, scheme or "obfuslm", **chosen)
     # Whoever is asked for a passphrase is asked before bars are drawn over the question.
-    old = _existing(key, scheme, chosen, new_key, passphrase_file, out)
+    old = _existing(key, scheme, chosen, passphrase_file, out)
     wanted = asked_for if old is None else scheme_of(old.key)
+    require_scramblable(base, wanted, delta)
+    require_room(base, wanted, out, delta)
     if warning := wanted.broken or (UNMIXED if getattr(wanted, "k", 0) == 1 else None):
         note(f"warning: {warning}")
     secret = passphrase(passphrase_file, creating=True) if old is None else old.passphrase
@@ -177,6 +177,33 @@ def obfuscate(
     )
 
 
+def _require_places(out: Path, key: Path, new_key: bool) -> None:
+    """Raises UsageError or KeyExists where the folder or a new key could not be written."""
+    if out.exists():
+        raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
+    if out.absolute() in (key.absolute(), *key.absolute().parents):
+        raise UsageError(f"{key} would lie in {out}, which goes to the server", "keep the key somewhere else")
+    if key.is_dir():
+        raise UsageError(f"{key} is a folder, not a file", "give the key a name in it")
+    if key.exists() and new_key:
+        raise KeyExists(f"{key} exists already", "give another file, or leave --new-key out to use this one")
+    from milkglass.client.beforehand import require_writable
+
+    require_writable(out)
+    if not key.exists():
+        require_writable(key)
+
+
+def _require_bands(factor: float | None, text: Path | None) -> None:
+    from milkglass.schemes.bands import Bands
+
+    if (factor is None) != (text is None):
+        raise UsageError("--bands and --band-text need each other", "give both, or neither")
+    if factor is not None and text is not None:
+        Bands(factor, "")
+        require_file(text, "give text like the one that will be sent")
+
+
 def _plus(form: Any, k: int | None, epsilon: float | None) -> dict[str, Any]:
     from milkglass.schemes.obfuslm_plus import Plus
 
@@ -211,12 +238,10 @@ def _folder(model: str, as_json: bool) -> Path:
 
 
 def _existing(
-    path: Path, scheme: str | None, chosen: dict[str, Any], new_key: bool, passphrase_file: Path | None, out: Path
+    path: Path, scheme: str | None, chosen: dict[str, Any], passphrase_file: Path | None, out: Path
 ) -> Opened | None:
     if not path.exists():
         return None
-    if new_key:
-        raise KeyExists(f"{path} exists already", "give another file, or leave --new-key out to use this one")
     opened = open_key(path, passphrase_file)
     unfinished = out.with_name(f".{out.name}.partial")
     begun = f"; or remove it and {unfinished}, of a run that was interrupted" if unfinished.exists() else ""

@@ -95,11 +95,12 @@ def data(
     from milkglass.datasets import export, own, sets
 
     asked = (text_column, label_column, pair_column)
-    score = False
-    if Path(name).suffix.lower() in OWN:
+    score, columns = False, None
+    if Path(name).suffix.lower() in OWN or Path(name).is_file():
         if source is not None or hub:
             raise UsageError(f"{name} is a file: --from and --hub are for data sets by name", "leave them out")
-        found = own.read(Path(name), _columns(*asked))
+        columns = _columns(Path(name), *asked)
+        found = own.read(Path(name), columns)
     else:
         if any(asked):
             raise UsageError("columns are for files of your own", f"{name} has its own")
@@ -109,15 +110,22 @@ def data(
         score = sets.describe(name).task == "regression"
         found = sets.load(name, source, split, note)
     count = export.write(found, out, score, rows)
-    emit(as_json, {"out": str(out), "rows": count}, f"{count:,} rows in {out}")
+    taken = {} if columns is None else {"columns": columns.told()}
+    emit(as_json, {"out": str(out), "rows": count, **taken}, f"{count:,} rows in {out}{_taken(columns)}")
 
 
-def _columns(text: str | None, label: str | None, pair: str | None) -> Columns:
-    from milkglass.datasets.own import Columns
+def _columns(path: Path, text: str | None, label: str | None, pair: str | None) -> Columns:
+    from milkglass.datasets.own import Columns, columns_of
 
-    if text is None:
-        raise UsageError("it is not said which column has the texts", "give --text-column, and --label-column if any")
-    return Columns(text, label, pair)
+    return columns_of(path, label, pair) if text is None else Columns(text, label, pair)
+
+
+def _taken(columns: Columns | None) -> str:
+    """Nobody should learn from a training that a column was left out."""
+    if columns is None:
+        return ""
+    named = ", ".join(f"{what} from {name}" for what, name in columns.told().items() if name is not None)
+    return f"; {named}" + ("" if columns.label else "; no labels (--label-column)")
 
 
 def _list(as_json: bool) -> None:

@@ -94,8 +94,9 @@ def train(
     folder = resolve(model)
     ref = str(folder.absolute()) if Path(model).expanduser().is_dir() else model
     steps = making.steps_of(defence, len(read.corpus.texts))
+    base = Checkpoint.open(folder)
+    making.require_readable(defence, base, read, max_length)
     with bars(as_json) as stage:
-        base = Checkpoint.open(folder)
         making.make(defence, base, ref, read, client, server, stage("train", steps))
         judged = None if asked_of is None else _judged(base, client, server, asked_of, stage)
     document = {
@@ -172,10 +173,12 @@ def serve(
     """Serve the server's half on 127.0.0.1. It needs no text, no tokenizer and no secret. Others reach it by ssh -L."""
     require_folder(folder, "give the server's half that `milkglass split train` wrote")
     token = None if token_file is None else read_token(token_file)
-    note(f"the token is in {token_file or home.resolve() / 'token'}")
+    from milkglass.split.app import opened
     from milkglass.split.app import serve as run
 
-    run(folder, home.resolve(), port, token)
+    half = opened(folder)
+    note(f"the token is in {token_file or home.resolve() / 'token'}")
+    run(half, home.resolve(), port, token)
 
 
 splits.command()(classify)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from milkglass.cli.lines import named, paired, to_classify
 from milkglass.cli.options import AllowHttp, AsJson, Certificate, ModelRef, TokenFile, read_token, require_file
 from milkglass.cli.terminal import bars, note, say
-from milkglass.errors import EmptyText, UsageError
+from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
     from milkglass.checkpoint import Checkpoint
-    from milkglass.cli.lines import Row
     from milkglass.split.folders import ClientAbout
     from milkglass.split.sending import Answer
     from milkglass.split.told import Told
@@ -47,20 +47,20 @@ def classify(
         raise UsageError("give --url or --folder, one of them", "--url for a server, --folder to run both halves here")
     if (text is None) == (file is None):
         raise UsageError("give --text or --file, one of them", "without either there is nothing to classify")
-    from milkglass.cli.lines import pairs_of
-    from milkglass.split.folders import client_about
-    from milkglass.split.sending import ClientHalf
-
-    rows = _rows(text, file)
-    pairs = pairs_of(rows) or pair or None
-    if pair and (len(pair) != len(rows) or pairs is not pair):
-        raise UsageError(f"{len(rows)} texts and {len(pair)} pairs", "give --pair once for each text without one")
+    rows = to_classify(text, file)
+    texts, pairs = [row.text for row in rows], paired(rows, pair)
     require_folder(client, "give the client's half that `milkglass split train` wrote")
+    from milkglass.split.folders import client_about
+    from milkglass.split.sending import ClientHalf, require_sendable
+
     about = client_about(client)
+    base = _base(about, model)
+    with named(rows):
+        require_sendable(client, about, base, texts, pairs)
     with _answering(url, folder, token_file, certificate, allow_http) as (told, answer), bars(as_json) as stage:
-        half = ClientHalf.open(client, _base(about, model), about, sending=len(rows))
+        half = ClientHalf.open(client, base, about, sending=len(rows))
         tell = stage("classify", len(rows))
-        shares = half.classify([row.text for row in rows], pairs, told, answer, tell)
+        shares = half.classify(texts, pairs, told, answer, tell)
     results = [
         {"label": about.names[int(one.argmax())], "probabilities": dict(zip(about.names, one.tolist(), strict=True))}
         for one in shares
@@ -96,23 +96,6 @@ def _answering(
         connection.close()
 
 
-def _rows(text: list[str] | None, file: Path | None) -> list[Row]:
-    from milkglass.cli.lines import Row, require_no_messages, row_of
-
-    if text is not None:
-        rows = [Row(number, one) for number, one in enumerate(text, 1)]
-    else:
-        assert file is not None
-        require_file(file, "give a file with a text a line")
-        lines = file.read_text("utf-8").removesuffix("\n").split("\n")
-        rows = [row_of(number, line) for number, line in enumerate(lines, 1)]
-    for row in rows:
-        if not row.text.strip() and not row.messages:
-            raise EmptyText(f"text {row.number} is blank", "leave it out: each text gets one answer")
-    require_no_messages(rows, 'a classifier reads {"text": ...}')
-    return rows
-
-
 # --- audit ------------------------------------------------------------------------------------------------------------
 def audit(
     client: Client,
@@ -145,10 +128,10 @@ def audit(
     from milkglass.encoders.halves import described
     from milkglass.encoders.sending import EncoderClient
     from milkglass.split import staging
-    from milkglass.split.folders import client_about
+    from milkglass.split.folders import require_one_split
     from milkglass.split.parameters import rebuilt
 
-    about = client_about(client)
+    about = require_one_split(client, server)
     base = _base(about, model)
     defence = rebuilt(about.method, about.parameters, about.training)
     half, other = defence.load(base, client, server)

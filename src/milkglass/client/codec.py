@@ -86,7 +86,7 @@ class Codec:
                 f"the tokenizer in {folder.name} is {digest}, the key was made with {expected}",
                 "give the folder of the model that was scrambled",
             )
-        tokenizer = _load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
         first = key.first
         size = len(first)
         known = np.zeros(size, np.bool_)
@@ -335,7 +335,8 @@ class Codec:
         return self.tokenizer.decode(original, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Any:
+    """Raises ModelError where there is no fast one that can be loaded."""
     from transformers import AutoTokenizer
 
     try:

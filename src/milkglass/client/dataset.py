@@ -7,9 +7,9 @@ JSON Lines, one of these shapes throughout a file:
     {"text": ...}
 
 or TSV/CSV with a header of the same names (also `sentence` for `text`). TSV is read without quoting, as GLUE writes it.
-Files are read a row at a time, so they may be of any size. Messages name lines, and never quote them: a traceback or a
-log must not hold private text. Label names stay on the client; the server sees their numbers. For a regression the
-labels are numbers, 2.5 or "2.5"; the server sees them standardised (scores.py).
+Files are read a row at a time, so they may be of any size. Messages name the file and the line, and never quote it: a
+traceback or a log must not hold private text. Label names stay on the client; the server sees their numbers. For a
+regression the labels are numbers, 2.5 or "2.5"; the server sees them standardised (scores.py).
 """
 
 from __future__ import annotations
@@ -82,23 +82,29 @@ class Written:
 
 
 def read_examples(path: Path, scores: bool = False) -> Iterator[Example]:
-    """scores: labels are the numbers of a regression. Raises CodecError, naming the line, for a row that is not of the
-    file's shape."""
+    """scores: labels are the numbers of a regression. Raises CodecError, naming file and line, for a row that is not of
+    the file's shape, EmptyText for a file without rows."""
     rows = _table_rows(path) if path.suffix.lower() in (".csv", ".tsv") else _json_rows(path)
     first: Example | None = None
     try:
         for line, row in rows:
-            example = _example(line, row, scores)
+            example = _example(line, place(path, line), row, scores)
             first = first or example
             if (example.kind, example.pair is None) != (first.kind, first.pair is None):
                 raise CodecError(
-                    f"line {line} holds another kind of row than line {first.line}", "give one kind of row a file"
+                    f"{place(path, line)} holds another kind of row than line {first.line}",
+                    "give one kind of row a file",
                 )
             yield example
     except UnicodeDecodeError as error:
         raise CodecError(f"{path.name} is not UTF-8 text", "convert it to UTF-8") from error
     if first is None:
         raise EmptyText(f"{path.name} has no rows", "give at least one")
+
+
+def place(path: Path, line: int) -> str:
+    """How messages name a row."""
+    return f"line {line} of {path.name}"
 
 
 def summarise(path: Path, scores: bool = False) -> Summary:
@@ -117,6 +123,19 @@ def summarise(path: Path, scores: bool = False) -> Summary:
     return Summary(example.kind, rows, example.pair is not None, tuple(ordered))
 
 
+def require_classes(path: Path, found: Summary) -> None:
+    """Raises CodecError for labels of which nothing can be learnt: one alone, or another in each of the rows, as where
+    numbers of rows were taken for labels."""
+    count = len(found.labels)
+    if count < 2:
+        raise CodecError(f"the column label of {path.name} has 1 label only", "classification needs at least 2")
+    if count == found.rows > 2:
+        raise CodecError(
+            f"the column label of {path.name} has {count:,} labels in {found.rows:,} rows, and no class has two rows",
+            "does it hold ids? `milkglass data FILE --label-column NAME --out NEW.jsonl` takes another column",
+        )
+
+
 def _scored(path: Path) -> Summary:
     rows, first = 0, None
 
@@ -124,7 +143,9 @@ def _scored(path: Path) -> Summary:
         nonlocal rows, first
         for example in read_examples(path, scores=True):
             if example.label is None:
-                raise CodecError(f"line {example.line} has no label", "a regression needs a number in every row")
+                raise CodecError(
+                    f"{place(path, example.line)} has no label", "a regression needs a number in every row"
+                )
             rows, first = rows + 1, first or example
             yield float(example.label)
 
@@ -161,7 +182,7 @@ def write_parquet(
             with ExitStack() as writers:
                 writer: pq.ParquetWriter | None = None
                 for batch in _batches(read_examples(source, scores=isinstance(labels, Scale))):
-                    table, cut = _encoded(codec, batch, labels, max_length)
+                    table, cut = _encoded(codec, source, batch, labels, max_length)
                     writer = writer or writers.enter_context(pq.ParquetWriter(file, table.schema))
                     writer.write_table(table)
                     counts.append(_count(table, cut))
@@ -186,6 +207,7 @@ def _count(table: pa.Table, cut: int) -> Written:
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    _require_bytes(path)
     with path.open(encoding="utf-8-sig") as file:
         for line, text in enumerate(file, start=1):
             if not text.strip():
@@ -193,15 +215,14 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             try:
                 row = json.loads(text)
             except (ValueError, RecursionError):  # the decoder's own error carries the line's text
-                raise CodecError(f"line {line} of {path.name} is not JSON", "write one JSON object a line") from None
+                raise CodecError(f"{place(path, line)} is not JSON", "write one JSON object a line") from None
             if not isinstance(row, dict):
-                raise CodecError(
-                    f"line {line} of {path.name} is not a JSON object", 'write {"text": ..., "label": ...}'
-                )
+                raise CodecError(f"{place(path, line)} is not a JSON object", 'write {"text": ..., "label": ...}')
             yield line, row
 
 
 def _table_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    _require_bytes(path)
     tabs = path.suffix.lower() == ".tsv"
     with path.open(encoding="utf-8-sig", newline="") as file:
         limit = csv.field_size_limit(MAX_FIELD)
@@ -217,66 +238,73 @@ def _table_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             for cells in reader:
                 if len(cells) != len(header) and cells:
                     raise CodecError(
-                        f"line {reader.line_num} has {len(cells)} cells, the header {len(header)}",
+                        f"{place(path, reader.line_num)} has {len(cells)} cells, the header {len(header)}",
                         "quote cells that hold the separator" if not tabs else "remove tabs from the text",
                     )
                 if cells:
                     yield reader.line_num, dict(zip(header, cells, strict=True))
         except csv.Error:
-            raise CodecError(f"line {reader.line_num} of {path.name} is no row", "check its quotes") from None
+            raise CodecError(f"{place(path, reader.line_num)} is no row", "check its quotes") from None
         finally:
             csv.field_size_limit(limit)
 
 
-def _example(line: int, row: Mapping[str, Any], scores: bool = False) -> Example:
+def _require_bytes(path: Path) -> None:
+    """Nothing is said of the columns of a file that has none."""
+    if not path.stat().st_size:
+        raise EmptyText(f"{path.name} is empty", "give at least one row")
+
+
+def _example(line: int, where: str, row: Mapping[str, Any], scores: bool = False) -> Example:
+    """where: the row's name in messages."""
     if "messages" in row:
-        return Example(line, "chat", messages=_messages(line, row["messages"]))
+        return Example(line, "chat", messages=_messages(where, row["messages"]))
     if "instruction" in row:
-        asked = _string(line, row, "instruction")
-        extra = _string(line, row, "input") if row.get("input") else ""
-        answer = _string(line, row, "output")
+        asked = _string(where, row, "instruction")
+        extra = _string(where, row, "input") if row.get("input") else ""
+        answer = _string(where, row, "output")
         user = {"role": "user", "content": f"{asked}\n\n{extra}" if extra else asked}
         return Example(line, "chat", messages=(user, {"role": "assistant", "content": answer}))
     if "text" not in row and "sentence" in row:
         row = {**row, "text": row["sentence"]}
-    text = _string(line, row, "text")
-    pair = _string(line, row, "text_pair") if "text_pair" in row else None
+    text = _string(where, row, "text")
+    pair = _string(where, row, "text_pair") if "text_pair" in row else None
     if "label" not in row:
         if pair is not None:
-            raise CodecError(f"line {line} has a text_pair and no label", "give a label")
+            raise CodecError(f"{where} has a text_pair and no label", "give a label")
         return Example(line, "text", text)
-    label = repr(score_of(line, row["label"])) if scores else _label(line, row["label"])
+    label = repr(score_of(where, row["label"])) if scores else _label(where, row["label"])
     return Example(line, "labelled", text, pair, label)
 
 
-def _string(line: int, row: Mapping[str, Any], name: str) -> str:
+def _string(where: str, row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str):
-        raise CodecError(f"line {line} has no {name}", f'each row needs "{name}", a string')
+        raise CodecError(f"{where} has no {name}", f'each row needs "{name}", a string')
     if not value.strip():
-        raise EmptyText(f"line {line} has an empty {name}", "leave the row out")
+        raise EmptyText(f"{where} has an empty {name}", "leave the row out")
     return value
 
 
-def _label(line: int, value: Any) -> str:
+def _label(where: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
         raise CodecError(
-            f"line {line} has a label that is no name and no whole number",
+            f"{where} has a label that is no name and no whole number",
             "give a name such as billing; for numbers of a regression say `--task regression`",
         )
     return str(value).strip()
 
 
-def _messages(line: int, value: Any) -> tuple[Message, ...]:
+def _messages(where: str, value: Any) -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
-        raise CodecError(f"line {line} has no list of messages", 'give [{"role": "user", "content": ...}, ...]')
+        raise CodecError(f"{where} has no list of messages", 'give [{"role": "user", "content": ...}, ...]')
     turns = []
     for turn in value:
         if not isinstance(turn, dict) or turn.get("role") not in ("system", "user", "assistant"):
-            raise CodecError(f"line {line} has a message of no known role", "roles: system, user, assistant")
-        turns.append({"role": turn["role"], "content": _string(line, turn, "content")})
+            raise CodecError(f"{where} has a message of no known role", "roles: system, user, assistant")
+        turns.append({"role": turn["role"], "content": _string(where, turn, "content")})
     if not any(turn["role"] == "assistant" for turn in turns[1:]):
-        raise CodecError(f"line {line} has no assistant's answer to learn", "end it with the assistant's message")
+        raise CodecError(f"{where} has no assistant's answer to learn", "end it with the assistant's message")
     return tuple(turns)
 
 
@@ -288,18 +316,19 @@ def _batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
 
 
 def _encoded(
-    codec: Codec, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, max_length: int
+    codec: Codec, source: Path, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, max_length: int
 ) -> tuple[pa.Table, int]:
     try:
         if batch[0].kind == "labelled":
-            return _classified(codec, batch, labels, max_length)
+            return _classified(codec, source, batch, labels, max_length)
         done = _supervised(codec, batch, max_length)
     except CodecError as error:
         if error.message.startswith("line "):
             raise
         if error.place is not None:
-            raise error.renamed(f"line {batch[error.place].line}") from None
-        raise type(error)(f"between lines {batch[0].line} and {batch[-1].line}: {error.message}", error.hint) from None
+            raise error.renamed(place(source, batch[error.place].line)) from None
+        between = f"between lines {batch[0].line} and {batch[-1].line} of {source.name}"
+        raise type(error)(f"{between}: {error.message}", error.hint) from None
     columns = {**_id_columns(done.ids), "labels": _lists(done.labels, List32)}
     return pa.table(columns), done.cut
 
@@ -310,21 +339,23 @@ def _supervised(codec: Codec, batch: Sequence[Example], max_length: int) -> Labe
     return codec.encode_plain([one.text for one in batch], max_length, truncate=True)
 
 
-def _numbers(batch: Sequence[Example], labels: Mapping[str, int] | Scale | None) -> pa.Array:
+def _numbers(source: Path, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None) -> pa.Array:
     if labels is None:
         raise UsageError("these rows have labels, and no numbers for them were given", "number them first")
     if isinstance(labels, Scale):
         return pa.array([labels.sent(float(str(one.label))) for one in batch], pa.float32())
     unknown = next((one.line for one in batch if one.label not in labels), None)
     if unknown is not None:
-        raise CodecError(f"line {unknown} has a label that the training file lacks", "use the same label names")
+        raise CodecError(
+            f"{place(source, unknown)} has a label that the training file lacks", "use the same label names"
+        )
     return pa.array([labels[str(one.label)] for one in batch], pa.int32())
 
 
 def _classified(
-    codec: Codec, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, max_length: int
+    codec: Codec, source: Path, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, max_length: int
 ) -> tuple[pa.Table, int]:
-    numbers = _numbers(batch, labels)
+    numbers = _numbers(source, batch, labels)
     pairs = None if batch[0].pair is None else [one.pair or "" for one in batch]
     encoded = codec.encode([one.text for one in batch], pairs, max_length, truncate=True)
     columns = _id_columns(encoded.ids)

@@ -61,12 +61,12 @@ class Scale:
         return abs(self.sent(other.mean)) <= 1 and 0.5 <= other.spread / self.spread <= 2
 
 
-def score_of(line: int, value: Any) -> float:
-    """Raises CodecError, naming the line, for what is no finite number."""
+def score_of(where: str, value: Any) -> float:
+    """where: the row's name in messages. Raises CodecError for what is no finite number."""
     try:
         found = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not math.isfinite(found):
-        raise CodecError(f"line {line} has a label that is no number", "a regression needs one in every row")
+        raise CodecError(f"{where} has a label that is no number", "a regression needs one in every row")
     return found

@@ -83,11 +83,7 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
     that it makes, for attackers and recipes, whose keys are no secret."""
     architecture = of(base)
     scheme = scheme or scheme_for(base)
-    if scheme.shares and architecture.kind == "decoder":
-        raise UnsupportedModel(
-            "rows = shared is for models that read: a model that generates would answer in ids that name no token",
-            "use --aliases or --bands for this model",
-        )
+    require_kind(architecture, scheme)
     about: dict[str, Any] = {
         "model": ref,
         "kind": architecture.kind,
@@ -98,12 +94,31 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
     }
     size = n = architecture.vocab_size
     if scheme.copies > 1:
-        single = sorted({*reserved_ids(base, n).tolist(), *architecture.pinned})
+        single = single_ids(base, architecture)
         about["slots"] = {"copies": scheme.copies, "single": single}
         size = len(Slots.of(n, scheme.copies, single).origin)
     order = hashed_permutation if scheme.hashed else permutation
     key = Key.new(digest, size, architecture.pinned, about, order, root)
     return with_groups(base, key) if scheme.shares else key
+
+
+def single_ids(base: Checkpoint, architecture: Architecture) -> list[int]:
+    """Tokens that have one scrambled id, however many the others have."""
+    return sorted({*reserved_ids(base, architecture.vocab_size).tolist(), *architecture.pinned})
+
+
+def require_kind(architecture: Architecture, scheme: Scheme) -> None:
+    """Raises UnsupportedModel for a scheme that is of no use to such a model."""
+    if scheme.shares and architecture.kind == "decoder":
+        raise UnsupportedModel(
+            "rows = shared is for models that read: a model that generates would answer in ids that name no token",
+            "use --aliases or --bands for this model",
+        )
+
+
+def require_delta(scheme: Scheme, delta: bool) -> None:
+    if delta and isinstance(scheme, ObfusLM) and scheme.plus:
+        raise UsageError("ObfusLM+ changes every layer: a delta would be the whole model", "leave --delta out")
 
 
 def visited(key: Key) -> NDArray[np.int64]:
@@ -193,27 +208,32 @@ def require_finite(table: torch.Tensor) -> None:
 
 def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
     """The base's configs with ids re-mapped and names left out; config.json also says which key it was."""
-
     first, choices = key.first, Choices.of(key)
+    found = mapped_configs(base, first, None if choices is None else choices.counts)
+    untied = {"tie_word_embeddings": False} if plus_of(key) else {}
+    larger = {"vocab_size": len(key.sigma)} if len(key.sigma) > len(first) else {}
+    return Configs({**found.config, KEY_ID: key.identifier} | untied | larger, found.generation)
+
+
+def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[np.int64] | None) -> Configs:
+    """first (n,): the new id of each token. counts (n,): how many new ones each has; None: one. Raises UnsupportedModel
+    or IdOutOfRange for an entry that cannot be re-mapped."""
 
     def sigma(token: int) -> int:
         if token >= len(first):
             raise IdOutOfRange(
                 f"a config names token {token}, the vocabulary has {len(first)}", "repair the model's config"
             )
-        if choices is not None and choices.counts[token] > 1:
+        if counts is not None and counts[token] > 1:
             raise UnsupportedModel(
-                f"a config names token {token}, which has {choices.counts[token]} ids under this key",
+                f"a config names token {token}, which would have {counts[token]} ids",
                 "remove the entry from the config, or make a key with one id a token",
             )
         return int(first[token])
 
-    entries = config_entries(str(base.config.get("model_type")))
-    untied = {"tie_word_embeddings": False} if plus_of(key) else {}
-    larger = {"vocab_size": len(key.sigma)} if len(key.sigma) > len(first) else {}
-    generation = base.generation_config
+    entries, generation = config_entries(str(base.config.get("model_type"))), base.generation_config
     return Configs(
-        remap(base.config, sigma, entries) | {KEY_ID: key.identifier} | untied | larger,
+        remap(base.config, sigma, entries),
         None if generation is None else remap(generation, sigma, generation_entries()),
     )
 
@@ -275,8 +295,7 @@ def scramble(
         raise CorruptCheckpoint(
             f"the key has {len(key.first)} tokens, the model {architecture.vocab_size}", "give the key's own model"
         )
-    if delta and plus_of(key):
-        raise UsageError("ObfusLM+ changes every layer: a delta would be the whole model", "leave --delta out")
+    require_delta(scheme_of(key), delta)
     job = hashlib.sha256(json.dumps([delta, dict(key.about)]).encode() + key.stream("staging").words(8).tobytes())
     staging = Staging(out, job.hexdigest())
     found = replacements(base, architecture, key, progress, mixture, turn)

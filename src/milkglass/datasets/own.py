@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from milkglass.client.dataset import Example
+from milkglass.client.dataset import SYNONYMS, Example
 from milkglass.datasets.rows import Place, Row, Rows, columns_there, comma, json_lines, parquet, text_of, tsv
 from milkglass.errors import CodecError, EmptyText, UsageError
 
@@ -29,6 +29,9 @@ class Columns:
         if len(set(self.needed)) < len(self.needed):
             raise UsageError("two of the columns are one and the same", "give each its own")
 
+    def told(self) -> dict[str, str | None]:
+        return {"text": self.text, "label": self.label, "text_pair": self.pair}
+
     @property
     def needed(self) -> tuple[str, ...]:
         return tuple(name for name in (self.text, self.pair, self.label) if name is not None)
@@ -36,12 +39,32 @@ class Columns:
 
 def read(path: Path, columns: Columns) -> Iterator[Example]:
     """Raises UsageError for another kind of file, CodecError for a row that cannot be, when it is reached."""
+    return _examples(path, _rows(path, columns.needed), columns)
+
+
+def columns_of(path: Path, label: str | None = None, pair: str | None = None) -> Columns:
+    """The column of texts and, where they are not given, those of labels and second texts, by the names that
+    `client/dataset.py` knows. Raises UsageError where no column has such a name, EmptyText, CodecError."""
+    rows = _rows(path, ())
+    names = list(next(rows, (None, {}))[1])
+    if not names:
+        raise EmptyText(f"{path.name} has no rows", "give at least one")
+    known = {SYNONYMS.get(name, name): name for name in reversed(names)}
+    if "text" not in known:
+        raise UsageError(
+            f"no column of {path.name} is called text or sentence", f"give --text-column; {columns_there(names)}"
+        )
+    label = label or known.get("label")
+    return Columns(known["text"], label, pair or (known.get("text_pair") if label else None))
+
+
+def _rows(path: Path, needed: tuple[str, ...]) -> Rows:
     reader = _READERS.get(path.suffix.lower())
-    if reader is None:
-        raise UsageError(f"{path.name} is of no kind that is read", f"give {', '.join(_READERS)}")
     if not path.is_file():
         raise UsageError(f"there is no file {path}", "give the file itself")
-    return _examples(path, reader(path, columns.needed), columns)
+    if reader is None:
+        raise UsageError(f"{path.name} is of no kind that is read", f"give {', '.join(_READERS)}")
+    return reader(path, needed)
 
 
 def _examples(path: Path, rows: Rows, columns: Columns) -> Iterator[Example]:

@@ -175,6 +175,7 @@ def _skip(buffer: str, at: int) -> int:
 
 
 def parquet(path: Path, needed: Sequence[str]) -> Rows:
+    """needed: the columns that are read; none are named: all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -185,7 +186,7 @@ def parquet(path: Path, needed: Sequence[str]) -> Rows:
     with file:
         require_columns(path.name, file.schema_arrow.names, needed)
         number = 0
-        for batch in file.iter_batches(columns=list(needed)):
+        for batch in file.iter_batches(columns=list(needed) or None):
             for row in batch.to_pylist():
                 number += 1
                 yield Place(path.name, number, "row"), row

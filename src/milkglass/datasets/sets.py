@@ -48,13 +48,30 @@ def files(name: str, folder: Path, split: str) -> list[Path]:
 def _located(about: Description, folder: Path, split: str) -> tuple[Layout, list[Path]]:
     if split not in about.splits:
         raise UsageError(f"{about.name} has no split {split!r}", f"it has: {', '.join(about.splits)}")
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}", "give the folder that has the data set's own files")
+    found = _there(about, folder, split)
+    if found is None:
+        raise UsageError(f"{folder} has no {split} split of {about.name}", _looked(about, folder, split))
+    return found
+
+
+def _there(about: Description, folder: Path, split: str) -> tuple[Layout, list[Path]] | None:
     for place in about.places(folder):
         for layout in about.splits[split]:
             paths = [place / file for file in layout.files]
             if all(path.is_file() for path in paths):
                 return layout, paths
-    ways = "; or ".join(" and ".join(layout.files) for layout in about.splits[split])
-    raise UsageError(f"{folder} has no {split} split of {about.name}", f"its files are {ways}")
+    return None
+
+
+def _looked(about: Description, folder: Path, split: str) -> str:
+    """Where it was looked for what, and what is there."""
+    ways = " or ".join(" with ".join(layout.files) for layout in about.splits[split])
+    places = ", ".join(map(str, about.places(folder)))
+    located = {other: _there(about, folder, other) for other in about.splits}
+    found = [f"{other} ({' with '.join(one[0].files)})" for other, one in located.items() if one is not None]
+    return f"looked for {ways} in {places}; there of {about.name}: {', '.join(found) or 'nothing'}"
 
 
 def _examples(

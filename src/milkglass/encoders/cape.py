@@ -17,7 +17,6 @@ What it does not know: which attributes are private. Nobody labels any here, so 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -28,6 +27,7 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.encoders.draws import Draws, Root
 from milkglass.encoders.encoder import EncoderDefence
 from milkglass.encoders.halves import Lower
+from milkglass.encoders.limits import limited
 from milkglass.encoders.reader import Encoded
 from milkglass.encoders.training import Step, Training
 from milkglass.errors import UsageError
@@ -108,9 +108,9 @@ class CAPE(EncoderDefence):
     """epsilon: of the noise, see the page. w_adv: the adversary's weight. words: how many words it names."""
 
     layer: int | None = None
-    epsilon: float = 5.0
-    w_adv: float = 0.1
-    words: int = 2000
+    epsilon: float = limited(5.0, above=0)
+    w_adv: float = limited(0.1)
+    words: int = limited(2000, least=1, whole=True)
     calibration: Literal["paper", "strict"] = "paper"
     training: Training = field(default_factory=lambda: Training(learning_rate=1e-5))
 
@@ -133,10 +133,6 @@ class CAPE(EncoderDefence):
         super().__post_init__()
         if self.layer is not None:
             raise UsageError(f"layer is {self.layer}: this method sends the last layer's", "leave layer out")
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise UsageError(f"epsilon is {self.epsilon}, a finite number above 0 is needed", "5 is the usual one")
-        if not (math.isfinite(self.w_adv) and self.w_adv >= 0) or self.words < 1:
-            raise UsageError("w_adv is 0 or more, words 1 or more", "0.1 and 2000 are the usual ones")
         if self.calibration not in ("paper", "strict"):
             raise UsageError(f"calibration is {self.calibration!r}", "paper or strict")
 

@@ -17,7 +17,6 @@ paper, neighbours are texts of one length (padded to it, they would be any two).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -27,6 +26,7 @@ import torch
 from milkglass.accounting import epsilon_of, sigma_of, upward
 from milkglass.encoders.draws import Draws
 from milkglass.encoders.encoder import EncoderDefence
+from milkglass.encoders.limits import limited
 from milkglass.encoders.training import Training
 from milkglass.errors import UsageError
 from milkglass.paper import Paper
@@ -37,9 +37,9 @@ class DPForward(EncoderDefence):
     """epsilon, delta: of one text, each time that it is sent. clip: C, in Frobenius norm. redraw: new noise in every
     epoch, as in the paper, which spends the budget once more each time; else one draw for each training text."""
 
-    epsilon: float = 8.0
-    delta: float = 1e-5
-    clip: float = 1.0
+    epsilon: float = limited(8.0, above=0)
+    delta: float = limited(1e-5, above=0, below=1)
+    clip: float = limited(1.0, above=0)
     where: Literal["local", "central"] = "local"
     sensitivity: Literal["replace", "paper"] = "replace"
     redraw: bool = True
@@ -61,8 +61,6 @@ class DPForward(EncoderDefence):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (math.isfinite(self.clip) and self.clip > 0):
-            raise UsageError(f"clip is {self.clip}, a finite number above 0 is needed", "1 is common")
         if self.where not in ("local", "central") or self.sensitivity not in ("replace", "paper"):
             raise UsageError("where is local or central, sensitivity is replace or paper", "see encoders/dp_forward.py")
         _ = self.sigma

@@ -26,6 +26,7 @@ from milkglass.defence import Client, Defence, Labelled, Server
 from milkglass.encoders import halves
 from milkglass.encoders.draws import SECRET, Draws, Root
 from milkglass.encoders.halves import Lower
+from milkglass.encoders.limits import limited, require
 from milkglass.encoders.reader import Encoded, Reader
 from milkglass.encoders.sending import EncoderClient
 from milkglass.encoders.serving import EncoderServer
@@ -42,12 +43,11 @@ ALONE = threading.Lock()
 class EncoderDefence(Defence):
     """layer: layers that the client runs, 0 for the embeddings alone, None for all. training: of both halves."""
 
-    layer: int | None = 0
+    layer: int | None = limited(0, whole=True)
     training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
-        if self.layer is not None and self.layer < 0:
-            raise UsageError(f"layer is {self.layer}, 0 or more is needed", "0 sends what the embeddings give")
+        require(self)
 
     # --- what a method adds -------------------------------------------------------------------------------------------
     @abc.abstractmethod
@@ -111,6 +111,11 @@ class EncoderDefence(Defence):
     def refuses(self, base: Checkpoint) -> str | None:
         return halves.refusal(base, self.layer or 0)
 
+    def require(self, base: Checkpoint) -> None:
+        """Raises UnsupportedModel."""
+        if reason := self.refuses(base):
+            raise UnsupportedModel(f"{self.name} cannot split this model: {reason}", "choose another model or layer")
+
     def split(self, base: Checkpoint, corpus: Labelled | None, secret: bytes, folder: Path) -> tuple[Client, Server]:
         labels, classes = self._required(base, corpus, secret, folder)
         assert corpus is not None
@@ -171,8 +176,7 @@ class EncoderDefence(Defence):
         return Root(secret, self.salt)
 
     def _required(self, base: Checkpoint, corpus: Labelled | None, secret: bytes, folder: Path) -> tuple[Ids, int]:
-        if reason := self.refuses(base):
-            raise UnsupportedModel(f"{self.name} cannot split this model: {reason}", "choose another model or layer")
+        self.require(base)
         if len(secret) != SECRET:
             raise UsageError(
                 f"a secret of {len(secret)} bytes, {SECRET} are needed", "draw one with secrets.token_bytes"
@@ -194,8 +198,7 @@ class EncoderDefence(Defence):
             raise UsageError(
                 f"{folder.name} was made with other parameters than these", "give those of its config.json"
             )
-        if about.get("model") != base.digest():
-            raise KeyForOtherModel(f"{folder.name} belongs to another model", "give the model that was split")
+        require_base(about, folder, base)
         lower = Lower(classifier(base, 2), self.cut(base)).eval()
         kept = halves.fill_client(folder, lower if self.trains_lower else None)
         try:
@@ -204,3 +207,9 @@ class EncoderDefence(Defence):
             raise CorruptCheckpoint(f"{folder.name} lacks its secret", "restore it from a copy") from error
         reader = Reader.open(base.folder, self.training.max_length)
         return self.client(base, reader, lower, secret, sent, kept)
+
+
+def require_base(about: Mapping[str, Any], folder: Path, base: Checkpoint) -> None:
+    """about: what the client half in the folder says of itself. Raises KeyForOtherModel."""
+    if about.get("model") != base.digest():
+        raise KeyForOtherModel(f"{folder.name} belongs to another model", "give the model that was split")

@@ -31,6 +31,7 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.encoders.draws import Draws, Root
 from milkglass.encoders.encoder import EncoderDefence
 from milkglass.encoders.halves import Lower, Upper
+from milkglass.encoders.limits import limited
 from milkglass.encoders.reader import Encoded, Reader, in_batches
 from milkglass.encoders.sending import EncoderClient
 from milkglass.encoders.training import Step, Training
@@ -87,7 +88,7 @@ def _rotation(gaussian: torch.Tensor) -> torch.Tensor:
 class TextMixer(EncoderDefence):
     """inputs: N, the own text counted. mixing: what V_j is."""
 
-    inputs: int = 2
+    inputs: int = limited(2, least=2, whole=True)
     mixing: Literal["hadamard", "rotation"] = "hadamard"
     training: Training = field(default_factory=Training)
 
@@ -109,8 +110,6 @@ class TextMixer(EncoderDefence):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inputs < 2:
-            raise UsageError(f"{self.inputs} texts are no mixture, 2 or more are needed", "2, 5 and 10 are common")
         if self.mixing not in ("hadamard", "rotation"):
             raise UsageError(f"mixing is {self.mixing!r}", "hadamard or rotation")
 

@@ -18,7 +18,6 @@ What it does not know: the private words. All tokens are treated alike.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -30,9 +29,9 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.encoders.draws import Draws, Root
 from milkglass.encoders.encoder import EncoderDefence
 from milkglass.encoders.halves import Lower
+from milkglass.encoders.limits import limited
 from milkglass.encoders.reader import Encoded
 from milkglass.encoders.training import Step, Training
-from milkglass.errors import UsageError
 from milkglass.paper import Paper
 
 ROUNDS = 10  # of k-means
@@ -92,12 +91,12 @@ class TextObfuscator(EncoderDefence):
     """clip: the bound on a state's mean absolute coordinate, None for no bound. scale: of the Laplace noise, on each
     coordinate. clusters: how many at most."""
 
-    layer: int | None = 3
-    gamma_close: float = 0.03
-    gamma_away: float = 0.01
-    clusters: int = 100
-    clip: float | None = 1.0
-    scale: float = 0.5
+    layer: int | None = limited(3, whole=True)
+    gamma_close: float = limited(0.03)
+    gamma_away: float = limited(0.01)
+    clusters: int = limited(100, least=1, whole=True)
+    clip: float | None = limited(1.0, above=0)
+    scale: float = limited(0.5)
     training: Training = field(default_factory=lambda: Training(batch_size=128))
 
     name: ClassVar[str] = "textobfuscator"
@@ -113,19 +112,6 @@ class TextObfuscator(EncoderDefence):
             "The scale of the noise is ours: the paper searches it, and ObfusLM's Table 8 does not name it.",
         ),
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
-            raise UsageError(f"clip is {self.clip}, a finite number above 0 is needed", "None is no bound")
-        if not (math.isfinite(self.scale) and self.scale >= 0):
-            raise UsageError(f"scale is {self.scale}, a finite number of 0 or more is needed", "0 adds no noise")
-        if self.clusters < 1 or self.gamma_close < 0 or self.gamma_away < 0:
-            raise UsageError(
-                f"clusters is {self.clusters}, gamma_close {self.gamma_close}, gamma_away {self.gamma_away}; "
-                "at least 1, 0 and 0 are needed",
-                "leave them out for ObfusLM's choices",
-            )
 
     @property
     def guarantee(self) -> str | None:

@@ -17,8 +17,8 @@ import torch
 
 from milkglass.encoders.draws import Root
 from milkglass.encoders.halves import Lower
+from milkglass.encoders.limits import limited, require
 from milkglass.encoders.reader import Encoded, batch_of
-from milkglass.errors import UsageError
 from milkglass.sequences import Ids
 
 if TYPE_CHECKING:
@@ -30,19 +30,15 @@ class Training:
     """Settings of C.3 in the ObfusLM paper, where a method does not say otherwise. max_steps: None for all epochs.
     max_length: in tokens; longer texts are cut in training, and refused when they are sent."""
 
-    learning_rate: float = 2e-5
-    batch_size: int = 32
-    epochs: int = 10
-    max_steps: int | None = None
-    max_length: int = 128
-    weight_decay: float = 0.01
+    learning_rate: float = limited(2e-5, above=0)
+    batch_size: int = limited(32, least=1, whole=True)
+    epochs: int = limited(10, least=1, whole=True)
+    max_steps: int | None = limited(None, least=1, whole=True)
+    max_length: int = limited(128, least=1, whole=True)
+    weight_decay: float = limited(0.01)
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "batch_size", "epochs", "max_length"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} is {getattr(self, name)}, more than 0 is needed", "give a number above 0")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise UsageError(f"max_steps is {self.max_steps}, 1 or more is needed", "leave it out for all epochs")
+        require(self)
 
 
 @dataclass(frozen=True)

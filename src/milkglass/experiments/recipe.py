@@ -23,6 +23,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from milkglass import __version__
+from milkglass.audit.work import private_folder
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.dataset import write_parquet
@@ -126,7 +127,8 @@ def prepare(
 
 
 def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
-    """Figures of one setting must never appear under the name of another."""
+    """Figures of one setting must never appear under the name of another. Texts may lie in a run folder, so that it is
+    its owner's alone."""
     record = out / "run.json"
     if record.is_file():
         if json.loads(record.read_text("utf-8")) != this:
@@ -134,10 +136,12 @@ def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
                 f"{out} holds a run of other settings, model or data",
                 "give a new folder, or remove this one",
             )
+        out.chmod(0o700)
         return
     if out.is_dir() and any(out.iterdir()):
         raise UsageError(f"{out} is no run folder and is not empty", "give a new folder")
-    out.mkdir(parents=True, exist_ok=True)
+    private_folder(out)
+    out.chmod(0o700)  # an empty one that was there had a mode of its own
     record.write_text(json.dumps(this, indent=1) + "\n", "utf-8")
     begun(out)
 

@@ -1,6 +1,7 @@
 """A result as a table for people: Markdown, and an HTML page that needs nothing else.
 
-First what stands beside a paper's figure or was asked for, with the reason where ours is another; then every figure.
+First what stands beside a paper's figure or was asked for, with the reason where ours is another; then every other
+figure, by what it measures; then what the names mean (reading.py), and the settings.
 Everything that comes from a recipe or a result is escaped.
 
 What this module does not know: how anything was measured.
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from milkglass.errors import UsageError
+from milkglass.experiments.reading import meanings
 
 ALIKE = 0.005  # figures that differ by less, relative to the paper's, are the same number
-SETTINGS = ("model", "task", "lora", "seed", "private", "rows", "order", "seconds")
+SETTINGS = ("model", "task", "lora", "seed", "seeds", "private", "rows", "order", "seconds", "attacks", "attacked")
 LAST = ("private tokens", "seconds")  # what a run was given and what it cost, not what it found
 UNEXPLAINED = "Not explained: the recipe gives no reason."
 
@@ -49,6 +51,7 @@ class Table:
     beside: tuple[Line, ...]
     groups: tuple[tuple[str, tuple[Line, ...]], ...]
     notes: tuple[str, ...]
+    meanings: tuple[tuple[str, str], ...]
 
 
 def read(result: Mapping[str, Any]) -> Table:
@@ -69,6 +72,7 @@ def read(result: Mapping[str, Any]) -> Table:
         beside=beside,
         groups=tuple((what, tuple(rest[what])) for what in sorted(rest, key=lambda what: what in LAST)),
         notes=tuple(notes),
+        meanings=meanings(result["figures"]),
     )
 
 
@@ -84,7 +88,7 @@ def _line(name: str, row: Mapping[str, Any], notes: list[str]) -> Line:
 
 
 def _about(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = [(name, str(result[name])) for name in SETTINGS if name in result]
+    found = [(name, _value(result[name])) for name in SETTINGS if name in result]
     found += [("data", _pairs(result["data"]))] if "data" in result else []
     found += [(f"attacker {who}", ", ".join(files) or "no text") for who, files in result.get("public", {}).items()]
     for name, values in result.get("variants", {}).items():
@@ -99,7 +103,18 @@ def _about(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in values.items())
+    return ", ".join(f"{name} = {_value(value, True)}" for name, value in values.items())
+
+
+def _value(value: Any, inner: bool = False) -> str:
+    """A setting in words. inner: it stands among others."""
+    if isinstance(value, Mapping):
+        told = _pairs({name: one for name, one in value.items() if one is not None})
+    elif isinstance(value, list):
+        told = ", ".join(map(str, value))
+    else:
+        return str(value)
+    return f"({told})" if inner else told
 
 
 def number(value: float | None, sign: bool = False) -> str:
@@ -133,6 +148,9 @@ def markdown(table: Table) -> str:
     for what, lines in table.groups:
         parts += [f"## {escaped(what)}", "", "| figure | ours |", "|---|---:|"]
         parts += [f"| {escaped(one.name)} | {number(one.ours)} |" for one in lines] + [""]
+    if table.meanings:
+        parts += ["## What the names mean", ""]
+        parts += [*(f"- {escaped(name)}: {escaped(told)}" for name, told in table.meanings), ""]
     parts += ["## Settings", "", *(f"- {escaped(name)}: {escaped(value)}" for name, value in table.about)]
     return "\n".join(parts) + "\n"
 
@@ -211,6 +229,14 @@ dd { margin: 0; }
 </tbody>
 </table>
 {% endfor %}
+{% if t.meanings %}
+<h2>What the names mean</h2>
+<dl>
+{% for name, told in t.meanings %}
+<dt>{{ name }}</dt><dd>{{ told }}</dd>
+{% endfor %}
+</dl>
+{% endif %}
 <h2>Settings</h2>
 <dl>
 {% for name, value in t.about %}

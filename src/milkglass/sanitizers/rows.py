@@ -1,7 +1,7 @@
 """Rows of a file as texts that can be written back: JSON Lines, CSV and TSV with a header, or a text a line.
 
-Raw rows are read in blocks that depend on the file alone. Messages name lines, and never quote them. What this module
-does not know: any sanitizer.
+Raw rows are read in blocks that depend on the file alone. Messages name file and line, and never quote it. What this
+module does not know: any sanitizer.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a file's rows are. texts: the fields that are sanitized. header: of CSV and TSV."""
+    """What a file's rows are. texts: the fields that are sanitized. header: of CSV and TSV. file: its name, for
+    messages."""
 
     kind: Kind
     texts: frozenset[str]
     header: tuple[str, ...] = ()
+    file: str = ""
 
     def parse(self, block: Block) -> tuple[list[Any], list[Slot], set[str]]:
         """The rows, where the texts in them are, and the names of fields that are left as they are."""
@@ -61,9 +63,10 @@ class Shape:
                 row: Any = [text, raw[len(text) :]]
                 slots.append((row, 0))
             elif self.kind == "json":
-                row = _object(line, raw)
+                where = f"line {line} of {self.file}"
+                row = _object(where, raw)
                 if row is not None:
-                    slots += self._fields(line, row, left)
+                    slots += self._fields(where, row, left)
             else:
                 row = list(raw)
                 slots += [(row, i) for i, name in enumerate(self.header) if name in self.texts]
@@ -82,39 +85,41 @@ class Shape:
         csv.writer(out, lineterminator="\n").writerows(rows)
         return out.getvalue()
 
-    def _fields(self, line: int, row: dict[str, Any], left: set[str]) -> list[Slot]:
+    def _fields(self, where: str, row: dict[str, Any], left: set[str]) -> list[Slot]:
         found: list[Slot] = []
         for name, value in row.items():
             if name == "messages":
-                found += _messages(line, value, left)
+                found += _messages(where, value, left)
             elif name not in self.texts:
                 left.add(name)
             elif isinstance(value, str):
                 found.append((row, name))
             elif value is not None:
-                raise CodecError(f"line {line} has a text field that is no string", "give strings")
+                raise CodecError(f"{where} has a text field that is no string", "give strings")
         if not found:
-            raise CodecError(f"line {line} has no text", "name its field with --text-column")
+            raise CodecError(f"{where} has no text", "name its field with --text-column")
         return found
 
 
 def shape_of(path: Path, also: frozenset[str] = frozenset(), keep: frozenset[str] = frozenset()) -> Shape:
     """also, keep: fields that are texts besides the known names, and known names that are none."""
+    if not path.stat().st_size:
+        raise EmptyText(f"{path.name} is empty", "give at least one row")
     kind = KINDS.get(path.suffix.lower(), "lines")
     texts = (TEXTS | also) - keep
     if kind in ("lines", "json"):
-        return Shape(kind, texts)
+        return Shape(kind, texts, file=path.name)
     with _opened(path) as file:
         header = tuple(name.strip() for name in next(_cells(file, kind, path), (0, []))[1])
     if missing := sorted(also - set(header)):
         raise CodecError(f"the header of {path.name} has no column {missing[0]!r}", "check --text-column")
     if not texts & set(header):
         raise CodecError(f"the header of {path.name} names no column of text", "name it with --text-column")
-    return Shape(kind, texts, header)
+    return Shape(kind, texts, header, path.name)
 
 
 def blocks_of(path: Path, shape: Shape) -> Iterator[Block]:
-    """Raises EmptyText for a file without rows, CodecError, naming the line, for one that cannot be read."""
+    """Raises EmptyText for a file without rows, CodecError, naming file and line, for one that cannot be read."""
     number, lines, raw, size = 0, list[int](), list[Any](), 0
     with _opened(path) as file:
         try:
@@ -151,7 +156,7 @@ def _raw(file: io.TextIOWrapper, shape: Shape, path: Path) -> Iterator[tuple[int
     for line, row in cells:
         if row and len(row) != len(shape.header):
             hint = "remove tabs from the text" if shape.kind == "tsv" else "quote cells that hold the separator"
-            raise CodecError(f"line {line} has {len(row)} cells, the header {len(shape.header)}", hint)
+            raise CodecError(f"line {line} of {path.name} has {len(row)} cells, the header {len(shape.header)}", hint)
         if row:
             yield line, tuple(row)
 
@@ -176,23 +181,23 @@ def _size(row: Any) -> int:
     return len(row) if isinstance(row, str) else sum(map(len, row))
 
 
-def _object(line: int, raw: str) -> dict[str, Any] | None:
+def _object(where: str, raw: str) -> dict[str, Any] | None:
     if not raw.strip():
         return None
     try:
         found = json.loads(raw)
     except (ValueError, RecursionError):  # the decoder's own error carries the line's text
-        raise CodecError(f"line {line} is not JSON", "write one JSON object a line") from None
+        raise CodecError(f"{where} is not JSON", "write one JSON object a line") from None
     if not isinstance(found, dict):
-        raise CodecError(f"line {line} is not a JSON object", 'write {"text": ...}')
+        raise CodecError(f"{where} is not a JSON object", 'write {"text": ...}')
     return found
 
 
-def _messages(line: int, value: Any, left: set[str]) -> list[Slot]:
+def _messages(where: str, value: Any, left: set[str]) -> list[Slot]:
     if not isinstance(value, list) or not all(
         isinstance(one, dict) and isinstance(one.get("content"), str) for one in value
     ):
-        raise CodecError(f"line {line} has no list of messages", 'give [{"role": "user", "content": "..."}, ...]')
+        raise CodecError(f"{where} has no list of messages", 'give [{"role": "user", "content": "..."}, ...]')
     left.update(f"messages.{name}" for one in value for name in one if name not in ("role", "content"))
     return [(one, "content") for one in value]
 

@@ -159,14 +159,18 @@ class ObfusLM(Scheme):
         """The clusters, each an array of rows, seed first."""
         if self.bands is not None:
             return self._banded(table, order, progress)
-        allowed = reach(len(order), self.beta)
-        if allowed < self.k:
-            raise UsageError(
-                f"{len(order)} tokens at beta = {self.beta} leave {allowed} candidates for clusters of {self.k}",
-                "lower beta or k",
-            )
+        self.require_candidates(len(order))
         clusters = embed_cluster(table, order, self.k, self.beta, progress)
         return merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
+
+    def require_candidates(self, tokens: int) -> None:
+        """Raises UsageError where so few tokens take part that no cluster can have k."""
+        allowed = reach(tokens, self.beta)
+        if self.bands is None and allowed < self.k:
+            raise UsageError(
+                f"{tokens} tokens at beta = {self.beta} leave {allowed} candidates for clusters of {self.k}",
+                "lower beta or k",
+            )
 
     def _banded(self, table: torch.Tensor, order: Ids, progress: Callable[[int], None] | None) -> list[Ids]:
         """Each band by itself, with a beta that leaves 2k candidates where the band is small."""

@@ -70,12 +70,18 @@ def _routes(half: ServerHalf) -> APIRouter:
     return router
 
 
-def serve(folder: Path, home: Path, port: int, token: str | None) -> None:
-    """Run until SIGINT or SIGTERM, on 127.0.0.1. home: the folder whose file `token` is the bearer token, where none is
-    given. Raises UsageError, CorruptCheckpoint."""
-    settings = Settings(home, port=port, token=token)
+def opened(folder: Path) -> ServerHalf:
+    """The half that is to be served, and a process that may serve it. Raises UsageError, CorruptCheckpoint."""
     prepare()
-    half = ServerHalf.open(folder)
-    holder = Home(settings.home, settings.spare_disk)
-    holder.claim()
-    run(create_app(half, holder.token(settings.token)), settings, "milkglass split serve")
+    return ServerHalf.open(folder)
+
+
+def serve(half: ServerHalf, home: Path, port: int, token: str | None) -> None:
+    """Run until SIGINT or SIGTERM, on 127.0.0.1. home: the folder whose file `token` is the bearer token; it is not
+    touched where a token is given. Raises UsageError."""
+    settings = Settings(home, port=port, token=token)
+    if token is None:
+        holder = Home(settings.home, settings.spare_disk)
+        holder.claim()
+        token = holder.token(None)
+    run(create_app(half, token), settings, "milkglass split serve")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass.checkpoint import read_json, write_json
-from milkglass.errors import CorruptCheckpoint
+from milkglass.errors import CorruptCheckpoint, UsageError
 
 NAME, VERSION = "split.json", 1
 WEIGHTS = "model.safetensors"
@@ -56,7 +56,7 @@ def write(folder: Path, about: ClientAbout | ServerAbout) -> None:
 
 
 def client_about(folder: Path) -> ClientAbout:
-    """Raises CorruptCheckpoint."""
+    """Raises UsageError for another folder, CorruptCheckpoint for a damaged one."""
     raw = _read(folder, "client")
     labels = raw.get("labels")
     if not isinstance(labels, dict) or sorted(map(str, labels.values())) != sorted(map(str, range(len(labels)))):
@@ -68,24 +68,38 @@ def client_about(folder: Path) -> ClientAbout:
 
 
 def server_about(folder: Path) -> ServerAbout:
-    """Raises CorruptCheckpoint."""
+    """Raises UsageError for another folder, CorruptCheckpoint for a damaged one."""
     try:
         return ServerAbout(**_read(folder, "server"))
     except TypeError:
         raise _broken(folder) from None
 
 
+def require_one_split(client: Path, server: Path) -> ClientAbout:
+    """What the client's half says of itself. Raises UsageError where the two are not halves of one model."""
+    about, other = client_about(client), server_about(server)
+    if about.method != other.method:
+        raise UsageError(
+            f"{client} is a half of {about.method}, and {server} one of {other.method}",
+            "give two that were made together",
+        )
+    if weights_digest(server) != about.server:
+        raise UsageError(
+            f"{client} and {server} are halves of {about.method}, but not of one training",
+            "give two that were made together",
+        )
+    return about
+
+
 def _read(folder: Path, half: str) -> dict[str, Any]:
     if not (folder / NAME).is_file():
-        raise CorruptCheckpoint(
-            f"{folder} is no half of a split model", "give a folder that `milkglass split train` wrote"
-        )
+        raise UsageError(f"{folder} is no half of a split model", "give a folder that `milkglass split train` wrote")
     raw = read_json(folder / NAME)
     if raw.pop("milkglass_split", None) != VERSION:
         raise CorruptCheckpoint(f"{folder} is of another version than {VERSION}", "open it with the milkglass it is of")
     found = raw.pop("half", None)
     if found != half:
-        raise CorruptCheckpoint(f"{folder} holds the other half, the {half}'s is needed", f"give the {half}'s folder")
+        raise UsageError(f"{folder} holds the other half, the {half}'s is needed", f"give the {half}'s folder")
     return raw
 
 
@@ -94,7 +108,9 @@ def _broken(folder: Path) -> CorruptCheckpoint:
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 of a half's weights, in hex: by it the client knows the server's half again."""
+    """SHA-256 of a half's weights, in hex: by it the client knows the server's half again. Raises CorruptCheckpoint."""
+    if not (folder / WEIGHTS).is_file():
+        raise CorruptCheckpoint(f"{folder} has no {WEIGHTS}", "copy the folder again")
     with (folder / WEIGHTS).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

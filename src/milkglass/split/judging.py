@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from milkglass.client.dataset import read_examples
+from milkglass.client.dataset import place, read_examples
 from milkglass.errors import CodecError
 from milkglass.split.sending import ClientHalf, sendable
 from milkglass.split.serving import ServerHalf
@@ -40,7 +40,9 @@ def read_asked(path: Path, labels: dict[str, int], pairs: bool) -> Asked:
     examples = list(read_examples(path))
     for one in examples:
         if one.label not in labels:
-            raise CodecError(f"line {one.line} has a label that the training file lacks", "use the same label names")
+            raise CodecError(
+                f"{place(path, one.line)} has a label that the training file lacks", "use the same label names"
+            )
     if any((one.pair is not None) != pairs for one in examples):
         raise CodecError(f"{path.name} has other columns than the training file", "give text_pair in both, or in none")
     second = [one.pair or "" for one in examples] if pairs else None

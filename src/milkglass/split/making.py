@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,21 +18,27 @@ from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from milkglass.checkpoint import Checkpoint
-from milkglass.client.dataset import number_labels, read_examples, summarise
+from milkglass.client.dataset import number_labels, place, read_examples, require_classes, summarise
 from milkglass.defence import Labelled
 from milkglass.encoders.draws import SECRET
 from milkglass.encoders.encoder import EncoderDefence
+from milkglass.encoders.reader import Reader
+from milkglass.encoders.training import Training
 from milkglass.errors import CodecError, UsageError
 from milkglass.split import folders
 from milkglass.split.parameters import told
 
 Tell = Callable[[int], None]
+UNLIMITED = 1 << 40  # tokens: the model's own limit is what counts then
 
 
 @dataclass(frozen=True)
 class Data:
+    """names: what messages call each text, where it was read from a file."""
+
     corpus: Labelled = field(repr=False)
     labels: dict[str, int] = field(repr=False)
+    names: Sequence[str] = field(default=(), repr=False)
 
     @property
     def pairs(self) -> bool:
@@ -40,17 +46,16 @@ class Data:
 
 
 def read_data(path: Path) -> Data:
-    """Texts with the names of their classes. Raises CodecError where there are none, or one alone."""
+    """Texts with the names of their classes. Raises CodecError where nothing can be learnt of them."""
     found = summarise(path)
     if found.task != "classification":
         raise CodecError(f"{path.name} has no labels", 'give rows with a "text" and a "label"')
-    if len(found.labels) < 2:
-        raise CodecError(f"{path.name} has 1 label only", "classification needs at least 2")
+    require_classes(path, found)
     labels = number_labels(found.labels, None)
     examples = list(read_examples(path))
     pairs = [one.pair or "" for one in examples] if found.pairs else None
     corpus = Labelled([one.text for one in examples], [labels[str(one.label)] for one in examples], pairs)
-    return Data(corpus, labels)
+    return Data(corpus, labels, [place(path, one.line) for one in examples])
 
 
 def steps_of(defence: EncoderDefence, texts: int) -> int:
@@ -58,6 +63,27 @@ def steps_of(defence: EncoderDefence, texts: int) -> int:
     how = defence.training
     steps = how.epochs * -(-texts // how.batch_size)
     return steps if how.max_steps is None else min(steps, how.max_steps)
+
+
+def require_readable(defence: EncoderDefence, base: Checkpoint, data: Data, max_length: int | None) -> None:
+    """What is told before anybody waits. max_length: what was asked for, if anything. Raises UnsupportedModel for a
+    model that cannot be cut, UsageError for a length that is beyond it or has no room for a text, CodecError for a text
+    without a token."""
+    defence.require(base)
+    reader = Reader.open(base.folder, UNLIMITED)
+    special = reader.tokenizer.num_special_tokens_to_add(pair=data.pairs)
+    least, most = special + (2 if data.pairs else 1), reader.limit
+    if max_length is not None and not least <= max_length <= most:
+        raise UsageError(
+            f"max_length is {max_length}, and this model reads {least} to {most} tokens, {special} of them special",
+            f"give {least} to {most}; {min(most, Training().max_length)} is the default",
+        )
+    try:
+        reader.encode(data.corpus.texts, data.corpus.pairs, cut=True)
+    except CodecError as error:
+        if error.place is None or not data.names:
+            raise
+        raise error.renamed(data.names[error.place]) from None
 
 
 def require_free(client: Path, server: Path) -> None:

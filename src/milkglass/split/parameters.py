@@ -6,13 +6,13 @@ What this module does not know: any method. A method's own `__post_init__` says 
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from milkglass.encoders.catalogue import ENCODERS
 from milkglass.encoders.encoder import EncoderDefence
+from milkglass.encoders.limits import Limit, limits_of
 from milkglass.encoders.training import Training
 from milkglass.errors import CorruptCheckpoint, UsageError
 
@@ -32,7 +32,7 @@ def chosen(method: str, words: Sequence[str], training: Mapping[str, Any]) -> En
             raise UsageError(f"{name} is set twice", "set it once")
         if name not in types_of(kind):
             raise UsageError(f"{method} has no parameter {name!r}", f"it has {listed(kind)}")
-        given[name] = _typed(name, value, types_of(kind)[name])
+        given[name] = _typed(name, value, kind)
     return kind(**given, training=dataclasses.replace(kind().training, **training))
 
 
@@ -49,9 +49,11 @@ def types_of(kind: type[EncoderDefence]) -> dict[str, Any]:
 
 
 def listed(kind: type[EncoderDefence]) -> str:
-    """ "epsilon (a number, 8.0), where (one of local, central, local), ..."."""
-    plain = told(kind())
-    return ", ".join(f"{name} ({_noun(one)}; {_shown(plain[name])})" for name, one in types_of(kind).items())
+    """ "epsilon (a finite number above 0; 8.0), where (one of local, central; local), ..."."""
+    plain, limits = told(kind()), limits_of(kind)
+    return ", ".join(
+        f"{name} ({_noun(one, limits.get(name))}; {_shown(plain[name])})" for name, one in types_of(kind).items()
+    )
 
 
 def told(defence: EncoderDefence) -> dict[str, Any]:
@@ -73,16 +75,21 @@ def rebuilt(method: str, parameters: Mapping[str, Any], training: Mapping[str, A
 
 
 # --- one value --------------------------------------------------------------------------------------------------------
-def _typed(name: str, value: str, kind: Any) -> Any:
+def _typed(name: str, value: str, method: type[EncoderDefence]) -> Any:
+    kind, limit = types_of(method)[name], limits_of(method).get(name)
     choices = _choices(kind)
     if value.lower() == "none" and type(None) in choices:
         return None
     for one in choices:
         try:
-            return _READERS[one](value) if one in _READERS else _literal(value, one)
+            found: Any = _READERS[one](value) if one in _READERS else _literal(value, one)
         except ValueError:
             continue
-    raise UsageError(f"{name} is {value!r}, {_noun(kind)} is needed", f"write --set {name}=VALUE")
+        if limit is None or limit.holds(found):
+            return found
+    raise UsageError(
+        f"--set {name}={value}: {_noun(kind, limit)} is needed", f"{_shown(told(method())[name])} is the default"
+    )
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
@@ -95,31 +102,26 @@ def _literal(value: str, kind: Any) -> str:
     return value
 
 
-def _number(value: str) -> float:
-    found = float(value)
-    if not math.isfinite(found):
-        raise ValueError
-    return found
-
-
 def _flag(value: str) -> bool:
     if value.lower() not in ("true", "false"):
         raise ValueError
     return value.lower() == "true"
 
 
-_READERS: Mapping[Any, Any] = {int: int, float: _number, bool: _flag, str: str}
+_READERS: Mapping[Any, Any] = {int: int, float: float, bool: _flag, str: str}
 _NOUNS: Mapping[Any, str] = {
-    int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "none",
+    int: "a whole number", float: "a finite number", bool: "true or false", str: "a word", type(None): "none",
 }  # fmt: skip
 
 
-def _noun(kind: Any) -> str:
-    parts = [
-        f"one of {', '.join(get_args(one))}" if get_origin(one) is Literal else _NOUNS.get(one, "a value")
-        for one in _choices(kind)
-    ]
-    return " or ".join(parts)
+def _noun(kind: Any, limit: Limit | None) -> str:
+    return ", or ".join(_one_noun(one, limit) for one in _choices(kind))
+
+
+def _one_noun(kind: Any, limit: Limit | None) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    return str(limit) if limit is not None and kind in (int, float) else _NOUNS.get(kind, "a value")
 
 
 def _shown(value: object) -> str:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from milkglass.checkpoint import Checkpoint, read_json
 from milkglass.client.usage import locked
-from milkglass.encoders.halves import CONFIG
+from milkglass.encoders.encoder import require_base
+from milkglass.encoders.halves import CONFIG, described
 from milkglass.encoders.reader import Reader
 from milkglass.encoders.sending import EncoderClient
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, RemoteError, UsageError
@@ -80,11 +81,26 @@ class ClientHalf:
             raise CorruptCheckpoint(
                 f"the client knows {len(self.about.labels)} classes, the server {told.classes}", "split the model again"
             )
-        if pairs != self.about.pairs:
-            raise UsageError(
-                "this model reads pairs of texts" if self.about.pairs else "this model reads single texts",
-                "give a second text for each" if self.about.pairs else "leave the second texts out",
-            )
+        require_pairs(self.about, pairs)
+
+
+def require_sendable(
+    folder: Path, about: folders.ClientAbout, base: Checkpoint, texts: Sequence[str], pairs: Sequence[str] | None
+) -> None:
+    """Asked before a server is: that the base is the half's, and texts come as it was trained, none without a token and
+    none too long. Raises KeyForOtherModel, UsageError, CodecError."""
+    require_base(described(folder), folder, base)
+    require_pairs(about, pairs is not None)
+    length = rebuilt(about.method, about.parameters, about.training).training.max_length
+    Reader.open(base.folder, length).encode(texts, pairs)
+
+
+def require_pairs(about: folders.ClientAbout, pairs: bool) -> None:
+    if pairs != about.pairs:
+        raise UsageError(
+            "this model reads pairs of texts" if about.pairs else "this model reads single texts",
+            "give a second text for each" if about.pairs else "leave the second texts out",
+        )
 
 
 def sendable(reader: Reader, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[np.bool_]:

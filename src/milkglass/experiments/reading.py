@@ -1,0 +1,59 @@
+"""What the names of figures mean, for whoever reads a result and not the code.
+
+A figure's name is its measure, then what it is of: "tokens top-1, knn, model only, sst2, obfuslm". What this module
+does not know: recipes' own names of data and defences, and measures that are not listed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+SPREAD, COST = " +-", " loss"
+MEASURES = {
+    "accuracy": "of the texts held out of training, the percentage put into the right class",
+    "tokens top-1": "of the tokens of the private texts, the percentage that an attack's first guess names",
+    "tokens top-3": "the same of its first three guesses",
+    "content top-1": "as tokens top-1, without function words and marks, which anybody guesses",
+    "vocabulary top-1": "of the vocabulary's entries, the percentage that an attack's first guess names",
+    "rouge-l": "how much of a text stands in another in the same order, in percent: of a private text in an attack's "
+    "reading, or of a reference in an answer",
+    "bag f1": "of the words of a private text, without their order, how many an attack names, and how many of those "
+    "named are there (F1, in percent)",
+    "tokens with a place": "of the tokens of the private texts, the percentage that was sent in any form: no attack "
+    "here reads more",
+    "texts": "how many other texts the attacker had",
+    "private tokens": "how many tokens the private texts have",
+    "seconds": "how long it took",
+}
+ATTACKERS = {
+    "model only": "the attacker has the public model and no text",
+    "same kind of text": "the attacker also has other texts of the same kind",
+    "strongest": "the attack that reads most, for each measure by itself",
+}
+LEFT_OUT = "an attack that is missing for a defence does not apply to what that defence sends, or its time was over"
+
+
+def meanings(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Each part of these figures' names that is known here, and what it means, in the order in which they come."""
+    parts = dict.fromkeys(part for name in names for part in name.split(", "))
+    found = {part: told for part in parts if (told := _meaning(part))}
+    if parts.keys() & ATTACKERS.keys():
+        found |= {part: title for part in parts if (title := _attack(part))} | {"no figure": LEFT_OUT}
+    return tuple(found.items())
+
+
+def _meaning(part: str) -> str:
+    if part in MEASURES or part in ATTACKERS:
+        return MEASURES.get(part) or ATTACKERS[part]
+    if part.endswith(SPREAD):
+        return f"half the width of the 95 % interval of {part.removesuffix(SPREAD)}, in points"
+    if part.endswith(COST):
+        whole = part.removesuffix(COST)
+        return f"{whole} without a defence, less {whole} with it: what it costs, in points"
+    return ""
+
+
+def _attack(part: str) -> str:
+    from milkglass.catalogue import EVERY
+
+    return f"attack: {EVERY[part].title}" if part in EVERY else ""
