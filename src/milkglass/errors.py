@@ -160,6 +160,10 @@ class NotObfuscated(FederatedError):
     """What a site would send was not trained on text that passed through GHOST."""
 
 
+class RefusedTask(FederatedError):
+    """What a server asks of a site is not what the site agreed to, such as another model, or weights that fit none."""
+
+
 class MissingExtra(UsageError):
     """A part of Milkglass that needs another package."""
 

@@ -19,7 +19,7 @@ def searches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def cache(searches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches are not kept in this machine's own cache, and one model is searched once."""
     monkeypatch.setenv("MILKGLASS_CACHE", str(searches))

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from milkglass.checkpoint import Checkpoint
+from milkglass.federated.mod import Demand
 from milkglass.federated.prepare import labels_of, prepare
 from milkglass.federated.run import Here, Sites, job_of, settings_of, train
 from milkglass.federated.site import Site, Training, weights_of
@@ -52,7 +53,12 @@ class World:
         return [Site(name, place / name, shield) for name in NAMES]
 
     def here(self, sites: list[Site], step: SharedStep) -> Here:
-        return Here(sites, step, self.digest)
+        return Here(sites, step, self.demand)
+
+    @property
+    def demand(self) -> Demand:
+        """What these sites' rows passed through."""
+        return Demand(self.model, self.digest, self.ghost.searching, self.ghost.selection.way)
 
     def run(self, out: Path, sites: list[Site], training: Training, with_: Sites | None = None) -> Run:
         step = self.step()

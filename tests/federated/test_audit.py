@@ -17,12 +17,15 @@ from transformers import BertConfig, BertForMaskedLM
 from milkglass.attacks.gradient.free_tokens import FreeTokens
 from milkglass.audit.inverting import ADAPTIVE, INVERSIONS, leakage, require_names
 from milkglass.audit.leakage import AS_THEY_ARE, Found, Leakage, Reading, tokens
+from milkglass.audit.public import Given
 from milkglass.audit.updates import Recorded, Texts
 from milkglass.errors import PoisonedUpdate, UsageError
 from milkglass.federated.prepare import labels_of, prepare
 from milkglass.federated.rounds import Tensors
 from milkglass.federated.run import Here, Replies, Sites
 from milkglass.federated.site import Training
+from milkglass.gradients.dropout import Dropout
+from milkglass.gradients.shield import Bare
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sanitizers.vocabulary import opened
@@ -85,15 +88,17 @@ def heard(scene: Mapping[str, World]) -> dict[str, Heard]:
     for kind, world in scene.items():
         step = world.step()
         sites = world.at(world.ready)
-        found[kind] = Heard(Here(sites, step, world.digest if kind == "ghost" else None))
+        found[kind] = Heard(Here(sites, step, world.demand if kind == "ghost" else None))
         world.run(world.ready.parent, sites, SGD, found[kind])
     return found
 
 
-def audited(world: World, site: str = "a", names: list[str] | None = None) -> tuple[Leakage, list[Reading]]:
+def audited(
+    world: World, site: str = "a", names: list[str] | None = None, public: Given = Given()
+) -> tuple[Leakage, list[Reading]]:
     texts = Texts.of(world.files / f"{site}.jsonl", world.ready / site, world.model)
     recorded = Recorded.open(world.ready.parent, site, world.model)
-    return leakage(recorded, texts, opened(world.model)[0], names, Budget(60))
+    return leakage(recorded, texts, opened(world.model)[0], names, Budget(60), public=public)
 
 
 def of(found: Leakage, name: str) -> Found:
@@ -144,6 +149,30 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
     assert "100.0 % of the shadows" in verdict and "at least" in verdict and "other attacks may read more" in verdict
     late, _ = audited(scene["ghost"], "b", ["dager"])
     assert late.rounds == (1,) and late.texts == 1
+
+
+def test_with_public_text_shadows_are_decoded_and_the_verdict_tells_it(
+    scene: Mapping[str, World], heard: Mapping[str, Heard], cache: None
+) -> None:
+    """Decoding runs by default and reads more than the paper's rules, and the more public text is like the texts."""
+    world = scene["ghost"]
+    lines = [json.loads(line)["text"] for line in (world.files / "a.jsonl").read_text().splitlines()]
+    alike = [f"{' '.join(reversed(one.split()))} {SECRET}" for one in lines for _ in range(4)]
+    rules = [*ADAPTIVE]
+    found, _ = audited(world, names=rules, public=Given([*alike, *lines], "f.txt", chosen=True))
+    assert found.public.left_out == 2, "who has the very text needs no attack"
+    assert found.public.given == len(alike) + 1 and found.public.own == 1, "the third text is behind no update"
+    best = of(found, "shadow-decoding")
+    assert best.state == "done" and best.rounds == (0, 1)
+    read = tokens(best.texts).value
+    assert read > 0.3 + max(tokens(of(found, name).texts).value for name in rules if name != best.attack)
+    verdict = found.to_json()["verdict"]
+    assert f"at least {100 * read:.1f} % of the tokens of site a's texts (shadow-decoding;" in verdict
+    assert "of the shadows" not in verdict, "nothing was run that reads them"
+    assert "tokens (13 of f.txt, 1 of the site's own" in found.to_json()["attackers_know"][-1] and not found.advice
+    bare, _ = audited(world, names=["shadow-decoding"])
+    assert tokens(of(bare, "shadow-decoding").texts).value < read
+    assert "--public FILE" in bare.to_json()["advice"]
 
 
 def test_sums_of_several_steps_are_refused_and_one_step_is_not(scene: Mapping[str, World], tmp_path: Path) -> None:
@@ -198,6 +227,25 @@ def test_what_does_not_belong_together_is_refused(
         Texts.of(world.files / "a.jsonl", scene["ghost"].ready / "a", tmp_path / "other")
 
 
+def test_attackers_are_told_the_shield_and_the_weights_of_the_round(
+    scene: Mapping[str, World], heard: Mapping[str, Heard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def told(self: Any, batch: Any, *rest: Any) -> Any:
+        now = next(one for one in batch.step.module.parameters())
+        seen.append((batch.step.dropout, bool(torch.equal(now, next(iter(recorded.step.module.parameters()))))))
+        return [np.empty(0, np.int64)] * batch.size
+
+    monkeypatch.setattr(FreeTokens, "invert", told)
+    world = scene["plain"]
+    texts = Texts.of(world.files / "a.jsonl", world.ready / "a", world.model)
+    recorded = Recorded.open(world.ready.parent, "a", world.model)
+    for shield in (Bare(), Dropout()):
+        leakage(recorded, texts, opened(world.model)[0], ["free-tokens"], Budget(60), shield=shield)
+    assert seen == [(False, True)] * 2 + [(True, True)] * 2
+
+
 def test_an_attack_that_fails_says_so_and_quotes_nothing(
     scene: Mapping[str, World], heard: Mapping[str, Heard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,11 +270,17 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     assert SECRET in read and (tmp_path / "read.jsonl").stat().st_mode & 0o777 == 0o600
     told = json.loads((tmp_path / "a.json").read_text())
     assert SECRET not in result.stdout + result.stderr + json.dumps(told)
-    assert told["site"] == "a" and told["ghost"] is True and told["attackers_know"][-1] == "lengths"
+    assert told["site"] == "a" and told["ghost"] is True and told["attackers_know"][3] == "lengths"
+    assert "of the demo's invented messages" in told["attackers_know"][-1] and "--public FILE" in result.stdout
+    assert "shadow-decoding" in result.stdout
     refused(call(*words, "--out", tmp_path / "a.json"), 2, "exists already")
     found = document(call(*words, "--json", "--attacks", "free-tokens"))
     assert [one["attack"] for one in found["found"]] == ["free-tokens", AS_THEY_ARE]
     assert np.isclose(found["found"][0]["trained"]["token recall"]["value"], 1, atol=0.3)
+    (tmp_path / "public.txt").write_text((world.files / "a.jsonl").read_text().replace(SECRET, "") + "other\n")
+    given = document(call(*words, "--json", "--attacks", "free-tokens", "--public", tmp_path / "public.txt"))
+    assert given["public"]["name"] == "public.txt" and given["public"]["given"] == 4 and given["advice"] == ""
+    refused(call(*words, "--public", tmp_path / "none.txt"), 2, "none.txt")
     refused(call(*words, "--attacks", "fog"), 2, "there is no attack 'fog' on gradients")
     refused(call(*words, "--rows", tmp_path / "none"), 2, "no folder")
     refused(call(*words, "--site", "../b"), 2, "a site's name")

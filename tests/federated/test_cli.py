@@ -37,6 +37,9 @@ def test_a_site_that_was_prepared_elsewhere(there: World, tmp_path: Path, cache:
     words = ("federated", "prepare", there.files / "a.jsonl", "--model", there.model, "--labels", "no, yes")
     result = call(*words, "--out", out, "--seed", 7)
     assert result.exit_code == 0 and "prepared 5 texts for site a" in result.stdout
+    tokens = json.loads((out / "report.json").read_text())["tokens"]
+    assert f"{tokens['fell_back']:,} of {tokens['all']:,} tokens fell back to near ones" in result.stdout
+    assert f"{tokens['one_shadow']:,} ({100 * tokens['one_shadow_share']:.1f} %) have one shadow only" in result.stdout
     assert json.loads((out / "stamp.json").read_text())["method"] == "ghost"
     refused(call(*words, "--out", out, "--seed", 7), 2, "exists already")
     run = ("federated", "run", there.files, "--model", there.model, "--out", tmp_path, "--plain", *FEW)
@@ -52,9 +55,16 @@ def test_with_ghost_and_a_shield(there: World, tmp_path: Path, cache: None) -> N
     words = ("federated", "run", files, "--model", there.model, "--out", tmp_path / "run", "--rounds", 1)
     found = document(call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--json"))
     assert found["ghost"] and found["shield"] == "dp-sgd" and found["shield_guarantee"].startswith("(4.37")
+    assert found["shield_spent"].startswith("(4.37") and "after 1 round," in found["shield_spent"]
+    assert all(found["ghost_reports"][name]["texts"] == 2 for name in "ab")
+    again = call(*words[:-2], "--rounds", 10, "--method", "fedavg", "--shield", "dp-sgd")
+    assert "all together: (17.8" in again.stdout and "DP after 10 rounds" in again.stdout
+    assert "- site a: " in again.stdout and "have one shadow only" in again.stdout
+    for path in (tmp_path / "run", *(tmp_path / "run").rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
     assert all((tmp_path / "run" / "sites" / name / "stamp.json").is_file() for name in "ab")
     (tmp_path / "run" / "sites" / "b" / "stamp.json").unlink()
-    refused(call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--rounds", 2), 2, "another choice of --plain")
+    refused(call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--rounds", 11), 2, "another choice of --plain")
 
 
 def test_what_is_refused(there: World, tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from milkglass.errors import MissingExtra, NotObfuscated, PoisonedUpdate, TooFewSites, UsageError
-from milkglass.federated import app
-from milkglass.federated.site import Site, Training
+from milkglass.federated import app, node
+from milkglass.federated.node import FAILED, Node
+from milkglass.federated.site import Site, Training, weights_of
 from tests.federated import standin
-from tests.federated.kit import NAMES, World, equal
+from tests.federated.kit import NAMES, SECRET, World, equal
 
 SGD = Training("fedsgd", 2, 0.1, 3)
 STANDINS = standin.modules()  # asked before any is put in its place
@@ -38,8 +39,9 @@ def flower(monkeypatch: pytest.MonkeyPatch) -> None:
 class Grid:
     """Nodes in this process, behind one client app; `spoil` may change what a node answers."""
 
-    def __init__(self, sites: list[Site], nodes: Iterable[int] = NODES) -> None:
+    def __init__(self, there: World, sites: list[Site], nodes: Iterable[int] = NODES) -> None:
         self.folders = {node: site.folder for node, site in zip(NODES, sites, strict=True)}
+        self.there = there
         self.nodes, self.client = list(nodes), app.client_app()
         self.asked: list[int] = []
 
@@ -55,8 +57,7 @@ class Grid:
         return [one for one in found if one is not None]
 
     def context(self, node: int) -> Any:
-        config = {"rows": str(self.folders[node])}
-        return made_context(node, config)
+        return made_context(node, own_config(self.there, self.folders[node]))
 
     def spoil(self, node: int, reply: Any) -> Any:
         return reply
@@ -70,15 +71,20 @@ def made_context(node: int, config: dict[str, Any]) -> Any:
     return Context(1, node, config, RecordDict(), {})
 
 
+def own_config(there: World, rows: Path) -> dict[str, Any]:
+    """A node's: what these sites' rows passed through is what they demand."""
+    return {"rows": str(rows), "model": str(there.model), "k": 10, "overlap": 0.5}
+
+
 def config(there: World, out: Path, training: Training = SGD) -> dict[str, Any]:
     return {"model": str(there.model), "out": str(out), "classes": 2, "sites": 3, **training.document()}
 
 
 @pytest.mark.parametrize("method", ["fedsgd", "fedavg"])
 def test_it_is_the_run_of_one_process(there: World, tmp_path: Path, method: Any) -> None:
-    training = replace(SGD, method=method)
+    training = replace(SGD, method=method, most_texts=7)
     sites = there.sites(tmp_path / "sites")
-    found = app.serve(Grid(sites), config(there, tmp_path / "flower", training), lambda text: None)
+    found = app.serve(Grid(there, sites), config(there, tmp_path / "flower", training), lambda text: None)
     own = there.run(tmp_path / "own", sites, training)
     assert equal(found.weights(), own.weights())
     assert {one.stem for one in (tmp_path / "flower" / "updates" / "round-1").iterdir()} == {*NAMES}
@@ -87,7 +93,7 @@ def test_it_is_the_run_of_one_process(there: World, tmp_path: Path, method: Any)
 
 def test_the_digest_of_the_rows_does_not_leave(there: World, tmp_path: Path) -> None:
     sites = there.sites(tmp_path / "sites")
-    grid, seen = Grid(sites), []
+    grid, seen = Grid(there, sites), []
 
     def spoil(node: int, reply: Any) -> Any:
         seen.append((set(reply.content), dict(reply.content["about"])))
@@ -108,7 +114,7 @@ def test_the_mod_refuses_before_anything_is_trained(
     own = Site.train
     monkeypatch.setattr(Site, "train", lambda self, *given: (trained.append(self.name), own(self, *given))[1])
     with pytest.raises(NotObfuscated, match="the rows of site b did not pass through ghost: nothing is sent"):
-        app.serve(Grid(sites), config(there, tmp_path / "run"), lambda text: None)
+        app.serve(Grid(there, sites), config(there, tmp_path / "run"), lambda text: None)
     assert trained == ["a", "c"] and not (tmp_path / "run" / "updates").exists()
 
 
@@ -119,29 +125,29 @@ def test_the_mod_refuses_what_was_trained_on_other_rows(
     own = Site.train
     monkeypatch.setattr(Site, "train", lambda self, *given: own(replace(self, folder=sites[0].folder), *given))
     with pytest.raises(NotObfuscated, match="site b trained on other rows"):
-        app.serve(Grid(sites), config(there, tmp_path / "run"), lambda text: None)
+        app.serve(Grid(there, sites), config(there, tmp_path / "run"), lambda text: None)
 
 
 def test_sites_that_fail_never_come_or_are_silent_are_told(there: World, tmp_path: Path) -> None:
     sites = there.sites(tmp_path / "sites")
-    grid, told = Grid(sites, [101, 102]), list[str]()
+    grid, told = Grid(there, sites, [101, 102]), list[str]()
     grid.spoil = lambda node, reply: None if node == 102 else reply  # type: ignore[method-assign]
     app.serve(grid, config(there, tmp_path / "run", replace(SGD, rounds=1)), told.append)
     assert "round 1: site of node 102 dropped out: it did not answer in time" in told
     assert any("3 that were waited for dropped out: it never came" in one for one in told)
     (sites[0].folder / "rows.safetensors").unlink()
     with pytest.raises(TooFewSites, match="0 sites sent an update"):
-        app.serve(Grid(sites, [101]), config(there, tmp_path / "run"), told.append)
-    assert any("OSError: the site's rows cannot be read" in one for one in told)
+        app.serve(Grid(there, sites, [101]), config(there, tmp_path / "run"), told.append)
+    assert any(one.endswith(f"dropped out: {FAILED}") for one in told)
     with pytest.raises(TooFewSites, match="no site is connected"):
-        app.serve(Grid(sites, []), config(there, tmp_path / "run"), told.append)
+        app.serve(Grid(there, sites, []), config(there, tmp_path / "run"), told.append)
 
 
 def test_a_poisoned_reply_is_refused_by_its_name(there: World, tmp_path: Path) -> None:
     from flwr.app import ArrayRecord
 
     sites = there.sites(tmp_path / "sites")
-    grid = Grid(sites)
+    grid = Grid(there, sites)
 
     def spoil(node: int, reply: Any) -> Any:
         if node == 103:
@@ -166,21 +172,158 @@ def test_the_server_app_and_its_configuration(there: World, tmp_path: Path) -> N
     sites = there.sites(tmp_path / "sites")
     given = config(there, tmp_path / "run", replace(SGD, rounds=1))
     with pytest.raises(UsageError, match="lacks model, out"):
-        app.serve(Grid(sites), {"classes": 2, "sites": 3})
+        app.serve(Grid(there, sites), {"classes": 2, "sites": 3})
     with pytest.raises(UsageError, match="has 'plain'"):
-        app.serve(Grid(sites), given | {"plain": True})
+        app.serve(Grid(there, sites), given | {"plain": True})
     if STANDINS:
-        app.server_app()(Grid(sites), SimpleNamespace(run_config=given))
+        app.server_app()(Grid(there, sites), SimpleNamespace(run_config=given))
         assert (tmp_path / "run" / "weights-1.safetensors").is_file()
 
 
-def test_a_node_without_rows_is_told_what_to_give(there: World, tmp_path: Path) -> None:
-    sites, told = there.sites(tmp_path / "sites"), list[str]()
-    grid = Grid(sites, [101])
-    grid.context = lambda node: made_context(node, {})  # type: ignore[method-assign]
-    with pytest.raises(TooFewSites):
-        app.serve(grid, config(there, tmp_path / "run"), told.append)
-    assert any("UsageError: the node's configuration names no rows" in one for one in told)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"rows": None}, "names no rows"),
+        ({"model": None}, "names no model"),
+        ({"overlay": 0.5}, "has 'overlay'"),
+        ({"k": "70"}, "the node's k is '70'"),
+        ({"lemma": 0}, "the node's lemma is 0"),
+        ({"selection": "best"}, "the selection is 'best'"),
+        ({"shield": "fog"}, "there is no shield 'fog'"),
+    ],
+)
+def test_a_node_s_own_configuration_is_told_in_its_own_log(
+    there: World, tmp_path: Path, caplog: pytest.LogCaptureFixture, wrong: dict[str, Any], said: str
+) -> None:
+    given = {name: one for name, one in (own_config(there, there.ready / "a") | wrong).items() if one is not None}
+    reply = asked(there, {}, node_config=given)
+    assert reply.error.reason == FAILED and said in caplog.text
+    with pytest.raises(UsageError):
+        Node.of(given)
+
+
+# --- what a server may ask of a site ----------------------------------------------------------------------------------
+def asked(there: World, task: dict[str, Any], weights: Any = None, node_config: dict[str, Any] | None = None) -> Any:
+    """What site a answers to a message with these changes."""
+    from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+    full = {"model": there.digest, "classes": 2, "seed": 0, **SGD.document(), "round": 0} | task
+    content = {
+        "weights": ArrayRecord(weights_of(there.step()) if weights is None else weights),
+        "task": ConfigRecord({name: one for name, one in full.items() if one is not None}),
+    }
+    own = own_config(there, there.ready / "a") if node_config is None else node_config
+    return app.client_app()(Message(RecordDict(content), 101, "train"), made_context(101, own))
+
+
+@pytest.mark.parametrize(
+    "model", ["/etc", "/root/.ssh", "/nonexistent", "~/.cache", "owner/name", "demo:minilm", "own"]
+)
+def test_a_server_chooses_nothing_that_a_site_opens(there: World, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """Not even the site's own folder, by its path: a refusal tells nothing of what is there."""
+    opened = list[str]()
+    own = node.resolve
+    monkeypatch.setattr(node, "resolve", lambda ref: (opened.append(ref), own(ref))[1])
+    monkeypatch.setattr(app, "resolve", None)  # would fail if it were called
+    reply = asked(there, {"model": str(there.model) if model == "own" else model})
+    assert reply.error.reason == "RefusedTask: the server trains another model than this site's own"
+    assert {*opened} == {str(there.model)}
+
+
+def test_a_site_is_told_a_digest_and_no_place_of_the_server_s(there: World, tmp_path: Path) -> None:
+    grid, seen = Grid(there, there.sites(tmp_path / "sites")), list[dict[str, Any]]()
+    own = grid.send_and_receive
+
+    def watched(messages: Any, **more: Any) -> Any:
+        messages = list(messages)
+        seen.extend(dict(one.content["task"]) for one in messages)
+        return own(messages, **more)
+
+    grid.send_and_receive = watched  # type: ignore[method-assign]
+    app.serve(grid, config(there, tmp_path / "run", replace(SGD, rounds=1)), lambda text: None)
+    assert len(seen) == 3 and seen[0]["model"] == there.digest
+    assert all(str(tmp_path.parent) not in str(value) for one in seen for value in one.values())
+
+
+@pytest.mark.parametrize("spoil", ["narrow", "missing", "unknown", "double", "nan"])
+def test_weights_that_fit_no_model_are_refused_before_any_is_loaded(there: World, spoil: str) -> None:
+    name = "bert.embeddings.word_embeddings.weight"
+    good = weights_of(there.step())
+    first = asked(there, {}, good).content["update"].to_torch_state_dict()
+    bad = {key: one + 1 for key, one in good.items()}
+    bad |= {
+        "narrow": {name: torch.zeros(1)}, "unknown": {"other": torch.zeros(1)}, "missing": {},
+        "double": {name: good[name].double()}, "nan": {name: good[name] * torch.nan},
+    }[spoil]  # fmt: skip
+    if spoil == "missing":
+        del bad[name]
+    said = asked(there, {}, bad).error.reason
+    assert said.startswith("RefusedTask: the server sent ") and len(said) < 200
+    again = asked(there, {}, good).content["update"].to_torch_state_dict()
+    assert equal(first, again), "nothing of the refused weights is left in the model"
+    assert {one: tuple(value.shape) for one, value in again.items()} == {one: tuple(good[one].shape) for one in good}
+
+
+@pytest.mark.parametrize(
+    "task",
+    [{"round": -1}, {"round": "7"}, {"round": None}, {"classes": 1}, {"classes": 1 << 40}, {"batch_size": 0},
+     {"method": "x"}, {"lr": float("nan")}, {"lr": "fast"}, {"seed": -1}, {"seed": 1 << 62}],
+)  # fmt: skip
+def test_a_task_that_cannot_be_is_refused_in_words_of_ours(there: World, task: dict[str, Any]) -> None:
+    assert asked(there, task).error.reason.startswith("RefusedTask: the server")
+
+
+@pytest.mark.parametrize("place", ["train", "mod"])
+def test_what_nobody_foresaw_is_one_sentence_and_a_class_in_the_log(
+    there: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    def broken(*given: Any) -> Any:
+        raise RuntimeError(f"{SECRET} {there.ready}")
+
+    monkeypatch.setattr(*((Site, "train", broken) if place == "train" else (app.mod, "before", broken)))
+    reply = asked(there, {})
+    assert reply.error.reason == FAILED
+    assert "RuntimeError" in caplog.text and SECRET not in caplog.text and str(there.ready) not in caplog.text
+
+
+def test_a_site_demands_of_ghost_what_its_own_configuration_says(there: World) -> None:
+    for stricter, said in (({"k": 11}, "k = 10 where 11"), ({"overlap": 0.4}, "overlap = 0.5 where 0.4")):
+        reply = asked(there, {}, node_config=own_config(there, there.ready / "a") | stricter)
+        assert reply.error.reason.startswith("NotObfuscated: ") and said in reply.error.reason
+    paper = {name: one for name, one in own_config(there, there.ready / "a").items() if name in ("rows", "model")}
+    assert "k = 10 where 70 is demanded" in asked(there, {}, node_config=paper).error.reason
+
+
+# --- what a site may say of itself ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("method", "claim", "said"),
+    [("fedsgd", {"texts": 4}, "saw 4 texts, at most 3 are believed .batch_size."),
+     ("fedavg", {"texts": 10**15}, "at most 7 are believed .most_texts."),
+     ("fedsgd", {"steps": 2}, "took 2 steps for 3 texts, which are 1"),
+     ("fedavg", {"steps": 1}, "took 1 steps for 7 texts, which are 3"),
+     ("fedsgd", {"texts": "many"}, "node 103 sent what is no update")],
+)  # fmt: skip
+def test_a_site_that_claims_more_than_it_can_have_is_refused(
+    there: World, tmp_path: Path, method: Any, claim: dict[str, Any], said: str
+) -> None:
+    grid = Grid(there, there.sites(tmp_path / "sites"))
+
+    def spoil(node: int, reply: Any) -> Any:
+        if node == 103:
+            reply.content["about"].update(claim)
+        return reply
+
+    grid.spoil = spoil  # type: ignore[method-assign]
+    with pytest.raises(PoisonedUpdate, match=said):
+        app.serve(grid, config(there, tmp_path / "run", replace(SGD, method=method, most_texts=7)), lambda text: None)
+    assert not (tmp_path / "run" / "updates").exists()
+
+
+def test_fedavg_is_not_begun_without_a_bound(there: World, tmp_path: Path) -> None:
+    grid = Grid(there, there.sites(tmp_path / "sites"))
+    with pytest.raises(UsageError, match="most_texts does not bound them"):
+        app.serve(grid, config(there, tmp_path / "run", replace(SGD, method="fedavg")), lambda text: None)
+    assert grid.asked == []
 
 
 def test_without_flower_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from milkglass.errors import PoisonedUpdate, TooFewSites, UsageError
-from milkglass.federated.rounds import Update, check, mean, stepped
+from milkglass.federated.rounds import Update, check, mean, misfit, stepped
 
 WEIGHTS = {"w": torch.arange(6, dtype=torch.float32).view(2, 3), "b": torch.ones(2)}
 
@@ -62,6 +62,12 @@ def test_an_update_that_does_not_fit_is_refused_by_site_and_tensor(
 def test_a_site_that_counts_wrongly_is_refused(texts: int) -> None:
     with pytest.raises(PoisonedUpdate, match="site a says that it saw"):
         check(replace(update("a", 1, 3), texts=texts), WEIGHTS)
+
+
+def test_what_came_from_elsewhere_fits_or_is_told() -> None:
+    assert misfit(WEIGHTS, WEIGHTS) is None
+    assert misfit({"b": torch.ones(2)}, WEIGHTS) == "no w"
+    assert misfit(WEIGHTS | {"b": torch.ones(1)}, WEIGHTS) == "b of shape (1,), not (2,)"
 
 
 def test_finite_updates_that_add_up_to_more_than_fits() -> None:

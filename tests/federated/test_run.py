@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +15,21 @@ from safetensors.numpy import load_file, save_file
 
 from milkglass.errors import CorruptCheckpoint, NotObfuscated, PoisonedUpdate, TooFewSites, UsageError
 from milkglass.federated import mod
+from milkglass.federated.mod import Demand, weaker
 from milkglass.federated.prepare import files_of, labels_of, prepare, require_name
 from milkglass.federated.recording import read, transcript
 from milkglass.federated.rounds import Tensors, Update
-from milkglass.federated.rows import load, secret_of, stamp_of
-from milkglass.federated.run import Replies, Sites
+from milkglass.federated.rows import load, report_of, save, secret_of, stamp_of
+from milkglass.federated.run import Replies, Sites, job_of
 from milkglass.federated.site import Site, Trained, Training, drawn, weights_of
 from milkglass.gradients.dp_sgd import DPSGD
 from milkglass.gradients.dropout import Dropout
 from milkglass.gradients.freezing import FrozenEmbeddings
 from milkglass.gradients.noise import GaussianNoise
 from milkglass.gradients.shield import Shield
+from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.search import Search
+from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.shared_step import batch
 from milkglass.threat import Gradients
 from tests import tiny
@@ -69,13 +73,22 @@ def test_rows_are_shadows_and_hold_no_text(there: World) -> None:
         folder = there.ready / name
         rows, stamp = load(folder), stamp_of(folder)
         assert stamp is not None and (stamp.rows, stamp.model) == (rows.digest(), there.digest)
+        assert stamp.search == Search(10, 0.5).document() and stamp.selection == Selection().document()
+        assert stamp.holds(secret_of(folder)) and not stamp.holds(bytes(32))
         own = [json.loads(line) for line in (there.files / f"{name}.jsonl").read_text().splitlines()]
         assert rows.labels.tolist() == [("no", "yes").index(row["label"]) for row in own]
         bare = there.ghost.encode([row["text"] for row in own])
         assert rows.ids.lengths.tolist() == bare.lengths.tolist()
         assert (rows.ids.ids != bare.ids).all(), "no special tokens here: every token has a shadow"
         assert all(SECRET.encode() not in path.read_bytes() for path in folder.iterdir())
-        assert (folder / "draws.secret").stat().st_mode & 0o777 == 0o600 and folder.stat().st_mode & 0o777 == 0o700
+        names = {one.name: one.stat().st_mode & 0o777 for one in folder.iterdir()}
+        assert names == dict.fromkeys(("draws.secret", "report.json", "rows.safetensors", "stamp.json"), 0o600)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        report = report_of(folder)
+        assert report is not None and report["texts"] == len(rows) and report["seed_given"] is True
+        counts = np.diff(there.ghost.candidates.starts)[bare.ids]
+        assert report["tokens"]["one_shadow"] == (counts == 1).sum() and report["tokens"]["all"] == len(bare.ids)
+        assert report["tokens"]["fell_back"] == there.ghost.candidates.fallen[bare.ids].sum()
 
 
 def test_without_a_seed_what_is_drawn_is_a_secret(there: World, tmp_path: Path) -> None:
@@ -84,7 +97,7 @@ def test_without_a_seed_what_is_drawn_is_a_secret(there: World, tmp_path: Path) 
         prepare(there.files / "a.jsonl", tmp_path / name / "a", labels, there.model, None, None)
     one, other = (tmp_path / name / "a" for name in ("x", "y"))
     assert secret_of(one) != secret_of(other) and load(one).digest() == load(other).digest()
-    assert stamp_of(one) is None
+    assert stamp_of(one) is None and report_of(one) is None
     bare = there.ghost.encode([json.loads(line)["text"] for line in (there.files / "a.jsonl").read_text().splitlines()])
     assert load(one).ids.ids.tolist() == bare.ids.tolist()
     orders = {tuple(drawn(secret_of(folder), round, 20)[0]) for folder in (one, other) for round in range(5)}
@@ -332,11 +345,69 @@ def otherwise(there: World, sites: list[Site]) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"method": "custext"}))
 
 
-@pytest.mark.parametrize("spoil", [bare, swapped, edited, relabelled, elsewhere, otherwise])
-def test_nothing_is_sent_for_rows_that_did_not_pass(there: World, tmp_path: Path, spoil: object) -> None:
+def by_hand(there: World, sites: list[Site]) -> None:
+    """Plain rows, and a stamp that tells the truth of all but GHOST."""
+    folder = sites[1].folder
+    stamp = stamp_of(folder)
+    assert stamp is not None
+    plain(there, folder)
+    told = {"milkglass_stamp": 2, **asdict(replace(stamp, rows=load(folder).digest()))}
+    (folder / "stamp.json").write_text(json.dumps(told))
+
+
+def copied(there: World, sites: list[Site]) -> None:
+    """Rows and stamp of another site."""
+    swapped(there, sites)
+    shutil.copy(sites[0].folder / "stamp.json", sites[1].folder / "stamp.json")
+
+
+def unsealed(there: World, sites: list[Site]) -> None:
+    path = sites[1].folder / "stamp.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seal": ""}))
+
+
+def loosened(there: World, sites: list[Site]) -> None:
+    path = sites[1].folder / "stamp.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps(told | {"search": told["search"] | {"k": 1000}}))
+
+
+def impossible(there: World, sites: list[Site]) -> None:
+    """Sealed with the site's own secret, so that only the ids tell."""
+    folder, ghost = sites[1].folder, there.ghost
+    stamp, rows = stamp_of(folder), load(folder)
+    nobodys = sorted({*range(tiny.VOCAB)} - {*ghost.candidates.ids.tolist()})
+    assert stamp is not None and nobodys, "every token is somebody's shadow: nothing is tested"
+    rows.ids.ids[0] = nobodys[0]
+    secret = secret_of(folder)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    save(folder, rows, replace(stamp, rows=rows.digest()), secret)
+
+
+def plain(there: World, folder: Path) -> None:
+    """Without GHOST, under the secret that was there."""
+    secret = (folder / "draws.secret").read_bytes()
+    shutil.rmtree(folder)
+    prepare(there.files / f"{folder.name}.jsonl", folder, {"no": 0, "yes": 1}, there.model, None, 0)
+    (folder / "draws.secret").write_bytes(secret)
+
+
+SPOILT = {
+    bare: "did not pass", swapped: "changed after ghost", edited: "changed after ghost", relabelled: "changed after",
+    elsewhere: "not this site's own", otherwise: "did not pass", by_hand: "not this site's own",
+    copied: "not this site's own", unsealed: "not this site's own", loosened: "not this site's own",
+    impossible: "ids that ghost gives to no token",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_nothing_is_sent_for_rows_that_did_not_pass(
+    there: World, tmp_path: Path, spoil: Callable[[World, list[Site]], None]
+) -> None:
     sites = there.sites(tmp_path / "sites")
-    spoil(there, sites)  # type: ignore[operator]
-    with pytest.raises(NotObfuscated, match="site b .*nothing is sent") as found:
+    spoil(there, sites)
+    with pytest.raises(NotObfuscated, match=f"site b .*{SPOILT[spoil]}.*nothing is sent") as found:
         there.run(tmp_path / "run", sites, SGD)
     assert "rows.safetensors" not in str(found.value)
     assert not (tmp_path / "run" / "updates").exists()
@@ -344,13 +415,68 @@ def test_nothing_is_sent_for_rows_that_did_not_pass(there: World, tmp_path: Path
 
 def test_rows_that_change_between_the_check_and_the_training_are_not_sent(there: World, tmp_path: Path) -> None:
     site = there.sites(tmp_path / "sites")[0]
-    passed = mod.before(site, there.digest)
+    passed = mod.before(site, there.demand)
     swapped(there, [Site("b", tmp_path / "sites" / "b"), site])
     step = there.step()
     trained = site.train(step, 0, weights_of(step), SGD)
     with pytest.raises(NotObfuscated, match="site a trained on other rows"):
         mod.after(trained, passed)
     assert mod.after(Trained(trained.update, passed), passed) is trained.update
+
+
+@pytest.mark.parametrize(
+    ("search", "way", "said"),
+    [
+        ({"k": 1}, "states", "k = 1 where 70"),
+        ({"overlap": 1.0}, "states", "overlap = 1.0 where 0.1"),
+        ({"indirect": False}, "states", "indirect = False where True"),
+        ({"direct": False}, "states", "direct = False where True"),
+        ({"lemma": False}, "states", "lemma = False where True"),
+        ({"language": "de"}, "states", "language = 'de' where 'en'"),
+        ({}, "nearest", "selection = 'nearest' where 'states'"),
+        ({}, "random", "selection = 'random' where 'states'"),
+        ({"k": 80, "overlap": 0.05}, "states", None),
+        ({}, "states", None),
+    ],
+)
+def test_a_ghost_that_is_weaker_than_what_a_site_demands(search: dict[str, object], way: str, said: str | None) -> None:
+    """By default the paper's is demanded."""
+    told = Search().document() | search
+    found = weaker(told, Selection().document() | {"way": way, "beams": 3}, Demand(Path(), ""))
+    assert found is said is None or (found is not None and said is not None and said in found)
+    del told["k"]
+    assert "k = None where 70" in str(weaker(told, Selection().document(), Demand(Path(), "")))
+
+
+def test_rows_of_a_weak_ghost_are_not_sent(there: World, tmp_path: Path) -> None:
+    """All filters off, one neighbour, the nearest taken: a stamp of the site's own, and nothing was hidden."""
+    sites = there.sites(tmp_path / "sites")
+    lax = Ghost.open(there.model, Search(1, 1.0, False, False, False), Selection("nearest"))
+    shutil.rmtree(sites[1].folder)
+    prepare(there.files / "b.jsonl", sites[1].folder, {"no": 0, "yes": 1}, there.model, lax, None)
+    with pytest.raises(NotObfuscated, match="site b were obfuscated with k = 1 where 10 is demanded"):
+        there.run(tmp_path / "run", sites, SGD)
+
+
+def test_a_stamp_of_the_version_before_is_told(there: World, tmp_path: Path) -> None:
+    site = there.sites(tmp_path / "sites")[0]
+    (site.folder / "stamp.json").write_text('{"milkglass_stamp": 1, "method": "ghost", "model": "", "rows": ""}')
+    with pytest.raises(CorruptCheckpoint, match="not of version 2"):
+        mod.before(site, there.demand)
+
+
+def test_the_state_of_a_run_is_closed_and_confirms_no_guess_of_rows(there: World, tmp_path: Path) -> None:
+    sites, out = there.sites(tmp_path / "sites"), tmp_path / "deep" / "run"
+    there.run(out, sites, SGD)
+    for path in (tmp_path / "deep", out, *out.rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+    job = json.loads((out / "run.json").read_text())["job"]
+    assert job == job_of(there.digest, sites, SGD, 2, 0)
+    (sites[1].folder / "draws.secret").write_bytes(bytes(32))  # who guesses the rows has no such secret
+    assert job != job_of(there.digest, sites, SGD, 2, 0)
+    (tmp_path / "open").mkdir(mode=0o755)
+    there.run(tmp_path / "open", there.at(there.ready), replace(SGD, rounds=1))
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700
 
 
 def test_rows_of_another_vocabulary_are_told(there: World, tmp_path: Path) -> None:

@@ -75,6 +75,23 @@ def test_what_a_gaussian_promises() -> None:
     assert told is not None and float(told[1:].split(",")[0]) > 500, "the paper's level is told to be next to nothing"
 
 
+def test_what_dp_sgd_spends_in_a_run() -> None:
+    """Known values for noise 1 and delta 1e-5, and the analytic Gaussian mechanism: k mechanisms are one with noise
+    1 / sqrt(k). Never below what holds."""
+    for rounds, known in ((1, 4.3772), (10, 17.8566), (100, 91.8173)):
+        told = DPSGD().spent(rounds)
+        assert told is not None and f"DP after {rounds} round" in told
+        number = float(told[1:].split(",")[0])
+        assert known <= number <= 1.001 * known
+        assert literal.gaussian_delta(number, 1 / math.sqrt(rounds)) <= 1e-5
+        assert literal.gaussian_delta(0.999 * known, 1 / math.sqrt(rounds)) > 1e-5
+    once = DPSGD().guarantee
+    assert once is not None and once.split(",")[0] == str(DPSGD().spent(1)).split(",")[0]
+    assert Bare().spent(10) is None and LaplaceNoise().spent(10) is None
+    with pytest.raises(UsageError, match="0 steps are none"):
+        DPSGD().spent(0)
+
+
 # --- clipping ---------------------------------------------------------------------------------------------------------
 @settings(max_examples=40, deadline=None)
 @drawn_by(st.lists(st.floats(-1e3, 1e3, width=32), min_size=2, max_size=12), st.sampled_from([0.1, 1.0, 50.0]))

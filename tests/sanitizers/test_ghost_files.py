@@ -172,6 +172,12 @@ def test_ids_stand_beside_the_text_and_other_fields_stay(ghost: Ghost, tmp_path:
     assert report["fields_left_as_they_are"] == ["label"]
     fell = ghost.candidates.fallen
     assert report["vocabulary"]["fell_back"] == fell.sum() and 0 <= tokens["fell_back_share"] < 1
+    own = [i for row in before[:12] for i in ghost.tokenizer(row["text"])["input_ids"]]
+    own += [i for text in ("fever", "scan", "scan") for i in ghost.tokenizer(text)["input_ids"]]
+    alone = [one for one in own if len(ghost.candidates.of(one)) == 1 and not ghost.candidates.fixed[one]]
+    assert tokens["one_shadow"] == len(alone) and tokens["one_shadow_share"] == len(alone) / len(own)
+    every = [one for one in range(300) if len(ghost.candidates.of(one)) == 1 and not ghost.candidates.fixed[one]]
+    assert report["vocabulary"]["one_shadow"] == len(every) > 0
     assert 0 <= report["likeness"]["rouge-1"] < 0.3 and report["guarantee"] is None and report["seed_given"]
     assert json.loads(report_path(out).read_text()) == report and out.stat().st_mode & 0o777 == 0o600
     assert not list(tmp_path.glob(".*"))
@@ -218,8 +224,9 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
     parts = tmp_path / ".out.jsonl.parts"
     assert not out.exists() and parts.stat().st_mode & 0o777 == 0o700
     assert all(one.stat().st_mode & 0o777 == 0o600 for one in parts.iterdir())
-    drawn = int(json.loads((parts / "job.json").read_text())["seed"])
-    assert (drawn == 3) == (seed == 3)
+    kept = json.loads((parts / "job.json").read_text())["seed"]
+    assert (kept is None) == (seed == 3), "who gave a seed gives it again: it is kept nowhere"
+    drawn = int(kept or 3)
     monkeypatch.setattr(files, "_sanitized", until(-1))
     report = run(ghost, source, out, seed)
     assert calls == [0, 1, 2, 2, 3], "what was done is not done again"
@@ -227,6 +234,55 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
     whole = run(ghost, source, tmp_path / "whole.jsonl", drawn)
     assert out.read_text() == (tmp_path / "whole.jsonl").read_text()
     assert {**whole, "seed_given": seed == 3} == report
+
+
+def test_a_death_when_the_file_has_its_name_leaves_no_seed_and_the_next_call_cleans(
+    ghost: Ghost, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = lines_file(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    parts, seen = tmp_path / ".out.jsonl.parts", list[bool]()
+    own = files.appearing
+
+    def dying(self: Any) -> None:
+        raise KeyboardInterrupt
+
+    def watched(path: Path) -> Any:
+        seen.append(json.loads((parts / "job.json").read_text())["seed"] is None)
+        return own(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.Parts, "remove", dying)
+        patch.setattr(files, "appearing", watched)
+        with pytest.raises(KeyboardInterrupt):
+            run(ghost, source, out, None)
+    assert seen == [True, True], "the seed goes before anything appears"
+    assert out.is_file() and (parts / "00000000.json").is_file()
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    before = out.read_bytes()
+    refused(call("sanitize", "--method", "ghost", "--embeddings", folder, source, out), 2, "exists already")
+    assert not parts.exists() and out.read_bytes() == before
+
+
+def test_a_death_before_the_file_has_its_name_needs_no_seed_to_go_on(
+    ghost: Ghost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = lines_file(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    part = tmp_path / ".out.jsonl.parts" / "00000000.json"
+
+    def dying(path: Path) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "appearing", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run(ghost, source, out, None)
+    made = json.loads(part.read_text())["rows"]
+    part.rename(tmp_path / "aside")
+    with pytest.raises(CorruptCheckpoint, match="part 0 of .out.jsonl.parts was made and is gone"):
+        run(ghost, source, out, None)
+    (tmp_path / "aside").rename(part)
+    run(ghost, source, out, None)
+    assert out.read_text() == made and not part.parent.exists()
 
 
 def test_an_unfinished_run_of_another_job_is_not_thrown_away(
@@ -261,7 +317,7 @@ def test_an_unfinished_run_of_another_job_is_not_thrown_away(
     [
         (['{"text": "a"}', '{"text": "' + "zanzibar " * 200 + '"}'], "line 2 is .* tokens long"),
         (['{"text": "a", "ids": "zanzibar"}'], "line 1 has a field for ids already"),
-        (['{"text": "a"}', '{"label": "zanzibar"}'], "line 2 has no text"),
+        (['{"text": "a"}', '{"label": "zanzibar"}'], "line 2 of in.jsonl has no text"),
     ],
 )
 def test_bad_rows_are_told_before_anything_is_done(ghost: Ghost, tmp_path: Path, rows: list[str], error: str) -> None:

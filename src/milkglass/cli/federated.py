@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from milkglass.federated.rows import Rows
     from milkglass.federated.state import Run
-    from milkglass.gradients.shield import Shield
     from milkglass.sanitizers.ghost.ghost import Ghost
 
 PLAIN = "warning: --plain: texts do not pass through ghost; whoever sees a gradient can read the texts behind it"
@@ -64,12 +63,15 @@ def run(
     """Train a classifier over the sites of SITES, in this process, and record every update as a server would see it."""
     started = time.monotonic()
     from milkglass.checkpoint import Checkpoint
+    from milkglass.federated.mod import Demand
     from milkglass.federated.prepare import files_of, labels_of
+    from milkglass.federated.rows import report_of
     from milkglass.federated.run import Here, job_of, settings_of, train
     from milkglass.federated.site import Site, Training, weights_of
     from milkglass.federated.state import Run
     from milkglass.gradients.catalogue import shield_of
     from milkglass.models import resolve
+    from milkglass.sanitizers.files import promised
     from milkglass.shared_step import SharedStep
 
     training = Training(method, rounds, learning_rate, batch_size, minimum)
@@ -89,14 +91,16 @@ def run(
         if done.done and not as_json:
             note(f"going on after round {len(done.done)}")
         tell = stage("train", max(0, rounds - len(done.done)))
-        done = train(done, Here(there, step, None if plain else digest), step, training, note, tell)
+        done = train(done, Here(there, step, None if plain else Demand(folder, digest)), step, training, note, tell)
     document = {
         "out": str(out), "method": method, "rounds": len(done.done), "sites": list(files), "classes": len(labels),
-        "ghost": not plain, "shield": chosen.name, "shield_guarantee": chosen.guarantee,
+        "ghost": not plain, "shield": chosen.name, "shield_guarantee": promised(chosen.guarantee, seed is not None),
+        "shield_spent": promised(chosen.spent(len(done.done)), seed is not None),
+        "ghost_reports": {one.name: report_of(one.folder) for one in there},
         "missing": [list(one.missing) for one in done.done], "update_lengths": [one.length for one in done.done],
         "weights": str(done.place), "seconds": round(time.monotonic() - started, 2),
     }  # fmt: skip
-    emit(as_json, document, lambda: _told(document, done, chosen))
+    emit(as_json, document, lambda: _told(document, done))
 
 
 def _prepared(
@@ -131,20 +135,25 @@ def _lines(path: Path) -> int:
     return summarise(path).rows
 
 
-def _told(document: dict[str, Any], done: Run, shield: Shield) -> str:
+def _told(document: dict[str, Any], done: Run) -> str:
+    from milkglass.sanitizers.ghost.tally import weak_spots
+
     rows: list[tuple[str, ...]] = [("round", "length of the update", "dropped out")]
     rows += [
         (str(number), f"{one.length:.4g}", ", ".join(one.missing) or "none")
         for number, one in enumerate(done.done, start=1)
     ]
     kept = "ghost" if document["ghost"] else "nothing: the texts are as they are (--plain)"
+    reports = {name: report for name, report in document["ghost_reports"].items() if report is not None}
+    spent = f"; all together: {document['shield_spent']}" if document["shield_spent"] else ""
     return "\n".join(
         [
             f"{len(done.done)} rounds of {document['method']} over {len(document['sites'])} sites in "
             f"{duration(document['seconds'])}",
             table(rows),
             f"in front of the gradients: {kept}; guarantee: none",
-            f"on the gradients: {shield.name}; guarantee: {shield.guarantee or 'none'}",
+            *(f"- site {name}: {weak_spots(report)}" for name, report in reports.items()),
+            f"on the gradients: {document['shield']}; guarantee: {document['shield_guarantee'] or 'none'}{spent}",
             f"weights: {shlex.quote(document['weights'])}; what the server saw: "
             f"{shlex.quote(document['out'] + '/updates')}",
         ]
@@ -166,7 +175,9 @@ def prepare(
     require_file(source, "give .jsonl, .csv or .tsv with the columns text (or sentence) and label")
     from milkglass.federated.prepare import examples_of, require_free
     from milkglass.federated.prepare import prepare as made
+    from milkglass.federated.rows import REPORT, report_of
     from milkglass.models import resolve
+    from milkglass.sanitizers.ghost.tally import weak_spots
 
     names = [name.strip() for name in labels.split(",")]
     if len(names) < 2 or len({*names}) < len(names) or "" in names:
@@ -181,7 +192,10 @@ def prepare(
         ghost = None if plain else _ghost(folder, stage)
         rows: Rows = made(source, out, agreed, folder, ghost, seed, stage("prepare", count))
     document = {"out": str(out), "site": out.name, "texts": len(rows), "classes": len(names), "ghost": not plain}
-    emit(as_json, document, lambda: f"prepared {len(rows):,} texts for site {out.name} in {out}")
+    report = report_of(out)
+    told = f"prepared {len(rows):,} texts for site {out.name} in {out}"
+    told += "" if report is None else f"\n{weak_spots(report)}; {out / REPORT} has more"
+    emit(as_json, {**document, "report": report}, lambda: told)
 
 
 def register(app: typer.Typer) -> None:

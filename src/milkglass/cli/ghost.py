@@ -19,7 +19,7 @@ def sanitize_by_ghost(
 ) -> None:  # fmt: skip
     """options: k, overlap, without, language, selection, beams, threshold; None: the default."""
     from milkglass.models import resolve
-    from milkglass.sanitizers.files import report_path, require_free
+    from milkglass.sanitizers.files import report_path
     from milkglass.sanitizers.ghost.files import Plan, sanitize_dataset
     from milkglass.sanitizers.ghost.ghost import Ghost
     from milkglass.sanitizers.ghost.search import Search
@@ -35,8 +35,8 @@ def sanitize_by_ghost(
     search = Search(**_given(options, "k", "overlap", "language") | _switches(options["without"] or ()))
     given = _given(options, "selection", "beams", "threshold")
     selection = Selection(**{"way" if name == "selection" else name: value for name, value in given.items()})
-    require_free(out)
     plan = Plan.of(path, shape_of(path, frozenset(also or ()), frozenset(keep or ())), out)
+    plan.require_free()
     folder = resolve(model)
     with bars(as_json) as stage:
         tell = stage("find shadows", 0)
@@ -65,6 +65,10 @@ def _told(report: dict[str, Any], out: Path) -> str:
         ("texts", f"{report['texts']:,}"),
         ("tokens", f"{tokens['all']:,}, {share:.1f} % replaced, {tokens['special']:,} special"),
         ("fell back", f"{tokens['fell_back']:,} tokens of the texts, {vocabulary['fell_back']:,} of the vocabulary"),
+        (
+            "one shadow only",
+            f"{tokens['one_shadow']:,} and {vocabulary['one_shadow']:,}: whoever knows ghost reads them",
+        ),
         ("ROUGE-1, METEOR", f"{report['likeness']['rouge-1']:.3f}, {report['likeness']['meteor']:.3f}"),
     ]
     if report["selection_loss"] is not None:

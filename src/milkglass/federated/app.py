@@ -2,12 +2,12 @@
 
     client = client_app(); server = server_app()       # what a Flower app's pyproject.toml names
 
-Run configuration: model, out, classes, sites (how many are waited for), and the fields of `Training`. Node
-configuration: `rows`, a site's folder, which `milkglass federated prepare` made, and `shield`, a name. Where a site's
-text must pass through GHOST is the site's own affair: the mod asks for it whatever the server's configuration says.
+Run configuration, the server's: model, out, classes, sites (how many are waited for), seed, and the fields of
+`Training`. Node configuration: node.py. A server tells sites the model's digest, never where it is; a site trains its
+own model, if it is that one, and asks for GHOST whatever the server says.
 
-What a site answers to a refusal is in words that hold no rows. What a site trained on goes, as a digest, from the app
-to the mod, which compares it and takes it out. What this module does not know: what is done with an update.
+What a site trained on goes, as a digest, from the app to the mod, which compares it and takes it out. What this module
+does not know: what is done with an update.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from milkglass.checkpoint import Checkpoint
-from milkglass.errors import MilkglassError, MissingExtra, NotObfuscated, TooFewSites, UsageError
+from milkglass.errors import MissingExtra, NotObfuscated, PoisonedUpdate, TooFewSites, UsageError
 from milkglass.federated import mod
+from milkglass.federated.node import Node, Task, said
 from milkglass.federated.prepare import require_name
 from milkglass.federated.rounds import Tensors, Update
 from milkglass.federated.run import Replies, Sites, job_of, settings_of, train
-from milkglass.federated.site import Site, Trained, Training, weights_of
+from milkglass.federated.site import Trained, Training, weights_of
 from milkglass.federated.state import Run
-from milkglass.gradients.catalogue import shield_of
 from milkglass.models import resolve
 from milkglass.shared_step import SharedStep
 
@@ -58,10 +58,10 @@ def client_app() -> Any:
 
     @app.train()
     def answer(message: Any, context: Any) -> Any:
-        config = message.content["task"]
-        step, training = _opened(config), _training(config)
+        node, task = Node.of(context.node_config), Task.of(message.content["task"])
+        step = _step(node.model, task.model, task.classes, task.seed)  # the mod has compared that digest
         weights = message.content["weights"].to_torch_state_dict()
-        trained = _site(context).train(step, int(config["round"]), weights, training)
+        trained = node.site.train(step, task.round, weights, task.training)
         about = {
             "site": trained.update.site, "texts": trained.update.texts, "steps": trained.update.steps,
             "rows": trained.rows,
@@ -73,50 +73,28 @@ def client_app() -> Any:
 
 
 def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
-    """A Flower mod: an update leaves only where what it was trained on passed through GHOST for this very model.
-
-    Refusals, ours and those of the site's own checks, are answered as errors; anything else is Flower's to tell.
-    """
+    """A Flower mod: an update leaves only where the server trains the site's own model, and what it was trained on
+    passed through GHOST for it. Any other end is answered by `said`: Flower would send an exception's own words."""
     from flwr.app import Error, Message
 
     try:
-        site = _site(context)
-        digest = Checkpoint.open(resolve(str(message.content["task"]["model"]))).digest()
-        passed = mod.before(site, digest)
+        node, task = Node.of(context.node_config), Task.of(message.content["task"])
+        demand = node.demand()
+        task.require(demand)
+        passed = mod.before(node.site, demand)
         reply = call_next(message, context)
-        if reply.has_error():
-            return reply
         about = reply.content["about"]
-        update = Update(site.name, {}, int(about["texts"]), int(about["steps"]))
+        update = Update(node.site.name, {}, int(about["texts"]), int(about["steps"]))
         mod.after(Trained(update, str(about.pop("rows"))), passed)
-    except MilkglassError as error:
-        return Message(Error(REFUSED, f"{type(error).__name__}: {error.message}"), reply_to=message)
-    except OSError:
-        return Message(Error(REFUSED, "OSError: the site's rows cannot be read"), reply_to=message)
+    except Exception as error:  # noqa: BLE001 - whatever it is, its words stay here
+        return Message(Error(REFUSED, said(error)), reply_to=message)
     return reply
 
 
-def _site(context: Any) -> Site:
-    """By the node's own configuration, never the server's."""
-    if "rows" not in context.node_config:
-        raise UsageError("the node's configuration names no rows", "flower-supernode --node-config 'rows=\"FOLDER\"'")
-    folder = Path(str(context.node_config["rows"])).expanduser().absolute()
-    shield = shield_of({"shield": str(context.node_config.get("shield", "none"))})
-    return Site(require_name(folder.name), folder, shield)
-
-
-def _opened(config: Mapping[str, Any]) -> SharedStep:
-    return _step(str(config["model"]), int(config["classes"]), int(config["seed"]))
-
-
 @lru_cache(maxsize=1)
-def _step(model: str, classes: int, seed: int) -> SharedStep:
-    return SharedStep.open(resolve(model), "classification", classes, seed)
-
-
-def _training(config: Mapping[str, Any]) -> Training:
-    kinds = {"method": str, "rounds": int, "lr": float, "batch_size": int, "minimum": int}
-    return Training(**{name: kind(config[name]) for name, kind in kinds.items() if name in config})
+def _step(folder: Path, digest: str, classes: int, seed: int) -> SharedStep:
+    """digest: so that another model in the same folder is opened."""
+    return SharedStep.open(folder, "classification", classes, seed)
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
@@ -141,20 +119,32 @@ def serve(grid: Any, config: Mapping[str, Any], note: Callable[[str], None] = pr
         raise UsageError(f"the run's configuration lacks {', '.join(lacking)}", "give them in pyproject.toml")
     if odd := sorted({*config} - known):
         raise UsageError(f"the run's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known))}")
-    model, classes, seed = str(config["model"]), int(config["classes"]), int(config.get("seed", 0))
+    folder, classes, seed = resolve(str(config["model"])), int(config["classes"]), int(config.get("seed", 0))
     training = _training(config)
-    step = SharedStep.open(resolve(model), "classification", classes, seed)  # never one that was trained
-    sites = Nodes(grid, int(config["sites"]), {"model": model, "classes": classes, "seed": seed}, WAIT)
-    weights = weights_of(step)
+    if training.bound is None:
+        raise UsageError(
+            "fedavg weighs a site by the texts that it says it has, and most_texts does not bound them",
+            "give most_texts: what the largest site may have",
+        )
+    step = SharedStep.open(folder, "classification", classes, seed)  # never one that was trained
+    digest = Checkpoint.open(folder).digest()
+    sites = Nodes(grid, int(config["sites"]), {"model": digest, "classes": classes, "seed": seed}, WAIT)
+    job = job_of(digest, [], training, classes, seed)  # without the sites, whose rows a server does not have
     about = settings_of(training, classes, seed)
-    run = Run.open(Path(str(config["out"])), _job(model, training, classes, seed), weights, about)
+    run = Run.open(Path(str(config["out"])), job, weights_of(step), about)
     return train(run, sites, step, training, note, lambda done: note("a round is done"))
+
+
+def _training(config: Mapping[str, Any]) -> Training:
+    kinds = {"method": str, "rounds": int, "lr": float, "batch_size": int, "minimum": int, "most_texts": int}
+    return Training(**{name: kind(config[name]) for name, kind in kinds.items() if name in config})
 
 
 @dataclass(frozen=True, eq=False)
 class Nodes(Sites):
     """The sites behind a Flower grid. count: how many are waited for; as many as there are after WAIT seconds are
-    asked. task: what each is told of the model. wait: seconds for them to come, a tenth of those for a round."""
+    asked. task: what each is told of the model, which it must have itself. wait: seconds for them to come, a tenth of
+    those for a round."""
 
     grid: Any
     count: int
@@ -203,12 +193,12 @@ def _reason(reply: Any) -> str:
 
 
 def _update(reply: Any) -> Update:
-    """Nothing of it is believed before `rounds.check`."""
-    about = reply.content["about"]
-    tensors = {name: torch.from_numpy(one.numpy().copy()) for name, one in reply.content["update"].items()}
-    return Update(require_name(str(about["site"])), tensors, int(about["texts"]), int(about["steps"]))
-
-
-def _job(model: str, training: Training, classes: int, seed: int) -> str:
-    """As run.job_of, without the sites, whose rows a server does not have."""
-    return job_of(Checkpoint.open(resolve(model)).digest(), [], training, classes, seed)
+    """Nothing of it is believed before `rounds.check`. Raises PoisonedUpdate, UsageError."""
+    try:
+        about = reply.content["about"]
+        tensors = {name: torch.from_numpy(one.numpy().copy()) for name, one in reply.content["update"].items()}
+        site, texts, steps = str(about["site"]), int(about["texts"]), int(about["steps"])
+    except (KeyError, TypeError, ValueError):
+        node = reply.metadata.src_node_id
+        raise PoisonedUpdate(f"node {node} sent what is no update", "it must run Milkglass's app") from None
+    return Update(require_name(site), tensors, texts, steps)

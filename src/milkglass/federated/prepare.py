@@ -19,9 +19,11 @@ import numpy as np
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.dataset import Example, read_examples, summarise
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
+from milkglass.federated import private
 from milkglass.federated.rows import BYTES, ROWS, Rows, Stamp, load, save, stamp_of
 from milkglass.sanitizers.files import fresh_seed
 from milkglass.sanitizers.ghost.ghost import Ghost, limit_of
+from milkglass.sanitizers.ghost.tally import Tally, document
 from milkglass.sanitizers.vocabulary import opened
 from milkglass.sequences import Ids, Sequences
 
@@ -83,7 +85,8 @@ def prepare(
     source: Path, folder: Path, labels: Mapping[str, int], model: Path, ghost: Ghost | None, seed: int | None,
     tell: Tell = lambda texts: None,
 ) -> Rows:  # fmt: skip
-    """Write a site's folder, which appears when it is complete. ghost: None leaves the texts as they are, and no stamp.
+    """Write a site's folder, which appears when it is complete, with a stamp of what GHOST was and a report of what it
+    did (rows.py). ghost: None leaves the texts as they are, and neither is there.
     seed: of shadows, batches and noise; None: fresh secret ones.
 
     Raises UsageError where the folder exists, CodecError, naming the line.
@@ -94,18 +97,25 @@ def prepare(
     texts = [one.text for one in examples]
     if ghost is not None:
         ghost = replace(ghost, seed=fresh_seed() if seed is None else seed)
+    tally = Tally(rows=len(texts))
     try:
-        ids = list(originals(model, texts, tell) if ghost is None else _shadows(ghost, texts, tell))
+        ids = list(originals(model, texts, tell) if ghost is None else _shadows(ghost, texts, tally, tell))
     except CodecError as error:
         if error.place is None:
             raise
         raise error.renamed(f"line {examples[error.place].line} of {source.name}") from None
     rows = Rows(Sequences.of(ids), np.array([labels[str(one.label)] for one in examples], np.int64))
-    stamp = None if ghost is None else Stamp(GHOST, Checkpoint.open(ghost.folder).digest(), rows.digest())
+    stamp = None if ghost is None else _stamp(ghost, rows)
+    report = None if ghost is None else document(ghost, tally, seed is not None)
     drawn = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
     with appearing(folder) as made:
-        save(made, rows, stamp, secrets.token_bytes(BYTES) if seed is None else drawn)
+        save(made, rows, stamp, secrets.token_bytes(BYTES) if seed is None else drawn, report)
     return rows
+
+
+def _stamp(ghost: Ghost, rows: Rows) -> Stamp:
+    model = Checkpoint.open(ghost.folder).digest()
+    return Stamp(GHOST, model, rows.digest(), ghost.searching.document(), ghost.selection.document())
 
 
 def matches(source: Path, folder: Path, labels: Mapping[str, int], plain: bool) -> None:
@@ -122,10 +132,12 @@ def matches(source: Path, folder: Path, labels: Mapping[str, int], plain: bool) 
         )
 
 
-def _shadows(ghost: Ghost, texts: Sequence[str], tell: Tell) -> Iterator[Ids]:
+def _shadows(ghost: Ghost, texts: Sequence[str], tally: Tally, tell: Tell) -> Iterator[Ids]:
     ghost.encode(texts)  # a text that cannot be is told before anybody waits, and by its own number
     for some in (texts[at : at + TOGETHER] for at in range(0, len(texts), TOGETHER)):
-        yield from (one.ids for one in ghost.sanitize(some))
+        for text, one in zip(some, ghost.sanitize(some), strict=True):
+            tally.count(text, one, ghost)
+            yield one.ids
         tell(len(some))
 
 
@@ -154,7 +166,7 @@ def appearing(folder: Path) -> Iterator[Path]:
     """A folder, closed to others, that has its name when it is complete. Raises UsageError where the name is taken."""
     require_free(folder)
     made = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
-    made.mkdir(mode=0o700, parents=True)
+    private.folder(made)
     try:
         yield made
         made.rename(folder)

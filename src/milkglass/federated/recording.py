@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from milkglass.checkpoint import read_json, write_json
 from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.federated import private
 from milkglass.federated.rounds import Update
 from milkglass.threat import Gradients, Transcript
 
@@ -26,12 +27,12 @@ VERSION = 1
 def record(folder: Path, update: Update, round: int, method: str) -> None:
     """Into a run's folder. The JSON appears last: with it the update is whole."""
     place = folder / "updates" / f"round-{round}"
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private.folder(place)
     save_file({name: one.contiguous() for name, one in update.tensors.items()}, _part(place, update, "safetensors"))
     told = {"site": update.site, "round": round, "method": method, "texts": update.texts, "steps": update.steps}
     write_json(_part(place, update, "json"), {"milkglass_update": VERSION, **told})
     for kind in ("safetensors", "json"):
-        _part(place, update, kind).rename(place / f"{update.site}.{kind}")
+        private.closed(_part(place, update, kind)).rename(place / f"{update.site}.{kind}")
 
 
 def read(path: Path) -> tuple[Gradients, int]:

@@ -1,6 +1,9 @@
 """FedSGD and FedAvg (McMahan et al. 2017, algorithm 1): what is made of the updates of one round.
 
-    w <- w - lr sum over sites of n_k / n u_k
+    w <- w - lr sum over sites of n_k / n u_k,     n_k: texts of site k, n: of all sites that answered
+
+So a site weighs as many texts as it says that it saw. Nobody can count them but the site: run.py bounds what it may
+say, and who says the most that is allowed weighs most.
 
 FedSGD: u_k is the gradient of a batch of n_k texts. FedAvg: u_k is the sum of the gradients of the site's local steps,
 each taken where the one before left off, so that w - lr u_k are the weights which the site arrived at, and the rule is
@@ -37,18 +40,27 @@ def check(update: Update, weights: Tensors) -> None:
     """Raises PoisonedUpdate, naming the site and the first tensor in order, where it does not fit the weights."""
     if type(update.texts) is not int or update.texts < 1:
         raise PoisonedUpdate(f"site {update.site} says that it saw {update.texts!r} texts", "it must be at least 1")
-    if unknown := sorted({*update.tensors} - {*weights}):
-        raise _poisoned(update, f"a tensor of a name that is not trained ({_short(unknown[0])})")
-    for name in sorted(weights):
-        one = update.tensors.get(name)
+    if found := misfit(update.tensors, weights):
+        hint = "nothing of this round was used: mend the site or leave it out, and run it again"
+        raise PoisonedUpdate(f"site {update.site} sent {found}", hint)
+
+
+def misfit(tensors: Tensors, like: Tensors) -> str | None:
+    """How tensors that came from elsewhere differ from what was expected by name, shape or dtype, or are not finite, in
+    words; the first in the order of names. None: they fit."""
+    if unknown := sorted({*tensors} - {*like}):
+        return f"a tensor of a name that is not trained ({_short(unknown[0])})"
+    for name in sorted(like):
+        one = tensors.get(name)
         if one is None:
-            raise _poisoned(update, f"no {name}")
-        if one.shape != weights[name].shape:
-            raise _poisoned(update, f"{name} of shape {tuple(one.shape)}, not {tuple(weights[name].shape)}")
-        if one.dtype != weights[name].dtype:
-            raise _poisoned(update, f"{name} as {one.dtype}, not {weights[name].dtype}")
+            return f"no {name}"
+        if one.shape != like[name].shape:
+            return f"{name} of shape {tuple(one.shape)}, not {tuple(like[name].shape)}"
+        if one.dtype != like[name].dtype:
+            return f"{name} as {one.dtype}, not {like[name].dtype}"
         if bad := int((~torch.isfinite(one)).sum()):
-            raise _poisoned(update, f"{name} with {bad:,} of {one.numel():,} numbers not finite")
+            return f"{name} with {bad:,} of {one.numel():,} numbers not finite"
+    return None
 
 
 def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[str, torch.Tensor]:
@@ -82,11 +94,6 @@ def stepped(weights: Tensors, change: Tensors, lr: float) -> dict[str, torch.Ten
 def length(change: Tensors) -> float:
     """The L2 norm of an update."""
     return math.sqrt(sum(float(one.double().square().sum()) for one in change.values()))
-
-
-def _poisoned(update: Update, what: str) -> PoisonedUpdate:
-    hint = "nothing of this round was used: mend the site or leave it out, and run it again"
-    return PoisonedUpdate(f"site {update.site} sent {what}", hint)
 
 
 def _short(name: str) -> str:

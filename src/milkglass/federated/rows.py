@@ -1,11 +1,14 @@
 """What a site trains on: ids and classes in a folder, and the stamp that GHOST left when the ids passed through it.
 
     rows.safetensors   ids (total,), lengths (b,), labels (b,), int64
-    stamp.json         of rows that passed: the method, the model's digest, the digest of the rows
+    stamp.json         of rows that passed: the method, its parameters, the digests of the model and the rows, a seal
+    report.json        of rows that passed: what GHOST did, counted, as `sanitize --method ghost` reports it
     draws.secret       32 bytes, of which the site draws batches and noise: whoever has them can take the noise away
 
-A stamp is a digest, not a signature: it finds rows that were swapped, edited or never obfuscated, not a site that means
-to cheat, which holds its texts anyway. Ids and labels of shadows may be read off a digest by trying: it never leaves.
+The seal is an HMAC of the stamp under the site's secret. It finds rows that were swapped, edited or never obfuscated, a
+stamp written by hand, and one of another site. It stops nobody who can read the secret: not whoever runs the site,
+who holds its texts anyway, and with `--seed` nobody who guesses the seed. Ids and labels of shadows may be read off a
+plain digest by trying: it never leaves the site, and what names a run is keyed (`Rows.mark`).
 
 What this module does not know: texts, training.
 """
@@ -13,9 +16,13 @@ What this module does not know: texts, training.
 from __future__ import annotations
 
 import hashlib
+import hmac
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -23,10 +30,11 @@ from safetensors.numpy import load_file, save_file
 
 from milkglass.checkpoint import read_json, write_json
 from milkglass.errors import CorruptCheckpoint
+from milkglass.federated.private import closed
 from milkglass.sequences import Ids, Sequences
 
-ROWS, STAMP, SECRET = "rows.safetensors", "stamp.json", "draws.secret"
-VERSION = 1
+ROWS, STAMP, REPORT, SECRET = "rows.safetensors", "stamp.json", "report.json", "draws.secret"
+VERSION = 2  # of the stamp: 1 had no parameters and no seal
 BYTES = 32  # of a secret
 
 
@@ -47,22 +55,43 @@ class Rows:
             whole.update(len(one).to_bytes(8, "little") + one.astype("<i8").tobytes())
         return whole.hexdigest()
 
+    def mark(self, secret: bytes) -> str:
+        """A digest that tells nothing to who lacks the site's secret, not even whether a guess of the rows is right."""
+        return _keyed(secret, "rows", self.digest())
+
 
 @dataclass(frozen=True)
 class Stamp:
-    """model: the digest of the model that GHOST looked at. rows: theirs."""
+    """model: the digest of the model that GHOST looked at. rows: theirs. search, selection: GHOST's parameters."""
 
     method: str
     model: str
     rows: str
+    search: Mapping[str, Any]
+    selection: Mapping[str, Any]
+    seal: str = ""
+
+    def sealed(self, secret: bytes) -> Stamp:
+        """With the seal of whoever has this secret."""
+        told = asdict(self) | {"seal": ""}
+        return Stamp(**told | {"seal": _keyed(secret, "stamp", json.dumps(told, sort_keys=True))})
+
+    def holds(self, secret: bytes) -> bool:
+        """Whether the seal is of this secret, and of all that the stamp says."""
+        return hmac.compare_digest(self.seal.encode(), self.sealed(secret).seal.encode())
 
 
-def save(folder: Path, rows: Rows, stamp: Stamp | None, secret: bytes) -> None:
-    """Into a folder that is there, empty, and not yet under its name."""
+def save(folder: Path, rows: Rows, stamp: Stamp | None, secret: bytes, report: Mapping[str, Any] | None = None) -> None:
+    """Into a folder that is there, empty, and not yet under its name. The stamp is sealed here."""
     arrays = {"ids": rows.ids.ids, "lengths": rows.ids.lengths, "labels": rows.labels}
     save_file({name: np.ascontiguousarray(one, np.int64) for name, one in arrays.items()}, folder / ROWS)
+    closed(folder / ROWS)
     if stamp is not None:
-        write_json(folder / STAMP, {"milkglass_stamp": VERSION, **asdict(stamp)})
+        write_json(folder / STAMP, {"milkglass_stamp": VERSION, **asdict(stamp.sealed(secret))})
+        closed(folder / STAMP)
+    if report is not None:
+        write_json(folder / REPORT, report)
+        closed(folder / REPORT)
     with os.fdopen(os.open(folder / SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secret)
 
@@ -82,13 +111,22 @@ def load(folder: Path) -> Rows:
 
 
 def stamp_of(folder: Path) -> Stamp | None:
-    """None where the rows did not pass through anything. Raises CorruptCheckpoint."""
+    """None where the rows did not pass through anything. Whose it is, `Stamp.holds` says. Raises CorruptCheckpoint."""
     if not (folder / STAMP).is_file():
         return None
     match read_json(folder / STAMP):
-        case {"milkglass_stamp": 1, "method": str(method), "model": str(model), "rows": str(rows)}:
-            return Stamp(method, model, rows)
-    raise CorruptCheckpoint(f"{STAMP} of {folder.name} is damaged", "prepare the site again")
+        case {
+            "milkglass_stamp": 2, "method": str(method), "model": str(model), "rows": str(rows),
+            "search": dict(search), "selection": dict(selection), "seal": str(seal),
+        }:  # fmt: skip
+            return Stamp(method, model, rows, search, selection, seal)
+    fault = f"{STAMP} of {folder.name} is damaged, or not of version {VERSION}"
+    raise CorruptCheckpoint(fault, "prepare the site again")
+
+
+def report_of(folder: Path) -> dict[str, Any] | None:
+    """What GHOST did, counted; None where the rows did not pass through it. Raises CorruptCheckpoint."""
+    return read_json(folder / REPORT) if (folder / REPORT).is_file() else None
 
 
 def secret_of(folder: Path) -> bytes:
@@ -97,3 +135,7 @@ def secret_of(folder: Path) -> bytes:
     if len(found) != BYTES:
         raise CorruptCheckpoint(f"{SECRET} of {folder.name} is not {BYTES} bytes", "prepare the site again")
     return found
+
+
+def _keyed(secret: bytes, label: str, text: str) -> str:
+    return hmac.new(secret, f"milkglass federated {label}\0{text}".encode(), hashlib.sha256).hexdigest()

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from milkglass.errors import PoisonedUpdate
 from milkglass.federated import mod
 from milkglass.federated.recording import record
 from milkglass.federated.rounds import Tensors, Update, check, length, mean, stepped
-from milkglass.federated.rows import load
+from milkglass.federated.rows import load, secret_of
 from milkglass.federated.site import Site, Training, load_weights
 from milkglass.federated.state import Done, Run
 from milkglass.shared_step import SharedStep
@@ -41,19 +42,18 @@ class Sites(abc.ABC):
 
 @dataclass(frozen=True, eq=False)
 class Here(Sites):
-    """Sites in this process, one after another. model: the digest of the model, for which rows must have passed through
-    GHOST; None: they need not have."""
+    """Sites in this process, one after another. demand: what rows must have passed through; None: nothing."""
 
     sites: Sequence[Site]
     step: SharedStep
-    model: str | None
+    demand: mod.Demand | None
 
     def ask(self, round: int, weights: Tensors, training: Training) -> Replies:
         """Raises NotObfuscated: that is no site that dropped out."""
         updates, missing = list[Update](), dict[str, str]()
         for site in self.sites:
             try:
-                passed = None if self.model is None else mod.before(site, self.model)
+                passed = None if self.demand is None else mod.before(site, self.demand)
                 trained = site.train(self.step, round, weights, training)
             except OSError as error:
                 missing[site.name] = (error.strerror or "its rows cannot be read").lower()
@@ -80,6 +80,7 @@ def train(
             note(f"round {round + 1}: site {name} dropped out: {why}")
         for one in replies.updates:
             check(one, weights)
+            _require_counts(one, training)
         change = mean(replies.updates, weights, training.minimum)
         after = stepped(weights, change, training.lr)
         for one in replies.updates:
@@ -90,17 +91,34 @@ def train(
     return run
 
 
+def _require_counts(update: Update, training: Training) -> None:
+    """What a site says of itself, by which it weighs. Raises PoisonedUpdate."""
+    texts, most = update.texts, training.bound
+    if most is not None and texts > most:
+        name = "batch_size" if training.method == "fedsgd" else "most_texts"
+        raise PoisonedUpdate(
+            f"site {update.site} says that it saw {texts:,} texts, at most {most:,} are believed ({name})",
+            "ask that site; if it has as many, raise the number and run it again",
+        )
+    if update.steps != (steps := training.steps(texts)):
+        raise PoisonedUpdate(
+            f"site {update.site} says that it took {update.steps!r} steps for {texts:,} texts, which are {steps:,}",
+            "the site must run the same version of Milkglass",
+        )
+
+
 def settings_of(training: Training, classes: int, seed: int) -> dict[str, Any]:
     """What a server knows anyway. seed: of the head."""
     return {**_deciding(training), "classes": classes, "seed": seed}
 
 
 def job_of(model: str, sites: Sequence[Site], training: Training, classes: int, seed: int) -> str:
-    """Names a run by all that decides its weights but the number of rounds: more of them go on."""
-    rows = {one.name: [load(one.folder).digest(), repr(one.shield)] for one in sites}
+    """Names a run by all that decides its weights but the number of rounds: more of them go on. A site's rows are in it
+    by a mark of its own secret, since a server keeps the name and could try rows."""
+    rows = {one.name: [load(one.folder).mark(secret_of(one.folder)), repr(one.shield)] for one in sites}
     told = ["milkglass federated", model, rows, _deciding(training), classes, seed]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def _deciding(training: Training) -> dict[str, Any]:
-    return {name: one for name, one in training.document().items() if name not in ("rounds", "minimum")}
+    return {name: one for name, one in training.document().items() if name not in ("rounds", "minimum", "most_texts")}

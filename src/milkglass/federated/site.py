@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from milkglass.errors import CorruptCheckpoint, UsageError
-from milkglass.federated.rounds import Tensors, Update
+from milkglass.errors import CorruptCheckpoint, RefusedTask, UsageError
+from milkglass.federated.rounds import Tensors, Update, misfit
 from milkglass.federated.rows import Rows, load, secret_of
 from milkglass.gradients.shield import Bare, Shield, require, share
 from milkglass.sequences import Ids
@@ -30,24 +30,37 @@ Method = Literal["fedsgd", "fedavg"]
 
 @dataclass(frozen=True)
 class Training:
-    """lr: of plain gradient descent. batch_size: texts of a step. minimum: sites without which a round is not done."""
+    """lr: of plain gradient descent. batch_size: texts of a step. minimum: sites without which a round is not done.
+    most_texts: how many a site may say that it has, in FedAvg, where it weighs as many; None: any number. In FedSGD
+    a batch bounds it."""
 
     method: Method = "fedsgd"
     rounds: int = 3
     lr: float = 0.05
     batch_size: int = 8
     minimum: int = 1
+    most_texts: int | None = None
 
     def __post_init__(self) -> None:
         if self.method not in ("fedsgd", "fedavg"):
             raise UsageError(f"the method is {self.method!r}", "fedsgd or fedavg")
         require(self.lr, "the learning rate", 0)
-        for name in ("rounds", "batch_size", "minimum"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}", "at least 1 is needed")
+        for name in ("rounds", "batch_size", "minimum", "most_texts"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UsageError(f"{name} is {value}", "at least 1 is needed")
 
     def document(self) -> dict[str, Any]:
-        return asdict(self)
+        """What is not given is left out."""
+        return {name: one for name, one in asdict(self).items() if one is not None}
+
+    @property
+    def bound(self) -> int | None:
+        """Texts of a round that a site may say it saw."""
+        return self.batch_size if self.method == "fedsgd" else self.most_texts
+
+    def steps(self, texts: int) -> int:
+        """Which a site takes with so many texts."""
+        return 1 if self.method == "fedsgd" else -(-texts // self.batch_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +81,11 @@ class Site:
 
     def train(self, step: SharedStep, round: int, weights: Tensors, training: Training) -> Trained:
         """Its update for these weights, a tensor for each of `step.names`. Raises OSError where its rows cannot be
-        read, CorruptCheckpoint, UsageError where they do not fit the model."""
+        read, CorruptCheckpoint, UsageError where they do not fit the model, RefusedTask where the weights do not."""
         rows, secret = load(self.folder), secret_of(self.folder)
         _require_fit(rows, step, self.name)
+        if found := misfit(weights, _trained(step)):
+            raise RefusedTask(f"the server sent {found}", "the server must train the model that this site has")
         load_weights(step, weights)
         order, rng = drawn(secret, round, len(rows))
         if training.method == "fedsgd":
@@ -101,17 +116,22 @@ def drawn(secret: bytes, round: int, count: int) -> tuple[Ids, np.random.Generat
 
 
 def load_weights(step: SharedStep, weights: Tensors) -> None:
-    """Into the model, in place."""
+    """Into the model, in place. They are those of `weights_of`: what came from elsewhere is checked before (`misfit`),
+    since `copy_` would stretch a tensor of another shape."""
     with torch.no_grad():
-        for name, one in step.module.named_parameters():
-            if name in weights:
-                one.copy_(weights[name])
+        for name, one in _trained(step).items():
+            one.copy_(weights[name])
 
 
 def weights_of(step: SharedStep) -> dict[str, torch.Tensor]:
     """A copy of all that is trained."""
+    return {name: one.detach().clone() for name, one in _trained(step).items()}
+
+
+def _trained(step: SharedStep) -> dict[str, torch.Tensor]:
+    """The parameters themselves."""
     every = dict(step.module.named_parameters())
-    return {name: every[name].detach().clone() for name in step.names}
+    return {name: every[name] for name in step.names}
 
 
 def _whole(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:

@@ -4,7 +4,8 @@
     weights-N.safetensors    the weights after N rounds, by Hugging Face's names
 
 The weights of a round are written before run.json names them, and the ones before are removed after that: whenever the
-process dies, run.json names weights that are there. What this module does not know: sites, training.
+process dies, run.json names weights that are there. All of it is its owner's (0700, 0600). What this module does not
+know: sites, training.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from milkglass.checkpoint import read_json, write_json
 from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.federated import private
 from milkglass.federated.rounds import Tensors
 
 FILE, VERSION = "run.json", 1
@@ -57,7 +59,8 @@ class Run:
         foreign = [one.name for one in folder.iterdir() if one.name != "sites"] if folder.is_dir() else []
         if any(not name.startswith("weights-0.") for name in foreign):  # of a run that died before its first word
             raise UsageError(f"{folder} is no run and is not empty", "give a new folder")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.folder(folder)
+        folder.chmod(0o700)  # an empty one that was there had a mode of its own
         run = cls(folder, job, settings=settings or {})
         run._write(weights)
         return run
@@ -96,13 +99,13 @@ class Run:
     def _write(self, weights: Tensors) -> None:
         part = self.place.with_name(f"{self.place.name}.part")
         save_file({name: one.contiguous() for name, one in weights.items()}, part)
-        _flushed(part)
+        _flushed(private.closed(part))
         part.replace(self.place)
         told = [{"missing": list(one.missing), "length": one.length} for one in self.done]
         fresh = self.folder / f"{FILE}.part"
         about = {"milkglass_federated": VERSION, "job": self.job, "settings": dict(self.settings), "rounds": told}
         write_json(fresh, about)
-        _flushed(fresh)
+        _flushed(private.closed(fresh))
         fresh.replace(self.folder / FILE)
 
 

@@ -41,6 +41,10 @@ class Shield(abc.ABC):  # noqa: B024 - a shield may change one of three things, 
         """What is proved of one gradient that is shared, in words; None: nothing."""
         return None
 
+    def spent(self, rounds: int) -> str | None:
+        """What is proved of all that a site shares in so many rounds of a run, in words; None: it is not accounted."""
+        return None
+
     def before(self, step: SharedStep) -> SharedStep:
         """The step that is taken in the place of this one. It shares its weights and changes nothing of it."""
         return step

@@ -20,7 +20,7 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.errors import CodecError, CorruptCheckpoint, UsageError
 from milkglass.sanitizers.files import appearing, fresh_seed, report_path, require_free
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.parts import Parts
+from milkglass.sanitizers.ghost.parts import Parts, finished
 from milkglass.sanitizers.ghost.tally import Tally, document
 from milkglass.sanitizers.rows import KINDS, Block, Shape, blocks_of
 
@@ -54,6 +54,12 @@ class Plan:
     def folder(self) -> Path:
         return self.out.with_name(f".{self.out.name}.parts")
 
+    def require_free(self) -> None:
+        """Raises UsageError where OUT or its report is there. What a run left that died after OUT had its name goes."""
+        if self.out.is_file() and (left := finished(self.folder)):
+            left.remove()
+        require_free(self.out)
+
 
 def sanitize_dataset(
     ghost: Ghost, plan: Plan, seed: int | None, progress: Progress = lambda size: None
@@ -61,21 +67,26 @@ def sanitize_dataset(
     """Write OUT and its report, which is returned; go on where an interrupted run of the same job stopped.
 
     seed: takes the place of the ghost's; None: a fresh secret one. Raises UsageError where OUT exists, CodecError,
-    naming the line, before anything is done, where a row cannot be.
+    naming the line, before anything is done, where a row cannot be, CorruptCheckpoint where a part is damaged.
     """
-    require_free(plan.out)
+    plan.require_free()
     _check(ghost, plan)
     parts = Parts(plan.folder, job_of(ghost, plan, seed))
-    ghost = replace(ghost, seed=parts.seed(fresh_seed() if seed is None else seed))
+    kept = parts.begin(fresh_seed() if seed is None else None)
+    drawn = kept if seed is None else seed
     done, numbers = Tally(), list[int]()
     for part in _parts(plan):
         if not parts.has(part.number):
-            rows, tally = _sanitized(ghost, plan, part)
+            if drawn is None:
+                hint = f"remove {plan.folder}: all is made again"
+                raise CorruptCheckpoint(f"part {part.number} of {plan.folder.name} was made and is gone", hint)
+            rows, tally = _sanitized(replace(ghost, seed=drawn), plan, part)
             parts.put(part.number, {"rows": rows, "tally": asdict(tally)})
         done.add(_finished(parts, part.number)[1])
         numbers.append(part.number)
         progress(part.size)
     report = document(ghost, done, seed is not None)
+    parts.finish()
     with appearing(plan.out) as file:
         if plan.written.header:
             file.write(plan.written.write([plan.written.header]))

@@ -1,7 +1,9 @@
 """The parts of a data set that are done, in a folder of their own, until all are: so an interrupted run goes on.
 
-Each part is a file that is there whole or not at all. The folder is its owner's only: it holds the seed, with which the
-rest is done. What this module does not know: what is in a part.
+Each part is a file that is there whole or not at all. The folder is its owner's only: while parts are left to be made
+it holds the seed with which they are, if it was drawn. Parts of one run need one seed: a text that stands in two of
+them has one shadow then, and the file is the same whether the run was interrupted or not. What this module does not
+know: what is in a part.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 from milkglass.checkpoint import read_json
 from milkglass.errors import UsageError
 
-FORMAT = "milkglass-ghost-parts/1"
+FORMAT = "milkglass-ghost-parts/2"
 STATE = "job.json"
 
 
@@ -28,23 +30,27 @@ class Parts:
     folder: Path
     job: str
 
-    def seed(self, drawn: int) -> int:
-        """The seed of this run: that with which it was begun, else this one, which is kept.
+    def begin(self, drawn: int | None) -> int | None:
+        """The seed of this run: that with which it was begun, else this one, which is kept until all parts are there.
+        None: whoever calls has one, and it is not kept; or it was, and is needed no more.
 
         Raises UsageError where the folder has parts of another run: what it did is not thrown away.
         """
-        state = self.folder / STATE
-        told = read_json(state) if state.is_file() else {}
-        if told.get("format") == FORMAT and told.get("job") == self.job:
-            return int(told["seed"])
+        told = _state(self.folder)
+        if told.get("job") == self.job:
+            return None if told.get("seed") is None else int(told["seed"])
         if any(self.folder.glob("[0-9]*.json")):
             raise UsageError(
                 f"{self.folder} holds an unfinished run with other options, or of another file or model",
                 "give that run's options to go on with it, or remove the folder",
             )
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        _write(state, {"format": FORMAT, "job": self.job, "seed": str(drawn)})
+        self._note(None if drawn is None else str(drawn), False)
         return drawn
+
+    def finish(self) -> None:
+        """All parts are there: the seed goes before the result has its name, so that no death leaves it beside that."""
+        self._note(None, True)
 
     def has(self, number: int) -> bool:
         return self._path(number).is_file()
@@ -57,10 +63,27 @@ class Parts:
         return read_json(self._path(number))
 
     def remove(self) -> None:
+        """What says that all parts are there goes last."""
+        for part in self.folder.glob("[0-9]*.json"):
+            part.unlink()
         shutil.rmtree(self.folder)
+
+    def _note(self, seed: str | None, finished: bool) -> None:
+        _write(self.folder / STATE, {"format": FORMAT, "job": self.job, "seed": seed, "finished": finished})
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08d}.json"
+
+
+def finished(folder: Path) -> Parts | None:
+    """The parts in a folder, where all were made; None where they were not, or there are none."""
+    told = _state(folder)
+    return Parts(folder, str(told.get("job"))) if told.get("finished") is True else None
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    told = read_json(folder / STATE) if (folder / STATE).is_file() else {}
+    return told if told.get("format") == FORMAT else {}
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

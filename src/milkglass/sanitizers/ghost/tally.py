@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 
 from milkglass.metrics.text import NAMES, likeness
 from milkglass.sanitizers.ghost.ghost import Ghost, Shadow
+from milkglass.sanitizers.table import Mask
 
 
 @dataclass
 class Tally:
     """Sums over texts. special: tokens that stand for themselves. fell_back: tokens without a filtered shadow.
+    one_shadow: tokens that have one shadow only, by which whoever knows GHOST reads them (attacks/adaptive).
     loss, sweeps: of texts whose shadow was selected by states. likeness: by metric, over texts."""
 
     rows: int = 0
@@ -23,6 +26,7 @@ class Tally:
     special: int = 0
     replaced: int = 0
     fell_back: int = 0
+    one_shadow: int = 0
     selected: int = 0
     unsettled: int = 0
     loss: float = 0.0
@@ -45,6 +49,7 @@ class Tally:
         self.special += int(ghost.candidates.fixed[shadow.before].sum())
         self.replaced += int((shadow.ids != shadow.before).sum())
         self.fell_back += int(ghost.candidates.fallen[shadow.before].sum())
+        self.one_shadow += int(_alone(ghost)[shadow.before].sum())
         if shadow.choice.loss is not None:
             self.selected += 1
             self.unsettled += not shadow.choice.settled
@@ -66,6 +71,7 @@ def document(ghost: Ghost, done: Tally, seeded: bool) -> dict[str, Any]:
             "tokens": len(candidates),
             "special": int(candidates.fixed.sum()),
             "fell_back": int(candidates.fallen.sum()),
+            "one_shadow": int(_alone(ghost).sum()),
             "shadows_of_a_token": float(np.diff(candidates.starts)[replaceable].mean()),
         },
         "rows": done.rows,
@@ -78,6 +84,8 @@ def document(ghost: Ghost, done: Tally, seeded: bool) -> dict[str, Any]:
             "replaced_share": _mean(done.replaced, done.tokens),
             "fell_back": done.fell_back,
             "fell_back_share": _mean(done.fell_back, done.tokens),
+            "one_shadow": done.one_shadow,
+            "one_shadow_share": _mean(done.one_shadow, done.tokens),
         },
         "likeness": {name: _mean(done.likeness[name], done.texts) for name in NAMES},
         "selection_loss": _mean(done.loss, done.selected) if done.selected else None,
@@ -85,6 +93,20 @@ def document(ghost: Ghost, done: Tally, seeded: bool) -> dict[str, Any]:
         "not_settled": done.unsettled,
         "fields_left_as_they_are": done.left,
     }
+
+
+def weak_spots(report: Mapping[str, Any]) -> str:
+    """The tokens of the texts that GHOST hides least, in words. report: a `document`."""
+    tokens = report["tokens"]
+    return (
+        f"{tokens['fell_back']:,} of {tokens['all']:,} tokens fell back to near ones, "
+        f"{tokens['one_shadow']:,} ({100 * tokens['one_shadow_share']:.1f} %) have one shadow only"
+    )
+
+
+def _alone(ghost: Ghost) -> Mask:
+    """(n,) the tokens that are replaced and have one shadow to be replaced by."""
+    return np.asarray(~ghost.candidates.fixed & (np.diff(ghost.candidates.starts) == 1), np.bool_)
 
 
 def _mean(value: float, count: int) -> float:
