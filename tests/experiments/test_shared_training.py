@@ -10,12 +10,14 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
+from milkglass.attacks.gradient import grab
 from milkglass.client.dataset import Example
 from milkglass.errors import UsageError
 from milkglass.experiments import owner, theory
-from milkglass.experiments.gradients import GradientRecipe, shared
+from milkglass.experiments.gradients import Attacked, GradientRecipe, _rows, shared
 from milkglass.experiments.owner import Guard, Rows, Wanted, rows_of
 from milkglass.experiments.reproduce import reproduce
+from milkglass.experiments.settings import made_of
 from milkglass.experiments.shared_training import SharedTraining, Training, f1, fit, utility
 from milkglass.gradients.noise import GaussianNoise
 from milkglass.gradients.shield import Bare
@@ -105,8 +107,15 @@ def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monk
     assert 0 <= figures["shadow rouge-1, ghost"]["measured"] < 1
     assert "shadow rouge-1, none" not in figures
     assert figures["drift, texts, theory"]["measured"] > 0
-    pairs = json.loads((tmp_path / "run" / "theory.json").read_text("utf-8"))
-    assert {len(column) for column in pairs.values()} == {4}
+    drawn = json.loads((tmp_path / "run" / "theory.json").read_text("utf-8"))
+    assert {name: len(column) for name, column in drawn["pairs"].items()} == dict.fromkeys(
+        ("loss", "gradient", "local", "epsilon", "loss after", "gradient after"), 4
+    )
+    told = {name for name in figures if name.startswith("slope")} | result["untold"].keys()
+    assert len(told) == 8 and "slope of the loss deviation, local, theory" in figures
+    assert figures["slope of the loss deviation, local, theory"]["measured"] == pytest.approx(
+        drawn["lines"]["loss, local epsilon"]["slope"], abs=1e-4
+    )
     kept = {path.name: path.stat().st_mode & 0o077 for path in (tmp_path / "run" / "shadows").iterdir()}
     assert kept and not any(kept.values())
     again = json.loads(reproduce(recipe, data, tmp_path / "run").read_text("utf-8"))
@@ -188,8 +197,37 @@ def test_theory_by_hand(data: Path) -> None:
     other = Rows(Sequences.of([[5, 6, 20], [8, 21]]), np.array([0, 1]))
     losses, gradients = theory.deviations(before, texts, other)
     assert (losses > 0).all() and (gradients > 0).all()
-    assert theory.slope(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 5.0])) == pytest.approx(2)
-    assert np.isnan(theory.slope(np.ones(3), np.arange(3.0)))
+    assert theory.line(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 5.0])) == theory.Line(2, -1)
+
+
+def test_no_slope_is_made_of_rounding() -> None:
+    """A constant minus its mean is hardly ever 0: of 300 such vectors none has a line."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        x, y = np.full(100, rng.uniform(2, 12)), rng.uniform(0, 5, 100)
+        assert theory.line(x, y) is None
+    assert theory.line(np.array([2.0, 2.0 + 1e-6]), np.array([0.0, 1.0])) is not None
+
+
+def test_where_the_drift_is_epsilon_no_slope_is_told_but_the_local_one() -> None:
+    rng = np.random.default_rng(0)
+    losses, gradients, after = rng.uniform(0, 0.1, 50), rng.uniform(1, 2, 50), rng.uniform(0, 1, 50)
+    found = theory.figures(losses, gradients, after, 3 * gradients + 1, (1.4, 7.3))
+    assert found.figures["epsilon is a drift"] == 1 and found.figures["epsilon, largest"] == 7.3
+    for name in ("slope of the loss deviation", "slope of the gradient deviation, of its mean"):
+        assert name not in found.figures and "a drift is larger than every pair's deviations" in found.untold[name]
+    assert found.figures["slope of the gradient deviation, local"] == pytest.approx(3)
+    assert set(found.lines) == {"loss, local epsilon", "gradient, local epsilon"}
+    json.dumps(found.to_json(), allow_nan=False)
+    found = theory.figures(losses, gradients, np.zeros(50), 3 * gradients + 1, (0.1, 0.2))
+    assert (
+        found.figures["slope of the gradient deviation"] == pytest.approx(3)
+        and found.figures["epsilon is a drift"] == 0
+    )
+    assert found.untold == dict.fromkeys(
+        ("slope of the loss deviation, of its mean", "slope of the loss deviation, local, of its mean"),
+        "the deviation is 0 for all pairs",
+    )
 
 
 def test_rows_are_alike_many_of_each_class(data: Path) -> None:
@@ -272,3 +310,37 @@ def test_a_recipe_of_gradients_end_to_end(data: Path, tmp_path: Path, monkeypatc
     assert {"tokens top-1, shadow-max, ghost", "tokens top-1, shadow-decoding, ghost"} <= set(figures)
     again = json.loads(reproduce(recipe, data, tmp_path / "run").read_text("utf-8"))
     assert again["figures"] == result["figures"]
+
+
+def test_attackers_know_the_shield(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GRAB looks for masks where the client's step drops, and only there."""
+    made: list[int] = []
+    own = grab.Masks
+    monkeypatch.setattr(grab, "Masks", lambda texts: made.append(texts) or own(texts))
+    settings = "{ attack = 'grab', starts = 2, permutations = 1, steps = 2, sweeps = 1 }"
+    text = GRADIENTS.replace('attacks = ["free-tokens", "dager", "shadow-max", "shadow-decoding"]\n', "")
+    text = text.replace("texts = 4", "texts = 2").replace("ghost = { k = 5, lemma = false, sweeps = 1 }", "")
+    text = text.replace("[defences.ghost]", "[defences.drops]\nshield = 'dropout'")
+    text = text.replace("[asked]", f"[attacks]\n'short' = {settings}\n[asked]")
+    recipe = written(text, data / "bert", tmp_path)
+    result = json.loads(reproduce(recipe, data, tmp_path / "run").read_text("utf-8"))
+    assert {"rouge-1, short, none", "rouge-1, short, drops"} <= set(result["figures"])
+    assert made == [1, 1], "one for each of the two texts that are sent with dropout, none without"
+
+
+def test_no_public_text_gives_a_private_one_away(data: Path, tmp_path: Path) -> None:
+    """The reference holds every private text, cut otherwise, and parts of them: none of these is drawn."""
+    lines = [line.split("\t")[0] for line in (data / "rows.tsv").read_text("utf-8").splitlines()[1:]]
+    held = [f"{one.capitalize()}!" for one in lines] + [f"so {one} then" for one in lines]
+    parts = [" ".join(one.split()[1:4]) for one in lines]
+    fresh = [f"the nurse called {i} times about it" for i in range(10)]
+    (data / "reference.txt").write_text("\n".join([*held, *parts, *fresh]) + "\n", "utf-8")
+    text = GRADIENTS.replace("public = 10", 'public = 10\nreference = "reference.txt"')
+    text = text.replace("texts = 4", "texts = 16")
+    recipe = GradientRecipe.read(written(text, data / "bert", tmp_path))
+    tokenizer = owner.tokenizer_of(data / "bert")
+    private, public, _ = _rows(recipe, made_of(Attacked, recipe.texts), tokenizer, data)
+    assert public is not None and len(public) == 10
+    secret = [tokenizer.decode(one, skip_special_tokens=True).replace(" ", "") for one in private.ids]
+    read = [tokenizer.decode(one, skip_special_tokens=True).replace(" ", "") for one in public]
+    assert not [one for one in read if any(some in one or one in some for some in secret)]

@@ -1,8 +1,11 @@
 """The attacks on one site's recorded updates, graded against its texts and against what was trained on.
 
-Attackers know the model, its weights in every round, the labels and the lengths, and no other text (LAMP's setting, the
-paper's 3.1). Attacks on shadows ("shadow-...") are given the shadows themselves, the most that any inversion could
-read, and know what each can stand for. Every update is attacked by itself; what was read is graded together.
+Attackers know the model, its weights in every round, the labels and the lengths (LAMP's setting, the paper's 3.1), the
+shield (whether steps drop, what is frozen), and public text: what is given, and the site's own texts from which no
+attacked update comes, for text of the same kind, as in `milkglass audit`. Nothing of it holds an attacked text or is
+part of one. Attacks on shadows ("shadow-...") are given the shadows themselves, the most that any inversion could read,
+and know what each can stand for. They don't rehearse the defence: its selection costs more than the audit. Every update
+is attacked by itself; what was read is graded together.
 
 What this module does not know: how a site trained, files.
 """
@@ -19,18 +22,21 @@ import numpy as np
 from milkglass.attacks.adaptive.inverse import inverse
 from milkglass.audit.grading import measured, truth_of
 from milkglass.audit.leakage import AS_THEY_ARE, Found, Leakage, Reading
+from milkglass.audit.public import Given, had_by_attackers
 from milkglass.audit.updates import Recorded, Round, Texts
 from milkglass.catalogue import GRADIENT_ATTACKS
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.federated.site import load_weights
+from milkglass.gradients.shield import Bare, Shield
 from milkglass.metrics.recovery import floors
-from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.ghost import Ghost, limit_of
 from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat import Attack, Budget, Candidates, Guess, Knowledge, Tokens, Transcript, Truth, why_not
 
 INVERSIONS = ("free-tokens", "dager", "surviving-entries")
-ADAPTIVE = ("shadow-sampling", "shadow-max", "shadow-median", "shadow-mean")
+ADAPTIVE = ("shadow-sampling", "shadow-max", "shadow-median", "shadow-mean", "shadow-decoding")
+ADVICE = "who has more public text like the site's reads more of shadows: give some with --public FILE"
 Tell = Callable[[int], None]
 
 
@@ -46,19 +52,25 @@ class _Part:
 
 def leakage(
     recorded: Recorded, texts: Texts, tokenizer: Any, names: Sequence[str] | None, budget: Budget, seed: int = 0,
-    begin: Callable[[int], Tell] = lambda steps: lambda done: None,
+    begin: Callable[[int], Tell] = lambda steps: lambda done: None, public: Given = Given(),
+    shield: Shield = Bare(),
 ) -> tuple[Leakage, list[Reading]]:  # fmt: skip
     """names: of attacks; None: all that fit. begin: hears how many steps there are, and its answer of each.
+    shield: the site's.
 
     Raises UsageError for an unknown one, CorruptCheckpoint for a damaged update.
     """
     chosen = [GRADIENT_ATTACKS[name]() for name in require_names(names, texts.ghost)]
-    candidates = _candidates(recorded, texts, chosen)
+    behind = [texts.behind(one.seen) for one in recorded.rounds() if one.seen is not None]
+    limit = limit_of(recorded.model, tokenizer)
+    corpus, had = had_by_attackers(public, texts, behind, tokenizer, limit)
+    step = shield.before(recorded.step)  # over the same weights, which change from round to round
+    bare = Knowledge(step=step, candidates=_candidates(recorded, texts, chosen), corpus=corpus)
     every, refused = list[Round](), dict[int, str]()
     parts: dict[str, list[_Part]] = {one.name: [] for one in chosen}
     reasons: dict[str, dict[int, str]] = {one.name: {} for one in chosen}
     failed: dict[str, str] = {}
-    left = len(chosen) * sum(one.seen is not None for one in recorded.rounds())  # read twice: weights are not kept
+    left = len(chosen) * len(behind)  # rounds are read twice: weights are not kept
     tell = begin(left)
     for one in recorded.rounds():
         if one.seen is None:
@@ -70,7 +82,7 @@ def leakage(
             share = Budget(max(0.0, budget.left()) / left, stopped=budget.stopped)
             left -= 1
             try:
-                part = _attacked(attack, one, recorded, texts, candidates, share, seed)
+                part = _attacked(attack, one, texts, bare, share, seed)
             except MilkglassError as error:
                 failed[attack.name] = error.message
             except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results
@@ -86,7 +98,9 @@ def leakage(
     if texts.ghost and every:
         found.append(grader.as_they_are(every))
     rounds, count = tuple(one.number for one in every), sum(len(grader.behind(one)) for one in every)
-    result = Leakage(recorded.site, texts.ghost, rounds, refused, count, tuple(found), grader.floor(every))
+    advice = "" if public.chosen or not texts.ghost else ADVICE
+    floor = grader.floor(every)
+    result = Leakage(recorded.site, texts.ghost, rounds, refused, count, tuple(found), floor, had, advice)
     return result, [one for name in parts for part in parts[name] for one in grader.readings(name, part)]
 
 
@@ -102,27 +116,29 @@ def require_names(names: Sequence[str] | None, ghost: bool) -> list[str]:
 
 
 def _candidates(recorded: Recorded, texts: Texts, chosen: Sequence[Attack]) -> Candidates | None:
-    """What each shadow can stand for: whoever has the model can search as the site did (Kerckhoffs)."""
+    """What each shadow of the site can stand for: whoever has the model can search as the site did (Kerckhoffs)."""
     if not texts.ghost or not any("candidates" in one.assumes for one in chosen):
         return None
-    searched = Ghost.open(recorded.model, selection=Selection(way="random")).candidates
-    return inverse(searched.ids, searched.starts)
+    searched = Ghost.open(recorded.model, texts.searched, Selection(way="random")).candidates
+    every, sent = inverse(searched.ids, searched.starts), set(texts.rows.ids.ids.tolist())
+    pairs = zip(every.groups, every.likelihood, strict=True)
+    some = [(one, likely) for one, likely in pairs if int(one.rows[0]) in sent]
+    return Candidates(tuple(one for one, _ in some), tuple(likely for _, likely in some))
 
 
 def _attacked(
-    attack: Attack, one: Round, recorded: Recorded, texts: Texts, candidates: Candidates | None, budget: Budget,
-    seed: int,
+    attack: Attack, one: Round, texts: Texts, known: Knowledge, budget: Budget, seed: int
 ) -> _Part | str:  # fmt: skip
-    """What it read, or why it does not apply."""
+    """What it read, or why it does not apply. known: of every round."""
     assert one.seen is not None
+    assert known.step is not None
     behind = texts.behind(one.seen)
     sent = texts.rows.ids.chosen(behind)
     seen = Tokens(sent) if Tokens in attack.sees else one.seen
     if isinstance(seen, Tokens) and not texts.ghost:
         return "the site's texts did not pass through ghost: there are no shadows"
-    transcript = Transcript((seen,), len(recorded.step.table))
-    labels = texts.rows.labels[behind]
-    knowledge = Knowledge(step=recorded.step, labels=labels, lengths=sent.lengths, candidates=candidates)
+    transcript = Transcript((seen,), len(known.step.table))
+    knowledge = replace(known, labels=texts.rows.labels[behind], lengths=sent.lengths)
     if reason := why_not(attack, transcript, knowledge):
         return reason
     start = time.monotonic()

@@ -1,4 +1,4 @@
-"""What an audit of updates found: each attack's figures, what was refused, and a verdict.
+"""What an audit of updates found: each attack's figures, what was refused, what attackers had, and a verdict.
 
 What this module does not know: how any of it came about.
 """
@@ -39,9 +39,28 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Public:
+    """How many texts attackers had. given: of those that the audit was given. own: of the site's own, which stand for
+    text of the same kind: no attacked update comes from them. left_out: of both, since they hold an attacked text or
+    are part of one (apart.py). tokens: of what was left. name: what was given, in words."""
+
+    name: str
+    given: int
+    own: int
+    left_out: int
+    tokens: int
+
+    def __str__(self) -> str:
+        parts = [f"{self.given:,} of {self.name}"] if self.given else []
+        parts += [f"{self.own:,} of the site's own that no attacked update comes from"] if self.own else []
+        return f"public text of {self.tokens:,} tokens ({', '.join(parts)})" if parts else "no public text"
+
+
+@dataclass(frozen=True)
 class Leakage:
     """site, ghost: see updates.py. refused: rounds that nothing can be said of, and why. texts: how many were behind
-    the others, a text once for each round that it was in. floor: what costs nothing (metrics/recovery.floors)."""
+    the others, a text once for each round that it was in. floor: what costs nothing (metrics/recovery.floors). advice:
+    what would make attackers stronger, "" where nothing is known of that."""
 
     site: str
     ghost: bool
@@ -50,11 +69,13 @@ class Leakage:
     texts: int
     found: tuple[Found, ...]
     floor: Mapping[str, float]
+    public: Public
+    advice: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """nan becomes null."""
         raw = {"milkglass_update_audit": 1, **asdict(self), "verdict": verdict(self)}
-        known = ["the model", "the weights of every round", "labels", "lengths"]
+        known = ["the model", "the weights of every round", "labels", "lengths", str(self.public)]
         floor = {name: None if math.isnan(one) else one for name, one in self.floor.items()}
         return raw | {"found": [one.to_json() for one in self.found], "floor": floor, "attackers_know": known}
 
@@ -96,9 +117,9 @@ def verdict(of: Leakage) -> str:
     if not of.ghost:
         why = "the texts did not pass through GHOST, and other attacks may read more"
         return f"Whoever sees these updates gets back {came}; {why}."
-    read = max((tokens(one.trained).value for one in of.found if one.trained), default=0.0)
-    shadows = f"{100 * read:.1f} % of the shadows that were trained on"
-    return f"Whoever sees these updates gets back {shadows}, and {came}; other attacks may read more."
+    read = [tokens(one.trained).value for one in of.found if one.trained]
+    shadows = f"{100 * max(read):.1f} % of the shadows that were trained on, and " if read else ""
+    return f"Whoever sees these updates gets back {shadows}{came}; other attacks may read more."
 
 
 def _plain(measures: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:

@@ -21,12 +21,14 @@ import torch
 from milkglass.checkpoint import Checkpoint, read_json
 from milkglass.client.dataset import Example, read_examples
 from milkglass.errors import UsageError
+from milkglass.federated.mod import searching
 from milkglass.federated.prepare import GHOST, originals
 from milkglass.federated.recording import read
 from milkglass.federated.rounds import Tensors, Update, mean, stepped
 from milkglass.federated.rows import Rows, load, secret_of, stamp_of
 from milkglass.federated.site import drawn, weights_of
 from milkglass.federated.state import Run
+from milkglass.sanitizers.ghost.search import Search
 from milkglass.sequences import Ids, Sequences
 from milkglass.shared_step import SharedStep
 from milkglass.threat import Gradients
@@ -37,12 +39,13 @@ NEAR = {"rtol": 1e-4, "atol": 1e-6}  # weights that two machines compute alike; 
 @dataclass(frozen=True, eq=False)
 class Texts:
     """A site's own. rows: what was trained on. originals: ids of the same texts before GHOST. ghost: whether they
-    passed through it. secret: what its batches follow from."""
+    passed through it. secret: what its batches follow from. searched: with which search of GHOST's."""
 
     rows: Rows = field(repr=False)
     originals: Sequences = field(repr=False)
     ghost: bool
     secret: bytes = field(repr=False)
+    searched: Search = Search()
 
     @classmethod
     def of(cls, source: Path, folder: Path, model: Path) -> Texts:
@@ -61,7 +64,8 @@ class Texts:
         ghost = stamp is not None and stamp.method == GHOST
         if (own.lengths != rows.ids.lengths).any() or not (ghost or (own.ids == rows.ids.ids).all()):
             raise UsageError(f"{source.name} holds other texts than the site was prepared from", "give that file")
-        return cls(rows, own, ghost, secret_of(folder))
+        searched = searching(stamp.search) if stamp is not None and ghost else Search()
+        return cls(rows, own, ghost, secret_of(folder), searched)
 
     def behind(self, seen: Gradients) -> Ids:
         """Which texts were in the batch of a single step, in its order."""

@@ -18,8 +18,9 @@ from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
     from milkglass.audit.leakage import Found, Leakage, Reading
+    from milkglass.audit.public import Given
 
-KNOWN = "attackers know the model in every round, the labels and the lengths, and no other text"
+KNOWN = "attackers know the model in every round, the labels and the lengths, and have"
 
 
 def audit(
@@ -33,6 +34,17 @@ def audit(
     attacks: Annotated[
         str | None, typer.Option(help="Names with commas between them, such as dager,lamp.  [default: those that fit]")
     ] = None,
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text that an attacker may have, the more like the site's the better.  "
+            "[default: the demo's invented messages]",
+            show_default=False,
+        ),
+    ] = None,
+    shield: Annotated[
+        str, typer.Option(help="The defence of gradients that the site had, as in `federated run`; attackers know it.")
+    ] = "none",
     budget: Annotated[str, typer.Option(help="How long all attacks may take: 90s, 2m, 1h.")] = "2m",
     out: Annotated[Path | None, typer.Option(help="A new file for the figures, as JSON.")] = None,
     readings: Annotated[
@@ -44,6 +56,8 @@ def audit(
     """Attack the updates of one site, as a server sees them, and grade what comes back against the site's own texts and
     against what was really trained on. Nothing is sent anywhere."""
     require_file(text, "give the site's .jsonl, .csv or .tsv file")
+    if public is not None:
+        require_file(public, "give a file with a text a line")
     for path in (out, readings):
         if path is not None and path.exists():
             raise UsageError(f"{path} exists already", "give a new file")
@@ -54,21 +68,40 @@ def audit(
     from milkglass.audit.inverting import leakage, require_names
     from milkglass.audit.updates import Recorded, Texts
     from milkglass.federated.prepare import require_name
+    from milkglass.gradients.catalogue import shield_of
     from milkglass.models import resolve
     from milkglass.sanitizers.vocabulary import opened
 
     require_names(names, ghost=True)
+    chosen = shield_of({"shield": shield})
     require_name(site)
     folder = resolve(model)
+    given = _given(public)
     own = Texts.of(text, rows or run / "sites" / site, folder)
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
         recorded = Recorded.open(run, site, folder)
         tokenizer, _ = opened(folder)
         limit = Budget.parse(budget)
-        found, read = leakage(recorded, own, tokenizer, names, limit, seed, lambda steps: stage("attack", steps))
+        begin = lambda steps: stage("attack", steps)  # noqa: E731
+        found, read = leakage(recorded, own, tokenizer, names, limit, seed, begin, given, chosen)
     _write(out, readings, found, read)
     emit(as_json, found.to_json(), lambda: _told(found, out, readings))
+
+
+def _given(public: Path | None) -> Given:
+    """The text of a file; without one, what the project has: a few hundred invented messages, in English."""
+    from milkglass.audit.public import Given
+    from milkglass.audit.texts import examples_of
+    from milkglass.demo.workplace import read_rows
+
+    if public is None:
+        return Given([one["text"] for one in read_rows("tickets_train.jsonl")], "the demo's invented messages")
+    texts = [
+        " ".join([one.text, one.pair or "", *(message["content"] for message in one.messages)]).strip()
+        for one in examples_of(public)
+    ]
+    return Given(texts, public.name, chosen=True)
 
 
 def _write(out: Path | None, readings: Path | None, found: Leakage, read: Sequence[Reading]) -> None:
@@ -97,7 +130,10 @@ def _told(found: Leakage, out: Path | None, readings: Path | None) -> str:
     if found.floor:
         commonest = f"{100 * found.floor['commonest token']:.1f} %"
         lines += [f"- guessing alone: always the commonest token of these texts is right at {commonest} of all places"]
-    lines += [f"- attacked: {found.texts:,} texts in {len(found.rounds)} rounds", f"- {KNOWN}"]
+    lines += [f"- attacked: {found.texts:,} texts in {len(found.rounds)} rounds", f"- {KNOWN} {found.public}"]
+    if found.public.left_out:
+        lines += [f"- {found.public.left_out:,} public texts hold an attacked text or are part of one: left out"]
+    lines += [f"- {found.advice}"] if found.advice else []
     if found.ghost:
         lines += [
             "- shadow-...: given all shadows, as an inversion at its best would read them; tokens at their places"

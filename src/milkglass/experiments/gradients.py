@@ -3,15 +3,16 @@
     model = "demo:minilm"                task: classification or next-token
     data = "sst2:validation"             a file or a data set by name (sources.py)
     [texts]                              texts: how many are attacked; least, most: words; batch: texts in each step;
-                                         public: how many others an attacker has, of `reference` or of the same data
+                                         public: how many others an attacker has, of `reference` or of the same data,
+                                         none that holds an attacked text or is part of one (audit/apart.py)
     [defences.ghost]                     owner.py
     [attacks]                            named.py
 
 Each step is the first of a training: the model is the public one with a new head, which attackers have too, as they
-have the texts' labels and lengths (section 3.1). A guess is graded against the owner's own text, whatever went into the
-step. Attacks that see ids ("shadow-...") are given the shadows themselves, which is the most that any inversion could
-read, what each can stand for, and the defence to try on the attacker's own text. Figures are called "MEASURE, ATTACK,
-DEFENCE", from 0 to 1 as the paper has them.
+have the texts' labels and lengths (section 3.1) and know the shield: whether the step drops, what is frozen. A guess is
+graded against the owner's own text, whatever went into the step. Attacks that see ids ("shadow-...") are given the
+shadows themselves, which is the most that any inversion could read, what each can stand for, and the defence to try on
+the attacker's own text. Figures are called "MEASURE, ATTACK, DEFENCE", from 0 to 1 as the paper has them.
 
 What this module does not know: training (shared_training.py).
 """
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from milkglass.attacks.adaptive.inverse import inverse
+from milkglass.audit.apart import apart
 from milkglass.audit.grading import measured, truth_of
 from milkglass.audit.work import private_folder
 from milkglass.checkpoint import Checkpoint
@@ -123,7 +125,8 @@ def measure(recipe: GradientRecipe, data: Path, out: Path, tell: Tell = lambda w
         step = SharedStep.open(base.folder, recipe.task, classes, recipe.seed, recipe.lora)
         seen = shared(step, Rows(sent, private.labels), guard.shield, wanted.batch, recipe.seed, _pad(tokenizer))
         shadows = Transcript((Tokens(sent),), seen.size)
-        knowledge = Knowledge(corpus=public, step=step, labels=private.labels, lengths=private.ids.lengths)
+        taken = guard.shield.before(step)  # Kerckhoffs: who does not know that a step drops finds no masks
+        knowledge = Knowledge(corpus=public, step=taken, labels=private.labels, lengths=private.ids.lengths)
         if guard.ghost is not None:
             found_by = ghost_of(base, guard, recipe.seed).candidates
             rehearse = None if public is None else partial(_rehearsed, base, guard, out / "shadows", tell)
@@ -189,10 +192,10 @@ def _rows(recipe: GradientRecipe, wanted: Attacked, tokenizer: Any, data: Path) 
     private = rows_of(tokenizer, order[:half], numbers, asked, rng)
     public = None
     if wanted.public:
-        known = {one.tobytes() for one in private.ids}
         from_ = sources.examples(data, wanted.reference) if wanted.reference else order[half:]
-        others = rows_of(tokenizer, from_, None, Wanted(wanted.public), rng).ids
-        public = Sequences.of(one for one in others if one.tobytes() not in known)
+        secret = [str(tokenizer.decode(one.tolist(), skip_special_tokens=True)) for one in private.ids]
+        others = [from_[i] for i in apart([one.text for one in from_], secret)]
+        public = rows_of(tokenizer, others, None, Wanted(wanted.public), rng).ids
     return private, public, 2 if numbers is None else len(numbers)
 
 

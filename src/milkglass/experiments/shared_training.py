@@ -55,6 +55,7 @@ from milkglass.shared_step import SharedStep, Task, batch
 
 Tell = Callable[[str], None]
 HELD_OUT = 0.2  # section 5.1
+THEORY = "theory.json"  # of each pair what Figures 3 and 4 are drawn from
 
 
 @dataclass(frozen=True)
@@ -189,9 +190,9 @@ def _theory(owner: Owner) -> dict[str, float]:
     some = np.arange(min(owner.recipe.evaluation["theory"], len(owner.train)))
     pair = (owner.train.part(some), owner.rows(ghost, guards[ghost]).part(some))
     models = owner.step(), owner.trained(plain, guards[plain]), owner.trained(ghost, guards[ghost])
-    found, pairs = theory.check(*models, *pair)
-    write_private(owner.out / "theory.json", json.dumps(pairs) + "\n")
-    return found
+    found = theory.check(*models, *pair)
+    write_private(owner.out / THEORY, json.dumps(found.to_json(), allow_nan=False) + "\n")
+    return found.figures
 
 
 def fit(step: SharedStep, rows: Rows, shield: Shield, chosen: Training, seed: int, pad: int, tell: Tell) -> None:
@@ -265,5 +266,9 @@ def _about(recipe: SharedTraining) -> dict[str, Any]:
 
 
 def write_result(recipe: SharedTraining, out: Path, measured: Mapping[str, float]) -> Path:
-    """RUN/RECIPE.json."""
-    return written(recipe, _about(recipe), out, measured, 4)
+    """RUN/RECIPE.json. "untold": figures that cannot be told, each null with a reason."""
+    about, path = _about(recipe), out / THEORY
+    if recipe.evaluation.get("theory"):
+        reasons = json.loads(path.read_text("utf-8"))["untold"]
+        about["untold"] = {f"{name}, theory": {"measured": None, "why": why} for name, why in reasons.items()}
+    return written(recipe, about, out, measured, 4)

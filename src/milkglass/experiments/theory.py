@@ -5,11 +5,14 @@ With x a text and x' its shadow, t the model before, t* and t' after training on
     drift*, drift'        |t* - t|, |t' - t|                                    Assumption 3
     loss, gradient        |L(x; t) - L(x'; t)|, |grad L(x; t) - grad L(x'; t)|  Assumption 4, a number for each pair
     epsilon               the largest of the four, for each pair; "local": of the last two
-    deviations            the same two differences at t', against epsilon: a straight line by least squares
+    deviations            the same two differences at t', against epsilon, and against the local one: straight lines by
+                          least squares
 
 The bound "exists" for any finite numbers: what Figure 3 shows is how large it is. And a slope is not dimensionless: a
 gradient's norm over all parameters and a loss have other units, so that one slope being larger says less than the
-paper concludes. So the slopes are told as shares of each deviation's mean as well, where units cancel.
+paper concludes. So the slopes are told as shares of each deviation's mean as well, where units cancel. Where a drift is
+larger than both deviations of every pair, epsilon is one number and no line goes through it: then there is no slope,
+and a reason why. That of the local epsilon is there all the same.
 
 What this module does not know: training.
 """
@@ -17,6 +20,8 @@ What this module does not know: training.
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +31,44 @@ from milkglass.experiments.owner import Rows
 from milkglass.sequences import Ids
 from milkglass.shared_step import SharedStep
 
+Floats = NDArray[np.float64]
+ROUNDING = 1e-9  # of the largest epsilon: what varies less is one number, worked out in fp32
 
-def check(
-    before: SharedStep, plain: SharedStep, ghost: SharedStep, texts: Rows, shadows: Rows
-) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """The figures, and for each pair "loss", "gradient", "local", "epsilon", "loss after" and "gradient after"."""
+
+@dataclass(frozen=True)
+class Line:
+    """y = slope x + intercept."""
+
+    slope: float
+    intercept: float
+
+
+@dataclass(frozen=True)
+class Checked:
+    """figures: by name. pairs: for each pair "loss", "gradient", "local", "epsilon", "loss after", "gradient after".
+    lines: of Figure 4, by "DEVIATION, EPSILON". untold: of each figure that cannot be told, why not."""
+
+    figures: dict[str, float]
+    pairs: dict[str, list[float]]
+    lines: dict[str, Line]
+    untold: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """What Figures 3 and 4 are drawn from."""
+        lines = {name: asdict(one) for name, one in self.lines.items()}
+        return {"pairs": self.pairs, "lines": lines, "untold": self.untold}
+
+
+def check(before: SharedStep, plain: SharedStep, ghost: SharedStep, texts: Rows, shadows: Rows) -> Checked:
     losses, gradients = deviations(before, texts, shadows)
     after_losses, after_gradients = deviations(ghost, texts, shadows)
-    drifts = drift(before, plain), drift(before, ghost)
+    return figures(losses, gradients, after_losses, after_gradients, (drift(before, plain), drift(before, ghost)))
+
+
+def figures(
+    losses: Floats, gradients: Floats, after: Floats, gradients_after: Floats, drifts: tuple[float, float]
+) -> Checked:
+    """losses, gradients, after, gradients_after: (b,) of each pair. drifts: on texts and on shadows."""
     local = np.maximum(losses, gradients)
     epsilon = np.maximum(local, max(drifts))
     found = {
@@ -43,16 +78,34 @@ def check(
         "gradient deviation": float(gradients.mean()),
         "epsilon, mean": float(epsilon.mean()),
         "epsilon, largest": float(epsilon.max()),
-        "loss deviation after": float(after_losses.mean()),
-        "gradient deviation after": float(after_gradients.mean()),
+        "epsilon is a drift": float((local < max(drifts)).mean()),
+        "loss deviation after": float(after.mean()),
+        "gradient deviation after": float(gradients_after.mean()),
     }
-    for name, values in (("loss", after_losses), ("gradient", after_gradients)):
-        steep = slope(epsilon, values)
-        found[f"slope of the {name} deviation"] = steep
-        found[f"slope of the {name} deviation, of its mean"] = steep / float(values.mean())
-    columns = (losses, gradients, local, epsilon, after_losses, after_gradients)
+    lines, untold = dict[str, Line](), dict[str, str]()
+    for kind, x in (("epsilon", epsilon), ("local epsilon", local)):
+        for name, y in (("loss", after), ("gradient", gradients_after)):
+            called = f"slope of the {name} deviation" + ("" if kind == "epsilon" else ", local")
+            one, mean = line(x, y), float(y.mean())
+            if one is None:
+                untold[called] = untold[f"{called}, of its mean"] = _alike(kind, local, max(drifts))
+                continue
+            lines[f"{name}, {kind}"] = one
+            found[called] = one.slope
+            if mean > 0:
+                found[f"{called}, of its mean"] = one.slope / mean
+            else:
+                untold[f"{called}, of its mean"] = "the deviation is 0 for all pairs"
+    columns = (losses, gradients, local, epsilon, after, gradients_after)
     names = ("loss", "gradient", "local", "epsilon", "loss after", "gradient after")
-    return found, {name: column.tolist() for name, column in zip(names, columns, strict=True)}
+    pairs = {name: column.tolist() for name, column in zip(names, columns, strict=True)}
+    return Checked(found, pairs, lines, untold)
+
+
+def _alike(kind: str, local: Floats, drifted: float) -> str:
+    """Why an epsilon is one number."""
+    larger = kind == "epsilon" and (local <= drifted).all()
+    return f"{kind} is the same for all pairs" + (": a drift is larger than every pair's deviations" if larger else "")
 
 
 def drift(before: SharedStep, after: SharedStep) -> float:
@@ -62,7 +115,7 @@ def drift(before: SharedStep, after: SharedStep) -> float:
     return math.sqrt(sum(squares))
 
 
-def deviations(step: SharedStep, texts: Rows, shadows: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def deviations(step: SharedStep, texts: Rows, shadows: Rows) -> tuple[Floats, Floats]:
     """(b,) how far the loss of each text is from its shadow's, and (b,) how far its gradient."""
     losses, gradients = [], []
     for i, (one, other) in enumerate(zip(texts.ids, shadows.ids, strict=True)):
@@ -81,8 +134,10 @@ def _at(step: SharedStep, ids: Ids, target: torch.Tensor | None) -> tuple[float,
     return loss, step.gradient(row, mask, target)
 
 
-def slope(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """Of the line of least squares; nan where x does not vary."""
+def line(x: Floats, y: Floats) -> Line | None:
+    """Of least squares; None where x does not vary by more than rounding, for x - mean(x) is hardly ever exactly 0."""
     spread = x - x.mean()
-    below = float(spread @ spread)
-    return float(spread @ (y - y.mean())) / below if below > 0 else float("nan")
+    if np.abs(spread).max() <= ROUNDING * np.abs(x).max():
+        return None
+    slope = float(spread @ (y - y.mean())) / float(spread @ spread)
+    return Line(slope, float(y.mean()) - slope * float(x.mean()))

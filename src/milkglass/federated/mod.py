@@ -74,7 +74,7 @@ def before(site: Site, demand: Demand) -> str:
         raise NotObfuscated(f"{name} changed after ghost: nothing is sent", _HINT)
     if weak := weaker(stamp.search, stamp.selection, demand):
         raise NotObfuscated(f"{name} were obfuscated with {weak}: nothing is sent", _HINT)
-    if not _possible(rows.ids.ids, _given(demand.folder, demand.digest, _search(stamp.search))):
+    if not _possible(rows.ids.ids, _given(demand.folder, demand.digest, searching(stamp.search))):
         raise NotObfuscated(f"{name} have ids that ghost gives to no token: nothing is sent", _HINT)
     return stamp.rows
 
@@ -98,7 +98,8 @@ def weaker(search: Mapping[str, Any], selection: Mapping[str, Any], demand: Dema
     return None
 
 
-def _search(told: Mapping[str, Any]) -> Search:
+def searching(told: Mapping[str, Any]) -> Search:
+    """The search that a stamp tells of. Raises CorruptCheckpoint."""
     try:
         return Search(**told)
     except TypeError:

@@ -3,8 +3,11 @@
 The first layer has told which tokens there were at each position, of all texts of the batch together. Which belong to
 one text shows in the second: every state of a text depends on all of its tokens. While there are few combinations, all
 are tried. Above that, a text starts at random and is changed one position after the other, each to the token with
-which the states are nearest, until nothing changes; the best of several starts is taken. A text that was found takes
-its tokens away from the others, where there are enough for each to have its own.
+which the states are nearest, until nothing changes; the best of several starts is taken.
+
+Where as many tokens of a position are in no found text as there are texts to find, each of these has one of them.
+Texts that share tokens leave fewer, and then all tokens stay. But no text is found twice, unless every token is in one
+that was found and no other text is in the span: then the batch holds one of them again, and the spans don't tell which.
 
 What this module does not know: decoders, how the first layer was read.
 """
@@ -44,35 +47,45 @@ class Combiner:
         rng: np.random.Generator, count: int,
     ) -> list[Text]:  # fmt: skip
         """`count` texts of these lengths; not known: of any of them each. options: tokens of each position."""
-        left, wanted, found = [list(one) for one in options], sorted(lengths), []
+        left, wanted = [list(one) for one in options], sorted(lengths)
+        found = list[Text]()
         for number in range(count):
-            tried = [self.best(left[:length], budget, rng) for length in sorted(set(wanted))]
-            text = min(tried, key=lambda one: one[1])[0]
+            tried = [self.best(left[:length], found, budget, rng) for length in sorted(set(wanted))]
+            text, away = min(tried, key=lambda one: one[1])
+            if not text or (away >= self.tolerance and not _unmet(options, found)):
+                again = [one for one in found if len(one) in wanted]
+                text = min(again, key=lambda one: self._nearest([one])[1]) if again else text
+            if not text:
+                break
             found.append(text)
             if known:
                 wanted.remove(len(text))
-            for position, token in enumerate(text):
-                others = sum(one > position for one in wanted) if known else count - number - 1
-                if len(left[position]) > others:
-                    left[position].remove(token)
             if budget.left() <= 0 or (known and not wanted):
                 break
-            if any(not one for one in left[: min(wanted)]):
-                break
+            for position, some in enumerate(options):
+                others = sum(one > position for one in wanted) if known else count - number - 1
+                new = [token for at, token in _unmet(options, found) if at == position]
+                left[position] = new if new and len(new) >= others else list(some)
         return found
 
-    def best(self, options: Sequence[Sequence[int]], budget: Budget, rng: np.random.Generator) -> tuple[Text, float]:
-        """The nearest text of one length, and the mean distance of its states; infinite where a position is empty."""
+    def best(
+        self, options: Sequence[Sequence[int]], found: Sequence[Text], budget: Budget, rng: np.random.Generator
+    ) -> tuple[Text, float]:
+        """The nearest text of one length that is not among the found ones, and the mean distance of its states;
+        infinite where there is none."""
         if not all(options):
             return (), math.inf
         if math.prod(len(one) for one in options) <= self.combinations:
-            return self._nearest(list(itertools.product(*options)))
-        found: tuple[Text, float] = ((), math.inf)
-        for _ in range(self.starts):
-            found = min(found, self._descended(options, rng), key=lambda one: one[1])
-            if found[1] < self.tolerance or budget.left() <= 0:
+            fresh = [one for one in itertools.product(*options) if one not in {*found}]
+            return self._nearest(fresh) if fresh else ((), math.inf)
+        nearest: tuple[Text, float] = ((), math.inf)
+        for _ in range(self.starts * (len(found) + 1)):  # many of which end at a text that was found
+            text, away = self._descended(_fresh(options, found, rng), rng)
+            if text not in found:
+                nearest = min(nearest, (text, away), key=lambda one: one[1])
+            if nearest[1] < self.tolerance or budget.left() <= 0:
                 break
-        return found
+        return nearest
 
     def _nearest(self, texts: list[Text]) -> tuple[Text, float]:
         step = max(1, TOKENS // len(texts[0]))
@@ -83,7 +96,7 @@ class Combiner:
 
     def _descended(self, options: Sequence[Sequence[int]], rng: np.random.Generator) -> tuple[Text, float]:
         text = tuple(int(rng.choice(one)) for one in options)
-        away = math.inf
+        away = self._nearest([text])[1]
         while True:
             before = away
             for position in rng.permutation(len(options)).tolist():
@@ -92,3 +105,31 @@ class Combiner:
                     text, away = self._nearest(near)
             if away >= before - 1e-12:
                 return text, away
+
+
+def _unmet(options: Sequence[Sequence[int]], found: Sequence[Text]) -> list[tuple[int, int]]:
+    """(position, token) of the options that are in no text that was found."""
+    met = {(position, token) for text in found for position, token in enumerate(text)}
+    every = [(position, token) for position, some in enumerate(options) for token in some]
+    return [one for one in every if one not in met]
+
+
+def _fresh(
+    options: Sequence[Sequence[int]], found: Sequence[Text], rng: np.random.Generator
+) -> list[Sequence[int]]:  # fmt: skip
+    """The options with one token alone at some positions, drawn such that no found text is left: at one position where
+    a token is in none of them, else at as many as it takes."""
+    free, alike = list(options), [one for one in found if len(one) == len(options)]
+    if not alike:
+        return free
+    if unmet := _unmet(options, found):
+        position, token = unmet[int(rng.integers(len(unmet)))]
+        free[position] = [token]
+        return free
+    for position in rng.permutation(len(free)).tolist():
+        token = int(rng.choice(free[position]))
+        free[position] = [token]
+        alike = [one for one in alike if one[position] == token]
+        if not alike:
+            break
+    return free

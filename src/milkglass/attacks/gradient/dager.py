@@ -57,7 +57,8 @@ class DAGER(Inversion):
             "The rank is found at the gap of the singular values, not by a tolerance for each model.",
             "Projections are found by how the model uses them, not by their numbers or names.",
             "Of adapters, the gradient of the second half is used too: of the first it is zero until training starts.",
-            "A decoder's last token, which the next-token loss never reads, is taken from the head's gradient.",
+            "A decoder's last token, which the next-token loss never reads, is taken from the head's gradient. Where "
+            "adapters alone are trained there is none, and the last token is left out.",
             "Above 4,096 combinations an encoder's texts are improved position by position, not drawn at random "
             "up to 10 million times.",
             "The tolerance of the first layer is 1e-4 and not 1e-5, which single precision does not always keep.",

@@ -6,12 +6,14 @@ questions). All else of the head's gradient follows from the text before, which 
 Where head and table are one, rows of tokens that were read have a part of that too; among these the whole gradient
 decides.
 
-What this module does not know: how the text before was found.
+Adapters leave the head as it is: its gradient is not shared, and this does not apply. What this module does not know:
+how the text before was found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -68,5 +70,5 @@ def _left(batch: Batch, grad: Tensor, texts: Sequence[Text]) -> tuple[Tensor, Te
 
 def _misfit(batch: Batch, texts: Sequence[Text]) -> float:
     ids, mask = padded(texts, 0)
-    own = batch.step.gradient(ids, mask, None)
+    own = replace(batch.step, dropout=False).gradient(ids, mask, None)
     return sum(float((own[name] - one).square().sum()) for name, one in batch.seen.tensors.items() if name in own)

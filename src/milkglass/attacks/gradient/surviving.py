@@ -19,7 +19,7 @@ batch. What it does not know: language; tokens whose rows are gone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -145,7 +145,8 @@ class _Search:
         ids = torch.from_numpy(text)[None]
         labels = self.batch.labels
         targets = None if self.batch.step.task == "next-token" or labels is None else torch.from_numpy(labels)
-        own = self.batch.step.gradient(ids, torch.ones_like(ids), targets)
+        step = replace(self.batch.step, dropout=False)  # draws of ours say nothing of the client's
+        own = step.gradient(ids, torch.ones_like(ids), targets)
         cosines = [_cosine(own[n][self.kept[n]], g[self.kept[n]]) for n, g in self.seen.items() if n in own]
         away = 1 - float(np.mean(cosines))
         if away < self.away:
