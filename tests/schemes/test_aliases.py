@@ -254,7 +254,7 @@ def test_a_config_that_names_an_ordinary_token_is_refused(tmp_path: Path) -> Non
     config = json.loads((folder / "generation_config.json").read_text("utf-8")) | {"suppress_tokens": [77]}
     (folder / "generation_config.json").write_text(json.dumps(config), "utf-8")
     base = Checkpoint.open(folder)
-    with pytest.raises(UnsupportedModel, match="a config names token 77, which has 2 ids"):
+    with pytest.raises(UnsupportedModel, match="a config names token 77, which would have 2 ids"):
         scramble(base, made(base, ObfusLM(4, 1.0, 0.9, aliases=2)), tmp_path / "out")
 
 
