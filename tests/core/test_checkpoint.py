@@ -369,8 +369,8 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 def test_peak_memory_is_below_one_and_a_half_tables_and_a_gigabyte(dtype: torch.dtype, tmp_path: Path) -> None:
     """A table of 64,000 x 2,048 and an untied head of the same size; k = 64 only keeps the test short.
 
-    The bound is held with 0.2 GB to spare, so that two tables of fp32 beside a bf16 one would break it. What the allocator
-    keeps differs by 0.15 GB from run to run, with what else the machine does.
+    The bound is held with 0.2 GB to spare, so that two tables of fp32 beside a bf16 one would break it. What the
+    allocator keeps differs by 0.15 GB from run to run, with what else the machine does.
     """
     base = tiny.save("llama-untied", tmp_path / "base")
     rng = torch.Generator().manual_seed(0)
