@@ -35,6 +35,34 @@ RESULT: dict[str, Any] = {
 }
 
 
+COMPARED: dict[str, Any] = {
+    "recipe": "small", "paper": "Ours", "figures": {
+        "accuracy, sst2, plain": {"measured": 84.0}, "accuracy, sst2, a <b>, c": {"measured": 70.0},
+        "matthews, cola, plain": {"measured": 50.0}, "tokens top-1, strongest, cola, plain": {"measured": 100.0},
+        "tokens top-1, strongest, sst2, plain": {"measured": 100.0},
+        "content top-1, strongest, sst2, plain": {"measured": 99.0},
+        "tokens top-1, strongest, sst2, a <b>, c": {"measured": 25.0},
+        "tokens top-1, knn, model only, sst2, plain": {"measured": 100.0},
+    },
+}  # fmt: skip
+
+
+def test_a_comparison_has_its_defences_at_a_glance_and_drawn() -> None:
+    found = table.read(COMPARED)
+    assert [(data, [one.defence for one in rows]) for data, rows in found.glance] == [
+        ("cola", ["plain"]), ("sst2", ["plain", "a <b>, c"]),
+    ]  # fmt: skip
+    worse = found.glance[1][1][1]
+    assert (worse.measure, worse.utility, worse.tokens, worse.content) == ("accuracy", 70.0, 25.0, None)
+    page = table.html(found)
+    assert page.count("<svg") == 2 and page.count("<circle") == 3 and "a <b>" not in page
+    x = [float(one) for one in re.findall(r'<circle cx="([0-9.]+)"', page)]
+    y = [float(one) for one in re.findall(r'cy="([0-9.]+)"', page)]
+    assert x[2] < x[1] and y[2] > y[1], "less is read: to the left; less accurate: lower"
+    assert "| 70.00 | 25.00 |  |" in table.markdown(found) or "| 70.00 | 25.00 | " in table.markdown(found)
+    assert not table.read(RESULT).glance and "<svg" not in table.html(table.read(RESULT))
+
+
 class Cells(HTMLParser):
     """The text of every cell, and every tag."""
 

@@ -1,7 +1,8 @@
 """A result as a table for people: Markdown, and an HTML page that needs nothing else.
 
-First what stands beside a paper's figure or was asked for, with the reason where ours is another; then every other
-figure, by what it measures; then what the names mean (reading.py), and the settings.
+First a comparison's defences at a glance (glance.py), and what stands beside a paper's figure or was asked for, with
+the reason where ours is another; then every other figure, by what it measures; then what the names mean (reading.py), and
+the settings.
 Everything that comes from a recipe or a result is escaped.
 
 What this module does not know: how anything was measured.
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass.errors import UsageError
+from milkglass.experiments import glance
 from milkglass.experiments.reading import meanings
 
 ALIKE = 0.005  # figures that differ by less, relative to the paper's, are the same number
@@ -42,12 +44,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """beside: the lines with a published or asked figure. groups: the rest, by what is measured. notes: footnotes."""
+    """glance: by data set. beside: the lines with a published or asked figure. groups: the rest, by what is measured.
+    notes: footnotes."""
 
     title: str
     quick: str
     paper: str
     about: tuple[tuple[str, str], ...]
+    glance: tuple[tuple[str, tuple[glance.Row, ...]], ...]
     beside: tuple[Line, ...]
     groups: tuple[tuple[str, tuple[Line, ...]], ...]
     notes: tuple[str, ...]
@@ -63,12 +67,13 @@ def read(result: Mapping[str, Any]) -> Table:
     for one in lines:
         if one not in beside:
             rest.setdefault(one.name.split(", ")[0], []).append(one)
-    milder = result.get("quick")
+    milder, measured = result.get("quick"), {one.name: one.ours for one in lines}
     return Table(
         title=str(result["recipe"]).removesuffix(".quick") + (" (quick)" if milder is not None else ""),
         quick="" if milder is None else json.dumps(milder, ensure_ascii=False),
         paper=str(result["paper"]),
         about=tuple(_about(result)),
+        glance=tuple((data, tuple(some)) for data, some in glance.by_data(glance.rows(measured)).items()),
         beside=beside,
         groups=tuple((what, tuple(rest[what])) for what in sorted(rest, key=lambda what: what in LAST)),
         notes=tuple(notes),
@@ -141,6 +146,14 @@ def markdown(table: Table) -> str:
     parts = [f"# {escaped(table.title)}", "", escaped(table.paper), ""]
     if table.quick:
         parts += [f"**A quick run: not the recipe's own figures.** Changed: {escaped(table.quick)}", ""]
+    for data, rows in table.glance:
+        parts += [f"## {escaped(data)}: at a glance", "", f"| | {rows[0].measure} | tokens read | content read |"]
+        parts += ["|---|---:|---:|---:|"]
+        parts += [
+            f"| {escaped(one.defence)} | {number(one.utility)} | {number(one.tokens)} | {number(one.content)} |"
+            for one in rows
+        ]
+        parts += ["", "Read: by the strongest attack, in percent of the tokens.", ""]
     if table.beside:
         parts += ["| figure | ours | paper | difference | asked | note |", "|---|---:|---:|---:|---|---|"]
         parts += [_markdown_row(one) for one in table.beside]
@@ -181,6 +194,8 @@ table { width: 100%; margin: 1rem 0; border-collapse: collapse; text-align: left
 th, td { padding: .4rem .6rem; border-bottom: 1px solid #cfd6dc; vertical-align: top; font-weight: 400; }
 thead th { font-weight: 600; }
 .n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+svg { display: block; width: 100%; max-width: 40rem; height: auto; }
+thead .n { white-space: normal; }
 dt { margin-top: .4rem; color: #4d5761; }
 dd { margin: 0; }
 @media (max-width: 40rem) {
@@ -200,6 +215,19 @@ dd { margin: 0; }
 {% if t.quick %}
 <p class="quick"><b>A quick run: not the recipe's own figures.</b> Changed: {{ t.quick }}</p>
 {% endif %}
+{% for data, rows in t.glance %}
+<h2>{{ data }}: at a glance</h2>
+{{ drawn(rows) }}
+<table>
+<thead><tr><th scope="col">Defence</th><th scope="col" class="n">{{ rows[0].measure }}</th><th scope="col" class="n">Read, %</th><th scope="col" class="n">Content, %</th></tr></thead>
+<tbody>
+{% for one in rows %}
+<tr><th scope="row">{{ loop.index }}. {{ one.defence }}</th><td class="n">{{ number(one.utility) }}</td><td class="n">{{ number(one.tokens) }}</td><td class="n">{{ number(one.content) }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+<p>Read: by the strongest attack, of all tokens, and of those that are no function words.</p>
+{% endfor %}
 {% if t.beside %}
 <table class="beside">
 <thead><tr><th scope="col">Figure</th><th scope="col" class="n">Ours</th><th scope="col" class="n">Paper</th><th scope="col" class="n">Difference</th><th scope="col">Asked</th><th scope="col">Note</th></tr></thead>
@@ -250,9 +278,11 @@ dd { margin: 0; }
 
 def html(table: Table) -> str:
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
 
+    drawn = lambda rows: Markup(glance.drawn(rows))  # noqa: E731, S704 - it escapes what it is given
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(PAGE).render(t=table, number=number) + "\n"
+    return environment.from_string(PAGE).render(t=table, number=number, drawn=drawn) + "\n"
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
