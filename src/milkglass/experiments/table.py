@@ -1,8 +1,8 @@
 """A result as a table for people: Markdown, and an HTML page that needs nothing else.
 
 First a comparison's defences at a glance (glance.py), and what stands beside a paper's figure or was asked for, with
-the reason where ours is another; then every other figure, by what it measures; then what the names mean (reading.py), and
-the settings.
+the reason where ours is another; then every other figure, by what it measures; then what the names mean (reading.py),
+and the settings.
 Everything that comes from a recipe or a result is escaped.
 
 What this module does not know: how anything was measured.
