@@ -217,7 +217,7 @@ def asked(there: World, task: dict[str, Any], weights: Any = None, node_config: 
 
 
 @pytest.mark.parametrize(
-    "model", ["/etc", "/root/.ssh", "/nonexistent", "~/.cache", "owner/name", "demo:minilm", "own"]
+    "model", ["/etc", "/home/other/.ssh", "/nonexistent", "~/.cache", "owner/name", "demo:minilm", "own"]
 )
 def test_a_server_chooses_nothing_that_a_site_opens(there: World, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """Not even the site's own folder, by its path: a refusal tells nothing of what is there."""
