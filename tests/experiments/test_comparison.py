@@ -208,9 +208,9 @@ def test_what_cannot_be_is_refused(
     assert getattr(caught.value, "hint", "")
 
 
-def test_only_comparisons_have_a_cache(tmp_path: Path) -> None:
+def test_a_kind_with_nothing_to_share_has_no_cache(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text('kind = "attacks"\n', "utf-8")
-    with pytest.raises(UsageError, match="has no cells to share"):
+    with pytest.raises(UsageError, match="has nothing to share"):
         reproduce(tmp_path / "r.toml", tmp_path, tmp_path / "out", cache=tmp_path)
 
 

@@ -76,7 +76,7 @@ def test_a_shipped_result_says_which_code_made_it(path: Path) -> None:
 def test_a_shipped_recipe_opens_with_its_command(path: Path) -> None:
     first = path.read_text("utf-8").splitlines()[0]
     command = f"# milkglass reproduce recipes/{path.name} --data DATA_FOLDER --out RUN_FOLDER"
-    cached = tomllib.loads(path.read_text("utf-8"))["kind"] == "comparison"
+    cached = tomllib.loads(path.read_text("utf-8"))["kind"] in reproduce.CACHED
     assert first == command + (" [--cache CELLS] [--quick]" if cached else "")
 
 

@@ -127,6 +127,19 @@ def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monk
     assert not [one for one in said if "epoch" in one or "have their shadows" in one]
 
 
+def test_recipes_share_shadows_and_trained_models(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    recipe, said, cells = written(TRAINING, data / "bert", tmp_path), list[str](), tmp_path / "cells"
+    first = json.loads(reproduce(recipe, data, tmp_path / "one", cache=cells).read_text("utf-8"))
+    other = tmp_path / "other.toml"
+    other.write_text(recipe.read_text("utf-8").replace("f1, none", "accuracy, none"), "utf-8")
+    second = json.loads(reproduce(other, data, tmp_path / "two", tell=said.append, cache=cells).read_text("utf-8"))
+    for name, one in first["figures"].items():
+        assert one["measured"] == second["figures"][name]["measured"]
+    assert not [one for one in said if "epoch" in one or "have their shadows" in one]
+    assert not (tmp_path / "two" / "shadows").exists()
+
+
 def test_language_modelling(data: Path, tmp_path: Path) -> None:
     result = json.loads(
         reproduce(written(LANGUAGE, data / "gpt2", tmp_path), data, tmp_path / "run").read_text("utf-8")

@@ -33,7 +33,7 @@ def reproduce(
         int, typer.Option("--at-once", min=1, max=64, help="Variants trained side by side, sharing the cores.")
     ] = 2,
     cache: Annotated[
-        Path | None, typer.Option("--cache", help="Where trained cells of comparisons lie, for several recipes.")
+        Path | None, typer.Option("--cache", help="Where trained cells and shadows lie, for several recipes.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

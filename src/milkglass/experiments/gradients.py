@@ -109,8 +109,10 @@ class GradientRecipe:
         return recipe
 
 
-def measure(recipe: GradientRecipe, data: Path, out: Path, tell: Tell = lambda words: None) -> dict[str, float]:
-    """The figures by name. An attack that does not apply has none, and is told."""
+def measure(
+    recipe: GradientRecipe, data: Path, out: Path, tell: Tell = lambda words: None, cache: Path | None = None
+) -> dict[str, float]:
+    """The figures by name. An attack that does not apply has none, and is told. cache: where shadows lie."""
     base = Checkpoint.open(resolve(recipe.model))
     private_folder(out)
     wanted = made_of(Attacked, recipe.texts)
@@ -118,10 +120,10 @@ def measure(recipe: GradientRecipe, data: Path, out: Path, tell: Tell = lambda w
     require_same_run(out, {**_about(recipe), "base": base.digest(), "sums": sources.sums(data, refs)})
     tokenizer = tokenizer_of(base.folder)
     private, public, classes = _rows(recipe, wanted, tokenizer, data)
-    parts, found = Parts(out / "figures.json"), dict[str, float]()
+    parts, found, folder = Parts(out / "figures.json"), dict[str, float](), (cache or out) / "shadows"
     for name, entry in recipe.defences.items():
         guard = Guard.of(name, entry)
-        sent = shadowed(base, private.ids, guard, recipe.seed, out / "shadows", tell)
+        sent = shadowed(base, private.ids, guard, recipe.seed, folder, tell)
         step = SharedStep.open(base.folder, recipe.task, classes, recipe.seed, recipe.lora)
         seen = shared(step, Rows(sent, private.labels), guard.shield, wanted.batch, recipe.seed, _pad(tokenizer))
         shadows = Transcript((Tokens(sent),), seen.size)
@@ -129,7 +131,7 @@ def measure(recipe: GradientRecipe, data: Path, out: Path, tell: Tell = lambda w
         knowledge = Knowledge(corpus=public, step=taken, labels=private.labels, lengths=private.ids.lengths)
         if guard.ghost is not None:
             found_by = ghost_of(base, guard, recipe.seed).candidates
-            rehearse = None if public is None else partial(_rehearsed, base, guard, out / "shadows", tell)
+            rehearse = None if public is None else partial(_rehearsed, base, guard, folder, tell)
             knowledge = replace(knowledge, candidates=inverse(found_by.ids, found_by.starts), rehearse=rehearse)
         batches = np.full(len(sent) // wanted.batch, wanted.batch, np.int64)
         truth = truth_of(private.ids, sent, public, tokenizer, len(step.table), batches)

@@ -13,6 +13,7 @@ from milkglass.experiments.settings import settings
 
 Tell = Callable[[str], None]
 TRAININGS = ("classification", "generation")
+CACHED = ("comparison", "gradients", "shared-training")
 
 
 def reproduce(
@@ -26,22 +27,24 @@ def reproduce(
 ) -> Path:
     """RUN/NAME.json, with NAME.md and NAME.html beside it; of a quick run NAME.quick.json and so on.
 
-    at_once: variants trained side by side, sharing the cores. cache: where the trained cells of comparisons lie, for
-    several recipes; None: in the run folder. Raises UsageError for a recipe, data or folder that
-    cannot be, JobFailed for a training that failed.
+    at_once: variants trained side by side, sharing the cores. cache: where what takes longest lies, for several
+    recipes: the trained cells of comparisons, the shadows and models of shared training; None: in the run folder.
+    Raises UsageError for a recipe, data or folder that cannot be, JobFailed for a training that failed.
     """
     kind = settings(path, quick).get("kind")
-    known = (*ALONE, *TRAININGS, "comparison")
+    known = (*ALONE, *TRAININGS, *CACHED)
     if kind not in known:
         raise UsageError(f"{path.name} is of the kind {kind!r}", f"known: {', '.join(known)}")
-    if cache is not None and kind != "comparison":
-        raise UsageError(f"{path.name} has no cells to share: it is of the kind {kind}", "leave out --cache")
+    if cache is not None and kind not in CACHED:
+        raise UsageError(f"{path.name} has nothing to share: it is of the kind {kind}", "leave out --cache")
     if not data.is_dir():
         raise UsageError(f"there is no folder {data}", "give --data the folder that the recipe's data paths start from")
     if kind in ALONE:
         result = ALONE[kind](path, data, out, quick, tell)
     elif kind == "comparison":
         result = _compare(path, data, out, quick, at_once, tell, cache)
+    elif kind in CACHED:
+        result = (_gradients if kind == "gradients" else _shared)(path, data, out, quick, tell, cache)
     else:
         result = _train(path, data, out, quick, at_once, tell)
     table.write(result)
@@ -77,27 +80,21 @@ def _compare(path: Path, data: Path, out: Path, quick: bool, at_once: int, tell:
     return comparison.write_result(recipe, out, found, cells)
 
 
-def _gradients(path: Path, data: Path, out: Path, quick: bool, tell: Tell) -> Path:
+def _gradients(path: Path, data: Path, out: Path, quick: bool, tell: Tell, cache: Path | None) -> Path:
     from milkglass.experiments import gradients
 
     recipe = gradients.GradientRecipe.read(path, quick)
-    return gradients.write_result(recipe, out, gradients.measure(recipe, data, out, tell))
+    return gradients.write_result(recipe, out, gradients.measure(recipe, data, out, tell, cache))
 
 
-def _shared(path: Path, data: Path, out: Path, quick: bool, tell: Tell) -> Path:
+def _shared(path: Path, data: Path, out: Path, quick: bool, tell: Tell, cache: Path | None) -> Path:
     from milkglass.experiments import shared_training
 
     recipe = shared_training.SharedTraining.read(path, quick)
-    return shared_training.write_result(recipe, out, shared_training.measure(recipe, data, out, tell))
+    return shared_training.write_result(recipe, out, shared_training.measure(recipe, data, out, tell, cache))
 
 
-ALONE = {
-    "attacks": _attack,
-    "bilstm": _bilstm,
-    "overhead": _overhead,
-    "gradients": _gradients,
-    "shared-training": _shared,
-}  # one process, one thing after the other
+ALONE = {"attacks": _attack, "bilstm": _bilstm, "overhead": _overhead}  # one process, one thing after the other
 
 
 def _train(path: Path, data: Path, out: Path, quick: bool, at_once: int, tell: Tell) -> Path:

@@ -17,10 +17,11 @@ What this module does not know: attacks.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,8 @@ class SharedTraining:
 
 @dataclass(frozen=True, eq=False)
 class Owner:
-    """Who trains: the rows, and the model before. out: a private folder, where what is made is kept."""
+    """Who trains: the rows, and the model before. out: a private folder, for the figures. kept: for the shadows and the
+    trained models, each under the digest of what decides it."""
 
     base: Checkpoint
     recipe: SharedTraining
@@ -115,6 +117,7 @@ class Owner:
     classes: int
     tokenizer: Any
     out: Path
+    kept: Path
     tell: Tell
 
     @property
@@ -133,22 +136,32 @@ class Owner:
     def rows(self, name: str, guard: Guard) -> Rows:
         """The rows as they are trained with."""
         told = lambda said: self.tell(f"{name}: {said}")  # noqa: E731
-        sent = shadowed(self.base, self.train.ids, guard, self.recipe.seed, self.out / "shadows", told)
+        sent = shadowed(self.base, self.train.ids, guard, self.recipe.seed, self.kept / "shadows", told)
         return Rows(sent, self.train.labels)
 
     def trained(self, name: str, guard: Guard) -> SharedStep:
         """The model after, whose weights are kept: they are made once."""
-        step, path = self.step(), self.out / "trained" / f"{name}.safetensors"
+        step, rows = self.step(), self.rows(name, guard)
+        path = self.kept / "trained" / f"{self._digest(rows, guard.shield)}.safetensors"
         if path.is_file():
             step.module.load_state_dict(load_file(path), strict=False)
             return step
         told = lambda said: self.tell(f"{name}: {said}")  # noqa: E731
-        fit(step, self.rows(name, guard), guard.shield, self.chosen, self.recipe.seed, self.pad, told)
+        fit(step, rows, guard.shield, self.chosen, self.recipe.seed, self.pad, told)
         private_folder(path.parent)
         part = path.with_suffix(".part")
         save_file({n: one.detach().clone() for n, one in step.module.named_parameters() if n in step.names}, part)
         part.replace(path)
         return step
+
+    def _digest(self, rows: Rows, shield: Shield) -> str:
+        """Of all that decides a trained model but the code."""
+        recipe = self.recipe
+        about = [self.base.digest(), recipe.task, recipe.lora, self.classes, recipe.seed, asdict(self.chosen)]
+        whole = hashlib.sha256(json.dumps([*about, repr(shield)], sort_keys=True).encode())
+        for one in (rows.ids.ids, rows.ids.lengths, *([] if rows.labels is None else [rows.labels])):
+            whole.update(one.astype("<i8").tobytes())
+        return whole.hexdigest()[:16]
 
     def figures(self, name: str, guard: Guard) -> dict[str, float]:
         found = utility(self.trained(name, guard), self.held_out, self.pad)
@@ -160,13 +173,16 @@ class Owner:
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 
-def measure(recipe: SharedTraining, data: Path, out: Path, tell: Tell = lambda words: None) -> dict[str, float]:
-    """The figures by name: "MEASURE, DEFENCE"; "untrained" stands for the model before."""
+def measure(
+    recipe: SharedTraining, data: Path, out: Path, tell: Tell = lambda words: None, cache: Path | None = None
+) -> dict[str, float]:
+    """The figures by name: "MEASURE, DEFENCE"; "untrained" stands for the model before. cache: where shadows and
+    trained models lie, for several recipes."""
     base = Checkpoint.open(resolve(recipe.model))
     private_folder(out)
     require_same_run(out, {**_about(recipe), "base": base.digest(), "sums": sources.sums(data, [recipe.data])})
     tokenizer = tokenizer_of(base.folder)
-    owner = Owner(base, recipe, *_rows(recipe, tokenizer, data), tokenizer, out, tell)
+    owner = Owner(base, recipe, *_rows(recipe, tokenizer, data), tokenizer, out, cache or out, tell)
     parts, found = Parts(out / "figures.json"), dict[str, float]()
     work = {"untrained": lambda: utility(owner.step(), owner.held_out, owner.pad)}
     for name, entry in recipe.defences.items():
