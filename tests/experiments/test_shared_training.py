@@ -111,6 +111,7 @@ def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monk
     assert {name: len(column) for name, column in drawn["pairs"].items()} == dict.fromkeys(
         ("loss", "gradient", "local", "epsilon", "loss after", "gradient after"), 4
     )
+    assert (tmp_path / "run" / "theory.svg").read_text("utf-8").count("<circle") == 3 * 4
     told = {name for name in figures if name.startswith("slope")} | result["untold"].keys()
     assert len(told) == 8 and "slope of the loss deviation, local, theory" in figures
     assert figures["slope of the loss deviation, local, theory"]["measured"] == pytest.approx(

@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 from milkglass.audit.work import private_folder, write_private
 from milkglass.checkpoint import Checkpoint
 from milkglass.errors import UsageError
-from milkglass.experiments import sources, theory
+from milkglass.experiments import sources, theory, theory_plots
 from milkglass.experiments.owner import (
     Guard,
     Rows,
@@ -56,7 +56,7 @@ from milkglass.shared_step import SharedStep, Task, batch
 
 Tell = Callable[[str], None]
 HELD_OUT = 0.2  # section 5.1
-THEORY = "theory.json"  # of each pair what Figures 3 and 4 are drawn from
+THEORY = "theory.json"  # of each pair what Figures 3 and 4 are drawn from, as they are in theory.svg
 
 
 @dataclass(frozen=True)
@@ -208,6 +208,7 @@ def _theory(owner: Owner) -> dict[str, float]:
     models = owner.step(), owner.trained(plain, guards[plain]), owner.trained(ghost, guards[ghost])
     found = theory.check(*models, *pair)
     write_private(owner.out / THEORY, json.dumps(found.to_json(), allow_nan=False) + "\n")
+    write_private((owner.out / THEORY).with_suffix(".svg"), theory_plots.drawn(found.to_json()))
     return found.figures
 
 
