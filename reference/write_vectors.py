@@ -102,7 +102,8 @@ def aliases() -> None:
 
 
 def key_files() -> None:
-    from milkglass.client.key import Key, seal
+    from milkglass.client.key import Key
+    from milkglass.client.keyfile import seal
 
     passphrase = "correct horse battery staple"
     sigma = literal_key.permutation(literal_key.subkey(ROOT, DIGEST, "permutation"), 12)

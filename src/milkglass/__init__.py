@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from milkglass.checkpoint import Checkpoint
     from milkglass.client.codec import Codec
-    from milkglass.client.key import Key, read_key, write_key
+    from milkglass.client.key import Key
+    from milkglass.client.keyfile import read_key, write_key
     from milkglass.client.remote import Remote
     from milkglass.client.scramble import new_key, scramble, verify
     from milkglass.errors import MilkglassError
@@ -38,11 +39,11 @@ _HOMES = {
     "ObfusLM": "milkglass.schemes.obfuslm",
     "Remote": "milkglass.client.remote",
     "new_key": "milkglass.client.scramble",
-    "read_key": "milkglass.client.key",
+    "read_key": "milkglass.client.keyfile",
     "resolve": "milkglass.models",
     "scramble": "milkglass.client.scramble",
     "verify": "milkglass.client.scramble",
-    "write_key": "milkglass.client.key",
+    "write_key": "milkglass.client.keyfile",
 }
 
 __all__ = [

@@ -21,8 +21,8 @@ from milkglass.attacks.embedding.tfa import TFA
 from milkglass.audit.scene import Scene, build
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
-from milkglass.client.key import Stream
 from milkglass.client.scramble import new_key
+from milkglass.client.streams import Stream
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
 from milkglass.threat import Budget, Candidates, Group, Guess, Knowledge, Tokens, Transcript, score, why_not

@@ -11,7 +11,8 @@ from typer.testing import CliRunner, Result
 from milkglass.checkpoint import Checkpoint
 from milkglass.cli.main import app
 from milkglass.client.codec import Codec
-from milkglass.client.key import Key, read_key, write_key
+from milkglass.client.key import Key
+from milkglass.client.keyfile import read_key, write_key
 from milkglass.client.scramble import new_key, scramble
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny

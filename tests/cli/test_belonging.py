@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from milkglass.checkpoint import Checkpoint, read_json
-from milkglass.client.key import write_key
+from milkglass.client.keyfile import write_key
 from milkglass.client.scramble import new_key, scramble
 from tests.cli.kit import PASSPHRASE, SCHEME, SECRET, Owner, call, document, has_model_of, refused
 from tests.client.stub import Stub

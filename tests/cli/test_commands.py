@@ -20,7 +20,7 @@ import pytest
 import milkglass.cli.terminal as terminal
 from milkglass.checkpoint import Checkpoint
 from milkglass.cli.options import Opened
-from milkglass.client.key import read_key, write_key
+from milkglass.client.keyfile import read_key, write_key
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SECRET, SMALL, Owner, call, document, has_model_of, refused
 from tests.client.stub import Handler, Stub
@@ -570,8 +570,7 @@ def test_names_that_do_not_fit_are_not_said(stub: Stub, encoder: Owner) -> None:
     encoder.reset()
 
 
-def test_label_names_of_two_commands_are_both_kept(encoder: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkglass.client.key.SCRYPT_N", 2)
+def test_label_names_of_two_commands_are_both_kept(encoder: Owner) -> None:
     encoder.reset()
     one, two = (Opened(encoder.path, encoder.key, PASSPHRASE) for _ in range(2))
     threads = [

@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
-from milkglass.client.key import write_key
+from milkglass.client.keyfile import write_key
 from milkglass.client.remote import Remote, Sampling
 from milkglass.client.scramble import new_key, scramble
 from milkglass.schemes.obfuslm import ObfusLM

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from milkglass.client.key import write_key
+from milkglass.client.keyfile import write_key
 from milkglass.client.scores import Scale
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SECRET, Owner, call, document, has_model_of, refused

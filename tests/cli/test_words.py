@@ -38,12 +38,9 @@ def secrets(stub: Stub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tupl
     return ("--server", stub.url, "--token-file", str(tmp_path / "the token"))
 
 
-def test_next_lines_work_as_they_are(
-    stub: Stub, encoder: Owner, secrets: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_lines_work_as_they_are(stub: Stub, encoder: Owner, secrets: tuple[str, ...], tmp_path: Path) -> None:
     phrase = ("--passphrase-file", str(tmp_path / "the pass"))
     out, key = tmp_path / "out of here", tmp_path / "my key"
-    monkeypatch.setattr("milkglass.client.key.SCRYPT_N", 2)
     lines = call("obfuscate", encoder.model, out, "--key", key, *SMALL, *phrase, passphrase=None).stdout.splitlines()
     checked = call(*pasted(next(line for line in lines if line.startswith("next: "))), passphrase=None)
     assert checked.exit_code == 0, checked.stderr

@@ -11,8 +11,10 @@ import torch
 from milkglass.checkpoint import Checkpoint
 from milkglass.client import usage
 from milkglass.client.jobs import for_job
-from milkglass.client.key import Key, seal, subkey, unseal
+from milkglass.client.key import Key
+from milkglass.client.keyfile import seal, unseal
 from milkglass.client.scramble import mix, new_key, scheme_of, scramble, verify
+from milkglass.client.streams import subkey
 from milkglass.errors import UsageError
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkglass.client.key import Key, Stream, permutation, read_key, seal, subkey, unseal, write_key
+from milkglass.client.key import Key
+from milkglass.client.keyfile import read_key, seal, unseal, write_key
+from milkglass.client.streams import Stream, permutation, subkey
 from milkglass.errors import (
     DamagedKey,
     KeyExists,
@@ -175,7 +177,7 @@ def test_a_key_that_appears_meanwhile_is_not_overwritten(
     key = a_key()
     write_key(late, key, "pass", scrypt_n=2)
     assert read_key(late, "pass").root == key.root and stat.S_IMODE(late.stat().st_mode) == 0o600
-    monkeypatch.setattr("milkglass.client.key.seal", sealing)
+    monkeypatch.setattr("milkglass.client.keyfile.seal", sealing)
     with pytest.raises(KeyExists):
         write_key(path, a_key(), "pass", scrypt_n=2)
     assert path.read_bytes() == b"another's" and {p.name for p in tmp_path.iterdir()} == {"k", "other"}

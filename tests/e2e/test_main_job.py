@@ -21,7 +21,8 @@ import pytest
 from pyarrow.types import is_list
 
 from milkglass.checkpoint import Checkpoint
-from milkglass.client.key import Key, read_key
+from milkglass.client.key import Key
+from milkglass.client.keyfile import read_key
 from tests import tiny
 from tests.e2e.proxy import Tap
 

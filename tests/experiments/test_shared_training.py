@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForMaskedLM
 from milkglass.attacks.gradient import grab
 from milkglass.client.dataset import Example
 from milkglass.errors import UsageError
-from milkglass.experiments import owner, theory
+from milkglass.experiments import theory
 from milkglass.experiments.gradients import Attacked, GradientRecipe, _rows, shared
 from milkglass.experiments.owner import Guard, Rows, Wanted, rows_of
 from milkglass.experiments.reproduce import reproduce
@@ -23,6 +23,7 @@ from milkglass.gradients.noise import GaussianNoise
 from milkglass.gradients.shield import Bare
 from milkglass.sequences import Sequences
 from milkglass.shared_step import SharedStep
+from milkglass.tokenizer import load_tokenizer
 from tests import tiny
 
 TRAINING = """
@@ -245,7 +246,7 @@ def test_where_the_drift_is_epsilon_no_slope_is_told_but_the_local_one() -> None
 
 
 def test_rows_are_alike_many_of_each_class(data: Path) -> None:
-    tokenizer = owner.tokenizer_of(data / "bert")
+    tokenizer = load_tokenizer(data / "bert")
     examples = [Example(i, "x", f"word {'more ' * (i % 7)}end", label=str(int(i % 5 == 0))) for i in range(60)]
     found = rows_of(tokenizer, examples, {"0": 0, "1": 1}, Wanted(20, least=3, most=8), np.random.default_rng(0))
     assert found.labels is not None and np.bincount(found.labels).tolist() == [10, 10]
@@ -353,7 +354,7 @@ def test_no_public_text_gives_a_private_one_away(data: Path, tmp_path: Path) -> 
     text = GRADIENTS.replace("public = 10", 'public = 10\nreference = "reference.txt"')
     text = text.replace("texts = 4", "texts = 16")
     recipe = GradientRecipe.read(written(text, data / "bert", tmp_path))
-    tokenizer = owner.tokenizer_of(data / "bert")
+    tokenizer = load_tokenizer(data / "bert")
     private, public, _ = _rows(recipe, made_of(Attacked, recipe.texts), tokenizer, data)
     assert public is not None and len(public) == 10
     secret = [tokenizer.decode(one, skip_special_tokens=True).replace(" ", "") for one in private.ids]

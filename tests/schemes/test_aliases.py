@@ -17,8 +17,9 @@ import aliases as literal  # noqa: E402
 from milkglass.checkpoint import Checkpoint  # noqa: E402
 from milkglass.client.choices import Choices  # noqa: E402
 from milkglass.client.codec import Codec  # noqa: E402
-from milkglass.client.key import Key, Stream, permutation, subkey, unpacked_groups  # noqa: E402
+from milkglass.client.key import Key, unpacked_groups  # noqa: E402
 from milkglass.client.scramble import mix, new_key, replacements, scramble, verify, visited  # noqa: E402
+from milkglass.client.streams import Stream, permutation, subkey  # noqa: E402
 from milkglass.errors import UnsupportedModel, UsageError  # noqa: E402
 from milkglass.schemes.aliases import Aliased, Slots  # noqa: E402
 from milkglass.schemes.mixture import Mixture  # noqa: E402

@@ -14,9 +14,11 @@ from milkglass.audit.scene import build
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.choices import Choices
 from milkglass.client.codec import Codec
-from milkglass.client.key import Key, hashed_permutation, permutation, seal, unseal
+from milkglass.client.key import Key
+from milkglass.client.keyfile import seal, unseal
 from milkglass.client.outgoing import require_scrambled
 from milkglass.client.scramble import new_key, scheme_of, scramble, verify
+from milkglass.client.streams import hashed_permutation, permutation
 from milkglass.errors import UsageError
 from milkglass.schemes.bands import Bands
 from milkglass.schemes.catalogue import SCHEMES, scheme_named

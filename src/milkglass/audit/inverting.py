@@ -29,10 +29,11 @@ from milkglass.errors import MilkglassError, UsageError
 from milkglass.federated.site import load_weights
 from milkglass.gradients.shield import Bare, Shield
 from milkglass.metrics.recovery import floors
-from milkglass.sanitizers.ghost.ghost import Ghost, limit_of
+from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat import Attack, Budget, Candidates, Guess, Knowledge, Tokens, Transcript, Truth, why_not
+from milkglass.tokenizer import longest
 
 INVERSIONS = ("free-tokens", "dager", "surviving-entries")
 ADAPTIVE = ("shadow-sampling", "shadow-max", "shadow-median", "shadow-mean", "shadow-decoding")
@@ -62,7 +63,7 @@ def leakage(
     """
     chosen = [GRADIENT_ATTACKS[name]() for name in require_names(names, texts.ghost)]
     behind = [texts.behind(one.seen) for one in recorded.rounds() if one.seen is not None]
-    limit = limit_of(recorded.model, tokenizer)
+    limit = longest(recorded.model, tokenizer)
     corpus, had = had_by_attackers(public, texts, behind, tokenizer, limit)
     step = shield.before(recorded.step)  # over the same weights, which change from round to round
     bare = Knowledge(step=step, candidates=_candidates(recorded, texts, chosen), corpus=corpus)

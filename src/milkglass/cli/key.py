@@ -33,7 +33,7 @@ def status(
     """How much text was encoded under a key on this machine, and what audits say that this gives away."""
     if not key.is_file():
         raise KeyFileError(f"there is no key file at {key}", "give the file that `milkglass obfuscate` wrote")
-    from milkglass.client.key import require_key_file
+    from milkglass.client.keyfile import require_key_file
 
     require_key_file(key)
     used = usage.read(key)
@@ -63,7 +63,7 @@ def for_job(
         raise KeyExists(f"{out} exists already", "give another file: overwriting a key makes its fine-tunes useless")
     from milkglass.checkpoint import Checkpoint
     from milkglass.client import jobs
-    from milkglass.client.key import write_key
+    from milkglass.client.keyfile import write_key
     from milkglass.models import resolve
 
     parent = open_key(key, passphrase_file)

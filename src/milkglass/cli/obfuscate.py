@@ -107,7 +107,7 @@ def obfuscate(
     _require_places(out, key, new_key)  # what needs no model is told before anybody waits for one
     from milkglass.checkpoint import Checkpoint
     from milkglass.client.beforehand import require_room, require_scramblable
-    from milkglass.client.key import write_key
+    from milkglass.client.keyfile import write_key
     from milkglass.client.scramble import new_key as make_key
     from milkglass.client.scramble import scheme_for, scheme_of, scramble, shown
     from milkglass.schemes.catalogue import scheme_named

@@ -87,7 +87,7 @@ class Opened:
         """The file is read again and written under a lock, so that what another command noted meanwhile stays."""
         from dataclasses import replace
 
-        from milkglass.client.key import read_key, write_key
+        from milkglass.client.keyfile import read_key, write_key
         from milkglass.client.usage import locked
 
         with locked(self.path):
@@ -115,7 +115,7 @@ class Opened:
 
 
 def open_key(path: Path, passphrase_file: Path | None) -> Opened:
-    from milkglass.client.key import read_key
+    from milkglass.client.keyfile import read_key
     from milkglass.errors import KeyFileError
 
     if not path.is_file():  # before anybody is asked for a passphrase

@@ -13,7 +13,6 @@ import numpy as np
 
 from milkglass.architectures import Architecture, of
 from milkglass.checkpoint import Checkpoint
-from milkglass.client.codec import load_tokenizer
 from milkglass.client.scramble import (
     mapped_configs,
     require_delta,
@@ -25,6 +24,7 @@ from milkglass.client.scramble import (
 from milkglass.errors import ModelError, UsageError
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.scheme import Scheme
+from milkglass.tokenizer import load_tokenizer
 
 SPARE = 16 << 20  # bytes that are left free: configs, the key
 

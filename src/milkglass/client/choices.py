@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.key import Key, Stream
+from milkglass.client.key import Key
+from milkglass.client.streams import Stream
 
 Draw = Callable[[int], NDArray[np.float64]]  # that many numbers strictly between 0 and 1
 

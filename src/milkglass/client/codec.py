@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.architectures import family_of
-from milkglass.checkpoint import read_json
 from milkglass.client.choices import Choices, Draw, secret_draws
 from milkglass.client.conversation import Message, answers, render, require_ordinary, require_text
 from milkglass.client.key import Key
@@ -31,6 +29,7 @@ from milkglass.errors import (
     TooLong,
     UsageError,
 )
+from milkglass.tokenizer import load_tokenizer, longest
 
 IGNORED = -100  # a label on which there is no loss
 Ids = NDArray[np.int32]
@@ -103,7 +102,7 @@ class Codec:
                 f"{int((choices.counts[special] > 1).sum())} special tokens have several ids under this key",
                 "mark them as special in the model's tokenizer.json and make a new key",
             )
-        limit = _limit(folder, tokenizer)
+        limit = longest(folder, tokenizer)
         return cls(tokenizer, first, key.inverse, visible, known, limit, choices, draw, not key.shares)
 
     # --- text to ids --------------------------------------------------------------------------------------------------
@@ -333,32 +332,6 @@ class Codec:
     def _text(self, original: list[int]) -> str:
         # No clean-up after the fact: it would change text that a stream has already shown.
         return self.tokenizer.decode(original, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """Raises ModelError where there is no fast one that can be loaded."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
-        raise ModelError(
-            f"the tokenizer in {folder.name} cannot be loaded ({type(error).__name__})",
-            "a tokenizer.json is needed: save it with a fast tokenizer's save_pretrained",
-        ) from error
-    if not tokenizer.is_fast:
-        raise ModelError(f"{folder.name} has no fast tokenizer", "save a tokenizer.json beside the model")
-    return tokenizer
-
-
-def _limit(folder: Path, tokenizer: Any) -> int:
-    """Tokens at most. A family that counts positions from an id (RoBERTa's padding) loses those up to it."""
-    config = read_json(folder / "config.json")
-    positions = config.get("max_position_embeddings") or config.get("n_positions")
-    if positions is None:
-        return int(tokenizer.model_max_length)
-    unused = max(family_of(config).pinned(config), default=-1) + 1
-    return min(int(positions) - unused, int(tokenizer.model_max_length))
 
 
 def _inside(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:

@@ -20,7 +20,8 @@ import torch
 from milkglass.architectures import Architecture
 from milkglass.architectures.residual import Residual
 from milkglass.checkpoint import Checkpoint
-from milkglass.client.key import Key, permutation, subkey
+from milkglass.client.key import Key
+from milkglass.client.streams import permutation, subkey
 from milkglass.schemes.obfuslm_plus import Plus, Turn
 from milkglass.tensorfile import Rows
 

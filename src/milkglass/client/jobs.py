@@ -30,8 +30,9 @@ from typing import Literal, get_args
 
 from milkglass.architectures import of
 from milkglass.checkpoint import Checkpoint
-from milkglass.client.key import Key, packed_groups, subkey
+from milkglass.client.key import Key, packed_groups
 from milkglass.client.scramble import Stage, new_key, no_progress, scheme_of, with_groups
+from milkglass.client.streams import subkey
 from milkglass.errors import UsageError
 
 Clusters = Literal["kept", "new"]

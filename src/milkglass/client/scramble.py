@@ -23,8 +23,9 @@ from milkglass.checkpoint import INDEX, Checkpoint, read_json, write_json
 from milkglass.client.choices import Choices
 from milkglass.client.dimensions import turn_of, turned, with_head
 from milkglass.client.folder import KEY_ID, MARKED, MARKER, TOKENIZER, TOKENIZER_FILES
-from milkglass.client.key import Key, hashed_permutation, packed_groups, permutation, subkey
+from milkglass.client.key import Key, packed_groups
 from milkglass.client.specials import config_entries, generation_entries, remap, special_ids
+from milkglass.client.streams import hashed_permutation, permutation, subkey
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel, UsageError
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.catalogue import scheme_named

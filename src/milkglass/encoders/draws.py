@@ -1,6 +1,6 @@
 """Secret numbers as tensors: every draw of an encoder's defence comes from ChaCha20 key streams.
 
-A sub-key is used for one stream only (`client.key`). What this module does not know: what the numbers are for, and the
+A sub-key is used for one stream only (client/streams.py). What this module does not know: what numbers are for, and the
 rounding of floating-point noise (Mironov 2012, CCS): a draw is a 52-bit uniform number put through an inverse
 distribution function in fp64 and rounded to fp32, which no proof of differential privacy over the reals covers.
 """
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from milkglass.client.key import Stream, subkey
+from milkglass.client.streams import Stream, subkey
 from milkglass.sequences import Ids
 
 SECRET = 32  # bytes

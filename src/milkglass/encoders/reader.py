@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from milkglass.architectures import family_of
 from milkglass.checkpoint import read_json
 from milkglass.errors import EmptyText, ModelError, TooLong, UsageError
 from milkglass.sequences import Ids, Sequences
+from milkglass.tokenizer import load_tokenizer, longest
 
 TOKENS = 4096  # in a batch that is only read, padding included
 
@@ -82,19 +82,8 @@ class Reader:
 
     @classmethod
     def open(cls, folder: Path, max_length: int) -> Reader:
-        from transformers import AutoTokenizer
-
-        config = read_json(folder / "config.json")
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
-            raise ModelError(
-                f"the tokenizer in {folder.name} cannot be loaded ({type(error).__name__})",
-                "a tokenizer.json is needed: save it with a fast tokenizer's save_pretrained",
-            ) from error
-        unused = max(family_of(config).pinned(config), default=-1) + 1
-        positions = int(config["max_position_embeddings"]) - unused
-        return cls(tokenizer, min(positions, int(tokenizer.model_max_length), max_length), int(config["vocab_size"]))
+        tokenizer, config = load_tokenizer(folder), read_json(folder / "config.json")
+        return cls(tokenizer, min(longest(folder, tokenizer), max_length), int(config["vocab_size"]))
 
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> Encoded:
         """Raises EmptyText or, unless `cut`, TooLong; each names the text's number, from 1."""

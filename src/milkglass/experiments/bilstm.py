@@ -24,7 +24,8 @@ from milkglass.audit.run import run
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.audit.texts import Texts
 from milkglass.audit.work import Work, private_folder
-from milkglass.client.key import Key, hashed_permutation, permutation
+from milkglass.client.key import Key
+from milkglass.client.streams import hashed_permutation, permutation
 from milkglass.errors import UsageError
 from milkglass.experiments import lstm, result, sources
 from milkglass.experiments.lstm import Labels, Training

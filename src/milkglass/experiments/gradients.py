@@ -45,7 +45,6 @@ from milkglass.experiments.owner import (
     ghost_of,
     rows_of,
     shadowed,
-    tokenizer_of,
     written,
 )
 from milkglass.experiments.parts import Parts
@@ -56,6 +55,7 @@ from milkglass.models import resolve
 from milkglass.sequences import Ids, Sequences
 from milkglass.shared_step import SharedStep, Task, batch
 from milkglass.threat import Budget, Gradients, Knowledge, Tokens, Transcript, Truth, why_not
+from milkglass.tokenizer import load_tokenizer
 
 Tell = Callable[[str], None]
 
@@ -118,7 +118,7 @@ def measure(
     wanted = made_of(Attacked, recipe.texts)
     refs = [recipe.data, *([wanted.reference] if wanted.reference else [])]
     require_same_run(out, {**_about(recipe), "base": base.digest(), "sums": sources.sums(data, refs)})
-    tokenizer = tokenizer_of(base.folder)
+    tokenizer = load_tokenizer(base.folder)
     private, public, classes = _rows(recipe, wanted, tokenizer, data)
     parts, found, folder = Parts(out / "figures.json"), dict[str, float](), (cache or out) / "shadows"
     for name, entry in recipe.defences.items():

@@ -90,12 +90,6 @@ def _ghost(name: str, told: dict[str, Any]) -> tuple[Search, Selection]:
     return Search(**search), Selection(**selection)
 
 
-def tokenizer_of(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-
-
 def classes_of(ref: str, examples: Sequence[Example]) -> Mapping[str, int]:
     """Numbers of the classes: a data set's own, else in the order of their names."""
     about = sources.named(ref)

@@ -43,7 +43,6 @@ from milkglass.experiments.owner import (
     level,
     rows_of,
     shadowed,
-    tokenizer_of,
     written,
 )
 from milkglass.experiments.parts import Parts
@@ -53,6 +52,7 @@ from milkglass.gradients.shield import Shield, share
 from milkglass.models import resolve
 from milkglass.sequences import Ids
 from milkglass.shared_step import SharedStep, Task, batch
+from milkglass.tokenizer import load_tokenizer
 
 Tell = Callable[[str], None]
 HELD_OUT = 0.2  # section 5.1
@@ -181,7 +181,7 @@ def measure(
     base = Checkpoint.open(resolve(recipe.model))
     private_folder(out)
     require_same_run(out, {**_about(recipe), "base": base.digest(), "sums": sources.sums(data, [recipe.data])})
-    tokenizer = tokenizer_of(base.folder)
+    tokenizer = load_tokenizer(base.folder)
     owner = Owner(base, recipe, *_rows(recipe, tokenizer, data), tokenizer, out, cache or out, tell)
     parts, found = Parts(out / "figures.json"), dict[str, float]()
     work = {"untrained": lambda: utility(owner.step(), owner.held_out, owner.pad)}

@@ -22,10 +22,11 @@ from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
 from milkglass.federated import private
 from milkglass.federated.rows import BYTES, ROWS, Rows, Stamp, load, save, stamp_of
 from milkglass.sanitizers.files import fresh_seed
-from milkglass.sanitizers.ghost.ghost import Ghost, limit_of
+from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.tally import Tally, document
 from milkglass.sanitizers.vocabulary import opened
 from milkglass.sequences import Ids, Sequences
+from milkglass.tokenizer import longest
 
 GHOST = "ghost"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
@@ -145,7 +146,7 @@ def originals(model: Path, texts: Sequence[str], tell: Tell = lambda texts: None
     """Each text's own ids, special ones too: what GHOST is given, and what is trained on without it. Raises EmptyText,
     TooLong."""
     tokenizer, _ = opened(model)
-    limit = limit_of(model, tokenizer)
+    limit = longest(model, tokenizer)
     found = tokenizer(list(texts), padding=False, truncation=False, verbose=False, split_special_tokens=True)
     for place, one in enumerate(found["input_ids"]):
         if len(one) <= tokenizer.num_special_tokens_to_add(pair=False):

@@ -58,16 +58,11 @@ def table_of(tokenizer: Any, vectors: NDArray[np.float32], name: str) -> Table:
 
 
 def opened(folder: Path) -> tuple[Any, NDArray[np.float32]]:
-    """A model's tokenizer, and its embeddings (n, d). Raises BadTable."""
-    from transformers import AutoTokenizer
-
+    """A model's tokenizer, and its embeddings (n, d). Raises ModelError."""
     from milkglass.modelview import Model
+    from milkglass.tokenizer import load_tokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise BadTable(f"{folder.name} has no tokenizer that can be read", "give a model with its tokenizer") from error
-    return tokenizer, np.ascontiguousarray(Model.open(folder).table.numpy(), np.float32)
+    return load_tokenizer(folder), np.ascontiguousarray(Model.open(folder).table.numpy(), np.float32)
 
 
 def _special(tokenizer: Any, rows: int) -> NDArray[np.bool_]:

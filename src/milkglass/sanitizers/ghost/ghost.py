@@ -17,8 +17,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from milkglass.architectures import family_of
-from milkglass.checkpoint import Checkpoint
 from milkglass.errors import EmptyText, IdOutOfRange, TooLong, UsageError
 from milkglass.paper import Paper
 from milkglass.sanitizers.ghost import cache
@@ -28,6 +26,7 @@ from milkglass.sanitizers.ghost.selection import Choice, Selection, drawn, neare
 from milkglass.sanitizers.ghost.states import Network
 from milkglass.sanitizers.vocabulary import opened, table_of
 from milkglass.sequences import Ids, Sequences
+from milkglass.tokenizer import longest
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +93,7 @@ class Ghost:
         searched = cache.digest(table, texts, searching)
         found = cache.kept(searched, len(table), make, kept)
         network = Network.open(folder) if selection.way == "states" else None
-        limit = limit_of(folder, tokenizer)
+        limit = longest(folder, tokenizer)
         return cls(folder, table.name, searched, tokenizer, found, network, limit, seed, searching, selection)
 
     def shadows(self, ids: Sequences) -> Sequences:
@@ -156,13 +155,3 @@ class Ghost:
     def _generator(self, ids: Ids) -> np.random.Generator:
         whole = hashlib.sha256(f"milkglass ghost {self.seed} ".encode() + ids.astype("<i8").tobytes())
         return np.random.default_rng(int.from_bytes(whole.digest(), "big"))
-
-
-def limit_of(folder: Path, tokenizer: Any) -> int:
-    """Tokens at most. A family that counts positions from an id (RoBERTa's padding) loses those up to it."""
-    config = Checkpoint.open(folder).config
-    positions = config.get("max_position_embeddings") or config.get("n_positions")
-    if positions is None:
-        return int(tokenizer.model_max_length)
-    unused = max(family_of(config).pinned(config), default=-1) + 1
-    return min(int(positions) - unused, int(tokenizer.model_max_length))
