@@ -19,7 +19,7 @@ from milkglass.attacks.assignment import ranked
 from milkglass.attacks.embedding.clusters import ClusterSolve
 from milkglass.attacks.embedding.matching import Matching
 from milkglass.checkpoint import Checkpoint
-from milkglass.client.scramble import reserved_ids
+from milkglass.client.making import reserved_ids
 from milkglass.models import resolve
 from milkglass.modelview import Model
 from milkglass.schemes.mixture import Mixture

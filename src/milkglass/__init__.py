@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from milkglass.client.codec import Codec
     from milkglass.client.key import Key
     from milkglass.client.keyfile import read_key, write_key
+    from milkglass.client.making import new_key
     from milkglass.client.remote import Remote
-    from milkglass.client.scramble import new_key, scramble, verify
+    from milkglass.client.scramble import scramble
+    from milkglass.client.verifying import verify
     from milkglass.errors import MilkglassError
     from milkglass.models import resolve
     from milkglass.schemes.obfuslm import ObfusLM
@@ -38,11 +40,11 @@ _HOMES = {
     "MilkglassError": "milkglass.errors",
     "ObfusLM": "milkglass.schemes.obfuslm",
     "Remote": "milkglass.client.remote",
-    "new_key": "milkglass.client.scramble",
+    "new_key": "milkglass.client.making",
     "read_key": "milkglass.client.keyfile",
     "resolve": "milkglass.models",
     "scramble": "milkglass.client.scramble",
-    "verify": "milkglass.client.scramble",
+    "verify": "milkglass.client.verifying",
     "write_key": "milkglass.client.keyfile",
 }
 

@@ -186,7 +186,8 @@ def test_another_public_model_is_refused() -> None:
 def test_through_the_scrambler(name: str, tmp_path: Path) -> None:
     """What the product writes; an untied head is solved together with the table."""
     from milkglass.checkpoint import Checkpoint
-    from milkglass.client.scramble import new_key, scheme_for, scramble
+    from milkglass.client.making import new_key, scheme_for
+    from milkglass.client.scramble import scramble
     from tests.tiny import save
 
     folder = save(name, tmp_path / "model")

@@ -21,7 +21,7 @@ from milkglass.attacks.embedding.tfa import TFA
 from milkglass.audit.scene import Scene, build
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
-from milkglass.client.scramble import new_key
+from milkglass.client.making import new_key
 from milkglass.client.streams import Stream
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences

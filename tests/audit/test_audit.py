@@ -37,7 +37,7 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.cli.audit import line
 from milkglass.client.codec import Codec
 from milkglass.client.key import Key
-from milkglass.client.scramble import new_key, scheme_for
+from milkglass.client.making import new_key, scheme_for
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.metrics.interval import Interval
 from milkglass.modelview import Model

@@ -13,7 +13,8 @@ from milkglass.cli.main import app
 from milkglass.client.codec import Codec
 from milkglass.client.key import Key
 from milkglass.client.keyfile import read_key, write_key
-from milkglass.client.scramble import new_key, scramble
+from milkglass.client.making import new_key
+from milkglass.client.scramble import scramble
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 from tests.client.stub import Stub

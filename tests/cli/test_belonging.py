@@ -11,7 +11,8 @@ import pytest
 
 from milkglass.checkpoint import Checkpoint, read_json
 from milkglass.client.keyfile import write_key
-from milkglass.client.scramble import new_key, scramble
+from milkglass.client.making import new_key
+from milkglass.client.scramble import scramble
 from tests.cli.kit import PASSPHRASE, SCHEME, SECRET, Owner, call, document, has_model_of, refused
 from tests.client.stub import Stub
 

@@ -23,8 +23,9 @@ from cryptography.x509.oid import NameOID
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.keyfile import write_key
+from milkglass.client.making import new_key
 from milkglass.client.remote import Remote, Sampling
-from milkglass.client.scramble import new_key, scramble
+from milkglass.client.scramble import scramble
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 

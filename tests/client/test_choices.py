@@ -12,7 +12,7 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.client.choices import Choices
 from milkglass.client.codec import Codec
 from milkglass.client.key import Key
-from milkglass.client.scramble import new_key, reserved_ids
+from milkglass.client.making import new_key, reserved_ids
 from milkglass.client.streams import Stream
 from milkglass.errors import CodecError, ModelError
 from milkglass.schemes.obfuslm import ObfusLM

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from milkglass.client.codec import IGNORED, Codec
 from milkglass.client.key import Key
-from milkglass.client.scramble import tokenizer_digest
+from milkglass.client.making import tokenizer_digest
 from milkglass.client.streaming import StreamDecoder
 from milkglass.errors import (
     CodecError,

@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from milkglass.client.codec import IGNORED, Codec
-from milkglass.client.dataset import BATCH, number_labels, read_examples, summarise, write_parquet
+from milkglass.client.dataset import number_labels, read_examples, summarise
 from milkglass.client.key import Key
-from milkglass.client.scramble import tokenizer_digest
+from milkglass.client.making import tokenizer_digest
+from milkglass.client.parquet import BATCH, write_parquet
 from milkglass.errors import CodecError, TooLong
 from tests import tiny
 

@@ -13,8 +13,10 @@ from milkglass.client import usage
 from milkglass.client.jobs import for_job
 from milkglass.client.key import Key
 from milkglass.client.keyfile import seal, unseal
-from milkglass.client.scramble import mix, new_key, scheme_of, scramble, verify
+from milkglass.client.making import new_key, scheme_of
+from milkglass.client.scramble import mix, scramble
 from milkglass.client.streams import subkey
+from milkglass.client.verifying import verify
 from milkglass.errors import UsageError
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM

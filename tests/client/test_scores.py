@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milkglass.client.codec import Codec
-from milkglass.client.dataset import read_examples, summarise, write_parquet
+from milkglass.client.dataset import read_examples, summarise
 from milkglass.client.key import Key
+from milkglass.client.making import tokenizer_digest
+from milkglass.client.parquet import write_parquet
 from milkglass.client.scores import Scale
-from milkglass.client.scramble import tokenizer_digest
 from milkglass.errors import CodecError
 from tests import tiny
 

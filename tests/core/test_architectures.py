@@ -13,8 +13,10 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 from milkglass.architectures import family_of, of
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.key import Key
+from milkglass.client.making import new_key, tokenizer_digest
 from milkglass.client.outgoing import require_scrambled
-from milkglass.client.scramble import new_key, scramble, tokenizer_digest, verify
+from milkglass.client.scramble import scramble
+from milkglass.client.verifying import verify
 from milkglass.errors import UnsupportedModel
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM

@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from milkglass.checkpoint import INDEX, Checkpoint
 from milkglass.client.key import Key
-from milkglass.client.scramble import new_key, scramble, verify
+from milkglass.client.making import new_key
+from milkglass.client.scramble import scramble
+from milkglass.client.verifying import verify
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights, UsageError, WrongBaseModel
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.staging import assemble
@@ -356,7 +358,8 @@ MEASURE = """
 import sys
 from pathlib import Path
 from milkglass.checkpoint import Checkpoint
-from milkglass.client.scramble import new_key, scramble
+from milkglass.client.making import new_key
+from milkglass.client.scramble import scramble
 from milkglass.schemes.obfuslm import ObfusLM
 base = Checkpoint.open(Path(sys.argv[1]))
 scramble(base, new_key(base, "base", ObfusLM(k=64), base.digest()), Path(sys.argv[2]), delta=sys.argv[3] == "delta")

@@ -14,9 +14,11 @@ from transformers import AutoModelForCausalLM
 from milkglass.architectures import of
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.key import Key
+from milkglass.client.making import new_key, no_progress, scheme_of
 from milkglass.client.outgoing import require_scrambled
-from milkglass.client.scramble import new_key, no_progress, replacements, scheme_of, scramble, verify
+from milkglass.client.scramble import replacements, scramble
 from milkglass.client.streams import permutation, subkey
+from milkglass.client.verifying import verify
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM

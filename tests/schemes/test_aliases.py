@@ -18,8 +18,10 @@ from milkglass.checkpoint import Checkpoint  # noqa: E402
 from milkglass.client.choices import Choices  # noqa: E402
 from milkglass.client.codec import Codec  # noqa: E402
 from milkglass.client.key import Key, unpacked_groups  # noqa: E402
-from milkglass.client.scramble import mix, new_key, replacements, scramble, verify, visited  # noqa: E402
+from milkglass.client.making import new_key, visited  # noqa: E402
+from milkglass.client.scramble import mix, replacements, scramble  # noqa: E402
 from milkglass.client.streams import Stream, permutation, subkey  # noqa: E402
+from milkglass.client.verifying import verify  # noqa: E402
 from milkglass.errors import UnsupportedModel, UsageError  # noqa: E402
 from milkglass.schemes.aliases import Aliased, Slots  # noqa: E402
 from milkglass.schemes.mixture import Mixture  # noqa: E402
@@ -94,7 +96,7 @@ def test_a_scrambled_table_is_the_literal_programs(bert: Checkpoint) -> None:
     assert isinstance(mixture, Aliased)
     first = mixture.parts[0]
     assert isinstance(first, Mixture)
-    from milkglass.client.scramble import reserved_ids, scheme_of
+    from milkglass.client.making import reserved_ids, scheme_of
 
     special = reserved_ids(bert, tiny.VOCAB)
     clusters = scheme_of(key).groups(plain, visited(key), special, lambda done: None)

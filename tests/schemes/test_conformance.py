@@ -16,9 +16,11 @@ from milkglass.client.choices import Choices
 from milkglass.client.codec import Codec
 from milkglass.client.key import Key
 from milkglass.client.keyfile import seal, unseal
+from milkglass.client.making import new_key, scheme_of
 from milkglass.client.outgoing import require_scrambled
-from milkglass.client.scramble import new_key, scheme_of, scramble, verify
+from milkglass.client.scramble import scramble
 from milkglass.client.streams import hashed_permutation, permutation
+from milkglass.client.verifying import verify
 from milkglass.errors import UsageError
 from milkglass.schemes.bands import Bands
 from milkglass.schemes.catalogue import SCHEMES, scheme_named

@@ -21,7 +21,8 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.folder import KEY_ID
 from milkglass.client.key import Key
-from milkglass.client.scramble import Stage, new_key, no_progress, replacements, scheme_of, scrambled_configs, shown
+from milkglass.client.making import Stage, new_key, no_progress, scheme_of, shown
+from milkglass.client.scramble import replacements, scrambled_configs
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.modelview import Model, Stored
 from milkglass.schemes.mixture import Promise

@@ -37,7 +37,8 @@ from milkglass.errors import CodecError, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.codec import Codec
-    from milkglass.client.dataset import Summary, Written
+    from milkglass.client.dataset import Summary
+    from milkglass.client.parquet import Written
     from milkglass.client.remote import Remote
     from milkglass.client.scores import Scale
 
@@ -224,7 +225,7 @@ class _Sender:
         self._labels, self._max_length, self._stage = labels, max_length, stage
 
     def __call__(self, data: Path, summary: Summary, name: str) -> str:
-        from milkglass.client.dataset import write_parquet
+        from milkglass.client.parquet import write_parquet
 
         out = self._scratch / name
         tell = self._stage(f"scramble {data.name}", summary.rows)

@@ -30,6 +30,7 @@ from milkglass.cli import (
     serve,
     split,
     upload,
+    verify,
 )
 from milkglass.cli.terminal import note, report
 from milkglass.errors import MilkglassError, UsageError
@@ -103,6 +104,7 @@ def root(
 for group in (
     models,
     obfuscate,
+    verify,
     codec,
     sanitize,
     serve,

@@ -1,9 +1,7 @@
-"""`milkglass obfuscate` and `verify`: scramble a model with a key, and check what was written."""
+"""`milkglass obfuscate`: scramble a model with a key."""
 
 from __future__ import annotations
 
-import os
-import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -11,42 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from milkglass.cli.obfuscated import LOSS, UNMIXED, done, next_steps
 from milkglass.cli.options import (
-    TOKEN_VARIABLE,
     AsJson,
     KeyFile,
-    ModelRef,
     Opened,
     PassphraseFile,
-    key_options,
     open_key,
     require_file,
 )
 from milkglass.cli.passphrase import passphrase
-from milkglass.cli.terminal import bars, duration, emit, note
-from milkglass.errors import CorruptCheckpoint, KeyExists, KeyForOtherModel, UnsupportedModel, UsageError
+from milkglass.cli.terminal import bars, emit, note
+from milkglass.errors import KeyExists, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
     from milkglass.checkpoint import Checkpoint
     from milkglass.client.key import Key
-    from milkglass.schemes.mixture import Promise
-
-LOSS = (
-    "made a new key: {path}\n"
-    "  Without this file and its passphrase, models trained with it are useless, and nobody can recover them.\n"
-    "  Keep a copy of it somewhere safe, and never give it to the server."
-)
-UNTUNED = (
-    "mixing has a price: as it is, the model answers with nonsense or with nothing; it is of use after fine-tuning"
-)
-UNMIXED = (
-    "k = 1 mixes nothing: whoever compares the tables with the published ones reads every id; k = 10 is the default"
-)
-PLUS = (
-    "the dimensions of every layer are mixed, with a condition number of {:.3g}: the higher, the more there is to "
-    "make up for in fine-tuning;\n  who has the public model undoes this in seconds"
-)
-HONEST = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
 
 
 def obfuscate(
@@ -108,8 +86,9 @@ def obfuscate(
     from milkglass.checkpoint import Checkpoint
     from milkglass.client.beforehand import require_room, require_scramblable
     from milkglass.client.keyfile import write_key
-    from milkglass.client.scramble import new_key as make_key
-    from milkglass.client.scramble import scheme_for, scheme_of, scramble, shown
+    from milkglass.client.making import new_key as make_key
+    from milkglass.client.making import scheme_for, scheme_of, shown
+    from milkglass.client.scramble import scramble
     from milkglass.schemes.catalogue import scheme_named
 
     _require_bands(bands, band_text)
@@ -173,7 +152,7 @@ def obfuscate(
     emit(
         as_json,
         document,
-        lambda: "\n".join([*_words(opened.key, out, promise, seconds), *_next(opened, out, delta, passphrase_file)]),
+        lambda: "\n".join([*done(opened.key, out, promise, seconds), *next_steps(opened, out, delta, passphrase_file)]),
     )
 
 
@@ -217,7 +196,7 @@ def _bands(base: Checkpoint, factor: float | None, text: Path) -> Any:
     """Tokens are counted as any key would encode them: which one, the count does not depend on."""
     from milkglass.audit.texts import read
     from milkglass.client.codec import Codec
-    from milkglass.client.scramble import new_key
+    from milkglass.client.making import new_key
     from milkglass.schemes.bands import Bands
 
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
@@ -251,7 +230,7 @@ def _existing(
 
 def _require_same_scheme(key: Key, scheme: str | None, chosen: dict[str, Any], begun: str) -> None:
     """begun: what more can be done, for the hint."""
-    from milkglass.client.scramble import scheme_of
+    from milkglass.client.making import scheme_of
 
     its = scheme_of(key)
     if scheme not in (None, its.name):
@@ -265,96 +244,5 @@ def _require_same_scheme(key: Key, scheme: str | None, chosen: dict[str, Any], b
             )
 
 
-def _words(key: Key, out: Path, promise: Promise, seconds: float) -> list[str]:
-    from milkglass.client.scramble import scheme_of
-
-    if broken := scheme_of(key).broken:
-        return [f"scrambled into {out} in {duration(seconds)}", f"  {_permuted(key)}", f"  {broken}"]
-    sizes = sorted(promise.sizes)
-    spread = f"of {sizes[0]} to {sizes[-1]} tokens" if sizes else ""
-    return [
-        f"scrambled into {out} in {duration(seconds)}",
-        f"  {_permuted(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
-        f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
-        f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
-        *([] if promise.condition is None else [f"  {PLUS.format(promise.condition)}"]),
-        f"  {HONEST}",
-    ]
-
-
-def _permuted(key: Key) -> str:
-    tokens = len(key.first)
-    if len(key.sigma) > tokens:
-        return f"{tokens:,} tokens permuted, under {len(key.sigma):,} ids"
-    return f"{tokens:,} tokens permuted" + (", one row a cluster" if key.shares else "")
-
-
-def _next(opened: Opened, out: Path, delta: bool, passphrase_file: Path | None) -> list[str]:
-    """What the person must know to go on; with a broken scheme there is nowhere to go."""
-    from milkglass.client.scramble import scheme_of
-
-    if scheme_of(opened.key).broken:
-        return ["next: milkglass audit shows what is read; don't send it anything that is private"]
-    key, folder = opened.key, shlex.quote(str(out))
-    server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
-    token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
-    lines = [f"  {UNTUNED if key.about['scheme'].get('k', 1) > 1 else UNMIXED}"]
-    if delta:
-        lines.append(
-            f"  the server needs the base model {key.about['model']} among its --base-models:\n    {key.model_digest}"
-        )
-    return [
-        *lines,
-        f"next: milkglass verify {folder} {key_options(opened.path, passphrase_file)}",
-        f"then: milkglass upload {folder} --server {server}{token}",
-    ]
-
-
-def verify(
-    out: Annotated[Path, typer.Argument(help="A folder that `obfuscate` wrote.")],
-    key: KeyFile,
-    model: ModelRef = None,
-    passphrase_file: PassphraseFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check that OUT is the key's model, scrambled, and holds nothing that it shouldn't."""
-    from milkglass.checkpoint import Checkpoint
-    from milkglass.client.scramble import verify as check
-    from milkglass.models import resolve
-
-    if not out.is_dir():
-        raise UsageError(f"there is no folder {out}", "give the folder that `milkglass obfuscate` wrote")
-    opened = open_key(key, passphrase_file)
-    _require_its_key(out, opened.key)
-    base = Checkpoint.open(resolve(model or str(opened.key.about["model"])))
-    if not as_json:
-        note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
-    with bars(as_json) as stage:
-        opened.key.require_model(base.digest(stage("check the model", sum(t.bytes for t in base.tensors.values()))))
-        checks = check(base, opened.key, out, stage)
-    passed = all(one.passed for one in checks)
-    emit(
-        as_json,
-        {"out": str(out), "passed": passed, "checks": [asdict(one) for one in checks]},
-        "\n".join(f"{'ok  ' if one.passed else 'FAIL'}  {one.name}: {one.detail}" for one in checks),
-    )
-    if not passed:
-        failed = ", ".join(one.name for one in checks if not one.passed)
-        raise CorruptCheckpoint(f"{out} fails: {failed}", "don't upload it; make it again with `milkglass obfuscate`")
-
-
-def _require_its_key(out: Path, key: Key) -> None:
-    """Told at once, and not as a folder full of wrong tensors."""
-    from milkglass.checkpoint import read_json
-    from milkglass.client.belonging import fits
-    from milkglass.client.folder import KEY_ID
-
-    config = out / "config.json"
-    told = read_json(config).get(KEY_ID) if config.is_file() else None
-    if fits({"key_id": told}, key) is False:
-        raise KeyForOtherModel(f"{out} was scrambled with another key than this one", "give the key it was made with")
-
-
 def register(app: typer.Typer) -> None:
     app.command()(obfuscate)
-    app.command()(verify)

@@ -13,14 +13,8 @@ import numpy as np
 
 from milkglass.architectures import Architecture, of
 from milkglass.checkpoint import Checkpoint
-from milkglass.client.scramble import (
-    mapped_configs,
-    require_delta,
-    require_kind,
-    reserved_ids,
-    single_ids,
-    tokenizer_digest,
-)
+from milkglass.client.making import require_delta, require_kind, reserved_ids, single_ids, tokenizer_digest
+from milkglass.client.scramble import mapped_configs
 from milkglass.errors import ModelError, UsageError
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.scheme import Scheme

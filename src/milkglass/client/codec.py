@@ -77,7 +77,7 @@ class Codec:
     def open(cls, key: Key, folder: Path, draw: Draw = secret_draws) -> Codec:
         """`folder` is the original model's. draw: by what one of several ids is chosen, where a key gives a token
         several. Raises KeyForOtherModel when its tokenizer is not the key's."""
-        from milkglass.client.scramble import tokenizer_digest
+        from milkglass.client.making import tokenizer_digest
 
         digest, expected = tokenizer_digest(folder), key.about.get("tokenizer_sha256")
         if digest != expected:

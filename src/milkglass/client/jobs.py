@@ -31,7 +31,7 @@ from typing import Literal, get_args
 from milkglass.architectures import of
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.key import Key, packed_groups
-from milkglass.client.scramble import Stage, new_key, no_progress, scheme_of, with_groups
+from milkglass.client.making import Stage, new_key, no_progress, scheme_of, with_groups
 from milkglass.client.streams import subkey
 from milkglass.errors import UsageError
 

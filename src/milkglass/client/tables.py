@@ -17,7 +17,8 @@ from milkglass.architectures import of
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec, Encoded
 from milkglass.client.key import Key
-from milkglass.client.scramble import new_key, scheme_of, scramble
+from milkglass.client.making import new_key, scheme_of
+from milkglass.client.scramble import scramble
 from milkglass.client.streams import Stream
 from milkglass.client.tokens import TokenClient, TokenServer, read_saved
 from milkglass.defence import Defence, Labelled

@@ -17,10 +17,11 @@ import numpy as np
 from milkglass.architectures import of
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
-from milkglass.client.dataset import Written, write_parquet
 from milkglass.client.key import Key
 from milkglass.client.keyfile import write_key
-from milkglass.client.scramble import Stage, new_key, scheme_of, scramble
+from milkglass.client.making import Stage, new_key, scheme_of
+from milkglass.client.parquet import Written, write_parquet
+from milkglass.client.scramble import scramble
 from milkglass.demo.attacker import Attacker, Ids, ordinary
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models import resolve

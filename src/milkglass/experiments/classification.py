@@ -9,7 +9,7 @@ import torch
 from milkglass.architectures import of
 from milkglass.attacks.embedding.knn import nearest
 from milkglass.checkpoint import Checkpoint
-from milkglass.client.scramble import reserved_ids
+from milkglass.client.making import reserved_ids
 from milkglass.experiments import predictions, sources
 from milkglass.experiments.recipe import Recipe, Variant
 from milkglass.models import resolve

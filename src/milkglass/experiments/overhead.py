@@ -31,8 +31,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from milkglass.audit.work import private_folder
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
-from milkglass.client.dataset import read_examples, write_parquet
+from milkglass.client.dataset import read_examples
 from milkglass.client.key import Key
+from milkglass.client.parquet import write_parquet
 from milkglass.client.scramble import scramble
 from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments import recipe as recipes

@@ -26,9 +26,10 @@ from milkglass import __version__
 from milkglass.audit.work import private_folder
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
-from milkglass.client.dataset import write_parquet
 from milkglass.client.key import Key
-from milkglass.client.scramble import new_key, scramble
+from milkglass.client.making import new_key
+from milkglass.client.parquet import write_parquet
+from milkglass.client.scramble import scramble
 from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments import result, sources
 from milkglass.experiments.progress import follow
