@@ -14,11 +14,12 @@ from milkglass.attacks.gradient import grab
 from milkglass.client.dataset import Example
 from milkglass.errors import UsageError
 from milkglass.experiments import theory
+from milkglass.experiments.fitting import Training, f1, fit, utility
 from milkglass.experiments.gradients import Attacked, GradientRecipe, _rows, shared
 from milkglass.experiments.owner import Guard, Rows, Wanted, rows_of
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.settings import made_of
-from milkglass.experiments.shared_training import SharedTraining, Training, f1, fit, utility
+from milkglass.experiments.shared_training import SharedTraining
 from milkglass.gradients.noise import GaussianNoise
 from milkglass.gradients.shield import Bare
 from milkglass.sequences import Sequences

@@ -5,12 +5,9 @@
     [defences.ghost]                     owner.py
     [evaluation]                         theory = 1: section 5.2 too (theory.py), on so many rows
 
-One client's FedSGD: each step's gradient is taken by `gradients.share`, so that a shield changes it as it changes what
-is sent, and AdamW takes it from there. The paper stops a training early, without saying by which texts; here all epochs
-are run, so that the held-out texts decide nothing. They are never put through GHOST: the model is to work on real ones.
-
-"f1" is class 1's for two classes, the mean over classes for more. "shadow ROUGE-1, DEFENCE" compares the rows that are
-trained with to their texts (Table 1).
+One client's FedSGD (fitting.py). The paper stops a training early, without saying by which texts; here all epochs are
+run, so that the held-out texts decide nothing. They are never put through GHOST: the model is to work on real ones.
+"shadow rouge-1, DEFENCE" compares the rows that are trained with to their texts (Table 1).
 
 What this module does not know: attacks.
 """
@@ -19,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -27,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import load_file, save_file
 
 from milkglass.audit.work import private_folder, write_private
 from milkglass.checkpoint import Checkpoint
 from milkglass.errors import UsageError
 from milkglass.experiments import sources, theory, theory_plots
+from milkglass.experiments.fitting import Training, fit, utility
 from milkglass.experiments.owner import (
     Guard,
     Rows,
@@ -48,27 +44,15 @@ from milkglass.experiments.owner import (
 from milkglass.experiments.parts import Parts
 from milkglass.experiments.recipe import require_same_run
 from milkglass.experiments.settings import made_of, settings
-from milkglass.gradients.shield import Shield, share
+from milkglass.gradients.shield import Shield
 from milkglass.models import resolve
 from milkglass.sequences import Ids
-from milkglass.shared_step import SharedStep, Task, batch
+from milkglass.shared_step import SharedStep, Task
 from milkglass.tokenizer import load_tokenizer
 
 Tell = Callable[[str], None]
 HELD_OUT = 0.2  # section 5.1
 THEORY = "theory.json"  # of each pair what Figures 3 and 4 are drawn from, as they are in theory.svg
-
-
-@dataclass(frozen=True)
-class Training:
-    """rows: a fifth of them held out. longest: tokens of a text, with its special ones. words: of a text, at most."""
-
-    rows: int = 1000
-    epochs: int = 10
-    batch: int = 32
-    learning_rate: float = 1e-5
-    longest: int = 128
-    words: int = 1000
 
 
 @dataclass(frozen=True)
@@ -210,59 +194,6 @@ def _theory(owner: Owner) -> dict[str, float]:
     write_private(owner.out / THEORY, json.dumps(found.to_json(), allow_nan=False) + "\n")
     write_private((owner.out / THEORY).with_suffix(".svg"), theory_plots.drawn(found.to_json()))
     return found.figures
-
-
-def fit(step: SharedStep, rows: Rows, shield: Shield, chosen: Training, seed: int, pad: int, tell: Tell) -> None:
-    """Changes the step's model. The order of the rows and a shield's noise come from the seed."""
-    rng, parameters = np.random.default_rng(seed), dict(step.module.named_parameters())
-    optimizer = torch.optim.AdamW([parameters[name] for name in step.names], lr=chosen.learning_rate)
-    count = 0
-    for epoch in range(chosen.epochs):
-        order = rng.permutation(len(rows))
-        for start in range(0, len(order), chosen.batch):
-            ids, mask, targets = _given(rows.part(order[start : start + chosen.batch]), pad)
-            seen = share(step, ids, mask, targets, shield, count, rng)
-            optimizer.zero_grad(set_to_none=True)
-            for name, gradient in seen.tensors.items():
-                parameters[name].grad = gradient
-            optimizer.step()
-            count += 1
-        tell(f"epoch {epoch + 1} of {chosen.epochs}")
-
-
-def _given(rows: Rows, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    ids, mask = batch([one.tolist() for one in rows.ids], pad)
-    return ids, mask, None if rows.labels is None else torch.from_numpy(rows.labels)
-
-
-@torch.no_grad()
-def utility(step: SharedStep, rows: Rows, pad: int, size: int = 32) -> dict[str, float]:
-    """ "accuracy" and "f1", or "loss" (nats, the mean over all predicted tokens) and "perplexity"."""
-    order = np.argsort(rows.ids.lengths, kind="stable")  # so that little is padding
-    guesses, total, tokens = np.empty(len(rows), np.int64), 0.0, 0
-    for start in range(0, len(order), size):
-        some = order[start : start + size]
-        ids, mask, targets = _given(rows.part(some), pad)
-        if step.task == "classification":
-            guesses[some] = step.logits(step.embedded(ids), mask).argmax(-1).numpy()
-        else:
-            predicted = int(mask[:, 1:].sum())
-            total += float(step.loss(step.embedded(ids), mask, ids)) * predicted
-            tokens += predicted
-    if step.task == "next-token":
-        return {"loss": total / tokens, "perplexity": math.exp(total / tokens)}
-    assert rows.labels is not None
-    return {"accuracy": float((guesses == rows.labels).mean()), "f1": f1(guesses, rows.labels)}
-
-
-def f1(guesses: Ids, labels: Ids) -> float:
-    """Of class 1 where there are two, else the mean over the classes that occur; 0 where a class is never named."""
-    classes = [1] if set(labels.tolist()) <= {0, 1} else sorted(set(labels.tolist()))
-    values = []
-    for one in classes:
-        named, there = guesses == one, labels == one
-        values.append(2 * float((named & there).sum()) / max(1, int(named.sum() + there.sum())))
-    return float(np.mean(values))
 
 
 def _rows(recipe: SharedTraining, tokenizer: Any, data: Path) -> tuple[Rows, Rows, int]:
