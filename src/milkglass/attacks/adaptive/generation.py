@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from milkglass.attacks.forward import batches, places, stacked
+from milkglass.attacks.words.channel import rehearsed
 from milkglass.errors import UsageError
 from milkglass.paper import Paper
-from milkglass.sequences import Ids
+from milkglass.sequences import Ids, Sequences
 from milkglass.threat import NO_BELIEF, Attack, Budget, Guess, Knowledge, Observation, Tokens, Transcript
 
 SHARE = 0.7  # of the budget for training
@@ -66,8 +67,11 @@ class ShadowGeneration(Attack):
         return None if len(knowledge.corpus.ids) else "the public text holds no token"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        sent, origin = rehearsed(knowledge, 1, rng)[0]
+        if len(sent.ids) != len(origin) or (origin != np.arange(len(origin))).any():
+            raise UsageError("this defence does not replace tokens in their places", "use the channel attack")
         model = self._model(transcript.size, int(rng.integers(2**31)))
-        self._train(model, knowledge, budget, rng)
+        self._train(model, sent, knowledge, budget, rng)
         allowed = self._allowed(knowledge)
         tokens = transcript.tokens
         guess = np.full((len(tokens.ids), 1), NO_BELIEF, np.int64)
@@ -99,12 +103,10 @@ class ShadowGeneration(Attack):
             model.resize_token_embeddings(size + 1, mean_resizing=False)
             return model
 
-    def _train(self, model: Any, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> None:
+    def _train(
+        self, model: Any, sent: Sequences, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
+    ) -> None:
         assert knowledge.corpus is not None
-        assert knowledge.rehearse is not None
-        sent, origin = knowledge.rehearse(knowledge.corpus, int(rng.integers(2**31)))
-        if len(sent.ids) != len(origin) or (origin != np.arange(len(origin))).any():
-            raise UsageError("this defence does not replace tokens in their places", "use the channel attack")
         until, optimiser = (1 - SHARE) * budget.left(), torch.optim.AdamW(model.parameters(), lr=self.rate)
         groups = list(batches(knowledge.corpus, TOKENS))
         model.train()
@@ -113,7 +115,7 @@ class ShadowGeneration(Attack):
                 if budget.left() < until:
                     return
                 shadows, originals = stacked(sent, groups[at]), stacked(knowledge.corpus, groups[at])
-                logits = _logits(model, shadows, originals[:, :-1], model.config.vocab_size - 1)
+                logits = _logits(model, shadows, originals[:, :-1], model.config.vocab_size - 1, shadows.shape[1])
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), originals.flatten())
                 optimiser.zero_grad()
                 loss.backward()
@@ -126,16 +128,18 @@ class ShadowGeneration(Attack):
         return {int(row): one.members for one in knowledge.candidates.groups for row in one.rows}
 
 
-def _logits(model: Any, shadows: Tensor, written: Tensor, separator: int) -> Tensor:
-    """(b, w + 1, v) of the originals after those written (b, w), for shadows (b, t)."""
+def _logits(model: Any, shadows: Tensor, written: Tensor, separator: int, last: int) -> Tensor:
+    """(b, last, v) of the last of the w + 1 originals that come after those written (b, w), for shadows (b, t)."""
     b, t = shadows.shape
     ids = torch.cat([shadows, torch.full((b, 1), separator), written], 1)
     # the separator and the originals: each asks for the original of the shadow at its own position
     positions = torch.cat([torch.arange(t), torch.arange(written.shape[1] + 1)])
     # without a mask, transformers takes positions that begin again for another text, which sees nothing of the first
     mask = torch.ones_like(ids)
-    logits = model(input_ids=ids, attention_mask=mask, position_ids=positions.expand(b, -1), use_cache=False).logits
-    return logits[:, t:, :separator]
+    given = {"attention_mask": mask, "position_ids": positions.expand(b, -1), "logits_to_keep": last}
+    # a vocabulary for each place is most of the memory
+    found: Tensor = model(input_ids=ids, use_cache=False, **given).logits
+    return found[:, :, :separator]
 
 
 @torch.inference_mode()
@@ -144,7 +148,7 @@ def _written(model: Any, shadows: Tensor, separator: int, allowed: dict[int, Ids
     model.eval()
     written = shadows[:, :0]
     for at in range(shadows.shape[1]):
-        logits = _logits(model, shadows, written, separator)[:, -1]
+        logits = _logits(model, shadows, written, separator, 1)[:, 0]
         for row, shadow in enumerate(shadows[:, at].tolist()):
             if (members := allowed.get(shadow)) is not None:
                 kept = torch.full_like(logits[row], -torch.inf)
