@@ -217,3 +217,15 @@ def test_every_shipped_result_has_a_table(path: Path, tmp_path: Path) -> None:
 def test_only_a_result_has_a_table(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"r\.toml is no result"):
         table.write(tmp_path / "r.toml")
+
+
+def test_figures_of_shared_training_are_shares_and_some_cannot_be_told() -> None:
+    figures = {name: {"measured": 0.5} for name in ("accuracy, none", "rouge-1, dager, none", "drift, texts, theory")}
+    why = "epsilon is the same for all pairs"
+    untold = {"slope of the loss deviation, theory": {"measured": None, "why": why}}
+    found = table.read({**RESULT, "task": "classification", "figures": figures, "untold": untold})
+    meanings = dict(found.meanings)
+    assert "share" in meanings["accuracy"] and meanings["dager"].startswith("attack: ")
+    assert {"rouge-1", "drift"} < meanings.keys() and "theory" not in meanings
+    assert why in table.html(found)
+    assert f"- slope of the loss deviation, theory: {why}" in table.markdown(found)

@@ -25,6 +25,24 @@ MEASURES = {
     "private tokens": "how many tokens the private texts have",
     "seconds": "how long it took",
 }
+SHARES = {  # of recipes of shared training, whose figures are shares of 1, as GHOST's tables have them
+    "accuracy": "of the texts held out of training, the share put into the right class",
+    "f1": "of the texts held out: of class 1, or the mean over the classes where there are more than two",
+    "loss": "of the texts held out, in nats a token",
+    "perplexity": "e to the loss",
+    "shadow rouge-1": "how much of a text's words stand in its shadow, from 0 to 1; rouge-2 of pairs of words, rouge-l "
+    "in the same order, meteor by stems",
+    "tokens top-1": "of the tokens of the private texts, the share that an attack names at their places",
+    "exact texts": "the share of texts that came back whole",
+    "rouge-1": "how much of a private text's words stand in an attack's reading, from 0 to 1; rouge-2 of pairs of "
+    "words, rouge-l in the same order, meteor by stems",
+    "untrained": "the model before training, with a new head",
+    "seconds": "how long the attack took on all texts",
+    "drift": "how far training moves the parameters: the norm of what changes",
+    "loss deviation": "the loss of a text less that of its shadow, the mean over pairs",
+    "gradient deviation": "the norm of a text's gradient less its shadow's, the mean over pairs",
+    "epsilon": "for each pair the largest of both drifts and both deviations; local: of the deviations alone",
+}
 ATTACKERS = {
     "model only": "the attacker has the public model and no text",
     "same kind of text": "the attacker also has other texts of the same kind",
@@ -33,9 +51,13 @@ ATTACKERS = {
 LEFT_OUT = "an attack that is missing for a defence does not apply to what that defence sends, or its time was over"
 
 
-def meanings(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Each part of these figures' names that is known here, and what it means, in the order in which they come."""
+def meanings(names: Iterable[str], shares: bool = False) -> tuple[tuple[str, str], ...]:
+    """Each part of these figures' names that is known here, and what it means, in the order in which they come.
+    shares: whether they are of 1."""
     parts = dict.fromkeys(part for name in names for part in name.split(", "))
+    if shares:
+        known = {part: SHARES.get(part) or _attack(part) for part in parts}
+        return tuple((part, told) for part, told in known.items() if told)
     found = {part: told for part in parts if (told := _meaning(part))}
     if parts.keys() & ATTACKERS.keys():
         found |= {part: title for part in parts if (title := _attack(part))} | {"no figure": LEFT_OUT}

@@ -45,7 +45,7 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class Table:
     """glance: by data set. beside: the lines with a published or asked figure. groups: the rest, by what is measured.
-    notes: footnotes."""
+    untold: figures that cannot be told, and why. notes: footnotes."""
 
     title: str
     quick: str
@@ -54,6 +54,7 @@ class Table:
     glance: tuple[tuple[str, tuple[glance.Row, ...]], ...]
     beside: tuple[Line, ...]
     groups: tuple[tuple[str, tuple[Line, ...]], ...]
+    untold: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     meanings: tuple[tuple[str, str], ...]
 
@@ -76,8 +77,9 @@ def read(result: Mapping[str, Any]) -> Table:
         glance=tuple((data, tuple(some)) for data, some in glance.by_data(glance.rows(measured)).items()),
         beside=beside,
         groups=tuple((what, tuple(rest[what])) for what in sorted(rest, key=lambda what: what in LAST)),
+        untold=tuple((name, str(one["why"])) for name, one in result.get("untold", {}).items()),
         notes=tuple(notes),
-        meanings=meanings(result["figures"]),
+        meanings=meanings(result["figures"], shares="task" in result),
     )
 
 
@@ -161,6 +163,9 @@ def markdown(table: Table) -> str:
     for what, lines in table.groups:
         parts += [f"## {escaped(what)}", "", "| figure | ours |", "|---|---:|"]
         parts += [f"| {escaped(one.name)} | {number(one.ours)} |" for one in lines] + [""]
+    if table.untold:
+        parts += ["## What cannot be told", ""]
+        parts += [*(f"- {escaped(name)}: {escaped(why)}" for name, why in table.untold), ""]
     if table.meanings:
         parts += ["## What the names mean", ""]
         parts += [*(f"- {escaped(name)}: {escaped(told)}" for name, told in table.meanings), ""]
@@ -257,6 +262,14 @@ dd { margin: 0; }
 </tbody>
 </table>
 {% endfor %}
+{% if t.untold %}
+<h2>What cannot be told</h2>
+<dl>
+{% for name, why in t.untold %}
+<dt>{{ name }}</dt><dd>{{ why }}</dd>
+{% endfor %}
+</dl>
+{% endif %}
 {% if t.meanings %}
 <h2>What the names mean</h2>
 <dl>

@@ -71,7 +71,7 @@ class Panel:
             _text(left, bottom + 16, f"{self.x.low:.3g}", "start"),
             _text(right, bottom + 16, f"{self.x.high:.3g}", "end"),
             _text(left - 4, bottom, f"{self.y.low:.2g}", "end"),
-            _text(left - 4, 36, f"{self.y.high:.2g}", "end"),
+            _text(left - 4, 36, f"{self.y.high:.3g}", "end"),
         ]
 
     def points(self, xs: Sequence[float], ys: Sequence[float], colour: str) -> list[str]:
