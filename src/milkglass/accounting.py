@@ -14,6 +14,8 @@ import math
 
 from milkglass.errors import UsageError
 
+HARDLY = 10.0  # an epsilon above this promises next to nothing
+
 
 def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
     """The least standard deviation for (epsilon, delta). Raises UsageError for values outside their ranges."""
@@ -45,6 +47,11 @@ def _require(value: float, name: str) -> None:
 def _require_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise UsageError(f"delta is {delta}, more than 0 and less than 1 is needed", "1e-5 is common")
+
+
+def worth(epsilon: float) -> str:
+    """What is to be said of a promise beside its number: at 10 an event may be 22,000 times as likely."""
+    return ", which promises next to nothing" if epsilon > HARDLY else ""
 
 
 def upward(epsilon: float) -> str:

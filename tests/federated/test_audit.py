@@ -26,6 +26,7 @@ from milkglass.federated.run import Here, Replies, Sites
 from milkglass.federated.site import Training
 from milkglass.gradients.dropout import Dropout
 from milkglass.gradients.shield import Bare
+from milkglass.metrics.interval import Interval
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sanitizers.vocabulary import opened
@@ -146,7 +147,11 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
     verdict = found.to_json()["verdict"]
     most = max(100 * tokens(one.texts).value for one in found.found)
     assert f"at least {most:.1f} % of the tokens" in verdict
-    assert "100.0 % of the shadows" in verdict and "at least" in verdict and "other attacks may read more" in verdict
+    assert "100.0 % were read" in verdict and "at least" in verdict and "Other attacks may read more" in verdict
+    assert "Whoever sees these updates gets back" in verdict
+    half = replace(dager, trained={"tokens top-1": Interval(0.5, 0.4, 0.6, 9), "rouge-1": Interval(0.5, 0.4, 0.6, 9)})
+    rest = tuple(of(found, name) for name in ADAPTIVE)
+    assert "Whoever has all shadows gets back" in replace(found, found=(half, *rest)).to_json()["verdict"]
     late, _ = audited(scene["ghost"], "b", ["dager"])
     assert late.rounds == (1,) and late.texts == 1
 
@@ -264,7 +269,7 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     words += ("--text", world.files / "a.jsonl", "--budget", "2s")
     result = call(*words, "--out", tmp_path / "a.json", "--readings", tmp_path / "read.jsonl")
     assert result.exit_code == 0, result.stderr
-    assert "of the shadows that were trained on" in result.stdout and "dager" in result.stdout
+    assert "Of the shadows that were trained on" in result.stdout and "dager" in result.stdout
     assert "attackers know the model in every round, the labels and the lengths" in result.stdout
     read = (tmp_path / "read.jsonl").read_text()
     assert SECRET in read and (tmp_path / "read.jsonl").stat().st_mode & 0o777 == 0o600

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -19,12 +20,14 @@ def test_a_run_from_files_to_weights(there: World, tmp_path: Path, cache: None) 
     result = call(*words, *FEW)
     assert result.exit_code == 0, result.stderr
     assert "warning: --plain" in result.stderr and "2 rounds of fedsgd over 3 sites" in result.stdout
+    assert "loss before" in result.stdout and "no site sends it" in result.stdout
     assert "in front of the gradients: nothing" in result.stdout and "guarantee: none" in result.stdout
     names = {f"updates/round-{n}/{site}.{kind}" for n in (0, 1) for site in NAMES for kind in ("json", "safetensors")}
     assert names == {str(one.relative_to(out)) for one in out.glob("updates/*/*")}
     every = [one for one in out.rglob("*") if one.is_file()]
     assert all(SECRET.encode() not in one.read_bytes() for one in every) and SECRET not in result.stdout
     more = document(call(*words, *FEW, "--json", "--rounds", "3"))
+    assert len(more["losses"]) == 3 and all(0 < one < 5 for one in more["losses"])
     assert more["rounds"] == 3 and more["missing"] == [[], [], []] and more["ghost"] is False
     whole = tmp_path / "whole"
     again = document(call(*words[:-3], "--out", whole, "--plain", *FEW, "--json", "--rounds", "3"))
@@ -70,10 +73,19 @@ def test_with_ghost_and_a_shield(there: World, tmp_path: Path, cache: None) -> N
 def test_what_is_refused(there: World, tmp_path: Path) -> None:
     run = ("federated", "run", "--model", there.model, "--out", tmp_path / "run")
     refused(call(*run, tmp_path / "none"), 2, "there is no folder")
-    refused(call(*run, tmp_path), 2, "holds 0 files of sites")
+    refused(call(*run, tmp_path), 2, "has files of 0 sites")
     refused(call(*run, there.files, "--rounds", 0), 2, "rounds is 0")
     refused(call(*run, there.files, "--lr", "nan"), 2, "the learning rate is nan")
     refused(call(*run, there.files, "--shield", "fog"), 2, "there is no shield 'fog'")
+    refused(call(*run, there.files, "--shield", "gaussian:levle=1"), 2, "it has: level, clip")
+    refused(call(*run, there.files, "--shield", "gaussian:level=much"), 2, "'level=much' is no parameter")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    refused(call(*run[:-1], tmp_path / "other", there.files), 2, "is no run and is not empty")
+    refused(call(*run[:-1], tmp_path / "other" / "letter.txt", there.files), 2, "is a file, not a folder")
+    (tmp_path / "run" / "sites" / "gone").mkdir(parents=True)
+    refused(call(*run, there.files), 2, "the run was begun with gone, whose file is gone")
+    shutil.rmtree(tmp_path / "run")
     prepare = ("federated", "prepare", there.files / "a.jsonl", "--model", there.model, "--out", tmp_path / "a")
     refused(call(*prepare, "--labels", "no"), 2, "fewer than 2 classes")
     refused(call(*prepare, "--labels", "no,no"), 2, "fewer than 2 classes")

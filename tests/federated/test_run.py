@@ -108,7 +108,7 @@ def test_files_that_are_no_sites(there: World, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no folder"):
         files_of(tmp_path / "none")
     rows_file(tmp_path / "a.jsonl", 2, 0)
-    with pytest.raises(UsageError, match="holds 1 files of sites"):
+    with pytest.raises(UsageError, match="has files of 1 sites"):
         files_of(tmp_path)
     (tmp_path / "a.csv").write_text("text,label\nx,1\n")
     with pytest.raises(UsageError, match="two files are called a"):
@@ -190,7 +190,7 @@ def test_what_is_recorded_is_what_the_server_saw(there: World, tmp_path: Path) -
         transcript(tmp_path / "run", "z", tiny.VOCAB)
     path = tmp_path / "run" / "updates" / "round-0" / "b.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(CorruptCheckpoint, match="b.safetensors of round 0"):
+    with pytest.raises(CorruptCheckpoint, match="round-0/b.safetensors, of round 1, is damaged"):
         transcript(tmp_path / "run", "b", tiny.VOCAB)
 
 
@@ -275,10 +275,15 @@ def test_more_rounds_go_on_and_another_job_does_not(there: World, tmp_path: Path
     there.run(tmp_path / "run", sites, replace(SGD, rounds=1))
     more = there.run(tmp_path / "run", sites, SGD)
     assert equal(more.weights(), there.run(tmp_path / "other", sites, SGD).weights())
-    for another in (replace(SGD, lr=0.2), replace(SGD, batch_size=2), AVG):
-        with pytest.raises(UsageError, match="a run of another model, sites or options"):
+    others = (
+        (replace(SGD, lr=0.2), "lr = "),
+        (replace(SGD, batch_size=2), "batch_size = "),
+        (AVG, "method = fedsgd, not"),
+    )
+    for another, differs in others:
+        with pytest.raises(UsageError, match=f"a run with .*{differs}"):
             there.run(tmp_path / "run", sites, another)
-    with pytest.raises(UsageError, match="a run of another"):
+    with pytest.raises(UsageError, match="a run with another model, other sites' rows or another shield"):
         there.run(tmp_path / "run", sites[:2], SGD)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
@@ -421,7 +426,7 @@ def test_rows_that_change_between_the_check_and_the_training_are_not_sent(there:
     trained = site.train(step, 0, weights_of(step), SGD)
     with pytest.raises(NotObfuscated, match="site a trained on other rows"):
         mod.after(trained, passed)
-    assert mod.after(Trained(trained.update, passed), passed) is trained.update
+    assert mod.after(Trained(trained.update, passed, 0.0), passed) is trained.update
 
 
 @pytest.mark.parametrize(

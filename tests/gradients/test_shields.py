@@ -8,7 +8,7 @@ import torch
 from scipy.stats import binomtest
 
 from milkglass.errors import UsageError
-from milkglass.gradients.catalogue import SHIELDS, shield_of
+from milkglass.gradients.catalogue import SHIELDS, parameters, shield_named, shield_of
 from milkglass.gradients.dropout import Dropout
 from milkglass.gradients.freezing import FrozenEmbeddings, tables
 from milkglass.gradients.shield import Bare, Shield, share
@@ -152,3 +152,15 @@ def test_dropout_is_right_on_average(bert: SharedStep) -> None:
     alone, mean = (found - bare).norm(dim=1).mean(), (found.mean(0) - bare).norm()
     assert alone > 0.05 * bare.norm()
     assert mean < 0.5 * alone
+
+
+def test_a_shield_is_named_with_its_parameters() -> None:
+    assert shield_named("none") == shield_of({})
+    assert shield_named("gaussian:level=0.001,clip=2") == shield_of({"shield": "gaussian", "level": 0.001, "clip": 2.0})
+    assert parameters(shield_named("dp-sgd:noise=3")) == "dp-sgd (noise = 3.0, clip = 1.0)"
+    assert parameters(shield_named("none")) == "none"
+    promise = shield_named("gaussian").guarantee, shield_named("gaussian:level=5").guarantee
+    assert "promises next to nothing" in str(promise[0]) and "next to nothing" not in str(promise[1])
+    for text, words in (("gaussian:level", "is no parameter"), ("gaussian:noise=1", "has not all"), ("fog:a=1", "fog")):
+        with pytest.raises(UsageError, match=words):
+            shield_named(text)

@@ -355,7 +355,7 @@ def test_from_the_command_line(folder: Path, tmp_path: Path, monkeypatch: pytest
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["ids"] for row in rows] == [one.ids.tolist() for one in ghost.sanitize(texts)]
     told = call(*words, tmp_path / "b.jsonl", "--k", 10, "--selection", "nearest")
-    assert told.exit_code == 0 and "100.0 % replaced" in told.stdout and "ROUGE-1, METEOR" in told.stdout
+    assert told.exit_code == 0 and "100.0 % of the others replaced" in told.stdout and "ROUGE-1, METEOR" in told.stdout
     assert "loss" not in told.stdout and "guarantee: none" in told.stdout
 
 
@@ -373,4 +373,12 @@ def test_what_the_command_line_refuses(folder: Path, tmp_path: Path, monkeypatch
     refused(call(*words, source, out, "--language", "xx"), 2, "no lemmas of the language 'xx'")
     refused(call(*words, source, out, "--k", 0), 2, "k is 0")
     refused(call("sanitize", "--method", "ghost", "--table", tmp_path / "no", source, out), 3, "there is no model")
+    (tmp_path / "blank.jsonl").write_text("\n")
+    (tmp_path / "blank.txt").write_text("\n\n")
+    (tmp_path / "broken.jsonl").write_text('{"text": "a b"}\n{"text"\n')
+    none = ("sanitize", "--method", "ghost", "--embeddings", tmp_path / "no model")  # what needs none is told first
+    for name in ("blank.jsonl", "blank.txt"):
+        refused(call(*none, tmp_path / name, out), 5, "at least one row")
+    refused(call(*none, tmp_path / "broken.jsonl", out), 5, "line 2")
+    refused(call(*none, source, source / "out.jsonl"), 2, "there is no folder")
     assert not out.exists() and not list(tmp_path.glob(".out*"))

@@ -118,8 +118,10 @@ def verdict(of: Leakage) -> str:
         why = "the texts did not pass through GHOST, and other attacks may read more"
         return f"Whoever sees these updates gets back {came}; {why}."
     read = [tokens(one.trained).value for one in of.found if one.trained]
-    shadows = f"{100 * max(read):.1f} % of the shadows that were trained on, and " if read else ""
-    return f"Whoever sees these updates gets back {shadows}{came}; other attacks may read more."
+    shadows = f"Of the shadows that were trained on, {100 * max(read, default=0):.1f} % were read from these updates. "
+    seen = best.trained is not None or max(read, default=0) == 1  # else shadows were given that nobody read
+    whoever = "Whoever sees these updates" if seen else "Whoever has all shadows"
+    return f"{shadows if read else ''}{whoever} gets back {came}. Other attacks may read more."
 
 
 def _plain(measures: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:

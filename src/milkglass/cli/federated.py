@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from milkglass.federated.state import Run
     from milkglass.sanitizers.ghost.ghost import Ghost
 
+LARGE = 100_000_000  # bytes of updates, from which on they are spoken of
 PLAIN = "warning: --plain: texts do not pass through ghost; whoever sees a gradient can read the texts behind it"
 Model = Annotated[str, typer.Option(help="An encoder or a decoder: a folder, a hub id, demo:minilm or demo:smollm2.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Leave the texts as they are: for comparison alone.")]
@@ -54,7 +55,8 @@ def run(
     batch_size: Annotated[int, typer.Option(help="Texts of a step.")] = 8,
     minimum: Annotated[int, typer.Option(help="Sites without which a round is not done; fewer may drop out.")] = 1,
     shield: Annotated[
-        str, typer.Option(help="A defence of the gradients as well, such as gaussian or dp-sgd.")
+        str,
+        typer.Option(help="A defence of the gradients as well, such as gaussian or dp-sgd:noise=0.5."),
     ] = "none",
     plain: Plain = False,
     seed: Seed = None,
@@ -63,20 +65,24 @@ def run(
     """Train a classifier over the sites of SITES, in this process, and record every update as a server would see it."""
     started = time.monotonic()
     from milkglass.checkpoint import Checkpoint
+    from milkglass.client.beforehand import require_writable
     from milkglass.federated.mod import Demand
     from milkglass.federated.prepare import files_of, labels_of
     from milkglass.federated.rows import report_of
     from milkglass.federated.run import Here, job_of, settings_of, train
     from milkglass.federated.site import Site, Training, weights_of
-    from milkglass.federated.state import Run
-    from milkglass.gradients.catalogue import shield_of
+    from milkglass.federated.state import Run, require_ours
+    from milkglass.gradients.catalogue import parameters, shield_named
     from milkglass.models import resolve
     from milkglass.sanitizers.files import promised
     from milkglass.shared_step import SharedStep
 
     training = Training(method, rounds, learning_rate, batch_size, minimum)
-    chosen = shield_of({"shield": shield})
+    chosen = shield_named(shield)
+    require_ours(out)
+    require_writable(out)
     files = files_of(sites)
+    _require_all(files, out / "sites")
     labels = labels_of(list(files.values()))
     folder = resolve(model)
     digest = Checkpoint.open(folder).digest()
@@ -86,18 +92,29 @@ def run(
         _prepared(files, out / "sites", labels, folder, plain, seed, stage)
         step = SharedStep.open(folder, "classification", len(labels), seed or 0)
         there = [Site(name, out / "sites" / name, chosen) for name in files]
-        job = job_of(digest, there, training, len(labels), seed or 0)
-        done = Run.open(out, job, weights_of(step), settings_of(training, len(labels), seed or 0))
+        job, weights = job_of(digest, there, training, len(labels), seed or 0), weights_of(step)
+        done = Run.open(out, job, weights, settings_of(training, len(labels), seed or 0))
         if done.done and not as_json:
             note(f"going on after round {len(done.done)}")
-        tell = stage("train", max(0, rounds - len(done.done)))
-        done = train(done, Here(there, step, None if plain else Demand(folder, digest)), step, training, note, tell)
+        left = max(0, rounds - len(done.done))
+        size = left * len(there) * sum(one.numel() * one.element_size() for one in weights.values())
+        if size > LARGE and not as_json:
+            note(f"updates are kept as the server sees them: {size / 1e9:.1f} GB in {out}")
+        tell = stage("train", left)
+        here = Here(there, step, None if plain else Demand(folder, digest))
+        try:
+            done = train(done, here, step, training, note, tell)
+        except KeyboardInterrupt:
+            note(f"stopped; finished rounds are kept in {out}, the same command again goes on")
+            raise
     document = {
         "out": str(out), "method": method, "rounds": len(done.done), "sites": list(files), "classes": len(labels),
-        "ghost": not plain, "shield": chosen.name, "shield_guarantee": promised(chosen.guarantee, seed is not None),
+        "ghost": not plain, "shield": chosen.name, "shield_parameters": parameters(chosen),
+        "shield_guarantee": promised(chosen.guarantee, seed is not None),
         "shield_spent": promised(chosen.spent(len(done.done)), seed is not None),
         "ghost_reports": {one.name: report_of(one.folder) for one in there},
         "missing": [list(one.missing) for one in done.done], "update_lengths": [one.length for one in done.done],
+        "losses": [one.loss for one in done.done],
         "weights": str(done.place), "seconds": round(time.monotonic() - started, 2),
     }  # fmt: skip
     emit(as_json, document, lambda: _told(document, done))
@@ -138,14 +155,16 @@ def _lines(path: Path) -> int:
 def _told(document: dict[str, Any], done: Run) -> str:
     from milkglass.sanitizers.ghost.tally import weak_spots
 
-    rows: list[tuple[str, ...]] = [("round", "length of the update", "dropped out")]
+    rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]
     rows += [
-        (str(number), f"{one.length:.4g}", ", ".join(one.missing) or "none")
+        (str(number), _number(one.loss), f"{one.length:.4g}", ", ".join(one.missing) or "none")
         for number, one in enumerate(done.done, start=1)
     ]
     kept = "ghost" if document["ghost"] else "nothing: the texts are as they are (--plain)"
     reports = {name: report for name, report in document["ghost_reports"].items() if report is not None}
     spent = f"; all together: {document['shield_spent']}" if document["shield_spent"] else ""
+    promise = f"guarantee: {document['shield_guarantee'] or 'none'}{spent}"
+    whose = "the shadows in " if document["ghost"] else ""
     return "\n".join(
         [
             f"{len(done.done)} rounds of {document['method']} over {len(document['sites'])} sites in "
@@ -153,11 +172,26 @@ def _told(document: dict[str, Any], done: Run) -> str:
             table(rows),
             f"in front of the gradients: {kept}; guarantee: none",
             *(f"- site {name}: {weak_spots(report)}" for name, report in reports.items()),
-            f"on the gradients: {document['shield']}; guarantee: {document['shield_guarantee'] or 'none'}{spent}",
+            f"loss: nats a text, of {whose}each round's first batches; no site sends it",
+            f"on the gradients: {document['shield_parameters']}; {promise}",
             f"weights: {shlex.quote(document['weights'])}; what the server saw: "
             f"{shlex.quote(document['out'] + '/updates')}",
         ]
     )
+
+
+def _number(loss: float | None) -> str:
+    return "unknown" if loss is None else f"{loss:.4f}"
+
+
+def _require_all(files: Mapping[str, Path], prepared: Path) -> None:
+    """Raises UsageError where a run was begun with a site whose file is gone."""
+    begun = sorted(one.name for one in prepared.iterdir() if one.is_dir()) if prepared.is_dir() else []
+    if gone := [name for name in begun if name not in files and not name.startswith(".")]:
+        raise UsageError(
+            f"the run was begun with {', '.join(gone)}, whose file is gone",
+            "bring the file back, or give a new folder for a run without that site",
+        )
 
 
 # --- prepare ----------------------------------------------------------------------------------------------------------

@@ -42,9 +42,7 @@ def audit(
             show_default=False,
         ),
     ] = None,
-    shield: Annotated[
-        str, typer.Option(help="The defence of gradients that the site had, as in `federated run`; attackers know it.")
-    ] = "none",
+    shield: Annotated[str, typer.Option(help="What --shield of `federated run` was: attackers know it.")] = "none",
     budget: Annotated[str, typer.Option(help="How long all attacks may take: 90s, 2m, 1h.")] = "2m",
     out: Annotated[Path | None, typer.Option(help="A new file for the figures, as JSON.")] = None,
     readings: Annotated[
@@ -68,13 +66,14 @@ def audit(
     from milkglass.audit.inverting import leakage, require_names
     from milkglass.audit.updates import Recorded, Texts
     from milkglass.federated.prepare import require_name
-    from milkglass.gradients.catalogue import shield_of
+    from milkglass.gradients.catalogue import shield_named
     from milkglass.models import resolve
     from milkglass.sanitizers.vocabulary import opened
 
     require_names(names, ghost=True)
-    chosen = shield_of({"shield": shield})
+    chosen = shield_named(shield)
     require_name(site)
+    _require_site(run, site, rows)
     folder = resolve(model)
     given = _given(public)
     own = Texts.of(text, rows or run / "sites" / site, folder)
@@ -87,6 +86,15 @@ def audit(
         found, read = leakage(recorded, own, tokenizer, names, limit, seed, begin, given, chosen)
     _write(out, readings, found, read)
     emit(as_json, found.to_json(), lambda: _told(found, out, readings))
+
+
+def _require_site(run: Path, site: str, rows: Path | None) -> None:
+    """Raises UsageError where the run has no such site, or its rows are somewhere else."""
+    here = run / "sites"
+    if rows is None and not (here / site).is_dir():
+        names = sorted(one.name for one in here.iterdir() if one.is_dir()) if here.is_dir() else []
+        hint = f"its sites: {', '.join(names)}" if names else "give the site's prepared folder with --rows"
+        raise UsageError(f"{run} has no rows of a site {site}", hint)
 
 
 def _given(public: Path | None) -> Given:
@@ -127,10 +135,14 @@ def _told(found: Leakage, out: Path | None, readings: Path | None) -> str:
     lines += [table(rows), ""] if done else []
     lines += [f"- {one.attack}: {_state(one)}" for one in found.found if one.state != "done" or one.left_out]
     lines += [f"- round {number + 1} is left out: {reason}" for number, reason in found.refused.items()]
+    attacked = f"- attacked: {found.texts:,} texts in {len(found.rounds)} rounds (one that was in two counts twice)"
     if found.floor:
         commonest = f"{100 * found.floor['commonest token']:.1f} %"
         lines += [f"- guessing alone: always the commonest token of these texts is right at {commonest} of all places"]
-    lines += [f"- attacked: {found.texts:,} texts in {len(found.rounds)} rounds", f"- {KNOWN} {found.public}"]
+    lines += [
+        attacked,
+        f"- {KNOWN} {found.public}",
+    ]
     if found.public.left_out:
         lines += [f"- {found.public.left_out:,} public texts hold an attacked text or are part of one: left out"]
     lines += [f"- {found.advice}"] if found.advice else []

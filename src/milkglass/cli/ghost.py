@@ -18,9 +18,10 @@ def sanitize_by_ghost(
     also: Sequence[str] | None, keep: Sequence[str] | None, as_json: bool,
 ) -> None:  # fmt: skip
     """options: k, overlap, without, language, selection, beams, threshold; None: the default."""
+    from milkglass.client.beforehand import require_writable
     from milkglass.models import resolve
     from milkglass.sanitizers.files import report_path
-    from milkglass.sanitizers.ghost.files import Plan, sanitize_dataset
+    from milkglass.sanitizers.ghost.files import Plan, require_texts, sanitize_dataset
     from milkglass.sanitizers.ghost.ghost import Ghost
     from milkglass.sanitizers.ghost.search import Search
     from milkglass.sanitizers.ghost.selection import Selection
@@ -37,6 +38,8 @@ def sanitize_by_ghost(
     selection = Selection(**{"way" if name == "selection" else name: value for name, value in given.items()})
     plan = Plan.of(path, shape_of(path, frozenset(also or ()), frozenset(keep or ())), out)
     plan.require_free()
+    require_writable(out)
+    require_texts(plan)
     folder = resolve(model)
     with bars(as_json) as stage:
         tell = stage("find shadows", 0)
@@ -44,7 +47,12 @@ def sanitize_by_ghost(
         tell(1)
         if plan.folder.is_dir() and not as_json:
             note("going on with an interrupted run")
-        report = sanitize_dataset(ghost, plan, seed, stage("sanitize", path.stat().st_size))
+        try:
+            report = sanitize_dataset(ghost, plan, seed, stage("sanitize", path.stat().st_size))
+        except KeyboardInterrupt:
+            if plan.folder.is_dir():
+                note(f"stopped; what was finished is kept in {plan.folder}, the same command again goes on")
+            raise
     emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _told(report, out))
 
 
@@ -60,14 +68,16 @@ def _switches(without: Sequence[str]) -> dict[str, Any]:
 
 def _told(report: dict[str, Any], out: Path) -> str:
     tokens, vocabulary, left = report["tokens"], report["vocabulary"], report["fields_left_as_they_are"]
-    share = 100 * tokens["replaced_share"]
+    own = max(1, tokens["all"] - tokens["special"])
+    share = 100 * tokens["replaced_share"] * tokens["all"] / own
     rows: list[tuple[str, ...]] = [
         ("texts", f"{report['texts']:,}"),
-        ("tokens", f"{tokens['all']:,}, {share:.1f} % replaced, {tokens['special']:,} special"),
+        ("tokens", f"{tokens['all']:,}, {tokens['special']:,} of them special; {share:.1f} % of the others replaced"),
         ("fell back", f"{tokens['fell_back']:,} tokens of the texts, {vocabulary['fell_back']:,} of the vocabulary"),
         (
             "one shadow only",
-            f"{tokens['one_shadow']:,} and {vocabulary['one_shadow']:,}: whoever knows ghost reads them",
+            f"{tokens['one_shadow']:,} tokens of the texts ({100 * tokens['one_shadow'] / own:.0f} %), "
+            f"{vocabulary['one_shadow']:,} of the vocabulary: whoever knows ghost reads them",
         ),
         ("ROUGE-1, METEOR", f"{report['likeness']['rouge-1']:.3f}, {report['likeness']['meteor']:.3f}"),
     ]

@@ -12,6 +12,7 @@ does not know: what is done with an update.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -85,7 +86,7 @@ def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) 
         reply = call_next(message, context)
         about = reply.content["about"]
         update = Update(node.site.name, {}, int(about["texts"]), int(about["steps"]))
-        mod.after(Trained(update, str(about.pop("rows"))), passed)
+        mod.after(Trained(update, str(about.pop("rows")), math.nan), passed)
     except Exception as error:  # noqa: BLE001 - whatever it is, its words stay here
         return Message(Error(REFUSED, said(error)), reply_to=message)
     return reply

@@ -23,7 +23,7 @@ from milkglass.errors import FederatedError, MilkglassError, RefusedTask, UsageE
 from milkglass.federated.mod import Demand
 from milkglass.federated.prepare import require_name
 from milkglass.federated.site import Site, Training
-from milkglass.gradients.catalogue import shield_of
+from milkglass.gradients.catalogue import shield_named
 from milkglass.models import resolve
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection
@@ -57,7 +57,7 @@ class Node:
         given = {name: _alike(name, config[name], demands[name]) for name in demands if name in config}
         selection = Selection(given.pop("selection", Selection().way))
         rows = Path(str(config["rows"])).expanduser().absolute()
-        site = Site(require_name(rows.name), rows, shield_of({"shield": str(config.get("shield", "none"))}))
+        site = Site(require_name(rows.name), rows, shield_named(str(config.get("shield", "none"))))
         return cls(site, resolve(str(config["model"])), Search(**given), selection)
 
     def demand(self) -> Demand:

@@ -30,7 +30,7 @@ from milkglass.tokenizer import longest
 
 GHOST = "ghost"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
-TOGETHER = 16  # texts between two words of progress
+TOGETHER = 4  # texts between two words of progress
 Tell = Callable[[int], None]
 
 
@@ -47,7 +47,10 @@ def files_of(folder: Path) -> dict[str, Path]:
             raise UsageError(f"two files are called {name}", "a site is one file")
         found[name] = path
     if len(found) < 2:
-        raise UsageError(f"{folder} holds {len(found)} files of sites, at least 2 are needed", ".jsonl, .csv or .tsv")
+        names = f" ({', '.join(found)})" if found else ""
+        raise UsageError(
+            f"{folder} has files of {len(found)} sites{names}, at least 2 are needed", "give .jsonl, .csv or .tsv"
+        )
     return found
 
 

@@ -1,5 +1,7 @@
 """Each update as it crossed, for a leakage audit: RUN/updates/round-N/SITE.safetensors and SITE.json.
 
+Folders count rounds from 0, messages from 1.
+
     SITE.json   {"milkglass_update": 1, "site": ..., "round": N, "method": ..., "texts": b, "steps": s}
 
 They hold what the server saw and no more: no text, ids, labels, or which rows were in a batch. What FedAvg sends after
@@ -22,6 +24,7 @@ from milkglass.federated.rounds import Update
 from milkglass.threat import Gradients, Transcript
 
 VERSION = 1
+LOST = "bring it back from a copy, or do the run again in a new folder: what was sent cannot be worked out"
 
 
 def record(folder: Path, update: Update, round: int, method: str) -> None:
@@ -41,11 +44,12 @@ def read(path: Path) -> tuple[Gradients, int]:
         case {"milkglass_update": 1, "round": int(round), "texts": int(texts), "steps": int(steps)} if texts > 0:
             pass
         case _:
-            raise CorruptCheckpoint(f"{path.name} describes no update", "repeat the round")
+            raise CorruptCheckpoint(f"{path.parent.name}/{path.name} describes no update", LOST)
     try:
         return Gradients(load_file(path.with_suffix(".safetensors")), texts, round), steps
     except (OSError, SafetensorError):
-        raise CorruptCheckpoint(f"{path.stem}.safetensors of round {round} is damaged", "repeat the round") from None
+        name = f"{path.parent.name}/{path.stem}.safetensors"
+        raise CorruptCheckpoint(f"the update {name}, of round {round + 1}, is damaged", LOST) from None
 
 
 def transcript(folder: Path, site: str, size: int) -> Transcript:

@@ -26,10 +26,19 @@ Tell = Callable[[int], None]
 
 @dataclass(frozen=True, eq=False)
 class Replies:
-    """Of one round. missing: the sites that dropped out, and why, in words for the user."""
+    """Of one round. missing: the sites that dropped out, and why, in words for the user. losses: by site, where they
+    are told: sites on other machines keep theirs."""
 
     updates: Sequence[Update]
     missing: Mapping[str, str] = field(default_factory=dict)
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float | None:
+        """The mean over the texts of all updates; None where a site's is not told."""
+        if not self.updates or any(one.site not in self.losses for one in self.updates):
+            return None
+        return sum(self.losses[one.site] * one.texts for one in self.updates) / sum(one.texts for one in self.updates)
 
 
 class Sites(abc.ABC):
@@ -50,7 +59,7 @@ class Here(Sites):
 
     def ask(self, round: int, weights: Tensors, training: Training) -> Replies:
         """Raises NotObfuscated: that is no site that dropped out."""
-        updates, missing = list[Update](), dict[str, str]()
+        updates, missing, losses = list[Update](), dict[str, str](), dict[str, float]()
         for site in self.sites:
             try:
                 passed = None if self.demand is None else mod.before(site, self.demand)
@@ -59,7 +68,8 @@ class Here(Sites):
                 missing[site.name] = (error.strerror or "its rows cannot be read").lower()
                 continue
             updates.append(trained.update if passed is None else mod.after(trained, passed))
-        return Replies(updates, missing)
+            losses[site.name] = trained.loss
+        return Replies(updates, missing, losses)
 
 
 def train(
@@ -85,7 +95,7 @@ def train(
         after = stepped(weights, change, training.lr)
         for one in replies.updates:
             record(run.folder, one, round, training.method)
-        run, weights = run.finished(after, Done(tuple(sorted(replies.missing)), length(change))), after
+        run, weights = run.finished(after, Done(tuple(sorted(replies.missing)), length(change), replies.loss)), after
         tell(1)
     load_weights(step, weights)
     return run

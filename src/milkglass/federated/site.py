@@ -65,10 +65,12 @@ class Training:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """update: what may be sent. rows: the digest of what it was trained on, which may not."""
+    """update: what may be sent. rows: the digest of what it was trained on, and loss: of its first batch before, in
+    nats, which may not."""
 
     update: Update
     rows: str = field(repr=False)
+    loss: float = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,24 +90,34 @@ class Site:
             raise RefusedTask(f"the server sent {found}", "the server must train the model that this site has")
         load_weights(step, weights)
         order, rng = drawn(secret, round, len(rows))
+        loss = _loss(step, rows, order[: training.batch_size])
         if training.method == "fedsgd":
             chosen = order[: training.batch_size]
             tensors = self._gradient(step, rows, chosen, round, rng)
-            return Trained(Update(self.name, _whole(tensors, weights), len(chosen)), rows.digest())
+            return Trained(Update(self.name, _whole(tensors, weights), len(chosen)), rows.digest(), loss)
         total: dict[str, torch.Tensor] = {}
         parts = [order[at : at + training.batch_size] for at in range(0, len(order), training.batch_size)]
         for part in parts:
             tensors = _whole(self._gradient(step, rows, part, round, rng), weights)
             total = {name: total[name] + one if total else one for name, one in tensors.items()}
             load_weights(step, {name: one - training.lr * total[name] for name, one in weights.items()})
-        return Trained(Update(self.name, total, len(rows), len(parts)), rows.digest())
+        return Trained(Update(self.name, total, len(rows), len(parts)), rows.digest(), loss)
 
     def _gradient(
         self, step: SharedStep, rows: Rows, chosen: Ids, round: int, rng: np.random.Generator
     ) -> Mapping[str, torch.Tensor]:
-        ids, mask = batch([one.tolist() for one in rows.ids.chosen(chosen)], pad=0)
-        labels = torch.from_numpy(rows.labels[chosen])
-        return share(step, ids, mask, labels, self.shield, round, rng).tensors
+        return share(step, *_batch(rows, chosen), self.shield, round, rng).tensors
+
+
+def _batch(rows: Rows, chosen: Ids) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ids, mask = batch([one.tolist() for one in rows.ids.chosen(chosen)], pad=0)
+    return ids, mask, torch.from_numpy(rows.labels[chosen])
+
+
+@torch.no_grad()
+def _loss(step: SharedStep, rows: Rows, chosen: Ids) -> float:
+    ids, mask, labels = _batch(rows, chosen)
+    return float(step.loss(step.embedded(ids), mask, labels))
 
 
 def drawn(secret: bytes, round: int, count: int) -> tuple[Ids, np.random.Generator]:

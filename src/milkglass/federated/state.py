@@ -27,14 +27,17 @@ from milkglass.federated import private
 from milkglass.federated.rounds import Tensors
 
 FILE, VERSION = "run.json", 1
+SAME = "give the same options to go on with it, or a new folder"
 
 
 @dataclass(frozen=True)
 class Done:
-    """One round. missing: the sites that dropped out. length: the L2 norm of the mean update."""
+    """One round. missing: the sites that dropped out. length: the L2 norm of the mean update. loss: before the round,
+    in nats, of the texts that it was done with; None where sites keep it."""
 
     missing: tuple[str, ...]
     length: float
+    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,9 @@ class Run:
         if (folder / FILE).is_file():
             run = cls.read(folder)
             if run.job != job:
-                raise UsageError(f"{folder} is a run of another model, sites or options", "give a new folder")
+                raise UsageError(f"{folder} is a run with {_differing(run.settings, settings or {})}", SAME)
             return run
-        foreign = [one.name for one in folder.iterdir() if one.name != "sites"] if folder.is_dir() else []
-        if any(not name.startswith("weights-0.") for name in foreign):  # of a run that died before its first word
-            raise UsageError(f"{folder} is no run and is not empty", "give a new folder")
+        require_ours(folder)
         private.folder(folder)
         folder.chmod(0o700)  # an empty one that was there had a mode of its own
         run = cls(folder, job, settings=settings or {})
@@ -101,12 +102,31 @@ class Run:
         save_file({name: one.contiguous() for name, one in weights.items()}, part)
         _flushed(private.closed(part))
         part.replace(self.place)
-        told = [{"missing": list(one.missing), "length": one.length} for one in self.done]
+        told = [{"missing": list(one.missing), "length": one.length, "loss": one.loss} for one in self.done]
         fresh = self.folder / f"{FILE}.part"
         about = {"milkglass_federated": VERSION, "job": self.job, "settings": dict(self.settings), "rounds": told}
         write_json(fresh, about)
         _flushed(private.closed(fresh))
         fresh.replace(self.folder / FILE)
+
+
+def require_ours(folder: Path) -> None:
+    """Raises UsageError where it holds something that is no run's; asked before anybody waits for anything."""
+    if (folder / FILE).is_file():
+        return
+    if folder.is_file():
+        raise UsageError(f"{folder} is a file, not a folder", "give a new folder")
+    foreign = [one.name for one in folder.iterdir() if one.name != "sites"] if folder.is_dir() else []
+    if any(not name.startswith("weights-0.") for name in foreign):  # of a run that died before its first word
+        raise UsageError(f"{folder} is no run and is not empty", "give a new folder")
+
+
+def _differing(was: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """In words, what a run has other than what is asked for now."""
+    names = [name for name in sorted({*was, *asked}) if was.get(name) != asked.get(name)]
+    if not names:
+        return "another model, other sites' rows or another shield"
+    return ", ".join(f"{name} = {was.get(name)}, not {asked.get(name)}" for name in names)
 
 
 def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[Done, ...]]:
@@ -120,7 +140,9 @@ def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[Done, ...]]:
 
 def _done(one: Mapping[str, Any] | Any) -> Done:
     match one:
-        case {"missing": list(missing), "length": float(length)}:
+        case {"missing": list(missing), "length": float(length), "loss": float() | None as loss}:
+            return Done(tuple(map(str, missing)), length, loss)
+        case {"missing": list(missing), "length": float(length)}:  # of a run of before
             return Done(tuple(map(str, missing)), length)
     raise CorruptCheckpoint(f"{FILE} tells of a round badly", "begin a new run")
 

@@ -6,7 +6,8 @@ Adding a method is one file and one line here; the shared tests then run on it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Any, cast
 
 from milkglass.errors import UsageError
 from milkglass.gradients.dp_sgd import DPSGD
@@ -22,6 +23,25 @@ SHIELDS: Mapping[str, type[Shield]] = {
 }
 
 
+def shield_named(text: str) -> Shield:
+    """As a command line gives it: NAME or NAME:PARAMETER=NUMBER,... (gaussian:level=0.001). Raises UsageError."""
+    name, _, rest = text.partition(":")
+    entry: dict[str, Any] = {"shield": name}
+    for part in rest.split(",") if rest else ():
+        called, _, value = part.partition("=")
+        try:
+            entry[called.strip()] = float(value)
+        except ValueError:
+            raise UsageError(f"{part!r} is no parameter of a shield", "write gaussian:level=0.001") from None
+    return shield_of(entry)
+
+
+def parameters(shield: Shield) -> str:
+    """Its name and its parameters, in words."""
+    told = ", ".join(f"{one.name} = {getattr(shield, one.name)}" for one in fields(cast("Any", shield)))
+    return f"{shield.name} ({told})" if told else shield.name
+
+
 def shield_of(entry: Mapping[str, Any]) -> Shield:
     """{} is none. Raises UsageError."""
     given = dict(entry)
@@ -31,4 +51,7 @@ def shield_of(entry: Mapping[str, Any]) -> Shield:
     try:
         return SHIELDS[name](**given)
     except TypeError:
-        raise UsageError(f"{name} has not all of the parameters {', '.join(sorted(given))}", "see its file") from None
+        known = ", ".join(one.name for one in fields(cast("Any", SHIELDS[name]))) or "none"
+        raise UsageError(
+            f"{name} has not all of the parameters {', '.join(sorted(given))}", f"it has: {known}"
+        ) from None

@@ -26,7 +26,7 @@ from typing import ClassVar
 
 import torch
 
-from milkglass.accounting import epsilon_of, upward
+from milkglass.accounting import epsilon_of, upward, worth
 from milkglass.errors import UsageError
 from milkglass.gradients.shield import Shield, Tensors, clipped, require
 from milkglass.paper import Paper
@@ -58,15 +58,16 @@ class DPSGD(Shield):
 
     @property
     def guarantee(self) -> str | None:
-        told = upward(epsilon(self.noise, DELTA, 1))
-        return f"({told}, {DELTA:g})-DP for each gradient, one text more or less in its batch"
+        found = epsilon(self.noise, DELTA, 1)
+        return f"({upward(found)}, {DELTA:g})-DP for each gradient, one text more or less in its batch{worth(found)}"
 
     def spent(self, rounds: int) -> str | None:
         """A text is in one batch of a round at most, in FedSGD and in FedAvg: so many Gaussian mechanisms. Which texts
         are in a batch is not taken as secret: no amplification by sampling is claimed."""
-        told = upward(epsilon(self.noise, DELTA, rounds))
+        found = epsilon(self.noise, DELTA, rounds)
+        told = f"({upward(found)}, {DELTA:g})-DP"
         counted = "1 round" if rounds == 1 else f"{rounds:,} rounds"
-        return f"({told}, {DELTA:g})-DP after {counted}, one text more or less in its batches, one a round"
+        return f"{told} after {counted}, one text more or less in its batches, one a round{worth(found)}"
 
     def take(self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> Tensors:
         """The mean of the clipped gradients."""

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import torch
 
-from milkglass.accounting import epsilon_of, upward
+from milkglass.accounting import epsilon_of, upward, worth
 from milkglass.gradients.shield import Shield, Tensors, clipped, require
 from milkglass.paper import Paper
 
@@ -72,7 +72,7 @@ class GaussianNoise(Noise):
         if self.clip is None:
             return None
         epsilon = epsilon_of(self.deviation, DELTA, 2 * self.clip)
-        return f"({upward(epsilon)}, {DELTA:g})-DP for each gradient, one batch in the place of another"
+        return f"({upward(epsilon)}, {DELTA:g})-DP for each gradient, one batch in the place of another{worth(epsilon)}"
 
     def drawn(self, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         noise = torch.randn(like.shape, generator=generator, dtype=torch.float32)

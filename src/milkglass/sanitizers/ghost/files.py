@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from milkglass.checkpoint import Checkpoint
-from milkglass.errors import CodecError, CorruptCheckpoint, UsageError
+from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, UsageError
 from milkglass.sanitizers.files import appearing, fresh_seed, report_path, require_free
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.parts import Parts, finished
 from milkglass.sanitizers.ghost.tally import Tally, document
 from milkglass.sanitizers.rows import KINDS, Block, Shape, blocks_of
 
-ROWS = 32  # of a part: what an interruption loses at most
+ROWS = 8  # of a part: what an interruption loses at most
 Progress = Callable[[int], None]
 
 
@@ -159,6 +159,13 @@ def _slots(plan: Plan, part: Block) -> tuple[list[Any], list[_Slot], set[str]]:
 
 def _ids_name(key: str, texts: int) -> str:
     return "ids" if texts == 1 else f"{key}_ids"
+
+
+def require_texts(plan: Plan) -> None:
+    """Read everything once, without a model. Raises CodecError for a row that cannot be read, EmptyText where no row
+    has a text."""
+    if not any(one.text.strip() for part in _parts(plan) for one in _slots(plan, part)[1]):
+        raise EmptyText(f"{plan.source.name} has no text", "give at least one row that is not blank")
 
 
 def _check(ghost: Ghost, plan: Plan) -> None:
