@@ -62,6 +62,7 @@ def audit(
     from milkglass.threat import Budget
 
     Budget.parse(budget)  # a mistake is told before anybody waits
+    _require_site(run, site, rows)
     names = None if attacks is None else [one.strip() for one in attacks.split(",")]
     from milkglass.audit.inverting import leakage, require_names
     from milkglass.audit.updates import Recorded, Texts
@@ -73,7 +74,6 @@ def audit(
     require_names(names, ghost=True)
     chosen = shield_named(shield)
     require_name(site)
-    _require_site(run, site, rows)
     folder = resolve(model)
     given = _given(public)
     own = Texts.of(text, rows or run / "sites" / site, folder)
