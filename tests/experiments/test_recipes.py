@@ -25,8 +25,10 @@ from milkglass.experiments import reproduce
 from milkglass.experiments.__main__ import run
 from milkglass.experiments.attacks import MEASURES, AttackRecipe, leaked
 from milkglass.experiments.attacks import split as split_texts
+from milkglass.experiments.gradients import GradientRecipe
 from milkglass.experiments.named import Entries, kinds
 from milkglass.experiments.recipe import Recipe, seeded_key
+from milkglass.experiments.shared_training import SharedTraining
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
 from tests import tiny
@@ -57,6 +59,17 @@ def test_a_run_folder_is_its_owners_alone(there: bool, tmp_path: Path) -> None:
         recipes.require_same_run(out, {"recipe": "small"})
         assert out.stat().st_mode & 0o777 == 0o700
         out.chmod(0o755)
+
+
+SHARED = {"gradients": GradientRecipe, "shared-training": SharedTraining}
+OF_GHOST = [path for path in ALL if tomllib.loads(path.read_text("utf-8"))["kind"] in SHARED]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("path", OF_GHOST, ids=lambda path: path.stem)
+def test_a_shipped_recipe_of_shared_training_can_be_read(path: Path, quick: bool) -> None:
+    kind = SHARED[tomllib.loads(path.read_text("utf-8"))["kind"]]
+    assert {"ghost"} <= {name for entry in kind.read(path, quick).defences.values() for name in entry}
 
 
 def test_each_recipe_has_a_result_or_says_that_it_has_none() -> None:
