@@ -66,14 +66,12 @@ def audit(
     names = None if attacks is None else [one.strip() for one in attacks.split(",")]
     from milkglass.audit.inverting import leakage, require_names
     from milkglass.audit.updates import Recorded, Texts
-    from milkglass.federated.prepare import require_name
     from milkglass.gradients.catalogue import shield_named
     from milkglass.models import resolve
     from milkglass.sanitizers.vocabulary import opened
 
     require_names(names, ghost=True)
     chosen = shield_named(shield)
-    require_name(site)
     folder = resolve(model)
     given = _given(public)
     own = Texts.of(text, rows or run / "sites" / site, folder)
@@ -90,6 +88,9 @@ def audit(
 
 def _require_site(run: Path, site: str, rows: Path | None) -> None:
     """Raises UsageError where the run has no such site, or its rows are somewhere else."""
+    from milkglass.federated.prepare import require_name
+
+    require_name(site)
     here = run / "sites"
     if rows is None and not (here / site).is_dir():
         names = sorted(one.name for one in here.iterdir() if one.is_dir()) if here.is_dir() else []
