@@ -163,12 +163,9 @@ def markdown(table: Table) -> str:
     for what, lines in table.groups:
         parts += [f"## {escaped(what)}", "", "| figure | ours |", "|---|---:|"]
         parts += [f"| {escaped(one.name)} | {number(one.ours)} |" for one in lines] + [""]
-    if table.untold:
-        parts += ["## What cannot be told", ""]
-        parts += [*(f"- {escaped(name)}: {escaped(why)}" for name, why in table.untold), ""]
-    if table.meanings:
-        parts += ["## What the names mean", ""]
-        parts += [*(f"- {escaped(name)}: {escaped(told)}" for name, told in table.meanings), ""]
+    for title, told in (("What cannot be told", table.untold), ("What the names mean", table.meanings)):
+        if told:
+            parts += [f"## {title}", "", *(f"- {escaped(name)}: {escaped(words)}" for name, words in told), ""]
     parts += ["## Settings", "", *(f"- {escaped(name)}: {escaped(value)}" for name, value in table.about)]
     return "\n".join(parts) + "\n"
 
@@ -262,28 +259,14 @@ dd { margin: 0; }
 </tbody>
 </table>
 {% endfor %}
-{% if t.untold %}
-<h2>What cannot be told</h2>
+{% for title, told in (("What cannot be told", t.untold), ("What the names mean", t.meanings), ("Settings", t.about)) if told %}
+<h2>{{ title }}</h2>
 <dl>
-{% for name, why in t.untold %}
-<dt>{{ name }}</dt><dd>{{ why }}</dd>
+{% for name, words in told %}
+<dt>{{ name }}</dt><dd>{{ words }}</dd>
 {% endfor %}
 </dl>
-{% endif %}
-{% if t.meanings %}
-<h2>What the names mean</h2>
-<dl>
-{% for name, told in t.meanings %}
-<dt>{{ name }}</dt><dd>{{ told }}</dd>
 {% endfor %}
-</dl>
-{% endif %}
-<h2>Settings</h2>
-<dl>
-{% for name, value in t.about %}
-<dt>{{ name }}</dt><dd>{{ value }}</dd>
-{% endfor %}
-</dl>
 </body>
 </html>
 """  # noqa: E501 - a page, not a program
