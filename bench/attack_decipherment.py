@@ -25,19 +25,8 @@ from milkglass.models import resolve
 from milkglass.modelview import Model
 from milkglass.schemes.obfuslm import ObfusLM, zero_rows
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import (
-    Attack,
-    Budget,
-    Candidates,
-    Group,
-    Knowledge,
-    Tokens,
-    Transcript,
-    Truth,
-    Weights,
-    content_tokens,
-    score,
-)
+from milkglass.threat import Attack, Budget, Candidates, Group, Knowledge, Tokens, Transcript, Weights
+from milkglass.truth import Truth, content_tokens, score
 
 
 def texts(path: Path) -> list[str]:

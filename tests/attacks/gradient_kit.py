@@ -24,7 +24,8 @@ from transformers import (
 
 from milkglass.sequences import Sequences
 from milkglass.shared_step import SharedStep, Task, adapt, batch
-from milkglass.threat import Gradients, Guess, Knowledge, Transcript, Truth, score
+from milkglass.threat import Gradients, Guess, Knowledge, Transcript
+from milkglass.truth import Truth, score
 from tests.tiny import BERT, LLAMA, VOCAB
 
 DEEP = {"num_hidden_layers": 3}

@@ -12,7 +12,8 @@ from milkglass.modelview import Model
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Knowledge, Tokens, Transcript, Truth, Weights
+from milkglass.threat import Knowledge, Tokens, Transcript, Weights
+from milkglass.truth import Truth
 
 SPECIAL = 2  # the first ids are special tokens: [CLS] and [SEP]
 CONFIG = {"model_type": "bert"}

@@ -34,7 +34,8 @@ from milkglass.modelview import Model
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Attack, Budget, Candidates, Knowledge, Tokens, Transcript, Truth, Weights, score, why_not
+from milkglass.threat import Attack, Budget, Candidates, Knowledge, Tokens, Transcript, Weights, why_not
+from milkglass.truth import Truth, score
 from tests.attacks.scenes import Change, plain
 from tests.attacks.transformed import mixing, papers, scrambled
 

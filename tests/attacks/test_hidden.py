@@ -15,7 +15,8 @@ from milkglass.attacks.forward import body, hidden
 from milkglass.models import resolve
 from milkglass.modelview import Model
 from milkglass.sequences import Sequences
-from milkglass.threat import Activations, Attack, Budget, Knowledge, Transcript, Truth, score, why_not
+from milkglass.threat import Activations, Attack, Budget, Knowledge, Transcript, why_not
+from milkglass.truth import Truth, score
 from tests.attacks.scenes import SPECIAL, chain
 from tests.tiny import VOCAB, save
 

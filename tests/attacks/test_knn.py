@@ -10,7 +10,8 @@ from milkglass.attacks.embedding.ednn import EDNN, differences
 from milkglass.attacks.embedding.knn import KNN, ROWS, nearest
 from milkglass.attacks.embedding.knn_plus import KNNPlus
 from milkglass.schemes.sentinel import SentinelLMs
-from milkglass.threat import NO_BELIEF, Attack, Budget, Knowledge, Transcript, Weights, score, why_not
+from milkglass.threat import NO_BELIEF, Attack, Budget, Knowledge, Transcript, Weights, why_not
+from milkglass.truth import score
 from tests.attacks.scenes import Change, model, obfuslm, plain, scene
 
 

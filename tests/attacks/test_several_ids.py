@@ -25,7 +25,8 @@ from milkglass.client.making import new_key
 from milkglass.client.streams import Stream
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
-from milkglass.threat import Budget, Candidates, Group, Guess, Knowledge, Tokens, Transcript, score, why_not
+from milkglass.threat import Budget, Candidates, Group, Guess, Knowledge, Tokens, Transcript, why_not
+from milkglass.truth import score
 from tests import tiny
 
 NOTHING = np.random.default_rng(0)

@@ -9,20 +9,8 @@ from milkglass.attacks.assignment import ranked
 from milkglass.attacks.forward import body
 from milkglass.modelview import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import (
-    Attack,
-    Budget,
-    Candidates,
-    Group,
-    Guess,
-    Knowledge,
-    Outputs,
-    Tokens,
-    Transcript,
-    Truth,
-    Weights,
-    score,
-)
+from milkglass.threat import Attack, Budget, Candidates, Group, Guess, Knowledge, Outputs, Tokens, Transcript, Weights
+from milkglass.truth import Truth, score
 from tests.attacks.scenes import SPECIAL, Change, chain, plain
 from tests.tiny import VOCAB
 

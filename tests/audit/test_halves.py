@@ -19,7 +19,8 @@ from milkglass.defences import defence_of
 from milkglass.encoders.encoder import EncoderDefence
 from milkglass.encoders.training import Training
 from milkglass.errors import UsageError
-from milkglass.threat import NO_BELIEF, Guess, score
+from milkglass.threat import NO_BELIEF, Guess
+from milkglass.truth import score
 from tests import tiny
 
 

@@ -13,20 +13,8 @@ from milkglass import transcript as on_disk
 from milkglass.attacks.assignment import best, ranked
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.sequences import Sequences
-from milkglass.threat import (
-    NO_BELIEF,
-    Budget,
-    Candidates,
-    Group,
-    Guess,
-    Outputs,
-    Tokens,
-    Transcript,
-    Truth,
-    Weights,
-    content_tokens,
-    score,
-)
+from milkglass.threat import NO_BELIEF, Budget, Candidates, Group, Guess, Outputs, Tokens, Transcript, Weights
+from milkglass.truth import Truth, content_tokens, score
 from tests.tiny import save
 
 SIGMA = np.array([3, 0, 4, 1, 2])  # public to scrambled

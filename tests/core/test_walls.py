@@ -14,8 +14,9 @@ ROOMS = {  # a room (or file), and what it must not import
     "server": ("client", "schemes", "sanitizers", "encoders", "attacks", "cli", "demo", "experiments"),
     "attacks": (
         *("client", "schemes", "sanitizers", "encoders", "defence", "defences"),
-        *("server", "cli", "demo", "experiments"),
+        *("server", "cli", "demo", "experiments", "truth"),
     ),
+    "threat.py": ("client", "schemes", "sanitizers", "server", "attacks", "truth", "metrics", "cli", "experiments"),
     "schemes": ("client", "server", "attacks", "cli", "demo", "experiments", "architectures", "models"),
     "architectures": ("client", "schemes", "server", "attacks", "cli", "demo", "experiments"),
     "datasets": ("server", "attacks", "schemes", "cli", "demo", "experiments"),

@@ -11,7 +11,8 @@ import numpy as np
 
 from milkglass.metrics.interval import Interval
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Guess, Truth, content_tokens, score
+from milkglass.threat import Guess
+from milkglass.truth import Truth, content_tokens, score
 
 MEASURES = ("token recall", "tokens top-1", "exact texts", "rouge-1", "rouge-2", "rouge-l", "meteor")
 

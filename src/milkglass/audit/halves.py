@@ -31,7 +31,8 @@ from milkglass.modelview import Model
 from milkglass.schemes.catalogue import scheme_named
 from milkglass.schemes.mixture import Promise
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import NO_BELIEF, Knowledge, Observation, Tokens, Transcript, Truth, content_tokens
+from milkglass.threat import NO_BELIEF, Knowledge, Observation, Tokens, Transcript
+from milkglass.truth import Truth, content_tokens
 
 WHO = "same kind of text"  # an attacker's name
 NOTHING = Promise(1, 0, {}, 0, 0, 0)

@@ -32,8 +32,9 @@ from milkglass.metrics.recovery import floors
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Attack, Budget, Candidates, Guess, Knowledge, Tokens, Transcript, Truth, why_not
+from milkglass.threat import Attack, Budget, Candidates, Guess, Knowledge, Tokens, Transcript, why_not
 from milkglass.tokenizer import longest
+from milkglass.truth import Truth
 
 INVERSIONS = ("free-tokens", "dager", "surviving-entries")
 ADAPTIVE = ("shadow-sampling", "shadow-max", "shadow-median", "shadow-mean", "shadow-decoding")

@@ -23,7 +23,8 @@ from milkglass.audit.work import Work
 from milkglass.errors import MilkglassError
 from milkglass.metrics.interval import Interval, ratio
 from milkglass.sequences import Ids
-from milkglass.threat import Attack, Budget, Candidates, Guess, Knowledge, Transcript, Undoer, score, why_not
+from milkglass.threat import Attack, Budget, Candidates, Guess, Knowledge, Transcript, Undoer, why_not
+from milkglass.truth import score
 
 Tell = Callable[[Cell], None]
 GRACE = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took

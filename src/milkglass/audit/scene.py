@@ -28,16 +28,8 @@ from milkglass.modelview import Model, Stored
 from milkglass.schemes.mixture import Promise
 from milkglass.schemes.scheme import Scheme
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import (
-    Activations,
-    Knowledge,
-    Observation,
-    Tokens,
-    Transcript,
-    Truth,
-    Weights,
-    content_tokens,
-)
+from milkglass.threat import Activations, Knowledge, Observation, Tokens, Transcript, Weights
+from milkglass.truth import Truth, content_tokens
 
 LEAST = 20  # texts; with fewer nothing can be said
 FEW = 5  # texts of an attacker

@@ -34,7 +34,7 @@ from milkglass.errors import UsageError
 from milkglass.paper import Paper
 from milkglass.sequences import Ids
 
-COMMONEST = 150  # function words and marks, which any adversary guesses (threat.content_tokens)
+COMMONEST = 150  # function words and marks, which any adversary guesses (truth.content_tokens)
 
 
 class Reversed(torch.autograd.Function):

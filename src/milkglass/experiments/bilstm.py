@@ -38,7 +38,8 @@ from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.schemes.mixture import RowMap
 from milkglass.schemes.scheme import Scheme
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Budget, Knowledge, Tokens, Transcript, Truth, Weights, content_tokens
+from milkglass.threat import Budget, Knowledge, Tokens, Transcript, Weights
+from milkglass.truth import Truth, content_tokens
 
 Tell = Callable[[str], None]
 # A table under the name that a family gives its own: attacks on a table read it and nothing else of a model.

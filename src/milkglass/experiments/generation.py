@@ -39,7 +39,8 @@ from milkglass.experiments.recipe import Recipe, Variant, seeded_codec
 from milkglass.modelview import Model
 from milkglass.sequences import Sequences
 from milkglass.server.data import Collate, Rows
-from milkglass.threat import Budget, Candidates, Guess, Knowledge, Outputs, Transcript, Truth, Weights, score
+from milkglass.threat import Budget, Candidates, Guess, Knowledge, Outputs, Transcript, Weights
+from milkglass.truth import Truth, score
 
 BATCH = 8
 NAMES = {"rouge1": "rouge-1", "rougeL": "rouge-l"}

@@ -54,8 +54,9 @@ from milkglass.gradients.shield import Shield, share
 from milkglass.models import resolve
 from milkglass.sequences import Ids, Sequences
 from milkglass.shared_step import SharedStep, Task, batch
-from milkglass.threat import Budget, Gradients, Knowledge, Tokens, Transcript, Truth, why_not
+from milkglass.threat import Budget, Gradients, Knowledge, Tokens, Transcript, why_not
 from milkglass.tokenizer import load_tokenizer
+from milkglass.truth import Truth
 
 Tell = Callable[[str], None]
 
