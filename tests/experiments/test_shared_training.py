@@ -136,9 +136,14 @@ def test_recipes_share_shadows_and_trained_models(data: Path, tmp_path: Path, mo
     first = json.loads(reproduce(recipe, data, tmp_path / "one", cache=cells).read_text("utf-8"))
     other = tmp_path / "other.toml"
     other.write_text(recipe.read_text("utf-8").replace("f1, none", "accuracy, none"), "utf-8")
+    assert "cells" not in first["made"]
+    records = sorted(cells.rglob("*.made"))
+    assert len(records) == len([*cells.rglob("*.jsonl"), *cells.rglob("*.safetensors")])
+    records[0].write_text('"an earlier one"\n', "utf-8")
     second = json.loads(reproduce(other, data, tmp_path / "two", tell=said.append, cache=cells).read_text("utf-8"))
     for name, one in first["figures"].items():
         assert one["measured"] == second["figures"][name]["measured"]
+    assert second["made"]["cells"] == ["an earlier one"]
     assert not [one for one in said if "epoch" in one or "have their shadows" in one]
     assert not (tmp_path / "two" / "shadows").exists()
 

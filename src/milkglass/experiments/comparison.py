@@ -228,12 +228,10 @@ def write_result(
     recipe: Comparison, out: Path, measured: Mapping[str, float], cells: Sequence[Mapping[str, Any]]
 ) -> Path:
     """RUN/RECIPE.json, with the code that each cell was made by where it is not the code that wrote this."""
-    now = made(out)
-    others = sorted({str(one.get("begun", one)["commit"]) for one in cells} - {now["commit"]})
     about = {
         **_about(recipe),
         "attacks": recipe.attacks,
-        "made": {**now, **({"cells": others} if others else {})},
+        "made": made(out, [str(one.get("begun", one)["commit"]) for one in cells]),
         "figures": result.figures(recipe, measured, 2),
     }
     path = out / f"{recipe.name}.json"

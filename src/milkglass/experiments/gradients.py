@@ -35,6 +35,7 @@ from milkglass.audit.work import private_folder
 from milkglass.checkpoint import Checkpoint
 from milkglass.errors import UsageError
 from milkglass.experiments import sources
+from milkglass.experiments.kept import Kept
 from milkglass.experiments.named import Entries, kinds
 from milkglass.experiments.owner import (
     Guard,
@@ -121,10 +122,10 @@ def measure(
     require_same_run(out, {**_about(recipe), "base": base.digest(), "sums": sources.sums(data, refs)})
     tokenizer = load_tokenizer(base.folder)
     private, public, classes = _rows(recipe, wanted, tokenizer, data)
-    parts, found, folder = Parts(out / "figures.json"), dict[str, float](), (cache or out) / "shadows"
+    parts, found, kept = Parts(out / "figures.json"), dict[str, float](), Kept(cache or out, out)
     for name, entry in recipe.defences.items():
         guard = Guard.of(name, entry)
-        sent = shadowed(base, private.ids, guard, recipe.seed, folder, tell)
+        sent = shadowed(base, private.ids, guard, recipe.seed, kept, tell)
         step = SharedStep.open(base.folder, recipe.task, classes, recipe.seed, recipe.lora)
         seen = shared(step, Rows(sent, private.labels), guard.shield, wanted.batch, recipe.seed, _pad(tokenizer))
         shadows = Transcript((Tokens(sent),), seen.size)
@@ -132,7 +133,7 @@ def measure(
         knowledge = Knowledge(corpus=public, step=taken, labels=private.labels, lengths=private.ids.lengths)
         if guard.ghost is not None:
             found_by = ghost_of(base, guard, recipe.seed).candidates
-            rehearse = None if public is None else partial(_rehearsed, base, guard, folder, tell)
+            rehearse = None if public is None else partial(_rehearsed, base, guard, kept, tell)
             knowledge = replace(knowledge, candidates=inverse(found_by.ids, found_by.starts), rehearse=rehearse)
         batches = np.full(len(sent) // wanted.batch, wanted.batch, np.int64)
         truth = truth_of(private.ids, sent, public, tokenizer, len(step.table), batches)
@@ -161,10 +162,10 @@ def graded(
 
 
 def _rehearsed(
-    base: Checkpoint, guard: Guard, folder: Path, tell: Tell, corpus: Sequences, seed: int
+    base: Checkpoint, guard: Guard, kept: Kept, tell: Tell, corpus: Sequences, seed: int
 ) -> tuple[Sequences, Ids]:
     """The defence on an attacker's own text, with draws of the attacker's own."""
-    return shadowed(base, corpus, guard, seed, folder, tell), np.arange(len(corpus.ids), dtype=np.int64)
+    return shadowed(base, corpus, guard, seed, kept, tell), np.arange(len(corpus.ids), dtype=np.int64)
 
 
 def shared(step: SharedStep, rows: Rows, shield: Shield, size: int, seed: int, pad: int) -> Transcript:

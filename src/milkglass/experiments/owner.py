@@ -24,11 +24,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from milkglass.audit.work import private_folder, write_private
+from milkglass.audit.work import write_private
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.dataset import Example
 from milkglass.errors import UsageError
 from milkglass.experiments import result, sources
+from milkglass.experiments.kept import Kept, taken
 from milkglass.experiments.recipe import made
 from milkglass.gradients.catalogue import shield_of
 from milkglass.gradients.shield import Shield
@@ -137,16 +138,14 @@ def ghost_of(base: Checkpoint, guard: Guard, seed: int) -> Ghost:
     return Ghost.open(base.folder, *guard.ghost, seed=seed)
 
 
-def shadowed(base: Checkpoint, rows: Sequences, guard: Guard, seed: int, folder: Path, tell: Tell) -> Sequences:
-    """The rows as they go into training; themselves without GHOST. folder: where shadows are kept, readable by its
-    owner alone."""
+def shadowed(base: Checkpoint, rows: Sequences, guard: Guard, seed: int, kept: Kept, tell: Tell) -> Sequences:
+    """The rows as they go into training; themselves without GHOST."""
     if guard.ghost is None:
         return rows
     ghost = ghost_of(base, guard, seed)
     about = json.dumps([base.digest(), *(one.document() for one in guard.ghost), seed], sort_keys=True)
     name = hashlib.sha256(about.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
-    private_folder(folder)
-    path = folder / f"shadows-{name}.jsonl"
+    path = kept.place("shadows", f"shadows-{name}.jsonl")
     done = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
     while len(done) < len(rows):
         some = np.arange(len(done), min(len(done) + CHUNK, len(rows)))
@@ -195,8 +194,8 @@ def about_of(recipe: Told) -> dict[str, Any]:
 
 
 def written(recipe: Told, about: Mapping[str, Any], out: Path, measured: Mapping[str, float], digits: int) -> Path:
-    """RUN/RECIPE.json."""
-    whole = {**about, "made": made(out), "figures": result.figures(recipe, measured, digits)}
+    """RUN/RECIPE.json, with the commits that made what was taken of other runs."""
+    whole = {**about, "made": made(out, taken(out)), "figures": result.figures(recipe, measured, digits)}
     path = out / f"{recipe.name}.json"
     path.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
     return path

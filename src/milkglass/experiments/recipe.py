@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -228,18 +228,21 @@ def begun(out: Path) -> None:
     """Remember by which code this run folder was begun: what was done then is not done again by later code."""
     record = out / "begun.json"
     if not record.is_file():
-        record.write_text(json.dumps(_now()) + "\n", "utf-8")
+        record.write_text(json.dumps(now()) + "\n", "utf-8")
 
 
-def made(out: Path) -> dict[str, Any]:
+def made(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
     """By which code, and when: settings alone don't tell that a result is of code that has changed since. commit: with
-    a + where the package differs from it, "" outside a checkout. begun: of a run that other code began, which."""
-    now, record = _now(), out / "begun.json"
+    a + where the package differs from it, "" outside a checkout. begun: of a run that other code began, which. cells:
+    the commits that made what the run took of others, but for this one."""
+    by, record = now(), out / "begun.json"
     first = json.loads(record.read_text("utf-8")) if record.is_file() else {"commit": "not recorded"}
-    return now if first["commit"] == now["commit"] else {**now, "begun": first}
+    others = sorted({*cells} - {by["commit"]})
+    found = by if first["commit"] == by["commit"] else {**by, "begun": first}
+    return {**found, "cells": others} if others else found
 
 
-def _now() -> dict[str, str]:
+def now() -> dict[str, str]:
     commit = _git("rev-parse", "--short=12", "HEAD")
     changed = "+" if commit and _git("status", "--porcelain", "--", ".") else ""
     return {"milkglass": __version__, "commit": commit + changed, "date": time.strftime("%Y-%m-%d", time.gmtime())}

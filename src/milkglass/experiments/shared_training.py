@@ -30,6 +30,7 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.errors import UsageError
 from milkglass.experiments import sources, theory, theory_plots
 from milkglass.experiments.fitting import Training, fit, utility
+from milkglass.experiments.kept import Kept
 from milkglass.experiments.owner import (
     Guard,
     Rows,
@@ -92,7 +93,7 @@ class SharedTraining:
 @dataclass(frozen=True, eq=False)
 class Owner:
     """Who trains: the rows, and the model before. out: a private folder, for the figures. kept: for the shadows and the
-    trained models, each under the digest of what decides it."""
+    trained models."""
 
     base: Checkpoint
     recipe: SharedTraining
@@ -101,7 +102,7 @@ class Owner:
     classes: int
     tokenizer: Any
     out: Path
-    kept: Path
+    kept: Kept
     tell: Tell
 
     @property
@@ -120,19 +121,18 @@ class Owner:
     def rows(self, name: str, guard: Guard) -> Rows:
         """The rows as they are trained with."""
         told = lambda said: self.tell(f"{name}: {said}")  # noqa: E731
-        sent = shadowed(self.base, self.train.ids, guard, self.recipe.seed, self.kept / "shadows", told)
+        sent = shadowed(self.base, self.train.ids, guard, self.recipe.seed, self.kept, told)
         return Rows(sent, self.train.labels)
 
     def trained(self, name: str, guard: Guard) -> SharedStep:
         """The model after, whose weights are kept: they are made once."""
         step, rows = self.step(), self.rows(name, guard)
-        path = self.kept / "trained" / f"{self._digest(rows, guard.shield)}.safetensors"
+        path = self.kept.place("trained", f"{self._digest(rows, guard.shield)}.safetensors")
         if path.is_file():
             step.module.load_state_dict(load_file(path), strict=False)
             return step
         told = lambda said: self.tell(f"{name}: {said}")  # noqa: E731
         fit(step, rows, guard.shield, self.chosen, self.recipe.seed, self.pad, told)
-        private_folder(path.parent)
         part = path.with_suffix(".part")
         save_file({n: one.detach().clone() for n, one in step.module.named_parameters() if n in step.names}, part)
         part.replace(path)
@@ -166,7 +166,7 @@ def measure(
     private_folder(out)
     require_same_run(out, {**_about(recipe), "base": base.digest(), "sums": sources.sums(data, [recipe.data])})
     tokenizer = load_tokenizer(base.folder)
-    owner = Owner(base, recipe, *_rows(recipe, tokenizer, data), tokenizer, out, cache or out, tell)
+    owner = Owner(base, recipe, *_rows(recipe, tokenizer, data), tokenizer, out, Kept(cache or out, out), tell)
     parts, found = Parts(out / "figures.json"), dict[str, float]()
     work = {"untrained": lambda: utility(owner.step(), owner.held_out, owner.pad)}
     for name, entry in recipe.defences.items():

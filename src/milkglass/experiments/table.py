@@ -106,6 +106,7 @@ def _about(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("training", _pairs({n: v for n, v in result["training"].items() if v is not None})))
     made = result.get("made", {})
     before = f", begun by {made['begun']['commit']}" if "begun" in made else ""
+    before += f", parts of it by {', '.join(made['cells'])}" if "cells" in made else ""
     return [*found, ("made by", f"milkglass {made.get('milkglass')} {made.get('commit')}, {made.get('date')}{before}")]
 
 
