@@ -14,16 +14,16 @@ from milkglass.attacks.gradient import grab
 from milkglass.client.dataset import Example
 from milkglass.errors import UsageError
 from milkglass.experiments import theory
-from milkglass.experiments.fitting import Training, f1, fit, utility
+from milkglass.experiments.fitting import Training, constant, fit, utility
 from milkglass.experiments.gradients import Attacked, GradientRecipe, _rows, shared
 from milkglass.experiments.owner import Guard, Rows, Wanted, rows_of
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.settings import made_of
-from milkglass.experiments.shared_training import SharedTraining
+from milkglass.experiments.shared_training import SharedTraining, held_out
 from milkglass.gradients.noise import GaussianNoise
 from milkglass.gradients.shield import Bare
 from milkglass.sequences import Sequences
-from milkglass.shared_step import SharedStep
+from milkglass.shared_step import SharedStep, batch
 from milkglass.tokenizer import load_tokenizer
 from tests import tiny
 
@@ -106,6 +106,8 @@ def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monk
     assert figures["f1, none"]["published"] == 0.9
     for name in ("untrained", "none", "ghost", "noise"):
         assert 0 <= figures[f"accuracy, {name}"]["measured"] <= 1
+        assert figures[f"f1 +-, {name}"]["measured"] > 0
+    assert figures["accuracy, one class for all"]["measured"] == 0.5, "as many of each class are held out"
     assert 0 <= figures["shadow rouge-1, ghost"]["measured"] < 1
     assert "shadow rouge-1, none" not in figures
     assert figures["drift, texts, theory"]["measured"] > 0
@@ -196,15 +198,33 @@ def test_utility_is_that_of_the_rows(data: Path) -> None:
     with torch.no_grad():
         step.module.classifier.weight.zero_()
         step.module.classifier.bias.copy_(torch.tensor([0.0, 1.0]))
-    assert utility(step, rows, 0) == {"accuracy": pytest.approx(2 / 3), "f1": pytest.approx(0.8)}
+    found = utility(step, rows, 0, seed=0)
+    assert (found["accuracy"], found["f1"]) == (pytest.approx(2 / 3), pytest.approx(0.8))
+    assert 0 < found["accuracy +-"] <= 0.5 and 0 < found["f1 +-"] <= 0.5
+    assert rows.labels is not None
+    assert constant(rows.labels, seed=0) == {"accuracy": found["accuracy"], "f1": found["f1"]}
+    three = constant(np.array([0, 1, 1, 2]), seed=0)
+    assert three == {"accuracy": 0.5, "f1": pytest.approx((4 / 6) / 3)}
 
 
-@pytest.mark.parametrize(
-    ("guesses", "labels", "value"),
-    [([1, 1, 0, 0], [1, 0, 1, 0], 0.5), ([0, 0], [1, 0], 0.0), ([0, 1, 2, 2], [0, 1, 1, 2], (1 + 2 / 3 + 2 / 3) / 3)],
-)
-def test_f1(guesses: list[int], labels: list[int], value: float) -> None:
-    assert f1(np.array(guesses), np.array(labels)) == pytest.approx(value)
+def test_a_language_model_s_loss_is_that_of_all_predicted_tokens(data: Path) -> None:
+    step = SharedStep.open(data / "gpt2", "next-token")
+    rows = Rows(Sequences.of([[5, 6, 7], [8], [9, 10, 11, 12, 13]]), None)
+    found = utility(step, rows, 0, seed=0)
+    ids, mask = batch([[5, 6, 7], [9, 10, 11, 12, 13]], 0)
+    with torch.no_grad():
+        whole = float(step.loss(step.embedded(ids), mask, ids))
+    assert found["loss"] == pytest.approx(whole, rel=1e-5) and found["perplexity"] == pytest.approx(np.exp(whole))
+    assert found["loss +-"] > 0
+
+
+def test_of_each_class_alike_many_are_held_out() -> None:
+    labels = np.array([0, 0, 1, 0, 0, 0, 1, 1, 1, 1])
+    assert np.flatnonzero(held_out(labels, 10, 0.2)).tolist() == [0, 2]
+    assert np.flatnonzero(held_out(None, 10, 0.3)).tolist() == [0, 1, 2]
+    with pytest.raises(UsageError, match="10 of 10 rows are held out"):
+        Training(rows=10, held_out=10)
+    assert Training(rows=10, held_out=4).share == pytest.approx(0.4) and Training().share == 0.2
 
 
 def test_theory_by_hand(data: Path) -> None:

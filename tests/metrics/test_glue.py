@@ -60,6 +60,15 @@ def test_correlations_worked_out_by_hand() -> None:
     assert ties.value == pytest.approx(4.5 / math.sqrt(4.5 * 5))
 
 
+@pytest.mark.parametrize(
+    ("guess", "truth", "value"),
+    [([1, 1, 0, 0], [1, 0, 1, 0], 0.5), ([0, 0], [1, 0], 1 / 3), ([0, 1, 2, 2], [0, 1, 1, 2], (1 + 2 / 3 + 2 / 3) / 3)],
+)
+def test_macro_f1_by_hand(guess: list[int], truth: list[int], value: float) -> None:
+    found = glue.macro_f1(np.array(guess), np.array(truth), rng())
+    assert found.value == pytest.approx(value) and found.low < value < found.high
+
+
 @pytest.mark.parametrize("shift", [0.0, 1e6])
 def test_correlations_and_their_intervals_are_scipys(shift: float) -> None:
     draw = np.random.default_rng(1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,7 +19,7 @@ from milkglass.cli.terminal import Stage, bars, duration, emit, note, table
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from milkglass.federated.rows import Rows
     from milkglass.federated.state import Run
@@ -126,15 +127,34 @@ def _prepared(
 ) -> None:  # fmt: skip
     """Each site's rows, but those that an interrupted run has already. Raises UsageError where those are of another
     kind, or the sites' files changed."""
+    from milkglass.federated.passing import remove_finished
     from milkglass.federated.prepare import matches, prepare
 
     left = {name: path for name, path in files.items() if not (into / name).exists()}
     for name in files:
         if name not in left:
             matches(files[name], into / name, labels, plain)
+            remove_finished(into / name)
     ghost = None if plain or not left else _ghost(model, stage)
     for name, path in left.items():
-        prepare(path, into / name, labels, model, ghost, seed, stage(f"prepare {name}", _lines(path)))
+        with _goes_on(into / name):
+            prepare(path, into / name, labels, model, ghost, seed, stage(f"prepare {name}", _lines(path)))
+
+
+@contextmanager
+def _goes_on(site: Path) -> Iterator[None]:
+    """Say what an interruption leaves, and that it is taken up again."""
+    from milkglass.federated.passing import parts_folder
+
+    kept = parts_folder(site)
+    if kept.is_dir():
+        note(f"site {site.name}: going on with an interrupted preparation")
+    try:
+        yield
+    except KeyboardInterrupt:
+        if kept.is_dir():
+            note(f"stopped; what was finished is kept in {kept}, the same command again goes on")
+        raise
 
 
 def _ghost(model: Path, stage: Stage) -> Ghost:
@@ -224,7 +244,8 @@ def prepare(
         note(PLAIN)
     with bars(as_json) as stage:
         ghost = None if plain else _ghost(folder, stage)
-        rows: Rows = made(source, out, agreed, folder, ghost, seed, stage("prepare", count))
+        with _goes_on(out):
+            rows: Rows = made(source, out, agreed, folder, ghost, seed, stage("prepare", count))
     document = {"out": str(out), "site": out.name, "texts": len(rows), "classes": len(names), "ghost": not plain}
     report = report_of(out)
     told = f"prepared {len(rows):,} texts for site {out.name} in {out}"

@@ -15,8 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from milkglass.errors import UsageError
 from milkglass.experiments.owner import Rows
 from milkglass.gradients.shield import Shield, share
+from milkglass.metrics import glue
+from milkglass.metrics.interval import Interval, ratio
 from milkglass.sequences import Ids
 from milkglass.shared_step import SharedStep, batch
 
@@ -25,14 +28,25 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Training:
-    """rows: a fifth of them held out. longest: tokens of a text, with its special ones. words: of a text, at most."""
+    """rows: of them `held_out` are held out; None: a fifth. longest: tokens of a text, with its special ones. words: of
+    a text, at most."""
 
     rows: int = 1000
+    held_out: int | None = None
     epochs: int = 10
     batch: int = 32
     learning_rate: float = 1e-5
     longest: int = 128
     words: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.held_out is not None and not 0 < self.held_out < self.rows:
+            raise UsageError(f"{self.held_out} of {self.rows} rows are held out", "hold out 1 to all but one")
+
+    @property
+    def share(self) -> float:
+        """Of the rows, how many are held out (section 5.1)."""
+        return 0.2 if self.held_out is None else self.held_out / self.rows
 
 
 def fit(step: SharedStep, rows: Rows, shield: Shield, chosen: Training, seed: int, pad: int, tell: Tell) -> None:
@@ -59,30 +73,44 @@ def _given(rows: Rows, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 
 @torch.no_grad()
-def utility(step: SharedStep, rows: Rows, pad: int, size: int = 32) -> dict[str, float]:
-    """ "accuracy" and "f1", or "loss" (nats, the mean over all predicted tokens) and "perplexity"."""
+def utility(step: SharedStep, rows: Rows, pad: int, seed: int, size: int = 32) -> dict[str, float]:
+    """ "accuracy" and "f1", or "loss" (nats, the mean over all predicted tokens) and "perplexity"; of all but the last
+    half the width of the 95 % interval over rows, " +-", whose draws come from the seed."""
+    if step.task == "next-token":
+        return _predicting(step, rows, seed)
+    assert rows.labels is not None
     order = np.argsort(rows.ids.lengths, kind="stable")  # so that little is padding
-    guesses, total, tokens = np.empty(len(rows), np.int64), 0.0, 0
+    guesses = np.empty(len(rows), np.int64)
     for start in range(0, len(order), size):
         some = order[start : start + size]
-        ids, mask, targets = _given(rows.part(some), pad)
-        if step.task == "classification":
-            guesses[some] = step.logits(step.embedded(ids), mask).argmax(-1).numpy()
-        else:
-            predicted = int(mask[:, 1:].sum())
-            total += float(step.loss(step.embedded(ids), mask, ids)) * predicted
-            tokens += predicted
-    if step.task == "next-token":
-        return {"loss": total / tokens, "perplexity": math.exp(total / tokens)}
-    assert rows.labels is not None
-    return {"accuracy": float((guesses == rows.labels).mean()), "f1": f1(guesses, rows.labels)}
+        ids, mask, _ = _given(rows.part(some), pad)
+        guesses[some] = step.logits(step.embedded(ids), mask).argmax(-1).numpy()
+    return _classified(guesses, rows.labels, seed)
 
 
-def f1(guesses: Ids, labels: Ids) -> float:
-    """Of class 1 where there are two, else the mean over the classes that occur; 0 where a class is never named."""
-    classes = [1] if set(labels.tolist()) <= {0, 1} else sorted(set(labels.tolist()))
-    values = []
-    for one in classes:
-        named, there = guesses == one, labels == one
-        values.append(2 * float((named & there).sum()) / max(1, int(named.sum() + there.sum())))
-    return float(np.mean(values))
+def _predicting(step: SharedStep, rows: Rows, seed: int) -> dict[str, float]:
+    """Row by row, since rows are what an interval resamples."""
+    losses, tokens = np.zeros(len(rows)), np.zeros(len(rows))
+    for place, one in enumerate(rows.ids):
+        if len(one) > 1:
+            ids, mask = batch([one.tolist()], 0)
+            tokens[place] = len(one) - 1
+            losses[place] = float(step.loss(step.embedded(ids), mask, ids)) * tokens[place]
+    found = ratio(losses, tokens, np.random.default_rng(seed))
+    return {**_spread("loss", found), "perplexity": math.exp(found.value)}
+
+
+def constant(labels: Ids, seed: int) -> dict[str, float]:
+    """The best accuracy and the best F1 of naming one class for every row: what is worth nothing."""
+    every = [_classified(np.full(len(labels), one), labels, seed) for one in sorted({*labels.tolist()})]
+    return {name: max(one[name] for one in every) for name in ("accuracy", "f1")}
+
+
+def _classified(guesses: Ids, labels: Ids, seed: int) -> dict[str, float]:
+    f1 = glue.f1 if {*labels.tolist()} <= {0, 1} else glue.macro_f1
+    rng = np.random.default_rng(seed)
+    return {**_spread("accuracy", glue.accuracy(guesses, labels, rng)), **_spread("f1", f1(guesses, labels, rng))}
+
+
+def _spread(name: str, found: Interval) -> dict[str, float]:
+    return {name: found.value, f"{name} +-": (found.high - found.low) / 2}

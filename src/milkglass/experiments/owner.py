@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -143,14 +144,15 @@ def shadowed(base: Checkpoint, rows: Sequences, guard: Guard, seed: int, kept: K
     if guard.ghost is None:
         return rows
     ghost = ghost_of(base, guard, seed)
-    about = json.dumps([base.digest(), *(one.document() for one in guard.ghost), seed], sort_keys=True)
+    told = [base.digest(), base.config, ghost.searched, *(one.document() for one in guard.ghost), seed]
+    about = json.dumps(told, sort_keys=True)
     name = hashlib.sha256(about.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
     path = kept.place("shadows", f"shadows-{name}.jsonl")
     done = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
     while len(done) < len(rows):
         some = np.arange(len(done), min(len(done) + CHUNK, len(rows)))
         done += [one.tolist() for one in ghost.shadows(rows.chosen(some))]
-        part = path.with_suffix(".part")
+        part = path.with_suffix(f".{secrets.token_hex(4)}.part")
         write_private(part, "".join(f"{json.dumps(one)}\n" for one in done))
         part.replace(path)
         tell(f"{len(done)} of {len(rows)} sentences have their shadows")

@@ -37,6 +37,7 @@ SHARES = {  # of recipes of shared training, whose figures are shares of 1, as G
     "rouge-1": "how much of a private text's words stand in an attack's reading, from 0 to 1; rouge-2 of pairs of "
     "words, rouge-l in the same order, meteor by stems",
     "untrained": "the model before training, with a new head",
+    "one class for all": "the best that naming one class for every text has: what is worth nothing",
     "seconds": "how long the attack took on all texts",
     "drift": "how far training moves the parameters: the norm of what changes",
     "loss deviation": "the loss of a text less that of its shadow, the mean over pairs",
@@ -56,7 +57,7 @@ def meanings(names: Iterable[str], shares: bool = False) -> tuple[tuple[str, str
     shares: whether they are of 1."""
     parts = dict.fromkeys(part for name in names for part in name.split(", "))
     if shares:
-        known = {part: SHARES.get(part) or _attack(part) for part in parts}
+        known = {part: SHARES.get(part) or _width(part) or _attack(part) for part in parts}
         return tuple((part, told) for part, told in known.items() if told)
     found = {part: told for part in parts if (told := _meaning(part))}
     if parts.keys() & ATTACKERS.keys():
@@ -67,12 +68,17 @@ def meanings(names: Iterable[str], shares: bool = False) -> tuple[tuple[str, str
 def _meaning(part: str) -> str:
     if part in MEASURES or part in ATTACKERS:
         return MEASURES.get(part) or ATTACKERS[part]
-    if part.endswith(SPREAD):
-        return f"half the width of the 95 % interval of {part.removesuffix(SPREAD)}, in points"
+    if width := _width(part):
+        return f"{width}, in points"
     if part.endswith(COST):
         whole = part.removesuffix(COST)
         return f"{whole} without a defence, less {whole} with it: what it costs, in points"
     return ""
+
+
+def _width(part: str) -> str:
+    whole = part.removesuffix(SPREAD)
+    return "" if whole == part else f"half the width of the 95 % interval of {whole}"
 
 
 def _attack(part: str) -> str:

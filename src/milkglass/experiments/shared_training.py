@@ -1,13 +1,14 @@
 """Recipes of kind "shared-training": what defences of shared gradients cost (GHOST, Tables 1, 2, 4 and 7, section 5.2).
 
-    data = "sst2:train"                  rows are drawn from it, alike many of each class; a fifth of them is held out
-    [training]                           rows, epochs, batch, learning_rate, longest (tokens)
+    data = "sst2:train"                  rows are drawn from it, alike many of each class
+    [training]                           fitting.py: rows, held_out of them (a fifth of each class), epochs and others
     [defences.ghost]                     owner.py
     [evaluation]                         theory = 1: section 5.2 too (theory.py), on so many rows
 
 One client's FedSGD (fitting.py). The paper stops a training early, without saying by which texts; here all epochs are
 run, so that the held-out texts decide nothing. They are never put through GHOST: the model is to work on real ones.
-"shadow rouge-1, DEFENCE" compares the rows that are trained with to their texts (Table 1).
+"shadow rouge-1, DEFENCE" compares the rows that are trained with to their texts (Table 1). "f1, one class for all" is
+what an answer without a model has.
 
 What this module does not know: attacks.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -23,13 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from milkglass.audit.work import private_folder, write_private
 from milkglass.checkpoint import Checkpoint
-from milkglass.errors import UsageError
+from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.experiments import sources, theory, theory_plots
-from milkglass.experiments.fitting import Training, fit, utility
+from milkglass.experiments.fitting import Training, constant, fit, utility
 from milkglass.experiments.kept import Kept
 from milkglass.experiments.owner import (
     Guard,
@@ -52,7 +55,6 @@ from milkglass.shared_step import SharedStep, Task
 from milkglass.tokenizer import load_tokenizer
 
 Tell = Callable[[str], None]
-HELD_OUT = 0.2  # section 5.1
 THEORY = "theory.json"  # of each pair what Figures 3 and 4 are drawn from, as they are in theory.svg
 
 
@@ -82,7 +84,7 @@ class SharedTraining:
         recipe = made_of(cls, raw)
         made_of(Training, recipe.training)  # before anything is run
         for name, entry in recipe.defences.items():
-            if name in ("untrained", "theory") or "/" in name:
+            if name in ("untrained", "one class for all", "theory") or "/" in name:
                 raise UsageError(f"{name!r} cannot be a defence's name", "take another")
             Guard.of(name, entry)
         if strange := sorted(set(recipe.evaluation) - {"theory"}):
@@ -129,11 +131,14 @@ class Owner:
         step, rows = self.step(), self.rows(name, guard)
         path = self.kept.place("trained", f"{self._digest(rows, guard.shield)}.safetensors")
         if path.is_file():
-            step.module.load_state_dict(load_file(path), strict=False)
+            tensors = load_file(path)
+            if tensors.keys() != {*step.names}:
+                raise CorruptCheckpoint(f"{path.name} is not of this model", f"remove {path}: it is made again")
+            step.module.load_state_dict(tensors, strict=False)  # what is not trained is as it was
             return step
         told = lambda said: self.tell(f"{name}: {said}")  # noqa: E731
         fit(step, rows, guard.shield, self.chosen, self.recipe.seed, self.pad, told)
-        part = path.with_suffix(".part")
+        part = path.with_suffix(f".{secrets.token_hex(4)}.part")
         save_file({n: one.detach().clone() for n, one in step.module.named_parameters() if n in step.names}, part)
         part.replace(path)
         return step
@@ -141,14 +146,22 @@ class Owner:
     def _digest(self, rows: Rows, shield: Shield) -> str:
         """Of all that decides a trained model but the code."""
         recipe = self.recipe
-        about = [self.base.digest(), recipe.task, recipe.lora, self.classes, recipe.seed, asdict(self.chosen)]
+        about = [
+            self.base.digest(),
+            self.base.config,
+            recipe.task,
+            recipe.lora,
+            self.classes,
+            recipe.seed,
+            asdict(self.chosen),
+        ]
         whole = hashlib.sha256(json.dumps([*about, repr(shield)], sort_keys=True).encode())
         for one in (rows.ids.ids, rows.ids.lengths, *([] if rows.labels is None else [rows.labels])):
             whole.update(one.astype("<i8").tobytes())
         return whole.hexdigest()[:16]
 
     def figures(self, name: str, guard: Guard) -> dict[str, float]:
-        found = utility(self.trained(name, guard), self.held_out, self.pad)
+        found = utility(self.trained(name, guard), self.held_out, self.pad, self.recipe.seed)
         if guard.ghost is not None:
             found |= level(self.train.ids, self.rows(name, guard).ids, self._read)
         return found
@@ -168,7 +181,9 @@ def measure(
     tokenizer = load_tokenizer(base.folder)
     owner = Owner(base, recipe, *_rows(recipe, tokenizer, data), tokenizer, out, Kept(cache or out, out), tell)
     parts, found = Parts(out / "figures.json"), dict[str, float]()
-    work = {"untrained": lambda: utility(owner.step(), owner.held_out, owner.pad)}
+    work = {"untrained": lambda: utility(owner.step(), owner.held_out, owner.pad, recipe.seed)}
+    if (labels := owner.held_out.labels) is not None:
+        work["one class for all"] = partial(constant, labels, recipe.seed)
     for name, entry in recipe.defences.items():
         work[name] = partial(owner.figures, name, Guard.of(name, entry))
     if recipe.evaluation.get("theory"):
@@ -204,9 +219,18 @@ def _rows(recipe: SharedTraining, tokenizer: Any, data: Path) -> tuple[Rows, Row
         numbers = classes_of(recipe.data, examples)
     wanted = Wanted(chosen.rows, 1, chosen.words, chosen.longest)
     rows = rows_of(tokenizer, examples, numbers, wanted, np.random.default_rng(recipe.seed))
-    first = round(HELD_OUT * len(rows))
-    every = np.arange(len(rows))
-    return rows.part(every[first:]), rows.part(every[:first]), 2 if numbers is None else len(numbers)
+    out = held_out(rows.labels, len(rows), chosen.share)
+    return rows.part(np.flatnonzero(~out)), rows.part(np.flatnonzero(out)), 2 if numbers is None else len(numbers)
+
+
+def held_out(labels: Ids | None, count: int, share: float) -> NDArray[np.bool_]:
+    """(count,) which rows are held out: of each class the first, since rows come in an order that was drawn."""
+    kinds = np.zeros(count, np.int64) if labels is None else labels
+    found = np.zeros(count, np.bool_)
+    for one in np.unique(kinds):
+        there = np.flatnonzero(kinds == one)
+        found[there[: round(share * len(there))]] = True
+    return found
 
 
 def _about(recipe: SharedTraining) -> dict[str, Any]:

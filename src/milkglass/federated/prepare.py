@@ -11,7 +11,6 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,17 +19,16 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.client.dataset import Example, read_examples, summarise
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
 from milkglass.federated import private
+from milkglass.federated.passing import Passed, passed, remove_finished
 from milkglass.federated.rows import BYTES, ROWS, Rows, Stamp, load, save, stamp_of
-from milkglass.sanitizers.files import fresh_seed
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.tally import Tally, document
+from milkglass.sanitizers.ghost.tally import document
 from milkglass.sanitizers.vocabulary import opened
 from milkglass.sequences import Ids, Sequences
 from milkglass.tokenizer import longest
 
 GHOST = "ghost"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
-TOGETHER = 4  # texts between two words of progress
 Tell = Callable[[int], None]
 
 
@@ -91,7 +89,8 @@ def prepare(
 ) -> Rows:  # fmt: skip
     """Write a site's folder, which appears when it is complete, with a stamp of what GHOST was and a report of what it
     did (rows.py). ghost: None leaves the texts as they are, and neither is there.
-    seed: of shadows, batches and noise; None: fresh secret ones.
+    seed: of shadows, batches and noise; None: fresh secret ones. What GHOST has done when this is interrupted is kept
+    (passing.py): called again, it goes on.
 
     Raises UsageError where the folder exists, CodecError, naming the line.
     """
@@ -99,21 +98,23 @@ def prepare(
     require_free(folder)
     examples = examples_of(source, labels)
     texts = [one.text for one in examples]
-    if ghost is not None:
-        ghost = replace(ghost, seed=fresh_seed() if seed is None else seed)
-    tally = Tally(rows=len(texts))
+    done: Passed | None = None
     try:
-        ids = list(originals(model, texts, tell) if ghost is None else _shadows(ghost, texts, tally, tell))
+        if ghost is not None:
+            done = passed(ghost, texts, folder, seed, tell)
+        ids = [*originals(model, texts, tell)] if done is None else done.ids
     except CodecError as error:
         if error.place is None:
             raise
         raise error.renamed(f"line {examples[error.place].line} of {source.name}") from None
     rows = Rows(Sequences.of(ids), np.array([labels[str(one.label)] for one in examples], np.int64))
     stamp = None if ghost is None else _stamp(ghost, rows)
-    report = None if ghost is None else document(ghost, tally, seed is not None)
+    report = None if ghost is None or done is None else document(ghost, done.tally, seed is not None)
     drawn = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
     with appearing(folder) as made:
         save(made, rows, stamp, secrets.token_bytes(BYTES) if seed is None else drawn, report)
+    if done is not None:
+        done.parts.remove()
     return rows
 
 
@@ -136,15 +137,6 @@ def matches(source: Path, folder: Path, labels: Mapping[str, int], plain: bool) 
         )
 
 
-def _shadows(ghost: Ghost, texts: Sequence[str], tally: Tally, tell: Tell) -> Iterator[Ids]:
-    ghost.encode(texts)  # a text that cannot be is told before anybody waits, and by its own number
-    for some in (texts[at : at + TOGETHER] for at in range(0, len(texts), TOGETHER)):
-        for text, one in zip(some, ghost.sanitize(some), strict=True):
-            tally.count(text, one, ghost)
-            yield one.ids
-        tell(len(some))
-
-
 def originals(model: Path, texts: Sequence[str], tell: Tell = lambda texts: None) -> Iterator[Ids]:
     """Each text's own ids, special ones too: what GHOST is given, and what is trained on without it. Raises EmptyText,
     TooLong."""
@@ -161,6 +153,7 @@ def originals(model: Path, texts: Sequence[str], tell: Tell = lambda texts: None
 
 
 def require_free(folder: Path) -> None:
+    remove_finished(folder)
     if folder.exists():
         raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
 

@@ -32,6 +32,22 @@ def f1(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
     return ratio(2 * hits, named, rng)
 
 
+def macro_f1(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+    """The mean of F1 over the classes that occur in the truth; 0 for one that no guess names."""
+    _require_alike(guess, truth)
+    classes = np.unique(truth)
+    there = (truth[:, None] == classes).astype(np.float64)  # (u, c)
+    named = there + (guess[:, None] == classes)
+    right = there * (guess == truth)[:, None]
+
+    def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+        below = counts @ named
+        each = np.divide(2 * (counts @ right), below, out=np.full(below.shape, np.nan), where=below > 0)
+        return np.asarray(np.nanmean(each, axis=1))  # a draw that lost a rare class is of the others
+
+    return resampled(statistic, len(truth), rng)
+
+
 def macro_recall(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
     """The mean over the classes that occur of the share of each that was found."""
     _require_alike(guess, truth)

@@ -1,0 +1,103 @@
+"""A site's preparation that is interrupted loses a few texts at most, and goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.federated import passing
+from milkglass.federated.passing import TOGETHER, parts_folder
+from milkglass.federated.prepare import prepare
+from milkglass.federated.rows import load, report_of
+from tests.federated.kit import World, rows_file
+
+LABELS = {"no": 0, "yes": 1}
+ROWS = 2 * TOGETHER + 1
+
+
+class Interrupts:
+    """Lets some parts be done."""
+
+    def __init__(self, parts: int) -> None:
+        self.left = parts
+
+    def __call__(self, texts: int) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    rows_file(tmp_path / "long.jsonl", ROWS, 0)
+    return tmp_path / "long.jsonl"
+
+
+def interrupted(there: World, source: Path, site: Path, seed: int | None) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        prepare(source, site, LABELS, there.model, there.ghost, seed, Interrupts(2))
+
+
+def made_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many texts each call of GHOST is given from now on."""
+    counts, real = list[int](), passing._made
+    monkeypatch.setattr(passing, "_made", lambda ghost, texts: counts.append(len(texts)) or real(ghost, texts))
+    return counts
+
+
+def test_it_goes_on_and_the_result_is_the_same(
+    there: World, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, site = tmp_path / "whole", tmp_path / "x" / "site"
+    prepare(source, whole, LABELS, there.model, there.ghost, 7)
+    interrupted(there, source, site, 7)
+    assert not site.exists() and parts_folder(site).stat().st_mode & 0o777 == 0o700
+    assert {one.stat().st_mode & 0o777 for one in parts_folder(site).iterdir()} == {0o600}
+    counts = made_again(monkeypatch)
+    prepare(source, site, LABELS, there.model, there.ghost, 7)
+    assert counts == [1], "two parts were there"
+    assert load(site).digest() == load(whole).digest() and report_of(site) == report_of(whole)
+    assert [one.name for one in site.parent.iterdir()] == ["site"]
+
+
+def test_a_seed_that_was_drawn_is_kept_until_all_is_done(there: World, source: Path, tmp_path: Path) -> None:
+    line = source.read_text("utf-8").splitlines()[0]
+    source.write_text("\n".join([line] * ROWS) + "\n", "utf-8")
+    site = tmp_path / "site"
+    interrupted(there, source, site, None)
+    rows = prepare(source, site, LABELS, there.model, there.ghost, None)
+    assert len({one.tobytes() for one in rows.ids}) == 1, "one text has one shadow, whatever part it stands in"
+    assert not parts_folder(site).exists()
+
+
+def test_parts_of_another_job_and_damaged_ones_are_refused(there: World, source: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    interrupted(there, source, site, 7)
+    with pytest.raises(UsageError, match="holds an unfinished run with other options"):
+        prepare(source, site, LABELS, there.model, there.ghost, 8)
+    source.write_text(source.read_text("utf-8").replace('"text": "', '"text": "a ', 1), "utf-8")
+    with pytest.raises(UsageError, match="or of another file"):
+        prepare(source, site, LABELS, there.model, there.ghost, 7)
+    rows_file(source, ROWS, 0)
+    part = sorted(parts_folder(site).glob("[0-9]*.json"))[0]
+    part.write_text('{"ids": [], "tally": {}}', "utf-8")
+    with pytest.raises(CorruptCheckpoint, match=r"part 0 of \.site\.parts is damaged"):
+        prepare(source, site, LABELS, there.model, there.ghost, 7)
+    part.unlink()
+    assert len(prepare(source, site, LABELS, there.model, there.ghost, 7)) == ROWS
+
+
+def test_what_died_after_the_folder_had_its_name_goes(
+    there: World, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    with monkeypatch.context() as patched:
+        patched.setattr(passing.Parts, "remove", lambda self: None)
+        prepare(source, site, LABELS, there.model, there.ghost, None)
+    assert parts_folder(site).is_dir()
+    assert '"seed": null' in (parts_folder(site) / "job.json").read_text("utf-8")
+    with pytest.raises(UsageError, match="exists already"):
+        prepare(source, site, LABELS, there.model, there.ghost, None)
+    assert not parts_folder(site).exists()
