@@ -242,12 +242,18 @@ class Guess:
 
 @dataclass
 class Budget:
-    """How long an attack may take, in seconds. An attack that has to stop early says what it has."""
+    """How long an attack may take, in seconds. An attack that has to stop early says what it has. clock: whose seconds;
+    `time.process_time` counts those of a processor, over all threads, which other work on the machine does not use up.
+    """
 
     seconds: float = float("inf")
     progress: Callable[[float], None] = lambda share: None  # noqa: E731
     stopped: Callable[[], bool] = lambda: False  # noqa: E731 - whether everything is to end now
-    _started: float = field(default_factory=time.monotonic, repr=False)
+    clock: Callable[[], float] = time.monotonic
+    _started: float = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
 
     @classmethod
     def parse(cls, text: str) -> Budget:
@@ -258,7 +264,11 @@ class Budget:
         return cls(float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]])
 
     def left(self) -> float:
-        return 0.0 if self.stopped() else self._started + self.seconds - time.monotonic()
+        return 0.0 if self.stopped() else self._started + self.seconds - self.clock()
+
+    def part(self, share: float, progress: Callable[[float], None] = lambda share: None) -> Budget:
+        """That share of what is left, by the same clock."""
+        return Budget(max(0.0, self.left()) * share, progress, self.stopped, self.clock)
 
 
 class Attack(abc.ABC):

@@ -81,7 +81,7 @@ def leakage(
         load_weights(recorded.step, one.weights)
         every.append(replace(one, weights={}))
         for attack in chosen:
-            share = Budget(max(0.0, budget.left()) / left, stopped=budget.stopped)
+            share = budget.part(1 / left)
             left -= 1
             try:
                 part = _attacked(attack, one, texts, bare, share, seed)

@@ -38,7 +38,8 @@ SHARES = {  # of recipes of shared training, whose figures are shares of 1, as G
     "words, rouge-l in the same order, meteor by stems",
     "untrained": "the model before training, with a new head",
     "one class for all": "the best that naming one class for every text has: what is worth nothing",
-    "seconds": "how long the attack took on all texts",
+    "seconds": "of a processor, over all cores, that the attack took on all texts; one that took all it was given was "
+    "cut short",
     "drift": "how far training moves the parameters: the norm of what changes",
     "loss deviation": "the loss of a text less that of its shadow, the mean over pairs",
     "gradient deviation": "the norm of a text's gradient less its shadow's, the mean over pairs",

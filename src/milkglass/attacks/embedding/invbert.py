@@ -119,7 +119,7 @@ class InvBert(Attack):
         corpus = knowledge.corpus.chosen(np.flatnonzero(read))
         seen, reached = self.observed(transcript, within(transcript.tokens, budget, second, SENT * given))
         inverter = Inverter(knowledge.public_model, self.depth)
-        train(inverter, states[known], corpus, self, Budget(TRAINING * budget.left(), budget.progress), rng)
+        train(inverter, states[known], corpus, self, budget.part(TRAINING, budget.progress), rng)
         some = np.flatnonzero(reached)
         groups = (some[one] for one in within(transcript.tokens.chosen(some), budget, third, tokens=TOKENS))
         return Guess(running=self.read(inverter, seen, transcript.tokens, groups))

@@ -104,12 +104,11 @@ class InvertHidden(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         assert knowledge.public_model is not None
-        given = budget.left()
-        states, corpus = self.observed(knowledge, Budget(OBSERVING * given, stopped=budget.stopped), rng)
+        states, corpus = self.observed(knowledge, budget.part(OBSERVING), rng)
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
         centre, spread = states.mean(0), states.std(0, correction=0).clamp_min(1e-6)
         inverter = Inverter(knowledge.public_model, centre, spread, self.depth, generator)
-        time = Budget(TRAINING * budget.left(), budget.progress, budget.stopped)
+        time = budget.part(TRAINING, budget.progress)
         train(inverter, states, corpus, self, time, rng, clip=1.0)
         parts = [self.read(inverter, one, budget) for one in transcript.all(Activations)]
         return Guess(running=np.concatenate(parts))

@@ -36,7 +36,6 @@ that was public: results on well-known data sets can be flattered by it.
 from __future__ import annotations
 
 import importlib.util
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -109,9 +108,9 @@ class LanguageModel(Solver):
         """Decipherment's candidates, settled again with what the model says of them."""
         assert knowledge.candidates is not None
         assert knowledge.corpus is not None
-        started = time.monotonic()
-        base = found = self.first.learn(transcript, knowledge, Budget(budget.left()), rng)
-        took = time.monotonic() - started
+        started = budget.clock()
+        base = found = self.first.learn(transcript, knowledge, budget.part(1), rng)
+        took = budget.clock() - started
         if budget.left() <= took or not len(transcript.tokens.ids):
             return found
         reader = self._opened(knowledge)
@@ -120,7 +119,8 @@ class LanguageModel(Solver):
         heard = [np.zeros_like(one) for one in prior]
         told = np.zeros(transcript.size, np.int64)
         for number in range(self.rounds):
-            ends = Budget((budget.left() - took) / (self.rounds - number))
+            seconds = (budget.left() - took) / (self.rounds - number)
+            ends = Budget(seconds, stopped=budget.stopped, clock=budget.clock)
             board = Board.of(found, transcript.tokens, self.certain, share, self.contexts, transcript.size)
             self._listen(reader, transcript, found, board, ends, rng)
             board.give(board.evidence(self.patience), heard, told, base.groups)
@@ -128,7 +128,7 @@ class LanguageModel(Solver):
             if budget.left() <= took:  # no time to settle again
                 return _plus(base.groups, base.likelihood, heard)
             stronger = replace(knowledge, candidates=_plus(base.groups, prior, heard))
-            found = self.first.learn(transcript, stronger, Budget(budget.left()), rng)
+            found = self.first.learn(transcript, stronger, budget.part(1), rng)
         return found
 
     def _opened(self, knowledge: Knowledge) -> Reader:

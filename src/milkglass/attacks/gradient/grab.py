@@ -26,7 +26,7 @@ from milkglass.attacks.gradient.dropout import Masks
 from milkglass.attacks.gradient.frame import Frame
 from milkglass.attacks.gradient.inversion import Batch
 from milkglass.attacks.gradient.lamp import begun, scaled
-from milkglass.attacks.gradient.optimising import Descent, Optimising, Pace, batched, part
+from milkglass.attacks.gradient.optimising import Descent, Optimising, Pace, batched
 from milkglass.attacks.gradient.problem import Problem
 from milkglass.errors import UsageError
 from milkglass.paper import Paper
@@ -78,12 +78,12 @@ class GRAB(Optimising):
     def solve(self, batch: Batch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         masks = Masks(batch.size) if batch.step.dropout else None
         problem = Problem.of(batch, Distance("norms", self.l1), frame, masks)
-        x = scaled(problem, begun(problem, self.starts, self.permutations, part(budget, 0.1), rng))
+        x = scaled(problem, begun(problem, self.starts, self.permutations, budget.part(0.1), rng))
         met: Counter[int] = Counter()
         ids = problem.nearest(x)
         for number in range(self.rounds):
-            turn = part(budget, 1 / (self.rounds - number))
-            x, met = self.descended(problem, x, met, part(turn, 0.6))
+            turn = budget.part(1 / (self.rounds - number))
+            x, met = self.descended(problem, x, met, turn.part(0.6))
             pool = [one for one, _ in met.most_common(self.pool)]
             ids = self.searched(problem, problem.nearest(x), pool, turn)
             x = problem.embeddings[torch.from_numpy(ids)]

@@ -58,7 +58,7 @@ class Inversion(Attack):
         found: list[Ids] = []
         every = batches(transcript, knowledge)
         for number, batch in enumerate(every):
-            share = Budget(max(0.0, budget.left()) / (len(every) - number), stopped=budget.stopped)
+            share = budget.part(1 / (len(every) - number))
             texts = self.invert(batch, share, rng)
             if len(texts) != batch.size:
                 raise ValueError(f"{len(texts)} texts for a batch of {batch.size}")

@@ -23,7 +23,7 @@ from milkglass.attacks.gradient.distance import Distance
 from milkglass.attacks.gradient.frame import Frame
 from milkglass.attacks.gradient.inversion import Batch
 from milkglass.attacks.gradient.moves import proposals
-from milkglass.attacks.gradient.optimising import Descent, Optimising, Pace, judged, lowest, part
+from milkglass.attacks.gradient.optimising import Descent, Optimising, Pace, judged, lowest
 from milkglass.attacks.gradient.prior import Prior
 from milkglass.attacks.gradient.problem import Problem
 from milkglass.errors import UsageError
@@ -79,11 +79,11 @@ class LAMP(Optimising):
     def solve(self, batch: Batch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         problem = Problem.of(batch, Distance(self.kind, 0.01 if self.kind == "squares" else 0.0), frame)
         prior = None if batch.corpus is None else Prior.of(batch.corpus, len(problem.embeddings))
-        start = scaled(problem, begun(problem, self.starts, self.starts, part(budget, 0.2), rng))
+        start = scaled(problem, begun(problem, self.starts, self.starts, budget.part(0.2), rng))
         pace = Pace(self.steps, self.rate, self.decay, pull=PULL[self.kind])
 
         def between(descent: Descent) -> None:
-            if descent.done >= BURN_IN * self.steps and descent.done % self.every == 1:
+            if descent.done >= BURN_IN * self.steps and descent.done % self.every == 1 % self.every:
                 self.reordered(descent, prior, budget, rng)
 
         found = Descent(problem, start, pace).run(budget, between)
@@ -115,7 +115,7 @@ def _reordered(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
 
 def begun(problem: Problem, starts: int, orders: int, budget: Budget, rng: np.random.Generator) -> torch.Tensor:
     """The best of so many draws, then of so many random orders of its places, all texts at once."""
-    best = lowest(problem, (problem.noise(rng) for _ in range(starts)), part(budget, 0.5))
+    best = lowest(problem, (problem.noise(rng) for _ in range(starts)), budget.part(0.5))
     places = [problem.places(row) for row in range(len(best))]
     return lowest(problem, [best, *(_shuffled(best, places, rng) for _ in range(orders))], budget)
 

@@ -111,11 +111,6 @@ def batched(guesses: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield some
 
 
-def part(budget: Budget, share: float) -> Budget:
-    """A share of what is left of a budget."""
-    return Budget(max(0.0, budget.left()) * share, stopped=budget.stopped)
-
-
 @dataclass(frozen=True)
 class Optimising(Inversion):
     """first, last: the ids that begin and end every text, such as [CLS] and [SEP], by the public tokenizer; None: what
