@@ -15,13 +15,14 @@ from safetensors.numpy import load_file, save_file
 
 from milkglass.errors import CorruptCheckpoint, NotObfuscated, PoisonedUpdate, TooFewSites, UsageError
 from milkglass.federated import mod
+from milkglass.federated.draws import noise_of, order_of
 from milkglass.federated.mod import Demand, weaker
 from milkglass.federated.prepare import files_of, labels_of, prepare, require_name
 from milkglass.federated.recording import read, transcript
 from milkglass.federated.rounds import Tensors, Update
 from milkglass.federated.rows import load, report_of, save, secret_of, stamp_of
 from milkglass.federated.run import Replies, Sites, job_of
-from milkglass.federated.site import Site, Trained, Training, drawn, weights_of
+from milkglass.federated.site import Site, Trained, Training, weights_of
 from milkglass.gradients.dp_sgd import DPSGD
 from milkglass.gradients.dropout import Dropout
 from milkglass.gradients.freezing import FrozenEmbeddings
@@ -100,7 +101,7 @@ def test_without_a_seed_what_is_drawn_is_a_secret(there: World, tmp_path: Path) 
     assert stamp_of(one) is None and report_of(one) is None
     bare = there.ghost.encode([json.loads(line)["text"] for line in (there.files / "a.jsonl").read_text().splitlines()])
     assert load(one).ids.ids.tolist() == bare.ids.tolist()
-    orders = {tuple(drawn(secret_of(folder), round, 20)[0]) for folder in (one, other) for round in range(5)}
+    orders = {tuple(order_of(secret_of(folder), round, 20)) for folder in (one, other) for round in range(5)}
     assert len(orders) == 10
 
 
@@ -158,7 +159,7 @@ def test_fedavg_is_the_mean_of_what_sites_arrive_at(there: World, tmp_path: Path
         rows, step = load(site.folder), there.step()
         parameters = [one for one in step.module.parameters() if one.requires_grad]
         optimiser = torch.optim.SGD(parameters, lr=0.1)
-        order, _ = drawn(secret_of(site.folder), 0, len(rows))
+        order = order_of(secret_of(site.folder), 0, len(rows))
         for at in range(0, len(rows), 3):
             ids, mask = batch([one.tolist() for one in rows.ids.chosen(order[at : at + 3])], pad=0)
             optimiser.zero_grad()
@@ -180,7 +181,7 @@ def test_what_is_recorded_is_what_the_server_saw(there: World, tmp_path: Path) -
     seen = transcript(tmp_path / "run", "b", tiny.VOCAB).all(Gradients)
     assert [(one.round, one.batch_size) for one in seen] == [(0, 3), (1, 3)]
     rows, step = load(sites[1].folder), there.step()
-    order, _ = drawn(secret_of(sites[1].folder), 0, len(rows))
+    order = order_of(secret_of(sites[1].folder), 0, len(rows))
     ids, mask = batch([one.tolist() for one in rows.ids.chosen(order[:3])], pad=0)
     own = step.gradient(ids, mask, torch.from_numpy(rows.labels[order[:3]]))
     assert equal(dict(seen[0].tensors), own)
@@ -214,6 +215,32 @@ def test_a_site_s_shield_is_in_front_of_all_that_it_sends(
         assert tables <= moved and all(torch.equal(found[name], start[name]) for name in tables)
     else:
         assert len(moved) > 0.9 * len(found), "a few, such as the keys' biases, have no gradient but rounding"
+
+
+def test_whoever_asks_otherwise_meets_other_noise(there: World, tmp_path: Path) -> None:
+    """Or a server could ask twice and subtract."""
+    site = there.sites(tmp_path / "sites")[0]
+    weights, order, base = weights_of(there.step()), order_of(secret_of(site.folder), 0, 5), SGD.deciding()
+    moved = {**weights, "classifier.bias": weights["classifier.bias"] + 1e-6}
+    asked = [(0, weights, base, "s"), (1, weights, base, "s"), (0, moved, base, "s"), (0, weights, base, "t")]
+    asked += [(0, weights, replace(SGD, **{name: value}).deciding(), "s")
+              for name, value in (("batch_size", 2), ("lr", 0.5), ("method", "fedavg"))]  # fmt: skip
+    first = [noise_of(secret_of(site.folder), *one).random() for one in asked]
+    assert len({*first}) == len(asked) and first == [noise_of(secret_of(site.folder), *one).random() for one in asked]
+    assert noise_of(secret_of(site.folder), 0, weights, base, "s").permutation(5).tolist() != order.tolist()
+    few, more = (
+        replace(site, shield=DPSGD()).train(there.step(), 0, weights, replace(SGD, batch_size=size)).update.tensors
+        for size in (2, 3)
+    )
+    third = there.step().gradient(*_third(site, int(order[2])))
+    left = {name: 3 * more[name] - 2 * few[name] for name in third}
+    assert sum(float(one.square().sum()) for one in left.values()) > 10, "noise of both, beside a gradient of 1 at most"
+
+
+def _third(site: Site, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows = load(site.folder)
+    ids, mask = batch([next(iter(rows.ids.chosen(np.array([number])))).tolist()], pad=0)
+    return ids, mask, torch.from_numpy(rows.labels[[number]])
 
 
 # --- what interrupts a run --------------------------------------------------------------------------------------------

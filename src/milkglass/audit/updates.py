@@ -21,12 +21,13 @@ import torch
 from milkglass.checkpoint import Checkpoint, read_json
 from milkglass.client.dataset import Example, read_examples
 from milkglass.errors import UsageError
+from milkglass.federated.draws import order_of
 from milkglass.federated.mod import searching
 from milkglass.federated.prepare import GHOST, originals
 from milkglass.federated.recording import read
 from milkglass.federated.rounds import Tensors, Update, mean, stepped
 from milkglass.federated.rows import Rows, load, secret_of, stamp_of
-from milkglass.federated.site import drawn, weights_of
+from milkglass.federated.site import weights_of
 from milkglass.federated.state import Run
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sequences import Ids, Sequences
@@ -69,7 +70,7 @@ class Texts:
 
     def behind(self, seen: Gradients) -> Ids:
         """Which texts were in the batch of a single step, in its order."""
-        return drawn(self.secret, seen.round, len(self.rows))[0][: seen.batch_size]
+        return order_of(self.secret, seen.round, len(self.rows))[: seen.batch_size]
 
 
 @dataclass(frozen=True, eq=False)

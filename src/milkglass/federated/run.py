@@ -119,16 +119,12 @@ def _require_counts(update: Update, training: Training) -> None:
 
 def settings_of(training: Training, classes: int, seed: int) -> dict[str, Any]:
     """What a server knows anyway. seed: of the head."""
-    return {**_deciding(training), "classes": classes, "seed": seed}
+    return {**training.deciding(), "classes": classes, "seed": seed}
 
 
 def job_of(model: str, sites: Sequence[Site], training: Training, classes: int, seed: int) -> str:
     """Names a run by all that decides its weights but the number of rounds: more of them go on. A site's rows are in it
     by a mark of its own secret, since a server keeps the name and could try rows."""
     rows = {one.name: [load(one.folder).mark(secret_of(one.folder)), repr(one.shield)] for one in sites}
-    told = ["milkglass federated", model, rows, _deciding(training), classes, seed]
+    told = ["milkglass federated", model, rows, training.deciding(), classes, seed]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-
-
-def _deciding(training: Training) -> dict[str, Any]:
-    return {name: one for name, one in training.document().items() if name not in ("rounds", "minimum", "most_texts")}

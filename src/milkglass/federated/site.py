@@ -1,15 +1,13 @@
 """What a site does in a round: FedSGD one gradient, FedAvg one pass over its rows in steps of its own.
 
 Every gradient goes through the site's shield (gradients/) before anything is made of it. Which rows are in a batch, and
-what a shield draws, follows from the site's secret and the round alone: a round that is repeated is the same round, and
-a server, which lacks the secret, cannot take the noise away.
+what a shield draws, follows from the site's secret (draws.py).
 
 What this module does not know: texts, other sites, whether the rows were obfuscated (mod.py), Flower.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,8 +17,10 @@ import numpy as np
 import torch
 
 from milkglass.errors import CorruptCheckpoint, RefusedTask, UsageError
+from milkglass.federated.draws import noise_of, order_of
 from milkglass.federated.rounds import Tensors, Update, misfit
 from milkglass.federated.rows import Rows, load, secret_of
+from milkglass.gradients.catalogue import parameters
 from milkglass.gradients.shield import Bare, Shield, require, share
 from milkglass.sequences import Ids
 from milkglass.shared_step import SharedStep, batch
@@ -52,6 +52,10 @@ class Training:
     def document(self) -> dict[str, Any]:
         """What is not given is left out."""
         return {name: one for name, one in asdict(self).items() if one is not None}
+
+    def deciding(self) -> dict[str, Any]:
+        """What of it decides a round."""
+        return {"method": self.method, "lr": self.lr, "batch_size": self.batch_size}
 
     @property
     def bound(self) -> int | None:
@@ -89,7 +93,8 @@ class Site:
         if found := misfit(weights, _trained(step)):
             raise RefusedTask(f"the server sent {found}", "the server must train the model that this site has")
         load_weights(step, weights)
-        order, rng = drawn(secret, round, len(rows))
+        order = order_of(secret, round, len(rows))
+        rng = noise_of(secret, round, weights, training.deciding(), parameters(self.shield))
         loss = _loss(step, rows, order[: training.batch_size])
         if training.method == "fedsgd":
             chosen = order[: training.batch_size]
@@ -118,13 +123,6 @@ def _batch(rows: Rows, chosen: Ids) -> tuple[torch.Tensor, torch.Tensor, torch.T
 def _loss(step: SharedStep, rows: Rows, chosen: Ids) -> float:
     ids, mask, labels = _batch(rows, chosen)
     return float(step.loss(step.embedded(ids), mask, labels))
-
-
-def drawn(secret: bytes, round: int, count: int) -> tuple[Ids, np.random.Generator]:
-    """A round's order of the rows (count,), and what its shield draws from."""
-    whole = hashlib.sha256(b"milkglass federated round\0" + secret + round.to_bytes(8, "little"))
-    rng = np.random.default_rng(int.from_bytes(whole.digest(), "big"))
-    return rng.permutation(count), rng
 
 
 def load_weights(step: SharedStep, weights: Tensors) -> None:

@@ -1,0 +1,52 @@
+"""What a site draws in a round, from its secret: an order of its rows, and what its shield draws from.
+
+The order follows from the secret and the round. The noise also from all else that decides what is sent without it: the
+weights that came, how the site trains, and the shield. So a round that is repeated as it was is the same round; and a
+server that asks once more with other weights or another size of batches, in this run or in another, gets other noise,
+or it could subtract one answer from the other. What such answers tell together is not bounded here: what a shield
+promises is of one run.
+
+What this module does not know: rows, models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from milkglass.federated.rounds import Tensors
+from milkglass.sequences import Ids
+
+
+def order_of(secret: bytes, round: int, count: int) -> Ids:
+    """(count,) the rows' numbers, in a round's order."""
+    return np.random.default_rng(_number(secret, b"order", round, b"")).permutation(count)
+
+
+def noise_of(
+    secret: bytes, round: int, weights: Tensors, training: Mapping[str, Any], shield: str
+) -> np.random.Generator:
+    """training, shield: what decides them, told."""
+    told = json.dumps([dict(training), shield], sort_keys=True).encode()
+    return np.random.default_rng(_number(secret, b"noise", round, told + digest(weights)))
+
+
+def digest(weights: Tensors) -> bytes:
+    """SHA-256 over names, shapes, types and numbers."""
+    whole = hashlib.sha256()
+    for name in sorted(weights):
+        one = weights[name].detach().contiguous()
+        whole.update(json.dumps([name, [*one.shape], str(one.dtype)]).encode())
+        whole.update(one.reshape(-1).view(torch.uint8).numpy())
+    return whole.digest()
+
+
+def _number(secret: bytes, label: bytes, round: int, told: bytes) -> int:
+    whole = hmac.new(secret, b"milkglass federated " + label + b"\0" + round.to_bytes(8, "little") + told, "sha256")
+    return int.from_bytes(whole.digest(), "big")
