@@ -66,6 +66,12 @@ def test_with_ghost_and_a_shield(there: World, tmp_path: Path, cache: None) -> N
     for path in (tmp_path / "run", *(tmp_path / "run").rglob("*")):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
     assert all((tmp_path / "run" / "sites" / name / "stamp.json").is_file() for name in "ab")
+    told = call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--seed", 0)
+    refused(told, 2, "the run was begun without --seed")
+    rows_file(files / "c.jsonl", 2, 2)
+    refused(call(*words, "--method", "fedavg", "--shield", "dp-sgd"), 2, "was begun without the rows of c")
+    assert not (tmp_path / "run" / "sites" / "c").exists()
+    (files / "c.jsonl").unlink()
     (tmp_path / "run" / "sites" / "b" / "stamp.json").unlink()
     refused(call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--rounds", 11), 2, "another choice of --plain")
 

@@ -101,3 +101,15 @@ def test_what_died_after_the_folder_had_its_name_goes(
     with pytest.raises(UsageError, match="exists already"):
         prepare(source, site, LABELS, there.model, there.ghost, None)
     assert not parts_folder(site).exists()
+
+
+def test_a_run_has_one_seed(tmp_path: Path) -> None:
+    passing.require_seed(tmp_path / "sites", 7)
+    passing.require_seed(tmp_path / "sites", 7)
+    assert (tmp_path / "sites" / "seed.json").stat().st_mode & 0o777 == 0o600
+    for other in (None, 0):
+        with pytest.raises(UsageError, match="the run was begun with --seed 7"):
+            passing.require_seed(tmp_path / "sites", other)
+    passing.require_seed(tmp_path / "more", None)
+    with pytest.raises(UsageError, match="the run was begun without --seed"):
+        passing.require_seed(tmp_path / "more", 0)

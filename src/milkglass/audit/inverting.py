@@ -57,8 +57,8 @@ def leakage(
     begin: Callable[[int], Tell] = lambda steps: lambda done: None, public: Given = Given(),
     shield: Shield = Bare(),
 ) -> tuple[Leakage, list[Reading]]:  # fmt: skip
-    """names: of attacks; None: all that fit. begin: hears how many steps there are, and its answer of each.
-    shield: the site's.
+    """names: of attacks; None: INVERSIONS and ADAPTIVE, as far as they fit. begin: hears how
+    many steps there are, and its answer of each. shield: the site's.
 
     Raises UsageError for an unknown one, CorruptCheckpoint for a damaged update.
     """

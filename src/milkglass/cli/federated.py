@@ -83,7 +83,7 @@ def run(
     require_ours(out)
     require_writable(out)
     files = files_of(sites)
-    _require_all(files, out / "sites")
+    _require_all(files, out)
     labels = labels_of(list(files.values()))
     folder = resolve(model)
     digest = Checkpoint.open(folder).digest()
@@ -127,9 +127,10 @@ def _prepared(
 ) -> None:  # fmt: skip
     """Each site's rows, but those that an interrupted run has already. Raises UsageError where those are of another
     kind, or the sites' files changed."""
-    from milkglass.federated.passing import remove_finished
+    from milkglass.federated.passing import remove_finished, require_seed
     from milkglass.federated.prepare import matches, prepare
 
+    require_seed(into, seed)
     left = {name: path for name, path in files.items() if not (into / name).exists()}
     for name in files:
         if name not in left:
@@ -204,8 +205,17 @@ def _number(loss: float | None) -> str:
     return "unknown" if loss is None else f"{loss:.4f}"
 
 
-def _require_all(files: Mapping[str, Path], prepared: Path) -> None:
-    """Raises UsageError where a run was begun with a site whose file is gone."""
+def _require_all(files: Mapping[str, Path], out: Path) -> None:
+    """Raises UsageError where a run was begun with a site whose file is gone, or without one that is there."""
+    from milkglass.federated.state import FILE
+
+    prepared = out / "sites"
+    new = [name for name in files if not (prepared / name).is_dir()]
+    if new and (out / FILE).is_file():
+        raise UsageError(
+            f"the run in {out} was begun without the rows of {', '.join(new)}",
+            "take that file away, or give a new folder for a run with that site",
+        )
     begun = sorted(one.name for one in prepared.iterdir() if one.is_dir()) if prepared.is_dir() else []
     if gone := [name for name in begun if name not in files and not name.startswith(".")]:
         raise UsageError(

@@ -32,7 +32,12 @@ def audit(
         Path | None, typer.Option(help="The site's prepared folder.  [default: RUN/sites/SITE]", show_default=False)
     ] = None,
     attacks: Annotated[
-        str | None, typer.Option(help="Names with commas between them, such as dager,lamp.  [default: those that fit]")
+        str | None,
+        typer.Option(
+            help="Names with commas between them, such as dager,lamp.  [default: those that fit and end soon; dlg, "
+            "tag, lamp, grab and shadow-generation only when named]",
+            show_default=False,
+        ),
     ] = None,
     public: Annotated[
         Path | None,

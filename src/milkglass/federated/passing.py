@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from milkglass.checkpoint import Checkpoint
-from milkglass.errors import CorruptCheckpoint
+from milkglass.checkpoint import Checkpoint, read_json
+from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.federated import private
 from milkglass.sanitizers.files import fresh_seed
 from milkglass.sanitizers.ghost.ghost import Ghost
@@ -24,6 +25,7 @@ from milkglass.sanitizers.ghost.parts import Parts, finished
 from milkglass.sanitizers.ghost.tally import Tally
 from milkglass.sequences import Ids
 
+SEED = "seed.json"  # beside the sites of a run
 TOGETHER = 4  # texts of a part: what an interruption loses at most
 Tell = Callable[[int], None]
 
@@ -39,6 +41,20 @@ class Passed:
 
 def parts_folder(site: Path) -> Path:
     return site.with_name(f".{site.name}.parts")
+
+
+def require_seed(sites: Path, seed: int | None) -> None:
+    """Sites of one run have one seed, or none. Raises UsageError where a run was begun with another."""
+    path = sites / SEED
+    if path.is_file():
+        begun = read_json(path).get("seed")
+        if begun != seed:
+            told = "without --seed" if begun is None else f"with --seed {begun}"
+            raise UsageError(f"the run was begun {told}", "give the same, or a new folder")
+        return
+    private.folder(sites)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump({"seed": seed}, file)
 
 
 def remove_finished(site: Path) -> None:

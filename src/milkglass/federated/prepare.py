@@ -29,6 +29,7 @@ from milkglass.tokenizer import longest
 
 GHOST = "ghost"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+ALLOWED = "1 to 40 of A-Z, a-z, 0-9, - and _, with a letter or a digit first"
 Tell = Callable[[int], None]
 
 
@@ -40,7 +41,9 @@ def files_of(folder: Path) -> dict[str, Path]:
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() not in (".jsonl", ".csv", ".tsv"):
             continue
-        name = require_name(path.stem)
+        if not NAME.fullmatch(path.stem):
+            raise UsageError(f"{path.name!r} cannot name a site: {ALLOWED}", "rename the file")
+        name = path.stem
         if name in found:
             raise UsageError(f"two files are called {name}", "a site is one file")
         found[name] = path
@@ -55,7 +58,7 @@ def files_of(folder: Path) -> dict[str, Path]:
 def require_name(name: str) -> str:
     """A site's name becomes a file's, and may come from another machine."""
     if not NAME.fullmatch(name):
-        raise UsageError("a site's name is not 1 to 40 of A-Z, a-z, 0-9, - and _", "rename it")
+        raise UsageError(f"a site's name is not {ALLOWED}", "rename it")
     return name
 
 
@@ -79,7 +82,10 @@ def examples_of(source: Path, labels: Mapping[str, int]) -> list[Example]:
     found = list(read_examples(source))
     for one in found:
         if one.label not in labels:
-            raise CodecError(f"line {one.line} of {source.name} has another label than was agreed", "see --labels")
+            raise CodecError(
+                f"line {one.line} of {source.name} has another label than was agreed",
+                "mend that row, or name all sites' classes",
+            )
     return found
 
 

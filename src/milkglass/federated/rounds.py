@@ -87,7 +87,7 @@ def stepped(weights: Tensors, change: Tensors, lr: float) -> dict[str, torch.Ten
     found = {name: one - lr * change[name] for name, one in weights.items()}
     for name, one in found.items():
         if not torch.isfinite(one).all():
-            raise PoisonedUpdate(f"the round's updates leave {name} not finite", "lower the learning rate")
+            raise PoisonedUpdate(f"the round's updates leave {name} not finite", f"give a learning rate below {lr}")
     return found
 
 

@@ -25,7 +25,7 @@ from milkglass.attacks.gradient.inversion import Batch, Inversion, batches
 from milkglass.attacks.gradient.layers import Entrance, entrance
 from milkglass.attacks.gradient.prefixes import Text
 from milkglass.attacks.gradient.spans import Span
-from milkglass.errors import UnsupportedModel
+from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.paper import Paper
 from milkglass.sequences import Ids
 from milkglass.threat import Budget, Knowledge, Transcript
@@ -65,6 +65,11 @@ class DAGER(Inversion):
         ),
     )
     helped_by: ClassVar[frozenset[str]] = frozenset({"lengths"})
+
+    def __post_init__(self) -> None:
+        for name in ("first", "second", "adapters", "most", "combinations", "starts"):
+            if (value := getattr(self, name)) <= 0:
+                raise UsageError(f"{name} is {value}", "give more than 0, or leave the default")
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         assert knowledge.step is not None

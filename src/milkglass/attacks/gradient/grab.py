@@ -71,9 +71,9 @@ class GRAB(Optimising):
     )
 
     def __post_init__(self) -> None:
-        least = min(self.starts, self.permutations, self.watch, self.pool, self.beam, self.rounds)
-        if least < 1:
-            raise UsageError(f"a count of {least}, where at least 1 is needed", "raise it, or leave the default")
+        for name in ("starts", "permutations", "watch", "pool", "beam", "rounds"):
+            if (value := getattr(self, name)) < 1:
+                raise UsageError(f"{name} is {value}", "give at least 1, or leave the default")
 
     def solve(self, batch: Batch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         masks = Masks(batch.size) if batch.step.dropout else None

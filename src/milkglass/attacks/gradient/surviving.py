@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from milkglass.attacks.gradient.free_tokens import bag, table_gradient
 from milkglass.attacks.gradient.inversion import Batch, Inversion, batches
+from milkglass.errors import UsageError
 from milkglass.paper import Paper
 from milkglass.sequences import Ids
 from milkglass.threat import Budget, Knowledge, Transcript
@@ -53,6 +54,11 @@ class SurvivingEntries(Inversion):
         "this project",
     )
     helped_by: ClassVar[frozenset[str]] = frozenset({"lengths", "labels"})
+
+    def __post_init__(self) -> None:
+        for name in ("evaluations", "starts"):
+            if (value := getattr(self, name)) < 1:
+                raise UsageError(f"{name} is {value}", "give at least 1, or leave the default")
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         assert knowledge.step is not None
