@@ -144,7 +144,8 @@ class SharedStep:
 
 def adapt(module: Any, rank: int) -> None:
     """Adapters of that rank in the queries and values (Hu et al. 2022; alpha = 2 rank); they and a class head are
-    trained, and nothing else."""
+    trained, and nothing else. (GHOST's tables also drop a tenth of the adapters' inputs and hold the rest in 4 bits:
+    here neither is done.)"""
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
 

@@ -9,8 +9,9 @@ import pytest
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.federated import passing
 from milkglass.federated.passing import TOGETHER, parts_folder
-from milkglass.federated.prepare import prepare
+from milkglass.federated.prepare import matches, prepare
 from milkglass.federated.rows import load, report_of
+from tests import tiny
 from tests.federated.kit import World, rows_file
 
 LABELS = {"no": 0, "yes": 1}
@@ -101,6 +102,21 @@ def test_what_died_after_the_folder_had_its_name_goes(
     with pytest.raises(UsageError, match="exists already"):
         prepare(source, site, LABELS, there.model, there.ghost, None)
     assert not parts_folder(site).exists()
+
+
+def test_rows_of_another_model_or_text_are_not_taken_up(there: World, source: Path, tmp_path: Path) -> None:
+    prepare(source, tmp_path / "plain", LABELS, there.model, None, 7)
+    prepare(source, tmp_path / "ghost", LABELS, there.model, there.ghost, 7)
+    other = tiny.save("gpt2", tmp_path / "other")
+    for name, plain in (("plain", True), ("ghost", False)):
+        matches(source, tmp_path / name, LABELS, plain, there.model)
+        with pytest.raises(UsageError, match="or with another choice of --plain"):
+            matches(source, tmp_path / name, LABELS, not plain, there.model)
+    with pytest.raises(UsageError, match="for another model"):
+        matches(source, tmp_path / "ghost", LABELS, False, other)
+    rows_file(source, ROWS, 2)
+    with pytest.raises(UsageError, match="was prepared from other rows"):
+        matches(source, tmp_path / "plain", LABELS, True, there.model)
 
 
 def test_a_run_has_one_seed(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -283,6 +285,29 @@ def test_a_death_before_the_file_has_its_name_needs_no_seed_to_go_on(
     (tmp_path / "aside").rename(part)
     run(ghost, source, out, None)
     assert out.read_text() == made and not part.parent.exists()
+
+
+def test_a_death_between_the_report_and_the_file_goes_on(
+    ghost: Ghost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = lines_file(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    own = files.appearing
+
+    @contextmanager
+    def dying(path: Path) -> Iterator[Any]:
+        with own(path) as file:
+            yield file
+            if path == out:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "appearing", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run(ghost, source, out, None)
+    assert files.report_path(out).is_file() and not out.exists()
+    report = run(ghost, source, out, None)
+    assert out.is_file() and json.loads(files.report_path(out).read_text()) == report
+    assert not (tmp_path / ".out.jsonl.parts").exists()
 
 
 def test_an_unfinished_run_of_another_job_is_not_thrown_away(

@@ -134,7 +134,7 @@ def _prepared(
     left = {name: path for name, path in files.items() if not (into / name).exists()}
     for name in files:
         if name not in left:
-            matches(files[name], into / name, labels, plain)
+            matches(files[name], into / name, labels, plain, model)
             remove_finished(into / name)
     ghost = None if plain or not left else _ghost(model, stage)
     for name, path in left.items():

@@ -129,16 +129,24 @@ def _stamp(ghost: Ghost, rows: Rows) -> Stamp:
     return Stamp(GHOST, model, rows.digest(), ghost.searching.document(), ghost.selection.document())
 
 
-def matches(source: Path, folder: Path, labels: Mapping[str, int], plain: bool) -> None:
-    """Whether a site's folder is of this file: as many texts of the same classes. What the texts were is not kept, not
-    even as a digest, which could be tried. Raises UsageError; a folder that is damaged is for `load` to tell of."""
+def matches(source: Path, folder: Path, labels: Mapping[str, int], plain: bool, model: Path) -> None:
+    """Whether a site's folder is of this file: as many texts of the same classes, with the ids that this model's
+    tokenizer gives them, or the stamp of this model. Of shadows it is not told whether they are of these texts: what
+    the texts were is not kept, not even as a digest, which could be tried. Raises UsageError; a folder that is damaged
+    is for `load` to tell of."""
     if not (folder / ROWS).is_file():
         return  # a site that dropped out, which is told when it is asked
     rows = load(folder)
-    found = [labels[str(one.label)] for one in examples_of(source, labels)]
-    if found != rows.labels.tolist() or plain != (stamp_of(folder) is None):
+    examples, stamp = examples_of(source, labels), stamp_of(folder)
+    same = [labels[str(one.label)] for one in examples] == rows.labels.tolist() and plain == (stamp is None)
+    if same and stamp is None:
+        same = [one.tolist() for one in originals(model, [one.text for one in examples])] == [
+            one.tolist() for one in rows.ids
+        ]
+    if not same or (stamp is not None and stamp.model != Checkpoint.open(model).digest()):
         raise UsageError(
-            f"{folder} was prepared from other rows than {source.name} has, or with another choice of --plain",
+            f"{folder} was prepared from other rows than {source.name} has, for another model, or with another choice "
+            "of --plain",
             "give a new folder for the run, or remove that one",
         )
 

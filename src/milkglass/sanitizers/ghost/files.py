@@ -55,9 +55,13 @@ class Plan:
         return self.out.with_name(f".{self.out.name}.parts")
 
     def require_free(self) -> None:
-        """Raises UsageError where OUT or its report is there. What a run left that died after OUT had its name goes."""
-        if self.out.is_file() and (left := finished(self.folder)):
-            left.remove()
+        """Raises UsageError where OUT or its report is there. What a run left goes that died after OUT had its name, or
+        after its report had, which is named first."""
+        if left := finished(self.folder):
+            if self.out.is_file():
+                left.remove()
+            else:
+                report_path(self.out).unlink(missing_ok=True)
         require_free(self.out)
 
 
