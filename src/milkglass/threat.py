@@ -268,7 +268,7 @@ class Budget:
 
     def part(self, share: float, progress: Callable[[float], None] = lambda share: None) -> Budget:
         """That share of what is left, by the same clock."""
-        return Budget(max(0.0, self.left()) * share, progress, self.stopped, self.clock)
+        return Budget(max(0.0, self.left()) * share if share else 0.0, progress, self.stopped, self.clock)
 
 
 class Attack(abc.ABC):

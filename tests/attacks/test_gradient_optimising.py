@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from milkglass.attacks.gradient.dager import DAGER
 from milkglass.attacks.gradient.distance import Distance, Kind, product
 from milkglass.attacks.gradient.dlg import DLG
 from milkglass.attacks.gradient.dropout import Masks
@@ -22,6 +23,7 @@ from milkglass.attacks.gradient.moves import MOVES, proposals, rotated, span_mov
 from milkglass.attacks.gradient.optimising import Descent, Optimising, Pace
 from milkglass.attacks.gradient.prior import Prior
 from milkglass.attacks.gradient.problem import Problem, comparable
+from milkglass.attacks.gradient.surviving import SurvivingEntries
 from milkglass.attacks.gradient.tag import TAG
 from milkglass.errors import UsageError
 from milkglass.paper import Paper
@@ -481,8 +483,12 @@ def test_settings_that_cannot_be() -> None:
         LAMP(kind="euclid")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="0 starts"):
         LAMP(starts=0)
-    with pytest.raises(UsageError, match=" is 0"):
+    with pytest.raises(UsageError, match="beam is 0"):
         GRAB(beam=0)
+    with pytest.raises(UsageError, match="starts is 0"):
+        DAGER(starts=0)
+    with pytest.raises(UsageError, match="evaluations is 0"):
+        SurvivingEntries(evaluations=0)
     with pytest.raises(UsageError, match="-1 steps"):
         Pace(-1, 0.1)
 

@@ -188,3 +188,16 @@ def test_a_good_guess_is_not_used_twice() -> None:
     )
     found = score(Guess(texts=Sequences.of([[5, 6, 7], []])), truth, np.random.default_rng(0))
     assert found["token recall"].value == pytest.approx(0.5)
+
+
+def test_a_part_of_a_budget_goes_by_the_same_clock() -> None:
+    now = 10.0
+    budget = Budget(8, clock=lambda: now)
+    part = budget.part(0.5)
+    assert (budget.left(), part.left()) == (8, 4)
+    now = 13.0
+    assert (budget.left(), part.left(), part.part(0.5).left()) == (5, 1, 0.5)
+    now = 30.0
+    assert budget.left() < 0 and budget.part(0.5).left() == 0
+    assert Budget().part(0.5).left() == float("inf") and Budget().part(0).left() <= 0
+    assert Budget(8, stopped=lambda: True, clock=lambda: now).part(1).left() == 0

@@ -141,7 +141,7 @@ def test_recipes_share_shadows_and_trained_models(data: Path, tmp_path: Path, mo
     assert "cells" not in first["made"]
     records = sorted(cells.rglob("*.made"))
     assert len(records) == len([*cells.rglob("*.jsonl"), *cells.rglob("*.safetensors")])
-    records[0].write_text('"an earlier one"\n', "utf-8")
+    records[0].write_text('["an earlier one"]\n', "utf-8")
     second = json.loads(reproduce(other, data, tmp_path / "two", tell=said.append, cache=cells).read_text("utf-8"))
     for name, one in first["figures"].items():
         assert one["measured"] == second["figures"][name]["measured"]
@@ -222,6 +222,10 @@ def test_of_each_class_alike_many_are_held_out() -> None:
     labels = np.array([0, 0, 1, 0, 0, 0, 1, 1, 1, 1])
     assert np.flatnonzero(held_out(labels, 10, 0.2)).tolist() == [0, 2]
     assert np.flatnonzero(held_out(None, 10, 0.3)).tolist() == [0, 1, 2]
+    assert held_out(np.arange(10) % 3, 10, 0.4).sum() == 4, "as many as were asked for"
+    for odd in (np.arange(10), np.array([0] * 9 + [1])):
+        with pytest.raises(UsageError, match="2 of 10 rows are held out: of a class none, or all"):
+            held_out(odd, 10, 0.2)
     with pytest.raises(UsageError, match="10 of 10 rows are held out"):
         Training(rows=10, held_out=10)
     assert Training(rows=10, held_out=4).share == pytest.approx(0.4) and Training().share == 0.2

@@ -69,7 +69,7 @@ def test_with_ghost_and_a_shield(there: World, tmp_path: Path, cache: None) -> N
     told = call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--seed", 0)
     refused(told, 2, "the run was begun without --seed")
     rows_file(files / "c.jsonl", 2, 2)
-    refused(call(*words, "--method", "fedavg", "--shield", "dp-sgd"), 2, "was begun without the rows of c")
+    refused(call(*words, "--method", "fedavg", "--shield", "dp-sgd"), 2, "was begun without c")
     assert not (tmp_path / "run" / "sites" / "c").exists()
     (files / "c.jsonl").unlink()
     (tmp_path / "run" / "sites" / "b" / "stamp.json").unlink()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from milkglass.federated import passing
 from milkglass.federated.passing import TOGETHER, parts_folder
 from milkglass.federated.prepare import matches, prepare
 from milkglass.federated.rows import load, report_of
+from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.selection import Selection
 from tests import tiny
 from tests.federated.kit import World, rows_file
 
@@ -36,9 +40,9 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "long.jsonl"
 
 
-def interrupted(there: World, source: Path, site: Path, seed: int | None) -> None:
+def interrupted(there: World, source: Path, site: Path, seed: int | None, ghost: Ghost | None = None) -> None:
     with pytest.raises(KeyboardInterrupt):
-        prepare(source, site, LABELS, there.model, there.ghost, seed, Interrupts(2))
+        prepare(source, site, LABELS, there.model, ghost or there.ghost, seed, Interrupts(2))
 
 
 def made_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -51,13 +55,17 @@ def made_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_it_goes_on_and_the_result_is_the_same(
     there: World, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, site = tmp_path / "whole", tmp_path / "x" / "site"
-    prepare(source, whole, LABELS, there.model, there.ghost, 7)
-    interrupted(there, source, site, 7)
+    whole, site, ghost = (
+        tmp_path / "whole",
+        tmp_path / "x" / "site",
+        replace(there.ghost, selection=Selection("random")),
+    )
+    prepare(source, whole, LABELS, there.model, ghost, 7)
+    interrupted(there, source, site, 7, ghost)
     assert not site.exists() and parts_folder(site).stat().st_mode & 0o777 == 0o700
     assert {one.stat().st_mode & 0o777 for one in parts_folder(site).iterdir()} == {0o600}
     counts = made_again(monkeypatch)
-    prepare(source, site, LABELS, there.model, there.ghost, 7)
+    prepare(source, site, LABELS, there.model, ghost, 7)
     assert counts == [1], "two parts were there"
     assert load(site).digest() == load(whole).digest() and report_of(site) == report_of(whole)
     assert [one.name for one in site.parent.iterdir()] == ["site"]
@@ -66,9 +74,10 @@ def test_it_goes_on_and_the_result_is_the_same(
 def test_a_seed_that_was_drawn_is_kept_until_all_is_done(there: World, source: Path, tmp_path: Path) -> None:
     line = source.read_text("utf-8").splitlines()[0]
     source.write_text("\n".join([line] * ROWS) + "\n", "utf-8")
-    site = tmp_path / "site"
-    interrupted(there, source, site, None)
-    rows = prepare(source, site, LABELS, there.model, there.ghost, None)
+    site, ghost = tmp_path / "site", replace(there.ghost, selection=Selection("random"))
+    interrupted(there, source, site, None, ghost)
+    assert json.loads((parts_folder(site) / "job.json").read_text("utf-8"))["seed"] is not None
+    rows = prepare(source, site, LABELS, there.model, ghost, None)
     assert len({one.tobytes() for one in rows.ids}) == 1, "one text has one shadow, whatever part it stands in"
     assert not parts_folder(site).exists()
 
@@ -83,9 +92,10 @@ def test_parts_of_another_job_and_damaged_ones_are_refused(there: World, source:
         prepare(source, site, LABELS, there.model, there.ghost, 7)
     rows_file(source, ROWS, 0)
     part = sorted(parts_folder(site).glob("[0-9]*.json"))[0]
-    part.write_text('{"ids": [], "tally": {}}', "utf-8")
-    with pytest.raises(CorruptCheckpoint, match=r"part 0 of \.site\.parts is damaged"):
-        prepare(source, site, LABELS, there.model, there.ghost, 7)
+    for damaged in ('{"ids": [], "tally": {}}', "{"):
+        part.write_text(damaged, "utf-8")
+        with pytest.raises(CorruptCheckpoint, match=r"part 0 of \.site\.parts is damaged"):
+            prepare(source, site, LABELS, there.model, there.ghost, 7)
     part.unlink()
     assert len(prepare(source, site, LABELS, there.model, there.ghost, 7)) == ROWS
 
@@ -119,13 +129,25 @@ def test_rows_of_another_model_or_text_are_not_taken_up(there: World, source: Pa
         matches(source, tmp_path / "plain", LABELS, True, there.model)
 
 
-def test_a_run_has_one_seed(tmp_path: Path) -> None:
-    passing.require_seed(tmp_path / "sites", 7)
-    passing.require_seed(tmp_path / "sites", 7)
-    assert (tmp_path / "sites" / "seed.json").stat().st_mode & 0o777 == 0o600
+def test_a_run_has_one_seed_and_its_sites(tmp_path: Path) -> None:
+    for _ in range(2):
+        passing.begin(tmp_path / "sites", ["b", "a"], 7)
+    assert (tmp_path / "sites" / "begun.json").stat().st_mode & 0o777 == 0o600
     for other in (None, 0):
         with pytest.raises(UsageError, match="the run was begun with --seed 7"):
-            passing.require_seed(tmp_path / "sites", other)
-    passing.require_seed(tmp_path / "more", None)
+            passing.begin(tmp_path / "sites", ["a", "b"], other)
+    with pytest.raises(UsageError, match="the run was begun without c"):
+        passing.begin(tmp_path / "sites", ["a", "b", "c"], 7)
+    (tmp_path / "sites" / "begun.json").write_text("{")
+    with pytest.raises(CorruptCheckpoint, match="begun.json is damaged"):
+        passing.begin(tmp_path / "sites", ["a", "b"], 7)
+    passing.begin(tmp_path / "more", ["a"], None)
     with pytest.raises(UsageError, match="the run was begun without --seed"):
-        passing.require_seed(tmp_path / "more", 0)
+        passing.begin(tmp_path / "more", ["a"], 0)
+
+
+def test_plain_takes_up_no_shadows(there: World, source: Path, tmp_path: Path) -> None:
+    interrupted(there, source, tmp_path / "site", 7)
+    with pytest.raises(UsageError, match="holds an unfinished preparation with ghost"):
+        prepare(source, tmp_path / "site", LABELS, there.model, None, 7)
+    assert parts_folder(tmp_path / "site").is_dir()

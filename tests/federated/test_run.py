@@ -220,14 +220,18 @@ def test_a_site_s_shield_is_in_front_of_all_that_it_sends(
 def test_whoever_asks_otherwise_meets_other_noise(there: World, tmp_path: Path) -> None:
     """Or a server could ask twice and subtract."""
     site = there.sites(tmp_path / "sites")[0]
-    weights, order, base = weights_of(there.step()), order_of(secret_of(site.folder), 0, 5), SGD.deciding()
+    weights, order = weights_of(there.step()), order_of(secret_of(site.folder), 0, 5)
     moved = {**weights, "classifier.bias": weights["classifier.bias"] + 1e-6}
-    asked = [(0, weights, base, "s"), (1, weights, base, "s"), (0, moved, base, "s"), (0, weights, base, "t")]
-    asked += [(0, weights, replace(SGD, **{name: value}).deciding(), "s")
-              for name, value in (("batch_size", 2), ("lr", 0.5), ("method", "fedavg"))]  # fmt: skip
+    asked = [(0, weights, [3], 0.1, "s"), (1, weights, [3], 0.1, "s"), (0, moved, [3], 0.1, "s"),
+             (0, weights, [3], 0.1, "t"), (0, weights, [2], 0.1, "s"), (0, weights, [3, 2], 0.1, "s"),
+             (0, weights, [3, 2], 0.2, "s")]  # fmt: skip
     first = [noise_of(secret_of(site.folder), *one).random() for one in asked]
     assert len({*first}) == len(asked) and first == [noise_of(secret_of(site.folder), *one).random() for one in asked]
-    assert noise_of(secret_of(site.folder), 0, weights, base, "s").permutation(5).tolist() != order.tolist()
+    assert noise_of(secret_of(site.folder), 0, weights, [3], 0.1, "s").permutation(5).tolist() != order.tolist()
+    guarded = replace(site, shield=DPSGD())
+    alike = [replace(SGD, batch_size=5), replace(SGD, batch_size=9, lr=0.7), replace(AVG, batch_size=5)]
+    answers = [guarded.train(there.step(), 0, weights, one).update.tensors for one in alike]
+    assert equal(answers[0], answers[1]) and equal(answers[0], answers[2]), "who asks for the same gets the same noise"
     few, more = (
         replace(site, shield=DPSGD()).train(there.step(), 0, weights, replace(SGD, batch_size=size)).update.tensors
         for size in (2, 3)

@@ -69,6 +69,12 @@ def test_macro_f1_by_hand(guess: list[int], truth: list[int], value: float) -> N
     assert found.value == pytest.approx(value) and found.low < value < found.high
 
 
+def test_macro_f1_of_a_draw_that_lost_a_class_is_of_the_others() -> None:
+    truth = np.array([0] * 10 + [1] * 10 + [2])
+    found = glue.macro_f1(np.where(np.arange(21) == 0, 2, truth), truth, rng())
+    assert 0.7 < found.low < found.value, "0 for the lost class would put it at 0.62"
+
+
 @pytest.mark.parametrize("shift", [0.0, 1e6])
 def test_correlations_and_their_intervals_are_scipys(shift: float) -> None:
     draw = np.random.default_rng(1)

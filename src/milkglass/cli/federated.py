@@ -142,16 +142,8 @@ def _number(loss: float | None) -> str:
 
 
 def _require_all(files: Mapping[str, Path], out: Path) -> None:
-    """Raises UsageError where a run was begun with a site whose file is gone, or without one that is there."""
-    from milkglass.federated.state import FILE
-
+    """Raises UsageError where a run was begun with a site whose file is gone."""
     prepared = out / "sites"
-    new = [name for name in files if not (prepared / name).is_dir()]
-    if new and (out / FILE).is_file():
-        raise UsageError(
-            f"the run in {out} was begun without the rows of {', '.join(new)}",
-            "take that file away, or give a new folder for a run with that site",
-        )
     begun = sorted(one.name for one in prepared.iterdir() if one.is_dir()) if prepared.is_dir() else []
     if gone := [name for name in begun if name not in files and not name.startswith(".")]:
         raise UsageError(

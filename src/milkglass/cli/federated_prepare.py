@@ -60,7 +60,7 @@ def prepare(
         note(PLAIN)
     with bars(as_json) as stage:
         ghost = None if plain else _ghost(folder, stage)
-        with _goes_on(out):
+        with _goes_on(out, plain):
             rows: Rows = made(source, out, agreed, folder, ghost, seed, stage("prepare", count))
     document = {"out": str(out), "site": out.name, "texts": len(rows), "classes": len(names), "ghost": not plain}
     report = report_of(out)
@@ -75,10 +75,10 @@ def prepared(
 ) -> None:  # fmt: skip
     """Each site's rows, but those that an interrupted run has already. Raises UsageError where those are of another
     kind, or the sites' files changed."""
-    from milkglass.federated.passing import remove_finished, require_seed
+    from milkglass.federated.passing import begin, remove_finished
     from milkglass.federated.prepare import matches, prepare
 
-    require_seed(into, seed)
+    begin(into, files, seed)
     left = {name: path for name, path in files.items() if not (into / name).exists()}
     for name in files:
         if name not in left:
@@ -86,18 +86,18 @@ def prepared(
             remove_finished(into / name)
     ghost = None if plain or not left else _ghost(model, stage)
     for name, path in left.items():
-        with _goes_on(into / name):
+        with _goes_on(into / name, plain):
             prepare(path, into / name, labels, model, ghost, seed, stage(f"prepare {name}", _lines(path)))
 
 
 @contextmanager
-def _goes_on(site: Path) -> Iterator[None]:
+def _goes_on(site: Path, plain: bool) -> Iterator[None]:
     """Say what an interruption leaves, and that it is taken up again."""
     from milkglass.federated.passing import parts_folder
 
     kept = parts_folder(site)
-    if kept.is_dir():
-        note(f"site {site.name}: going on with an interrupted preparation")
+    if kept.is_dir() and not plain:
+        note(f"site {site.name}: an interrupted preparation is there, and is taken up")
     try:
         yield
     except KeyboardInterrupt:

@@ -154,7 +154,7 @@ def graded(
     attack: Any, transcript: Transcript, knowledge: Knowledge, truth: Truth, seconds: float | None, seed: int
 ) -> dict[str, float]:
     """audit.grading.MEASURES, from 0 to 1, half the width of the 95 % interval of ROUGE-1, and the processor's seconds,
-    which are what `seconds` bounds: other work on the machine changes no result."""
+    which are what `seconds` bounds: other work on the machine hardly changes a result."""
     budget = Budget(float("inf") if seconds is None else seconds, clock=time.process_time)
     start = budget.clock()
     guess = attack(transcript, knowledge, budget, np.random.default_rng(seed))

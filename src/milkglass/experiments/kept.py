@@ -1,5 +1,5 @@
 """What runs of several recipes may share: files that take long to make, each under the digest of what decides it but
-the code. By which commit a file was begun lies beside it; a run's folder remembers the commits whose files it took.
+the code. Which commits made a file lies beside it; a run's folder remembers the commits whose files it took.
 
 What this module does not know: what is in the files.
 """
@@ -7,6 +7,7 @@ What this module does not know: what is in the files.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,18 +30,31 @@ class Kept:
         private_folder(self.folder)
         private_folder(self.folder / room)
         path = self.folder / room / name
-        record = path.with_name(f"{name}.made")
-        if not record.is_file():
-            begun = "not recorded" if path.is_file() else now()["commit"]
-            write_private(record, json.dumps(begun) + "\n")
-        self._remember(str(json.loads(record.read_text("utf-8"))))
+        self._remember(made_by(path))
         return path
 
-    def _remember(self, commit: str) -> None:
-        write_private(self.out / TAKEN, json.dumps(sorted({*taken(self.out), commit})) + "\n")
+    def wrote(self, path: Path) -> None:
+        """Before a file has its name, or has it again with more: who did so."""
+        by = {*(made_by(path) if path.is_file() else ()), now()["commit"]}
+        write_private(_record(path), json.dumps(sorted(by)) + "\n")
+        self._remember(by)
+
+    def _remember(self, commits: Iterable[str]) -> None:
+        write_private(self.out / TAKEN, json.dumps(sorted({*taken(self.out), *commits})) + "\n")
+
+
+def made_by(path: Path) -> list[str]:
+    """The commits that made a file; none where it is not there."""
+    if not path.is_file():
+        return []
+    return list(json.loads(_record(path).read_text("utf-8"))) if _record(path).is_file() else ["not recorded"]
+
+
+def _record(path: Path) -> Path:
+    return path.with_name(f"{path.name}.made")
 
 
 def taken(out: Path) -> list[str]:
-    """The commits by which what a run took was begun."""
+    """The commits that made what a run took."""
     path = out / TAKEN
     return list(json.loads(path.read_text("utf-8"))) if path.is_file() else []

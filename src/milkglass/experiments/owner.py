@@ -154,6 +154,7 @@ def shadowed(base: Checkpoint, rows: Sequences, guard: Guard, seed: int, kept: K
         done += [one.tolist() for one in ghost.shadows(rows.chosen(some))]
         part = path.with_suffix(f".{secrets.token_hex(4)}.part")
         write_private(part, "".join(f"{json.dumps(one)}\n" for one in done))
+        kept.wrote(path)
         part.replace(path)
         tell(f"{len(done)} of {len(rows)} sentences have their shadows")
     return Sequences.of(done)

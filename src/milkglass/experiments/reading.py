@@ -58,7 +58,9 @@ def meanings(names: Iterable[str], shares: bool = False) -> tuple[tuple[str, str
     shares: whether they are of 1."""
     parts = dict.fromkeys(part for name in names for part in name.split(", "))
     if shares:
-        known = {part: SHARES.get(part) or _width(part) or _attack(part) for part in parts}
+        one_sided = "; all of it on one side of a figure of 0 or 1"
+        widths = {part: width + one_sided for part in parts if (width := _width(part))}
+        known = {part: SHARES.get(part) or widths.get(part) or _attack(part) for part in parts}
         return tuple((part, told) for part, told in known.items() if told)
     found = {part: told for part in parts if (told := _meaning(part))}
     if parts.keys() & ATTACKERS.keys():

@@ -234,10 +234,10 @@ def begun(out: Path) -> None:
 def made(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
     """By which code, and when: settings alone don't tell that a result is of code that has changed since. commit: with
     a + where the package differs from it, "" outside a checkout. begun: of a run that other code began, which. cells:
-    the commits that made what the run took of others, but for this one."""
+    the commits that made what the run took of others, but for these two."""
     by, record = now(), out / "begun.json"
     first = json.loads(record.read_text("utf-8")) if record.is_file() else {"commit": "not recorded"}
-    others = sorted({*cells} - {by["commit"]})
+    others = sorted({*cells} - {by["commit"], first["commit"]})
     found = by if first["commit"] == by["commit"] else {**by, "begun": first}
     return {**found, "cells": others} if others else found
 

@@ -140,6 +140,7 @@ class Owner:
         fit(step, rows, guard.shield, self.chosen, self.recipe.seed, self.pad, told)
         part = path.with_suffix(f".{secrets.token_hex(4)}.part")
         save_file({n: one.detach().clone() for n, one in step.module.named_parameters() if n in step.names}, part)
+        self.kept.wrote(path)
         part.replace(path)
         return step
 
@@ -224,12 +225,21 @@ def _rows(recipe: SharedTraining, tokenizer: Any, data: Path) -> tuple[Rows, Row
 
 
 def held_out(labels: Ids | None, count: int, share: float) -> NDArray[np.bool_]:
-    """(count,) which rows are held out: of each class the first, since rows come in an order that was drawn."""
+    """(count,) which rows are held out: of each class its share, by largest remainder, and the first of them: rows come
+    in an order that was drawn. Raises UsageError where a class would have none, or none left."""
     kinds = np.zeros(count, np.int64) if labels is None else labels
+    classes, sizes = np.unique(kinds, return_counts=True)
+    quotas = sizes * round(share * count) / count
+    parts = np.floor(quotas).astype(np.int64)
+    parts[np.argsort(parts - quotas, kind="stable")[: round(share * count) - int(parts.sum())]] += 1
+    if (parts < 1).any() or (parts >= sizes).any():
+        raise UsageError(
+            f"{round(share * count)} of {count} rows are held out: of a class none, or all",
+            "take more rows, or hold out another number",
+        )
     found = np.zeros(count, np.bool_)
-    for one in np.unique(kinds):
-        there = np.flatnonzero(kinds == one)
-        found[there[: round(share * len(there))]] = True
+    for one, part in zip(classes, parts, strict=True):
+        found[np.flatnonzero(kinds == one)[:part]] = True
     return found
 
 

@@ -1,10 +1,10 @@
 """What a site draws in a round, from its secret: an order of its rows, and what its shield draws from.
 
 The order follows from the secret and the round. The noise also from all else that decides what is sent without it: the
-weights that came, how the site trains, and the shield. So a round that is repeated as it was is the same round; and a
-server that asks once more with other weights or another size of batches, in this run or in another, gets other noise,
-or it could subtract one answer from the other. What such answers tell together is not bounded here: what a shield
-promises is of one run.
+weights that came, the sizes of the batches, the rate where there are several, and the shield. So whoever asks for the
+same gets the same, noise and all; and a server that asks for something else, in this run or in another, gets other
+noise, or it could subtract one answer from the other. It may ask for something hardly else as often as it likes, and
+average: nobody counts here. What a shield promises is of one answer a round.
 
 What this module does not know: rows, models.
 """
@@ -14,8 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -30,10 +29,10 @@ def order_of(secret: bytes, round: int, count: int) -> Ids:
 
 
 def noise_of(
-    secret: bytes, round: int, weights: Tensors, training: Mapping[str, Any], shield: str
+    secret: bytes, round: int, weights: Tensors, batches: Sequence[int], lr: float, shield: str
 ) -> np.random.Generator:
-    """training, shield: what decides them, told."""
-    told = json.dumps([dict(training), shield], sort_keys=True).encode()
+    """batches: the texts of each. shield: all that decides it, told."""
+    told = json.dumps([[*batches], lr if len(batches) > 1 else None, shield]).encode()
     return np.random.default_rng(_number(secret, b"noise", round, told + digest(weights)))
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -21,11 +20,11 @@ from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.federated import private
 from milkglass.sanitizers.files import fresh_seed
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.parts import Parts, finished
+from milkglass.sanitizers.ghost.parts import Parts, finished, write
 from milkglass.sanitizers.ghost.tally import Tally
 from milkglass.sequences import Ids
 
-SEED = "seed.json"  # beside the sites of a run
+BEGUN = "begun.json"  # beside the sites of a run
 TOGETHER = 4  # texts of a part: what an interruption loses at most
 Tell = Callable[[int], None]
 
@@ -43,18 +42,36 @@ def parts_folder(site: Path) -> Path:
     return site.with_name(f".{site.name}.parts")
 
 
-def require_seed(sites: Path, seed: int | None) -> None:
-    """Sites of one run have one seed, or none. Raises UsageError where a run was begun with another."""
-    path = sites / SEED
-    if path.is_file():
-        begun = read_json(path).get("seed")
-        if begun != seed:
-            told = "without --seed" if begun is None else f"with --seed {begun}"
-            raise UsageError(f"the run was begun {told}", "give the same, or a new folder")
+def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
+    """Sites of a run are those with which it was begun, and have one seed, or none. Raises UsageError where a run was
+    begun otherwise, CorruptCheckpoint."""
+    path = sites / BEGUN
+    if not path.is_file():
+        private.folder(sites)
+        write(path, {"seed": seed, "sites": sorted(names)})
         return
-    private.folder(sites)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        json.dump({"seed": seed}, file)
+    try:
+        was = read_json(path)
+        seeded, there = was["seed"], [str(one) for one in was["sites"]]
+    except (CorruptCheckpoint, KeyError, TypeError):
+        raise CorruptCheckpoint(f"{path} is damaged", "remove it, and give the run's own sites and --seed") from None
+    if seeded != seed:
+        told = "without --seed" if seeded is None else f"with --seed {seeded}"
+        raise UsageError(f"the run was begun {told}", "give the same, or a new folder")
+    if new := sorted({*names} - {*there}):
+        raise UsageError(
+            f"the run was begun without {', '.join(new)}",
+            "take that file away, or give a new folder for a run with that site",
+        )
+
+
+def require_no_parts(site: Path) -> None:
+    """Raises UsageError where a preparation with GHOST is unfinished: what it did is not thrown away."""
+    if (left := parts_folder(site)).is_dir():
+        raise UsageError(
+            f"{left} holds an unfinished preparation with ghost",
+            "leave out --plain to go on with it, or remove that folder",
+        )
 
 
 def remove_finished(site: Path) -> None:
@@ -107,5 +124,6 @@ def _read(parts: Parts, number: int, texts: int) -> tuple[list[Ids], Tally]:
 
 def _job(ghost: Ghost, texts: Sequence[str], seed: int | None) -> str:
     """Names a preparation by its texts, its model, its parameters and, where one was given, its seed."""
-    told = [TOGETHER, list(texts), Checkpoint.open(ghost.folder).digest(), ghost.searched, ghost.document(), seed]
+    base = Checkpoint.open(ghost.folder)
+    told = [TOGETHER, list(texts), base.digest(), base.config, ghost.searched, ghost.document(), seed]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

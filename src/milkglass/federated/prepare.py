@@ -19,7 +19,7 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.client.dataset import Example, read_examples, summarise
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
 from milkglass.federated import private
-from milkglass.federated.passing import Passed, passed, remove_finished
+from milkglass.federated.passing import passed, remove_finished, require_no_parts
 from milkglass.federated.rows import BYTES, ROWS, Rows, Stamp, load, save, stamp_of
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.tally import document
@@ -104,15 +104,11 @@ def prepare(
     require_free(folder)
     examples = examples_of(source, labels)
     texts = [one.text for one in examples]
-    done: Passed | None = None
-    try:
-        if ghost is not None:
-            done = passed(ghost, texts, folder, seed, tell)
+    if ghost is None:
+        require_no_parts(folder)
+    with _named(examples, source):
+        done = None if ghost is None else passed(ghost, texts, folder, seed, tell)
         ids = [*originals(model, texts, tell)] if done is None else done.ids
-    except CodecError as error:
-        if error.place is None:
-            raise
-        raise error.renamed(f"line {examples[error.place].line} of {source.name}") from None
     rows = Rows(Sequences.of(ids), np.array([labels[str(one.label)] for one in examples], np.int64))
     stamp = None if ghost is None else _stamp(ghost, rows)
     report = None if ghost is None or done is None else document(ghost, done.tally, seed is not None)
@@ -122,6 +118,17 @@ def prepare(
     if done is not None:
         done.parts.remove()
     return rows
+
+
+@contextmanager
+def _named(examples: Sequence[Example], source: Path) -> Iterator[None]:
+    """A text that cannot be is told by its line."""
+    try:
+        yield
+    except CodecError as error:
+        if error.place is None:
+            raise
+        raise error.renamed(f"line {examples[error.place].line} of {source.name}") from None
 
 
 def _stamp(ghost: Ghost, rows: Rows) -> Stamp:
@@ -140,9 +147,9 @@ def matches(source: Path, folder: Path, labels: Mapping[str, int], plain: bool, 
     examples, stamp = examples_of(source, labels), stamp_of(folder)
     same = [labels[str(one.label)] for one in examples] == rows.labels.tolist() and plain == (stamp is None)
     if same and stamp is None:
-        same = [one.tolist() for one in originals(model, [one.text for one in examples])] == [
-            one.tolist() for one in rows.ids
-        ]
+        with _named(examples, source):
+            own = Sequences.of(originals(model, [one.text for one in examples]))
+        same = own.lengths.tolist() == rows.ids.lengths.tolist() and own.ids.tolist() == rows.ids.ids.tolist()
     if not same or (stamp is not None and stamp.model != Checkpoint.open(model).digest()):
         raise UsageError(
             f"{folder} was prepared from other rows than {source.name} has, for another model, or with another choice "

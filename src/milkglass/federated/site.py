@@ -94,19 +94,18 @@ class Site:
             raise RefusedTask(f"the server sent {found}", "the server must train the model that this site has")
         load_weights(step, weights)
         order = order_of(secret, round, len(rows))
-        rng = noise_of(secret, round, weights, training.deciding(), parameters(self.shield))
-        loss = _loss(step, rows, order[: training.batch_size])
         if training.method == "fedsgd":
-            chosen = order[: training.batch_size]
-            tensors = self._gradient(step, rows, chosen, round, rng)
-            return Trained(Update(self.name, _whole(tensors, weights), len(chosen)), rows.digest(), loss)
-        total: dict[str, torch.Tensor] = {}
+            order = order[: training.batch_size]
         parts = [order[at : at + training.batch_size] for at in range(0, len(order), training.batch_size)]
-        for part in parts:
+        loss = _loss(step, rows, parts[0])
+        rng = noise_of(secret, round, weights, [len(one) for one in parts], training.lr, parameters(self.shield))
+        total: dict[str, torch.Tensor] = {}
+        for number, part in enumerate(parts):
+            if number:
+                load_weights(step, {name: one - training.lr * total[name] for name, one in weights.items()})
             tensors = _whole(self._gradient(step, rows, part, round, rng), weights)
             total = {name: total[name] + one if total else one for name, one in tensors.items()}
-            load_weights(step, {name: one - training.lr * total[name] for name, one in weights.items()})
-        return Trained(Update(self.name, total, len(rows), len(parts)), rows.digest(), loss)
+        return Trained(Update(self.name, total, len(order), len(parts)), rows.digest(), loss)
 
     def _gradient(
         self, step: SharedStep, rows: Rows, chosen: Ids, round: int, rng: np.random.Generator

@@ -26,7 +26,7 @@ from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.federated import private
 from milkglass.federated.rounds import Tensors
 
-FILE, VERSION = "run.json", 1
+FILE, VERSION = "run.json", 2  # 1 drew other batches and noise
 SAME = "give the same options to go on with it, or a new folder"
 
 
@@ -132,18 +132,16 @@ def _differing(was: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
 def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[Done, ...]]:
     raw = read_json(folder / FILE)
     match raw:
-        case {"milkglass_federated": 1, "job": str(job), "rounds": list(rounds)}:
+        case {"milkglass_federated": 2, "job": str(job), "rounds": list(rounds)}:
             settings = raw.get("settings", {})
             return job, settings if isinstance(settings, dict) else {}, tuple(_done(one) for one in rounds)
-    raise CorruptCheckpoint(f"{FILE} is not of version {VERSION} or is damaged", "begin a new run")
+    raise CorruptCheckpoint(f"{FILE} of {folder} is not of version {VERSION}, or damaged", "begin a new run")
 
 
 def _done(one: Mapping[str, Any] | Any) -> Done:
     match one:
         case {"missing": list(missing), "length": float(length), "loss": float() | None as loss}:
             return Done(tuple(map(str, missing)), length, loss)
-        case {"missing": list(missing), "length": float(length)}:  # of a run of before
-            return Done(tuple(map(str, missing)), length)
     raise CorruptCheckpoint(f"{FILE} tells of a round badly", "begin a new run")
 
 

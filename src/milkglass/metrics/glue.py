@@ -1,4 +1,5 @@
-"""The measures of GLUE's tasks (Wang et al. 2019), and TweetEval's macro recall, each with a bootstrap interval.
+"""The measures of GLUE's tasks (Wang et al. 2019), TweetEval's macro recall, and macro F1, each with a bootstrap
+interval.
 
 All take guesses and truth of the same length, one entry an example, and give values between -1 and 1. A measure that
 does not exist (a correlation with a constant) is nan; Matthews' is 0 there, as GLUE's own program has it.
@@ -42,7 +43,7 @@ def macro_f1(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interv
 
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         below = counts @ named
-        each = np.divide(2 * (counts @ right), below, out=np.full(below.shape, np.nan), where=below > 0)
+        each = np.divide(2 * (counts @ right), below, out=np.full(below.shape, np.nan), where=counts @ there > 0)
         return np.asarray(np.nanmean(each, axis=1))  # a draw that lost a rare class is of the others
 
     return resampled(statistic, len(truth), rng)

@@ -55,13 +55,13 @@ class Plan:
         return self.out.with_name(f".{self.out.name}.parts")
 
     def require_free(self) -> None:
-        """Raises UsageError where OUT or its report is there. What a run left goes that died after OUT had its name, or
-        after its report had, which is named first."""
-        if left := finished(self.folder):
-            if self.out.is_file():
-                left.remove()
-            else:
-                report_path(self.out).unlink(missing_ok=True)
+        """Raises UsageError where OUT or its report is there. What a run left that died after OUT had its name goes; a
+        report, which is named before OUT, may be of a run that died between the two."""
+        left = finished(self.folder)
+        if left and self.out.is_file():
+            left.remove()
+        elif left:
+            return
         require_free(self.out)
 
 
@@ -76,7 +76,10 @@ def sanitize_dataset(
     plan.require_free()
     _check(ghost, plan)
     parts = Parts(plan.folder, job_of(ghost, plan, seed))
+    between = finished(plan.folder) is not None
     kept = parts.begin(fresh_seed() if seed is None else None)
+    if between:  # this very run died when its report had its name, and OUT had not
+        report_path(plan.out).unlink(missing_ok=True)
     drawn = kept if seed is None else seed
     done, numbers = Tally(), list[int]()
     for part in _parts(plan):
@@ -107,7 +110,8 @@ def job_of(ghost: Ghost, plan: Plan, seed: int | None) -> str:
     with plan.source.open("rb") as file:
         source = hashlib.file_digest(file, "sha256").hexdigest()
     shape = [plan.shape.kind, sorted(plan.shape.texts), plan.shape.header]
-    told = [ROWS, source, shape, Checkpoint.open(ghost.folder).digest(), ghost.searched, ghost.document(), seed]
+    base = Checkpoint.open(ghost.folder)
+    told = [ROWS, source, shape, base.digest(), base.config, ghost.searched, ghost.document(), seed]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass.checkpoint import read_json
-from milkglass.errors import UsageError
+from milkglass.errors import CorruptCheckpoint, UsageError
 
 FORMAT = "milkglass-ghost-parts/2"
 STATE = "job.json"
@@ -56,11 +56,15 @@ class Parts:
         return self._path(number).is_file()
 
     def put(self, number: int, value: dict[str, Any]) -> None:
-        _write(self._path(number), value)
+        write(self._path(number), value)
 
     def get(self, number: int) -> dict[str, Any]:
         """Raises CorruptCheckpoint where it is no JSON."""
-        return read_json(self._path(number))
+        try:
+            return read_json(self._path(number))
+        except CorruptCheckpoint:
+            fault = f"part {number} of {self.folder.name} is damaged"
+            raise CorruptCheckpoint(fault, "remove it: it is made again") from None
 
     def remove(self) -> None:
         """What says that all parts are there goes last."""
@@ -69,7 +73,7 @@ class Parts:
         shutil.rmtree(self.folder)
 
     def _note(self, seed: str | None, finished: bool) -> None:
-        _write(self.folder / STATE, {"format": FORMAT, "job": self.job, "seed": seed, "finished": finished})
+        write(self.folder / STATE, {"format": FORMAT, "job": self.job, "seed": seed, "finished": finished})
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08d}.json"
@@ -86,7 +90,7 @@ def _state(folder: Path) -> dict[str, Any]:
     return told if told.get("format") == FORMAT else {}
 
 
-def _write(path: Path, value: dict[str, Any]) -> None:
+def write(path: Path, value: dict[str, Any]) -> None:
     """Appears when it is complete, its owner's."""
     partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.tmp")
     try:
