@@ -171,6 +171,7 @@ def test_whole_texts_are_given_to_true_ones_of_their_batch_once_each() -> None:
     found = score(guess, truth, np.random.default_rng(0))
     assert found["token recall"].value == pytest.approx(5 / 8)
     assert found["tokens top-1"].value == pytest.approx(3 / 8)
+    assert found["tokens named"].value == pytest.approx(5 / 8)
     assert found["exact texts"].value == pytest.approx(1 / 3)
     assert found["rouge-1"].value == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="2 guesses for 3 texts"):
@@ -188,6 +189,7 @@ def test_a_good_guess_is_not_used_twice() -> None:
     )
     found = score(Guess(texts=Sequences.of([[5, 6, 7], []])), truth, np.random.default_rng(0))
     assert found["token recall"].value == pytest.approx(0.5)
+    assert found["tokens named"].value == 1, "what is known of the batch, whosever it is"
 
 
 def test_a_part_of_a_budget_goes_by_the_same_clock() -> None:

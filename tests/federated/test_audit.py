@@ -174,7 +174,8 @@ def test_with_public_text_shadows_are_decoded_and_the_verdict_tells_it(
     verdict = found.to_json()["verdict"]
     assert f"at least {100 * read:.1f} % of the tokens of site a's texts (shadow-decoding;" in verdict
     assert "of the shadows" not in verdict, "nothing was run that reads them"
-    assert "tokens (13 of f.txt, 1 of the site's own" in found.to_json()["attackers_know"][-1] and not found.advice
+    assert "tokens (13 of f.txt, 1 of the site's own" in found.to_json()["attackers_know"][-1]
+    assert "--public FILE" in found.advice, "a few hundred tokens are few"
     bare, _ = audited(world, names=["shadow-decoding"])
     assert tokens(of(bare, "shadow-decoding").texts).value < read
     assert "--public FILE" in bare.to_json()["advice"]
@@ -284,7 +285,9 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     assert np.isclose(found["found"][0]["trained"]["token recall"]["value"], 1, atol=0.3)
     (tmp_path / "public.txt").write_text((world.files / "a.jsonl").read_text().replace(SECRET, "") + "other\n")
     given = document(call(*words, "--json", "--attacks", "free-tokens", "--public", tmp_path / "public.txt"))
-    assert given["public"]["name"] == "public.txt" and given["public"]["given"] == 4 and given["advice"] == ""
+    assert (
+        given["public"]["name"] == "public.txt" and given["public"]["given"] == 4 and "--public FILE" in given["advice"]
+    )
     refused(call(*words, "--public", tmp_path / "none.txt"), 2, "none.txt")
     refused(call(*words, "--attacks", "fog"), 2, "there is no attack 'fog' on gradients")
     refused(call(*words, "--rows", tmp_path / "none"), 2, "no folder")

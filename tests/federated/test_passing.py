@@ -124,6 +124,13 @@ def test_rows_of_another_model_or_text_are_not_taken_up(there: World, source: Pa
             matches(source, tmp_path / name, LABELS, not plain, there.model)
     with pytest.raises(UsageError, match="for another model"):
         matches(source, tmp_path / "ghost", LABELS, False, other)
+    lines = source.read_text("utf-8").splitlines()
+    source.write_text("\n".join([lines[2], lines[1], lines[0], *lines[3:]]) + "\n", "utf-8")  # of the same classes
+    with pytest.raises(UsageError, match="long.jsonl has changed since"):
+        matches(source, tmp_path / "ghost", LABELS, False, there.model)
+    (tmp_path / "ghost" / "texts.mark").unlink()
+    with pytest.raises(CorruptCheckpoint, match="ghost has no texts.mark"):
+        matches(source, tmp_path / "ghost", LABELS, False, there.model)
     rows_file(source, ROWS, 2)
     with pytest.raises(UsageError, match="was prepared from other rows"):
         matches(source, tmp_path / "plain", LABELS, True, there.model)

@@ -83,7 +83,9 @@ def test_rows_are_shadows_and_hold_no_text(there: World) -> None:
         assert (rows.ids.ids != bare.ids).all(), "no special tokens here: every token has a shadow"
         assert all(SECRET.encode() not in path.read_bytes() for path in folder.iterdir())
         names = {one.name: one.stat().st_mode & 0o777 for one in folder.iterdir()}
-        assert names == dict.fromkeys(("draws.secret", "report.json", "rows.safetensors", "stamp.json"), 0o600)
+        assert names == dict.fromkeys(
+            ("draws.secret", "report.json", "rows.safetensors", "stamp.json", "texts.mark"), 0o600
+        )
         assert folder.stat().st_mode & 0o777 == 0o700
         report = report_of(folder)
         assert report is not None and report["texts"] == len(rows) and report["seed_given"] is True

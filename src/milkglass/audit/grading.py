@@ -14,7 +14,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat import Guess
 from milkglass.truth import Truth, content_tokens, score
 
-MEASURES = ("token recall", "tokens top-1", "exact texts", "rouge-1", "rouge-2", "rouge-l", "meteor")
+MEASURES = ("token recall", "tokens named", "tokens top-1", "exact texts", "rouge-1", "rouge-2", "rouge-l", "meteor")
 
 
 def truth_of(

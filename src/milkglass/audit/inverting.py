@@ -38,7 +38,11 @@ from milkglass.truth import Truth
 
 INVERSIONS = ("free-tokens", "dager", "surviving-entries")
 ADAPTIVE = ("shadow-sampling", "shadow-max", "shadow-median", "shadow-mean", "shadow-decoding")
-ADVICE = "who has more public text like the site's reads more of shadows: give some with --public FILE"
+ADVICE = (
+    "who has more public text like the site's reads more of shadows: give some with --public FILE, which takes the "
+    "place of the demo's"
+)
+ENOUGH = 100_000  # tokens of public text, from which on more hardly tells
 Tell = Callable[[int], None]
 
 
@@ -100,7 +104,7 @@ def leakage(
     if texts.ghost and every:
         found.append(grader.as_they_are(every))
     rounds, count = tuple(one.number for one in every), sum(len(grader.behind(one)) for one in every)
-    advice = "" if public.chosen or not texts.ghost else ADVICE
+    advice = "" if not texts.ghost or (public.chosen and had.tokens >= ENOUGH) else ADVICE
     floor = grader.floor(every)
     result = Leakage(recorded.site, texts.ghost, rounds, refused, count, tuple(found), floor, had, advice)
     return result, [one for name in parts for part in parts[name] for one in grader.readings(name, part)]

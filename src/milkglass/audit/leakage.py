@@ -104,24 +104,36 @@ def rouge(measures: Mapping[str, Interval]) -> Interval:
     return measures["rouge-1"]
 
 
+def named(measures: Mapping[str, Interval]) -> Interval:
+    """The share of a batch's different tokens that were read, whosever they are; as `tokens` where an attack reads
+    places."""
+    return measures.get("tokens named", tokens(measures))
+
+
 def verdict(of: Leakage) -> str:
-    """One sentence. It never says that texts are safe: what these attacks don't read, others may."""
-    best, likest = of.strongest(tokens), of.strongest(rouge)
-    if best is None or likest is None:
+    """A sentence or two. It never says that texts are safe: what these attacks don't read, others may."""
+    best, likest, most = of.strongest(tokens), of.strongest(rouge), of.strongest(named)
+    if best is None or likest is None or most is None:
         why = next(iter(of.refused.values()), "no attack applies")
         return f"Nothing could be attacked ({why}), which says nothing of how much these updates tell."
     came = (
         f"at least {100 * tokens(best.texts).value:.1f} % of the tokens of site {of.site}'s texts ({best.attack}; "
         f"ROUGE-1 {100 * rouge(likest.texts).value:.1f} %{'' if likest is best else f' by {likest.attack}'})"
     )
+    if named(most.texts).value > tokens(best.texts).value:
+        share = f"{100 * named(most.texts).value:.1f} % of the different tokens of each batch"
+        came += f", and knows {share}, if not which text they are from ({most.attack})"
     if not of.ghost:
         why = "the texts did not pass through GHOST, and other attacks may read more"
         return f"Whoever sees these updates gets back {came}; {why}."
-    read = [tokens(one.trained).value for one in of.found if one.trained]
+    read = [named(one.trained).value for one in of.found if one.trained]
     shadows = f"Of the shadows that were trained on, {100 * max(read, default=0):.1f} % were read from these updates. "
     seen = best.trained is not None or max(read, default=0) == 1  # else shadows were given that nobody read
     whoever = "Whoever sees these updates" if seen else "Whoever has all shadows"
-    return f"{shadows if read else ''}{whoever} gets back {came}. Other attacks may read more."
+    more = "Other attacks may read more."
+    if not any(one.attack.startswith("shadow-") for one in of.found):
+        more = "No attack on shadows was run (shadow-...): they read most of what GHOST leaves."
+    return f"{shadows if read else ''}{whoever} gets back {came}. {more}"
 
 
 def _plain(measures: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:

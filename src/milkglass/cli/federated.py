@@ -131,6 +131,7 @@ def _told(document: dict[str, Any], done: Run) -> str:
             *(f"- site {name}: {weak_spots(report)}" for name, report in reports.items()),
             f"loss: nats a text, of {whose}each round's first batches; no site sends it",
             f"on the gradients: {document['shield_parameters']}; {promise}",
+            f"classes: {document['classes']}; measure what the server read with `milkglass federated audit`",
             f"weights: {shlex.quote(document['weights'])}; what the server saw: "
             f"{shlex.quote(document['out'] + '/updates')}",
         ]

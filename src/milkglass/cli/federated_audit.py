@@ -142,6 +142,10 @@ def _told(found: Leakage, out: Path | None, readings: Path | None) -> str:
     lines += [f"- {one.attack}: {_state(one)}" for one in found.found if one.state != "done" or one.left_out]
     lines += [f"- round {number + 1} is left out: {reason}" for number, reason in found.refused.items()]
     attacked = f"- attacked: {found.texts:,} texts in {len(found.rounds)} rounds (one that was in two counts twice)"
+    if done:
+        lines += ["- in brackets: 95 % intervals over texts; ROUGE-1: how much of a text's words a reading has (F1)"]
+    if any(one.cut for one in done):
+        lines += ["- not finished: its share of --budget was over; more texts in a batch want more"]
     if found.floor:
         commonest = f"{100 * found.floor['commonest token']:.1f} %"
         lines += [f"- guessing alone: always the commonest token of these texts is right at {commonest} of all places"]
@@ -152,7 +156,7 @@ def _told(found: Leakage, out: Path | None, readings: Path | None) -> str:
     if found.public.left_out:
         lines += [f"- {found.public.left_out:,} public texts hold an attacked text or are part of one: left out"]
     lines += [f"- {found.advice}"] if found.advice else []
-    if found.ghost:
+    if any(one.state == "done" and one.attack.startswith("shadow-") for one in found.found):
         lines += [
             "- shadow-...: given all shadows, as an inversion at its best would read them; tokens at their places"
         ]

@@ -97,7 +97,7 @@ def _goes_on(site: Path, plain: bool) -> Iterator[None]:
 
     kept = parts_folder(site)
     if kept.is_dir() and not plain:
-        note(f"site {site.name}: an interrupted preparation is there, and is taken up")
+        note(f"site {site.name}: an interrupted preparation is there")
     try:
         yield
     except KeyboardInterrupt:

@@ -33,6 +33,8 @@ SHARES = {  # of recipes of shared training, whose figures are shares of 1, as G
     "shadow rouge-1": "how much of a text's words stand in its shadow, from 0 to 1; rouge-2 of pairs of words, rouge-l "
     "in the same order, meteor by stems",
     "tokens top-1": "of the tokens of the private texts, the share that an attack names at their places",
+    "token recall": "the same at any place of the text",
+    "tokens named": "of the different tokens of a batch, the share that any reading of it has",
     "exact texts": "the share of texts that came back whole",
     "rouge-1": "how much of a private text's words stand in an attack's reading, from 0 to 1; rouge-2 of pairs of "
     "words, rouge-l in the same order, meteor by stems",

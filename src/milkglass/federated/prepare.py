@@ -20,7 +20,7 @@ from milkglass.client.dataset import Example, read_examples, summarise
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
 from milkglass.federated import private
 from milkglass.federated.passing import passed, remove_finished, require_no_parts
-from milkglass.federated.rows import BYTES, ROWS, Rows, Stamp, load, save, stamp_of
+from milkglass.federated.rows import BYTES, ROWS, Rows, Stamp, load, of_texts, save, stamp_of
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.tally import document
 from milkglass.sanitizers.vocabulary import opened
@@ -114,7 +114,7 @@ def prepare(
     report = None if ghost is None or done is None else document(ghost, done.tally, seed is not None)
     drawn = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
     with appearing(folder) as made:
-        save(made, rows, stamp, secrets.token_bytes(BYTES) if seed is None else drawn, report)
+        save(made, rows, stamp, secrets.token_bytes(BYTES) if seed is None else drawn, report, texts)
     if done is not None:
         done.parts.remove()
     return rows
@@ -137,14 +137,12 @@ def _stamp(ghost: Ghost, rows: Rows) -> Stamp:
 
 
 def matches(source: Path, folder: Path, labels: Mapping[str, int], plain: bool, model: Path) -> None:
-    """Whether a site's folder is of this file: as many texts of the same classes, with the ids that this model's
-    tokenizer gives them, or the stamp of this model. Of shadows it is not told whether they are of these texts: what
-    the texts were is not kept, not even as a digest, which could be tried. Raises UsageError; a folder that is damaged
-    is for `load` to tell of."""
+    """Whether a site's folder is of this file's texts and classes, and of this model, if it has a stamp. Raises
+    UsageError; a folder that is damaged is for `load` to tell of."""
     if not (folder / ROWS).is_file():
         return  # a site that dropped out, which is told when it is asked
-    rows = load(folder)
-    examples, stamp = examples_of(source, labels), stamp_of(folder)
+    rows, stamp = load(folder), stamp_of(folder)
+    examples = examples_of(source, labels)
     same = [labels[str(one.label)] for one in examples] == rows.labels.tolist() and plain == (stamp is None)
     if same and stamp is None:
         with _named(examples, source):
@@ -155,6 +153,11 @@ def matches(source: Path, folder: Path, labels: Mapping[str, int], plain: bool, 
             f"{folder} was prepared from other rows than {source.name} has, for another model, or with another choice "
             "of --plain",
             "give a new folder for the run, or remove that one",
+        )
+    if not of_texts(folder, [one.text for one in examples]):
+        raise UsageError(
+            f"{source.name} has changed since {folder} was prepared of it",
+            "bring it back as it was, or give a new folder for a run with it as it is",
         )
 
 

@@ -3,6 +3,7 @@
     rows.safetensors   ids (total,), lengths (b,), labels (b,), int64
     stamp.json         of rows that passed: the method, its parameters, the digests of the model and the rows, a seal
     report.json        of rows that passed: what GHOST did, counted, as `sanitize --method ghost` reports it
+    texts.mark         an HMAC of the texts under the secret, by which a file that has changed since is told
     draws.secret       32 bytes, of which the site draws batches and noise: whoever has them can take the noise away
 
 The seal is an HMAC of the stamp under the site's secret. It finds rows that were swapped, edited or never obfuscated, a
@@ -19,7 +20,7 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from milkglass.federated.private import closed
 from milkglass.sequences import Ids, Sequences
 
 ROWS, STAMP, REPORT, SECRET = "rows.safetensors", "stamp.json", "report.json", "draws.secret"
+TEXTS = "texts.mark"
 VERSION = 2  # of the stamp: 1 had no parameters and no seal
 BYTES = 32  # of a secret
 
@@ -81,8 +83,12 @@ class Stamp:
         return hmac.compare_digest(self.seal.encode(), self.sealed(secret).seal.encode())
 
 
-def save(folder: Path, rows: Rows, stamp: Stamp | None, secret: bytes, report: Mapping[str, Any] | None = None) -> None:
-    """Into a folder that is there, empty, and not yet under its name. The stamp is sealed here."""
+def save(
+    folder: Path, rows: Rows, stamp: Stamp | None, secret: bytes, report: Mapping[str, Any] | None = None,
+    texts: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Into a folder that is there, empty, and not yet under its name. The stamp is sealed here. texts: what the rows
+    are of."""
     arrays = {"ids": rows.ids.ids, "lengths": rows.ids.lengths, "labels": rows.labels}
     save_file({name: np.ascontiguousarray(one, np.int64) for name, one in arrays.items()}, folder / ROWS)
     closed(folder / ROWS)
@@ -92,8 +98,22 @@ def save(folder: Path, rows: Rows, stamp: Stamp | None, secret: bytes, report: M
     if report is not None:
         write_json(folder / REPORT, report)
         closed(folder / REPORT)
+    (folder / TEXTS).write_text(texts_mark(secret, texts) + "\n", "utf-8")
+    closed(folder / TEXTS)
     with os.fdopen(os.open(folder / SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secret)
+
+
+def texts_mark(secret: bytes, texts: Sequence[str]) -> str:
+    """Tells nothing to who lacks the secret; who has it can try texts, as they can with shadows."""
+    return _keyed(secret, "texts", json.dumps(list(texts)))
+
+
+def of_texts(folder: Path, texts: Sequence[str]) -> bool:
+    """Whether the rows are of these texts, in this order. Raises CorruptCheckpoint."""
+    if not (folder / TEXTS).is_file():
+        raise CorruptCheckpoint(f"{folder.name} has no {TEXTS}", "prepare the site again")
+    return hmac.compare_digest((folder / TEXTS).read_bytes().strip(), texts_mark(secret_of(folder), texts).encode())
 
 
 def load(folder: Path) -> Rows:

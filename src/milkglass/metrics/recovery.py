@@ -91,6 +91,8 @@ def whole(
     Each true text gets one guess of its batch, no guess twice, so that most tokens are shared (Kuhn's assignment; to
     give each text its best guess again and again would reward one good guess many times). "token recall": the share of
     its tokens that the guess has, as often as it has them, at any place. "tokens top-1": those at their own place.
+    "tokens named": of the different tokens of a batch, the share that any of its guesses has: what is known of it
+    without whose text a token is from.
     """
     if len(guess) != len(truth) or int(batches.sum()) != len(truth):
         raise ValueError(f"{len(guess)} guesses for {len(truth)} texts in batches of {int(batches.sum())}")
@@ -102,9 +104,20 @@ def whole(
     measures = {
         "token recall": ratio(shared, lengths, rng),
         "tokens top-1": ratio(placed, lengths, rng),
+        "tokens named": _named(guess, truth, batches, rng),
         "exact texts": share(np.array(alike), rng),
     }
     return measures | texts(given, truth, read, rng)
+
+
+def _named(guess: Sequences, truth: Sequences, batches: Ids, rng: np.random.Generator) -> Interval:
+    guesses, truths, hits, counts = list(guess), list(truth), list[int](), list[int]()
+    for start, size in zip(np.cumsum(batches) - batches, batches, strict=True):
+        those = range(int(start), int(start + size))
+        there = {token for i in those for token in truths[i].tolist()}
+        hits.append(len(there & {token for i in those for token in guesses[i].tolist()}))
+        counts.append(len(there))
+    return ratio(np.array(hits, np.float64), np.array(counts, np.float64), rng)
 
 
 def _assigned(guess: Sequences, truth: Sequences, batches: Ids) -> Sequences:

@@ -42,7 +42,7 @@ class Parts:
         if any(self.folder.glob("[0-9]*.json")):
             raise UsageError(
                 f"{self.folder} holds an unfinished run with other options, or of another file or model",
-                "give that run's options to go on with it, or remove the folder",
+                "give that run's options to go on with it, --seed too if it had one, or remove the folder",
             )
         self.folder.mkdir(mode=0o700, exist_ok=True)
         self._note(None if drawn is None else str(drawn), False)

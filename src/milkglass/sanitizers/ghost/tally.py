@@ -98,9 +98,10 @@ def document(ghost: Ghost, done: Tally, seeded: bool) -> dict[str, Any]:
 def weak_spots(report: Mapping[str, Any]) -> str:
     """The tokens of the texts that GHOST hides least, in words. report: a `document`."""
     tokens = report["tokens"]
+    own = tokens["all"] - tokens["special"]
     return (
-        f"{tokens['fell_back']:,} of {tokens['all']:,} tokens fell back to near ones, "
-        f"{tokens['one_shadow']:,} ({100 * tokens['one_shadow_share']:.1f} %) have one shadow only"
+        f"{tokens['fell_back']:,} of {own:,} tokens fell back to near ones, which hide least in meaning; "
+        f"{tokens['one_shadow']:,} ({100 * _mean(tokens['one_shadow'], own):.1f} %) have one shadow only"
     )
 
 
