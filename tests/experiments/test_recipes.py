@@ -105,6 +105,27 @@ def test_a_shipped_result_is_of_the_recipe_as_it_stands(path: Path) -> None:
     require_figures(result, recipe)
 
 
+SHARED = [path for path in RUN if tomllib.loads(path.read_text("utf-8"))["kind"] in ("gradients", "shared-training")]
+
+
+@pytest.mark.parametrize("path", SHARED, ids=lambda path: path.stem)
+def test_a_shipped_quick_result_is_of_the_recipe_as_it_stands(path: Path) -> None:
+    kind = GradientRecipe if tomllib.loads(path.read_text("utf-8"))["kind"] == "gradients" else SharedTraining
+    recipe = kind.read(path, quick=True)
+    result = json.loads((FOLDER / "results" / f"{path.stem}.quick.json").read_text("utf-8"))
+    about = [result["model"], result["task"], result["seed"], result["private"], [*result["variants"]]]
+    assert about == [recipe.model, recipe.task, recipe.seed, recipe.data, [*recipe.defences]]
+    assert result["variants"] == {name: dict(one) for name, one in recipe.defences.items()}
+    if isinstance(recipe, SharedTraining):
+        assert result["training"] == dict(recipe.training) and result["evaluation"] == dict(recipe.evaluation)
+    else:
+        assert result["texts"] == dict(recipe.texts) and result["attacks"] == recipe.attacks
+    asked = {name: one["asked"] for name, one in result["figures"].items() if "asked" in one}
+    assert asked == dict(recipe.asked)
+    for name, one in result["figures"].items():
+        assert one.get("published") == recipe.published.get(name)
+
+
 def require_figures(result: dict[str, Any], recipe: Recipe | AttackRecipe) -> None:
     """Each figure that the recipe names was measured, and stands beside the paper's and what was asked."""
     for name, words in recipe.asked.items():
