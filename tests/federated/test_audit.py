@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from milkglass.attacks.gradient.free_tokens import FreeTokens
 from milkglass.audit.inverting import ADAPTIVE, INVERSIONS, leakage, require_names
-from milkglass.audit.leakage import AS_THEY_ARE, Found, Leakage, Reading, tokens
+from milkglass.audit.leakage import AS_THEY_ARE, Found, Leakage, Public, Reading, tokens, verdict
 from milkglass.audit.public import Given
 from milkglass.audit.updates import Recorded, Texts
 from milkglass.errors import PoisonedUpdate, UsageError
@@ -125,8 +125,8 @@ def test_bare_texts_come_back_in_every_round(scene: Mapping[str, World], heard: 
     assert [one.readings for one in read] == [one.texts for one in read] and SECRET in read[0].texts[0]
     assert of(found, "free-tokens").texts["token recall"].value > 0.6, "all but what stands there twice"
     assert require_names(None, ghost=False) == ["free-tokens", "dager", "surviving-entries"]
-    verdict = found.to_json()["verdict"]
-    assert "at least 100.0 % of the tokens of site a's texts" in verdict and "did not pass through GHOST" in verdict
+    told = found.to_json()["verdict"]
+    assert "at least 100.0 % of the tokens of site a's texts" in told and "did not pass through GHOST" in told
     assert SECRET not in json.dumps(found.to_json()) and SECRET not in repr(readings)
     assert 0 < found.floor["commonest token"] < 1
 
@@ -144,11 +144,11 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
         one = of(found, name)
         assert one.state == "done" and one.trained is None and 0 <= tokens(one.texts).value < 1
     assert any(SECRET in text for one in readings for text in one.texts)
-    verdict = found.to_json()["verdict"]
+    told = found.to_json()["verdict"]
     most = max(100 * tokens(one.texts).value for one in found.found)
-    assert f"at least {most:.1f} % of the tokens" in verdict
-    assert "100.0 % were read" in verdict and "at least" in verdict and "Other attacks may read more" in verdict
-    assert "Whoever sees these updates gets back" in verdict
+    assert f"at least {most:.1f} % of the tokens" in told
+    assert "100.0 % were read" in told and "at least" in told and "Other attacks may read more" in told
+    assert "Whoever sees these updates gets back" in told
     half = replace(dager, trained={"tokens top-1": Interval(0.5, 0.4, 0.6, 9), "rouge-1": Interval(0.5, 0.4, 0.6, 9)})
     rest = tuple(of(found, name) for name in ADAPTIVE)
     assert "Whoever has all shadows gets back" in replace(found, found=(half, *rest)).to_json()["verdict"]
@@ -171,9 +171,9 @@ def test_with_public_text_shadows_are_decoded_and_the_verdict_tells_it(
     assert best.state == "done" and best.rounds == (0, 1)
     read = tokens(best.texts).value
     assert read > 0.3 + max(tokens(of(found, name).texts).value for name in rules if name != best.attack)
-    verdict = found.to_json()["verdict"]
-    assert f"at least {100 * read:.1f} % of the tokens of site a's texts (shadow-decoding;" in verdict
-    assert "of the shadows" not in verdict, "nothing was run that reads them"
+    told = found.to_json()["verdict"]
+    assert f"at least {100 * read:.1f} % of the tokens of site a's texts (shadow-decoding;" in told
+    assert "of the shadows" not in told, "nothing was run that reads them"
     assert "tokens (13 of f.txt, 1 of the site's own" in found.to_json()["attackers_know"][-1]
     assert "--public FILE" in found.advice, "a few hundred tokens are few"
     bare, _ = audited(world, names=["shadow-decoding"])
@@ -292,3 +292,28 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     refused(call(*words, "--attacks", "fog"), 2, "there is no attack 'fog' on gradients")
     refused(call(*words, "--rows", tmp_path / "none"), 2, "no folder")
     refused(call(*words, "--site", "../b"), 2, "a site's name")
+
+
+def test_what_is_known_of_a_batch_is_told_and_is_no_reading() -> None:
+    """A bag of a batch's shadows, whosever they are, is not the texts; who decodes was given places."""
+    one = Interval(0.3, 0.2, 0.4, 8)
+    bag = {"token recall": one, "tokens named": Interval(1, 0.9, 1, 2), "rouge-1": one}
+    decoded = {"tokens top-1": Interval(0.8, 0.7, 0.9, 8), "rouge-1": Interval(0.8, 0.7, 0.9, 8)}
+    of_ghost = (
+        Found("free-tokens", "done", texts={**bag, "tokens named": one}, trained=bag),
+        Found("shadow-decoding", "done", texts=decoded),
+    )
+    public = Public("no file", 0, 0, 0, 0)
+    told = verdict(Leakage("a", True, (0,), {}, 8, of_ghost, {}, public))
+    assert told.startswith(
+        "Of the shadows that were trained on, 30.0 % were read from these updates, and 100.0 % of the"
+    )
+    assert "Whoever has all shadows gets back at least 80.0 %" in told
+    plain = verdict(Leakage("a", False, (0,), {}, 8, (Found("free-tokens", "done", texts=bag),), {}, public))
+    assert "at least 30.0 % of the tokens of site a's texts" in plain
+    assert (
+        "and knows 100.0 % of the different tokens of each batch, if not which text they are from (free-tokens)"
+        in plain
+    )
+    alone = verdict(Leakage("a", True, (0,), {}, 8, of_ghost[:1], {}, public))
+    assert alone.endswith("No attack on shadows was run (shadow-...): they read most of what GHOST leaves.")

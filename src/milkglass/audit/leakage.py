@@ -126,8 +126,14 @@ def verdict(of: Leakage) -> str:
     if not of.ghost:
         why = "the texts did not pass through GHOST, and other attacks may read more"
         return f"Whoever sees these updates gets back {came}; {why}."
-    read = [named(one.trained).value for one in of.found if one.trained]
-    shadows = f"Of the shadows that were trained on, {100 * max(read, default=0):.1f} % were read from these updates. "
+    read = [tokens(one.trained).value for one in of.found if one.trained]
+    known = max((named(one.trained).value for one in of.found if one.trained), default=0.0)
+    shadows = f"Of the shadows that were trained on, {100 * max(read, default=0):.1f} % were read from these updates"
+    if known > max(read, default=0):
+        shadows += (
+            f", and {100 * known:.1f} % of the different ones of each batch are known, if not which text they are from"
+        )
+    shadows += ". "
     seen = best.trained is not None or max(read, default=0) == 1  # else shadows were given that nobody read
     whoever = "Whoever sees these updates" if seen else "Whoever has all shadows"
     more = "Other attacks may read more."
