@@ -11,7 +11,9 @@ import hashlib
 import hmac
 import json
 import math
+import re
 import struct
+import unicodedata
 from collections.abc import Iterator
 
 
@@ -98,53 +100,109 @@ def poly1305(key: bytes, message: bytes) -> bytes:
     return ((total + int.from_bytes(key[16:], "little")) % 2**128).to_bytes(16, "little")
 
 
-def aead_open(key: bytes, nonce: bytes, sealed: bytes, associated: bytes) -> bytes | None:
-    """None: the tag does not fit."""
-    ciphertext, tag = sealed[:-16], sealed[-16:]
+def _chacha20(key: bytes, nonce: bytes, data: bytes) -> bytes:
+    out = bytearray()
+    for at in range(0, len(data), 64):
+        block = chacha20_block(key, 1 + at // 64, nonce)
+        out += bytes(a ^ b for a, b in zip(data[at : at + 64], block, strict=False))
+    return bytes(out)
 
+
+def _tag(key: bytes, nonce: bytes, ciphertext: bytes, associated: bytes) -> bytes:
     def padded(data: bytes) -> bytes:
         return data + b"\0" * (-len(data) % 16)
 
     lengths = struct.pack("<QQ", len(associated), len(ciphertext))
     one_time = chacha20_block(key, 0, nonce)[:32]
-    if not hmac.compare_digest(poly1305(one_time, padded(associated) + padded(ciphertext) + lengths), tag):
+    return poly1305(one_time, padded(associated) + padded(ciphertext) + lengths)
+
+
+def aead_seal(key: bytes, nonce: bytes, content: bytes, associated: bytes) -> bytes:
+    ciphertext = _chacha20(key, nonce, content)
+    return ciphertext + _tag(key, nonce, ciphertext, associated)
+
+
+def aead_open(key: bytes, nonce: bytes, sealed: bytes, associated: bytes) -> bytes | None:
+    """None: the tag does not fit."""
+    ciphertext, tag = sealed[:-16], sealed[-16:]
+    if not hmac.compare_digest(_tag(key, nonce, ciphertext, associated), tag):
         return None
-    out = bytearray()
-    for at in range(0, len(ciphertext), 64):
-        block = chacha20_block(key, 1 + at // 64, nonce)
-        out += bytes(a ^ b for a, b in zip(ciphertext[at : at + 64], block, strict=False))
-    return bytes(out)
+    return _chacha20(key, nonce, ciphertext)
+
+
+HEADER = re.compile(
+    rb'{"check":"([A-Za-z0-9+/]{21}[AQgw]==)","cipher":"chacha20-poly1305","format":"milkglass-key",'
+    rb'"kdf":{"n":([1-9][0-9]*),"name":"scrypt","p":1,"r":8,"salt":"([A-Za-z0-9+/]{21}[AQgw]==)"},'
+    rb'"length":([1-9][0-9]*),"nonce":"([A-Za-z0-9+/]{16})","version":1}\n'
+)
+
+
+def _other_kind(line: bytes) -> str | None:
+    """What a header that is not version 1's is, where it says so itself and is not ambiguous."""
+
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise ValueError("a key occurs twice")
+        return dict(pairs)
+
+    try:
+        header = json.loads(line, object_pairs_hook=once)
+    except ValueError:
+        return None
+    if "format" not in header:
+        return None
+    if header["format"] != "milkglass-key":
+        return "not a key file"
+    version = header.get("version")
+    return "unknown version" if type(version) is int and version != 1 else None
 
 
 def open_key_file(data: bytes, passphrase: str) -> dict[str, object] | str:
-    """The payload, or the name of what is wrong with the file."""
-    end = data.find(b"\n") + 1
-    header = json.loads(data[:end])
-    if len(data) < end + header["length"] + 32:
+    """The payload, or what is reported of the file."""
+    if not data:
         return "truncated"
-    if hashlib.sha256(data[:-32]).digest() != data[-32:]:
+    if data[:1] != b"{":
+        return "not a key file"
+    end = data[:4096].find(b"\n") + 1
+    if end == 0:
+        return "truncated"
+    right_checksum = hashlib.sha256(data[:-32]).digest() == data[-32:]
+    if right_checksum and (other := _other_kind(data[:end])):
+        return other
+    header = HEADER.fullmatch(data[:end])
+    if header is None:
         return "damaged"
-    kdf = header["kdf"]
-    both = hashlib.scrypt(
-        passphrase.encode(),
-        salt=base64.b64decode(kdf["salt"]),
-        n=kdf["n"],
-        r=kdf["r"],
-        p=kdf["p"],
-        dklen=64,
-        maxmem=2**30,
-    )
-    check = hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:16]
-    if check != base64.b64decode(header["check"]):
+    n, length = int(header[2]), int(header[4])
+    if n not in [2**power for power in range(1, 21)] or length < 16:
+        return "damaged"
+    if len(data) < end + length + 32:
+        return "truncated"
+    if len(data) > end + length + 32 or not right_checksum:
+        return "damaged"
+    secret = unicodedata.normalize("NFC", passphrase).encode()
+    both = hashlib.scrypt(secret, salt=base64.b64decode(header[3]), n=n, r=8, p=1, dklen=64, maxmem=2**31 - 1)
+    if hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:16] != base64.b64decode(header[1]):
         return "wrong passphrase"
-    payload = aead_open(both[:32], base64.b64decode(header["nonce"]), data[end:-32], data[:end])
-    if payload is None:
-        return "tampered"
+    payload = aead_open(both[:32], base64.b64decode(header[5]), data[end:-32], data[:end])
+    return "tampered" if payload is None else _read_payload(payload)
+
+
+def _read_payload(payload: bytes) -> dict[str, object] | str:
     length = int.from_bytes(payload[:8], "little")
     table, body = json.loads(payload[8 : 8 + length]), payload[8 + length :]
+    meta = table.pop("__metadata__", {})
+    if set(table) != {"root", "sigma"} or set(meta) != {"model_digest", "about", "sigma_sha256"}:
+        return "damaged"
+    if (table["root"]["dtype"], table["sigma"]["dtype"]) != ("U8", "I32"):
+        return "damaged"
     first, last = table["root"]["data_offsets"]
-    root = body[first:last].hex()
+    root = body[first:last]
     first, last = table["sigma"]["data_offsets"]
-    sigma = list(struct.unpack(f"<{(last - first) // 4}i", body[first:last]))
-    meta = table["__metadata__"]
-    return {"root": root, "sigma": sigma, "model_digest": meta["model_digest"], "about": json.loads(meta["about"])}
+    packed = body[first:last]
+    sigma = list(struct.unpack(f"<{len(packed) // 4}i", packed))
+    about = json.loads(meta["about"])
+    if len(root) != 32 or sorted(sigma) != list(range(len(sigma))) or not isinstance(about, dict):
+        return "damaged"
+    if hashlib.sha256(packed).hexdigest() != meta["sigma_sha256"]:
+        return "damaged"
+    return {"root": root.hex(), "sigma": sigma, "model_digest": meta["model_digest"], "about": about}

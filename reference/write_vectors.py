@@ -2,14 +2,11 @@
 
     python reference/write_vectors.py
 
-The answers come from the literal programs beside this file. Only the bytes of a sealed key file are made by milkglass
-itself (sealing draws a salt); the literal program opens them here, and what it finds is what is written down.
+The answers come from the literal programs beside this file, key files included (key_files.py).
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import sys
 from pathlib import Path
@@ -19,6 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import aliases as literal_aliases
 import key as literal_key
+import key_files
 import obfuslm as literal_obfuslm
 
 VECTORS = Path(__file__).parent.parent / "vectors"
@@ -101,32 +99,8 @@ def aliases() -> None:
     )
 
 
-def key_files() -> None:
-    from milkglass.client.key import Key
-    from milkglass.client.keyfile import seal
-
-    passphrase = "correct horse battery staple"
-    sigma = literal_key.permutation(literal_key.subkey(ROOT, DIGEST, "permutation"), 12)
-    made = Key(ROOT, DIGEST, np.array(sigma, np.int32), {"model": "somewhere/model"})
-    good = seal(made, passphrase, scrypt_n=1 << 10)
-    flipped = bytearray(good)
-    flipped[len(good) // 2] ^= 1
-    resealed = bytearray(flipped[:-32])
-    altered = bytes(resealed) + hashlib.sha256(resealed).digest()
-    scenarios = {
-        "key-file-opens": ("opens", good, passphrase),
-        "key-file-wrong-passphrase": ("the passphrase is another one", good, "correct horse battery stapler"),
-        "key-file-flipped-bit": ("one bit of the seal is flipped", bytes(flipped), passphrase),
-        "key-file-tampered": ("one bit of the seal is flipped and the checksum made anew", altered, passphrase),
-        "key-file-truncated": ("the last 40 bytes are missing", good[:-40], passphrase),
-    }
-    for name, (about, data, said) in scenarios.items():
-        expected = literal_key.open_key_file(data, said)
-        write(name, about, file=base64.b64encode(data).decode(), passphrase=said, expected=expected)
-
-
 if __name__ == "__main__":
     derivations()
     obfuslm()
     aliases()
-    key_files()
+    key_files.write_all(write, ROOT, DIGEST)

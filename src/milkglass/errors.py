@@ -79,6 +79,10 @@ class WrongPassphrase(KeyFileError):
     pass
 
 
+class WeakPassphrase(KeyFileError):
+    """A new key's passphrase is guessed too soon. A key that exists is opened with any."""
+
+
 class DamagedKey(KeyFileError):
     """Bits changed by accident: the file's checksum is wrong."""
 

@@ -98,16 +98,16 @@ def test_wrong_and_missing_passphrases(encoder: Owner, monkeypatch: pytest.Monke
 
 def test_a_new_passphrase_is_asked_twice(encoder: Owner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("milkglass.cli.passphrase._has_terminal", lambda: True)
-    given = iter(["one", "two"] * 3)
+    given = iter(["one long passphrase", "another long passphrase"] * 3)
     monkeypatch.setattr("getpass.getpass", lambda prompt: next(given))
     out, key = tmp_path / "out", tmp_path / "k"
     result = call("obfuscate", encoder.model, out, "--key", key, *SMALL, passphrase=None)
-    assert result.exit_code == 2 and "error: the two passphrases differed 3 times" in result.stderr
+    assert result.exit_code == 2 and "error: the two passphrases differ, after 3 attempts" in result.stderr
     assert result.stderr.count("the two passphrases differ; once more") == 2
     assert not key.exists() and not out.exists() and not list(given)
-    given = iter(["one", "two", "three", "three"])
+    given = iter(["one long passphrase", "two", "three long passphrases", "three long passphrases"])
     assert call("obfuscate", encoder.model, out, "--key", key, *SMALL, passphrase=None).exit_code == 0
-    assert read_key(key, "three").model_digest == encoder.key.model_digest
+    assert read_key(key, "three long passphrases").model_digest == encoder.key.model_digest
 
 
 def test_a_passphrase_of_broken_bytes(encoder: Owner) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from milkglass.client.key import Key
-from milkglass.client.keyfile import read_key, seal, unseal, write_key
+from milkglass.client.keyfile import MAX_FILE, read_key, require_key_file, seal, unseal, write_key
 from milkglass.client.streams import Stream, permutation, subkey
 from milkglass.errors import (
     DamagedKey,
@@ -29,8 +30,14 @@ from milkglass.errors import (
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import embed_cluster, weight_synth
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
+import key as literal  # noqa: E402
+
+STRONG = "correct horse battery"
 VECTORS = Path(__file__).parents[2] / "vectors"
 ERRORS = {
+    "not a key file": KeyFileError,
+    "unknown version": UnknownKeyVersion,
     "truncated": TruncatedKey,
     "damaged": DamagedKey,
     "wrong passphrase": WrongPassphrase,
@@ -78,13 +85,45 @@ def test_key_files_have_known_answers(name: str) -> None:
     known = vector(name)
     data, expected = base64.b64decode(known["file"]), known["expected"]
     if isinstance(expected, str):
-        with pytest.raises(ERRORS[expected]):
+        with pytest.raises(KeyFileError) as refused:
             unseal(data, known["passphrase"])
+        assert type(refused.value) is ERRORS[expected]
         return
     key = unseal(data, known["passphrase"])
     assert key.root.hex() == expected["root"]
     assert key.sigma.tolist() == expected["sigma"]
     assert (key.model_digest, dict(key.about)) == (expected["model_digest"], expected["about"])
+
+
+def test_what_is_sealed_here_opens_by_the_specification() -> None:
+    made = a_key()
+    told = literal.open_key_file(seal(made, "caf\u00e9 noir", scrypt_n=2), "cafe\u0301 noir")
+    assert told == {
+        "root": made.root.hex(),
+        "sigma": made.sigma.tolist(),
+        "model_digest": made.model_digest,
+        "about": dict(made.about),
+    }
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    with path.open("wb") as file:
+        file.write(b"{")
+        file.truncate(MAX_FILE + 1)
+    for read in (lambda: read_key(path, "pass"), lambda: require_key_file(path)):
+        with pytest.raises(KeyFileError, match="268,435,457 bytes, at most 268,435,456 are read"):
+            read()
+
+
+def test_a_key_file_is_known_without_its_passphrase(tmp_path: Path) -> None:
+    path = tmp_path / "k"
+    for name in ("opens", "wrong-passphrase", "tampered", "payload-about-list"):
+        path.write_bytes(base64.b64decode(vector(f"key-file-{name}")["file"]))
+        require_key_file(path)
+    path.write_bytes(base64.b64decode(vector("key-file-version-2")["file"]))
+    with pytest.raises(UnknownKeyVersion):
+        require_key_file(path)
 
 
 def test_a_permutation_is_one_and_keeps_what_is_pinned() -> None:
@@ -141,20 +180,20 @@ def test_laplace_noise_has_its_moments() -> None:
 
 def test_round_trip_on_disk(tmp_path: Path) -> None:
     key, path = a_key(), tmp_path / "deep" / "my.mgkey"
-    write_key(path, key, "pass", scrypt_n=2)
+    write_key(path, key, STRONG, scrypt_n=2)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in path.parent.iterdir()] == ["my.mgkey"]
-    again = read_key(path, "pass")
+    again = read_key(path, STRONG)
     assert (again.root, again.model_digest, dict(again.about)) == (key.root, key.model_digest, dict(key.about))
     assert np.array_equal(again.sigma, key.sigma)
 
 
 def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "k"
-    write_key(path, a_key(), "pass", scrypt_n=2)
+    write_key(path, a_key(), STRONG, scrypt_n=2)
     before = path.read_bytes()
     with pytest.raises(KeyExists):
-        write_key(path, a_key(), "pass", scrypt_n=2)
+        write_key(path, a_key(), STRONG, scrypt_n=2)
     assert path.read_bytes() == before
 
 
@@ -175,11 +214,11 @@ def test_a_key_that_appears_meanwhile_is_not_overwritten(
     if not links:
         monkeypatch.setattr("os.link", no_links)
     key = a_key()
-    write_key(late, key, "pass", scrypt_n=2)
-    assert read_key(late, "pass").root == key.root and stat.S_IMODE(late.stat().st_mode) == 0o600
+    write_key(late, key, STRONG, scrypt_n=2)
+    assert read_key(late, STRONG).root == key.root and stat.S_IMODE(late.stat().st_mode) == 0o600
     monkeypatch.setattr("milkglass.client.keyfile.seal", sealing)
     with pytest.raises(KeyExists):
-        write_key(path, a_key(), "pass", scrypt_n=2)
+        write_key(path, a_key(), STRONG, scrypt_n=2)
     assert path.read_bytes() == b"another's" and {p.name for p in tmp_path.iterdir()} == {"k", "other"}
 
 
@@ -187,7 +226,7 @@ def test_a_keys_folder_is_on_the_disk_before_it_is_said_to_be(tmp_path: Path, mo
     synced: list[bool] = []
     monkeypatch.setattr("os.fsync", lambda number: synced.append(stat.S_ISDIR(os.fstat(number).st_mode)))
     for replace in (False, True):
-        write_key(tmp_path / "k", a_key(), "pass", scrypt_n=2, replace=replace)
+        write_key(tmp_path / "k", a_key(), STRONG, scrypt_n=2, replace=replace)
     assert synced == [False, True] * 2
 
 

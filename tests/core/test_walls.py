@@ -44,6 +44,7 @@ ROOMS = {  # a room (or file), and what it must not import
     "client": ("server.app", "server.training", "attacks", "cli", "demo", "experiments"),
     "accounting.py": ("client", "schemes", "encoders", "gradients", "server", "attacks", "cli", "experiments"),
     "checkpoint.py": ("client", "schemes", "server", "attacks", "architectures", "cli"),
+    "tensorheader.py": ("client", "schemes", "server", "attacks", "architectures", "cli", "checkpoint"),
     "tensorfile.py": ("client", "schemes", "server", "attacks", "architectures", "cli", "checkpoint"),
     "staging.py": ("client", "schemes", "server", "attacks", "architectures", "cli"),
     "errors.py": ("",),

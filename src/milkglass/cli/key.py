@@ -64,6 +64,7 @@ def for_job(
     from milkglass.checkpoint import Checkpoint
     from milkglass.client import jobs
     from milkglass.client.keyfile import write_key
+    from milkglass.client.passphrases import weakness
     from milkglass.models import resolve
 
     parent = open_key(key, passphrase_file)
@@ -72,7 +73,9 @@ def for_job(
         total = sum(tensor.bytes for tensor in base.tensors.values())
         parent.key.require_model(base.digest(stage("check the model", total)))
         child = jobs.for_job(base, parent.key, name, clusters, stage)
-    write_key(out, child, parent.passphrase)
+    if fault := weakness(parent.passphrase):
+        note(f"warning: {fault}; {out} is sealed with it as well")
+    write_key(out, child, parent.passphrase, weak=True)
     usage.derived(out, key)
     note(LOSS.format(key=key))
     document = {"key": str(out), "parent": str(key), "job": name, "clusters": clusters, "key_id": child.identifier}

@@ -18,7 +18,7 @@ from milkglass.cli.options import (
     open_key,
     require_file,
 )
-from milkglass.cli.passphrase import passphrase
+from milkglass.cli.passphrase import GeneratePassphrase, WeakPassphrase, new_passphrase
 from milkglass.cli.terminal import bars, emit, note
 from milkglass.errors import KeyExists, UnsupportedModel, UsageError
 
@@ -78,10 +78,14 @@ def obfuscate(
         bool, typer.Option("--new-key", help="Insist on making a new key: refuse if the file exists.")
     ] = False,
     passphrase_file: PassphraseFile = None,
+    generate_passphrase: GeneratePassphrase = False,
+    weak_passphrase: WeakPassphrase = False,
     as_json: AsJson = False,
 ) -> None:
     """Scramble MODEL into the folder OUT. Makes the key file if it doesn't exist, else uses it."""
     started = time.monotonic()
+    if generate_passphrase and key.exists():
+        raise UsageError(f"{key} exists already, under a passphrase of its own", "leave --generate-passphrase out")
     _require_places(out, key, new_key)  # what needs no model is told before anybody waits for one
     from milkglass.checkpoint import Checkpoint
     from milkglass.client.beforehand import require_room, require_scramblable
@@ -119,13 +123,13 @@ def obfuscate(
     require_room(base, wanted, out, delta)
     if warning := wanted.broken or (UNMIXED if getattr(wanted, "k", 0) == 1 else None):
         note(f"warning: {warning}")
-    secret = passphrase(passphrase_file, creating=True) if old is None else old.passphrase
+    secret = new_passphrase(passphrase_file, weak_passphrase, generate_passphrase) if old is None else old.passphrase
     with bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())
         digest = base.digest(stage("read the model" if old is None else "check the model", total))
         if old is None:
             opened = Opened(key, make_key(base, ref, wanted, digest), secret)
-            write_key(key, opened.key, secret)  # before anything is scrambled with it
+            write_key(key, opened.key, secret, weak=weak_passphrase)  # before anything is scrambled with it
         else:
             opened = old
             opened.key.require_model(digest)

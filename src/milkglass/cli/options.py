@@ -95,7 +95,7 @@ class Opened:
             about = change(key.about)
             if about != key.about:
                 key = replace(key, about=about)
-                write_key(self.path, key, self.passphrase, replace=True)
+                write_key(self.path, key, self.passphrase, replace=True, weak=True)  # the one that opened it
         return Opened(self.path, key, self.passphrase)
 
     def labels_of(self, model: str) -> Mapping[str, int] | None:

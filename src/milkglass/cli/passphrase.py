@@ -1,21 +1,60 @@
 """Where the passphrase comes from: --passphrase-file, then $MILKGLASS_PASSPHRASE, then a prompt. Never an argument:
-arguments stand in the shell's history and in the list of processes.
+arguments stand in the shell's history and in the list of processes. A new one must be strong, or be asked for as weak.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from milkglass.cli.terminal import note
 from milkglass.errors import UsageError
 
 VARIABLE = "MILKGLASS_PASSPHRASE"
-ATTEMPTS = 3  # at typing a new passphrase twice alike
+ATTEMPTS = 3  # at typing a new passphrase that is strong enough, twice alike
+TERMINAL = "/dev/tty"
+
+WeakPassphrase = Annotated[
+    bool, typer.Option("--weak-passphrase", help="Take a weak passphrase for a new key, with a warning.")
+]
+GeneratePassphrase = Annotated[
+    bool,
+    typer.Option(
+        "--generate-passphrase",
+        help="Draw ten random words for a new key: written to --passphrase-file, a new file, or shown on the terminal.",
+    ),
+]
 
 
-def passphrase(file: Path | None, creating: bool = False) -> str:
-    """Asked twice when `creating`, until both are the same. Raises UsageError when there is nobody to ask."""
+def passphrase(file: Path | None) -> str:
+    """The passphrase of a key that exists. Raises UsageError when none is given and there is nobody to ask."""
+    given = _given(file)
+    if given is not None:
+        return given
+    import getpass
+
+    return _required(getpass.getpass("Passphrase of the key: "))
+
+
+def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False) -> str:
+    """The passphrase of a new key. Asked for twice; nothing typed generates one.
+
+    weak: take a weak one, with a warning. generate: draw one, and write it to `file` or show it. Raises WeakPassphrase
+    for one that is weak, UsageError when there is nobody to ask or to show it to.
+    """
+    if generate:
+        return _generate(file, weak)
+    given = _given(file)
+    if given is None:
+        return _asked(weak)
+    return _strong(given, weak)
+
+
+def _given(file: Path | None) -> str | None:
+    """From the file or the environment; None: it has to be asked for."""
     if file is not None:
         return _from_file(file)
     if given := os.environ.get(VARIABLE):
@@ -25,17 +64,90 @@ def passphrase(file: Path | None, creating: bool = False) -> str:
             "no passphrase was given, and there is no terminal to ask at",
             f"use --passphrase-file, or set {VARIABLE}",
         )
+    return None
+
+
+def _asked(weak: bool) -> str:
     import getpass
 
-    if not creating:
-        return _required(getpass.getpass("Passphrase of the key: "))
-    for left in reversed(range(ATTEMPTS)):
-        first = _required(getpass.getpass("New passphrase for the key: "))
-        if getpass.getpass("The same again: ") == first:
-            return first
-        if left:
-            note("the two passphrases differ; once more")
-    raise UsageError(f"the two passphrases differed {ATTEMPTS} times", "try again, or use --passphrase-file")
+    from milkglass.client.passphrases import weakness
+
+    fault = ""
+    for _ in range(ATTEMPTS):
+        if fault:
+            note(f"{fault}; once more")
+        first = getpass.getpass("New passphrase for the key (empty: generate one): ")
+        if not first:
+            return _shown()
+        found = None if weak else weakness(_required(first))
+        if found is not None:
+            fault = found
+        elif getpass.getpass("The same again: ") != first:
+            fault = "the two passphrases differ"
+        else:
+            return _strong(_required(first), weak)
+    raise UsageError(f"{fault}, after {ATTEMPTS} attempts", "try again, or use --generate-passphrase")
+
+
+def _strong(given: str, weak: bool) -> str:
+    from milkglass.client.passphrases import require_strong, weakness
+
+    if not weak:
+        require_strong(given)
+    elif fault := weakness(given):
+        note(f"warning: {fault}")
+    return given
+
+
+def _generate(file: Path | None, weak: bool) -> str:
+    if weak:
+        raise UsageError("--generate-passphrase and --weak-passphrase exclude each other", "leave one out")
+    if file is not None:
+        return _written(file)
+    if os.environ.get(VARIABLE):
+        raise UsageError(f"{VARIABLE} is set, so no passphrase is generated", f"unset {VARIABLE}")
+    if not _has_terminal():
+        raise UsageError(
+            "there is no terminal to show a generated passphrase on",
+            "use --passphrase-file FILE: the passphrase is written to it",
+        )
+    return _shown()
+
+
+def _written(file: Path) -> str:
+    """A generated passphrase, in a new file of mode 0600."""
+    from milkglass.client.passphrases import generated
+
+    made = generated()
+    try:
+        number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise UsageError(
+            f"{file} exists already",
+            "give a new file, or leave --generate-passphrase out to use the passphrase in this one",
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written ({error.strerror})", "give a file in a folder of yours") from None
+    with os.fdopen(number, "w", encoding="utf-8") as opened:
+        opened.write(made + "\n")
+        opened.flush()
+        os.fsync(opened.fileno())
+    note(f"a passphrase was generated and written to {file}: keep a copy of it away from the key")
+    return made
+
+
+def _shown() -> str:
+    """A generated passphrase, shown on the terminal and nowhere else: standard error may be a log."""
+    from milkglass.client.passphrases import generated
+
+    made = generated()
+    _show(f"The passphrase of the new key, write it down now:\n\n  {made}\n\n")
+    return made
+
+
+def _show(text: str) -> None:
+    with open(os.open(TERMINAL, os.O_WRONLY | os.O_NOCTTY), "w", encoding="utf-8") as terminal:  # noqa: PTH123
+        terminal.write(text)
 
 
 def _from_file(file: Path) -> str:
@@ -58,7 +170,7 @@ def _required(text: str) -> str:
 
 def _has_terminal() -> bool:
     try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+        os.close(os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY))
     except OSError:
         return False
     return True

@@ -9,165 +9,102 @@ What this module does not know: what a key is for, and where a model lies.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
-import json
 import os
 import secrets
 import unicodedata
-from collections.abc import Mapping
+from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
-from numpy.typing import NDArray
-from safetensors.numpy import load, save
 
 from milkglass.client.key import Key
-from milkglass.errors import (
-    DamagedKey,
-    KeyExists,
-    KeyFileError,
-    TamperedKey,
-    TruncatedKey,
-    UnknownKeyVersion,
-    WrongPassphrase,
-)
+from milkglass.client.keyheader import CHECK, NONCE, SALT, SCRYPT_P, SCRYPT_R, TAG, Header, parse
+from milkglass.client.keypayload import pack, unpack
+from milkglass.client.passphrases import require_strong
+from milkglass.errors import DamagedKey, KeyExists, KeyFileError, TamperedKey, TruncatedKey, WrongPassphrase
 
-FORMAT, VERSION = "milkglass-key", 1
 SCRYPT_N = 1 << 17  # about 0.4 s and 128 MB
-MAX_SCRYPT_N = 1 << 20  # a file asking for more is refused, not obeyed
-MAX_HEADER = 4096
-CHECKSUM = 32
+CHECKSUM = 32  # bytes
+MAX_FILE = 1 << 28  # bytes; a key of a million tokens with four ids each has 16 MB
 
 
 def seal(key: Key, passphrase: str, scrypt_n: int = SCRYPT_N) -> bytes:
-    """The key file's bytes."""
+    """The key file's bytes, under any passphrase but an empty one; `write_key` insists on a strong one."""
     if not passphrase:
         raise KeyFileError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
-    salt, nonce = secrets.token_bytes(16), secrets.token_bytes(12)
-    sealing, check = _derive(passphrase, salt, scrypt_n, 8, 1)
-    payload = save(
-        {"root": np.frombuffer(key.root, np.uint8), "sigma": np.asarray(key.sigma, np.int32)},
-        {"model_digest": key.model_digest, "about": json.dumps(dict(key.about)), "sigma_sha256": _sigma_sum(key.sigma)},
-    )
-    header = _header_line(
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "kdf": {"name": "scrypt", "n": scrypt_n, "r": 8, "p": 1, "salt": _b64(salt)},
-            "cipher": "chacha20-poly1305",
-            "nonce": _b64(nonce),
-            "check": _b64(check),
-            "length": len(payload) + 16,
-        }
-    )
-    body = header + ChaCha20Poly1305(sealing).encrypt(nonce, payload, header)
+    payload = pack(key)
+    fresh = Header(scrypt_n, secrets.token_bytes(SALT), secrets.token_bytes(NONCE), bytes(CHECK), len(payload) + TAG)
+    sealing, check = _derive(passphrase, fresh)
+    header = replaced(fresh, check=check)
+    body = header.line() + ChaCha20Poly1305(sealing).encrypt(header.nonce, payload, header.line())
     return body + hashlib.sha256(body).digest()
 
 
 def unseal(data: bytes, passphrase: str) -> Key:
-    """Raises TruncatedKey, DamagedKey, UnknownKeyVersion, WrongPassphrase or TamperedKey."""
-    whole = hashlib.sha256(data[:-CHECKSUM]).digest() == data[-CHECKSUM:]
-    header, line = _parse_header(data, whole)
-    expected = len(line) + int(header["length"]) + CHECKSUM
+    """Raises KeyFileError, TruncatedKey, DamagedKey, UnknownKeyVersion, WrongPassphrase or TamperedKey."""
+    whole = _whole(data)
+    header, line = parse(data, whole)
+    expected = len(line) + header.length + CHECKSUM
     if len(data) < expected:
         raise TruncatedKey(f"the key file is cut off: {len(data)} bytes, {expected} expected", "restore a backup")
-    body = data[:-CHECKSUM]
-    if len(data) > expected or not whole:
+    if len(data) > expected:
+        raise DamagedKey(f"the key file is damaged: {len(data)} bytes, {expected} expected", "restore a backup")
+    if not whole:
         raise DamagedKey("the key file is damaged: its checksum is wrong", "restore a backup")
-    kdf = header["kdf"]
-    sealing, check = _derive(passphrase, _unb64(kdf["salt"]), int(kdf["n"]), int(kdf["r"]), int(kdf["p"]))
-    if not hmac.compare_digest(check, _unb64(header["check"])):
+    sealing, check = _derive(passphrase, header)
+    if not hmac.compare_digest(check, header.check):
         raise WrongPassphrase("the passphrase is wrong", "try again; nobody can recover a lost passphrase")
     try:
-        payload = ChaCha20Poly1305(sealing).decrypt(_unb64(header["nonce"]), body[len(line) :], line)
+        payload = ChaCha20Poly1305(sealing).decrypt(header.nonce, data[len(line) : -CHECKSUM], line)
     except InvalidTag as error:
         raise TamperedKey(
             "the key file was altered: its checksum holds and its seal does not", "restore a backup, ask who had access"
         ) from error
-    return _parse_payload(payload)
+    return unpack(payload)
 
 
-def _derive(passphrase: str, salt: bytes, n: int, r: int, p: int) -> tuple[bytes, bytes]:
+def _whole(data: bytes) -> bool:
+    return hashlib.sha256(data[:-CHECKSUM]).digest() == data[-CHECKSUM:]
+
+
+def _derive(passphrase: str, header: Header) -> tuple[bytes, bytes]:
     """The sealing key, and a value that tells a wrong passphrase from an altered file (it costs a guesser the same)."""
-    both = Scrypt(salt, 64, n, r, p).derive(unicodedata.normalize("NFC", passphrase).encode("utf-8", "surrogatepass"))
-    return both[:32], hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:16]
-
-
-def _header_line(header: Mapping[str, Any]) -> bytes:
-    return json.dumps(header, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    secret = unicodedata.normalize("NFC", passphrase).encode("utf-8", "surrogatepass")
+    both = Scrypt(header.salt, 64, header.scrypt_n, SCRYPT_R, SCRYPT_P).derive(secret)
+    return both[:32], hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:CHECK]
 
 
 def require_key_file(path: Path) -> None:
-    """Raises KeyFileError for a file that is none; its passphrase is not needed, and its seal is not checked."""
-    with path.open("rb") as file:
-        _parse_header(file.read(MAX_HEADER), whole=False)
+    """Raises KeyFileError for a file that is not a key file; its passphrase is not needed, its seal is not checked."""
+    data = _bytes(path)
+    parse(data, _whole(data))
 
 
-def _parse_header(data: bytes, whole: bool) -> tuple[dict[str, Any], bytes]:
-    """`whole`: the file's checksum holds, so that what is odd in the header was written so."""
-    if not data.startswith(b"{"):
-        if not data:
-            raise TruncatedKey("the key file is empty", "restore a backup")
-        raise KeyFileError("this is not a milkglass key file", "give the file that `milkglass obfuscate` wrote")
-    line = data[: data.find(b"\n") + 1] if b"\n" in data[:MAX_HEADER] else b""
-    if not line:
-        raise TruncatedKey(f"the key file is cut off in its header: {len(data)} bytes", "restore a backup")
-    try:
-        header = json.loads(line)
-        if whole and header["format"] == FORMAT and header["version"] != VERSION:
-            raise UnknownKeyVersion(f"key file version {header['version']!r}, this reads {VERSION}", "update milkglass")
-        kdf = header["kdf"]
-        plausible = (
-            (header["format"], header["version"]) == (FORMAT, VERSION)
-            and kdf["name"] == "scrypt"
-            and 2 <= int(kdf["n"]) <= MAX_SCRYPT_N
-            and int(kdf["n"]) & (int(kdf["n"]) - 1) == 0
-            and (int(kdf["r"]), int(kdf["p"])) == (8, 1)
-            and len(_unb64(kdf["salt"])) == 16
-            and len(_unb64(header["nonce"])) == 12
-            and len(_unb64(header["check"])) == 16
-            and int(header["length"]) >= 16
+def _bytes(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size > MAX_FILE:
+        raise KeyFileError(
+            f"{path} is not a milkglass key file: it has {size:,} bytes, at most {MAX_FILE:,} are read",
+            "give the file that `milkglass obfuscate` wrote",
         )
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise DamagedKey("the header of the key file is damaged", "restore a backup") from error
-    if not plausible:
-        raise DamagedKey("the header of the key file asks for something impossible", "restore a backup")
-    return header, line
+    return path.read_bytes()
 
 
-def _parse_payload(payload: bytes) -> Key:
-    """The payload is authentic here. Its metadata is read from safetensors' header."""
-    arrays = load(payload)
-    length = int.from_bytes(payload[:8], "little")
-    meta = json.loads(payload[8 : 8 + length])["__metadata__"]
-    sigma = arrays["sigma"].astype(np.int32)
-    if _sigma_sum(sigma) != meta["sigma_sha256"]:
-        raise DamagedKey("the permutation in the key file fails its checksum", "restore a backup")
-    return Key(arrays["root"].tobytes(), meta["model_digest"], sigma, json.loads(meta["about"]))
+def write_key(
+    path: Path, key: Key, passphrase: str, scrypt_n: int = SCRYPT_N, replace: bool = False, weak: bool = False
+) -> None:
+    """Write atomically, readable by its owner only. An existing key is never overwritten unless `replace`.
 
-
-def _sigma_sum(sigma: NDArray[np.int32]) -> str:
-    return hashlib.sha256(np.asarray(sigma, "<i4").tobytes()).hexdigest()
-
-
-def _b64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _unb64(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
-
-
-def write_key(path: Path, key: Key, passphrase: str, scrypt_n: int = SCRYPT_N, replace: bool = False) -> None:
-    """Write atomically, readable by its owner only. An existing key is never overwritten unless `replace`."""
+    weak: take any passphrase, such as the one that an existing key was opened with. Raises WeakPassphrase, KeyExists.
+    """
     if path.exists() and not replace:
         raise _exists(path)
+    if not weak and passphrase:
+        require_strong(passphrase)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -215,4 +152,4 @@ def read_key(path: Path, passphrase: str) -> Key:
     """Raises KeyFileError or one of its kinds."""
     if not path.is_file():
         raise KeyFileError(f"there is no key file at {path}", "give the file that `milkglass obfuscate` wrote")
-    return unseal(path.read_bytes(), passphrase)
+    return unseal(_bytes(path), passphrase)
