@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -227,9 +228,13 @@ def test_whoever_asks_otherwise_meets_other_noise(there: World, tmp_path: Path) 
     asked = [(0, weights, [3], 0.1, "s"), (1, weights, [3], 0.1, "s"), (0, moved, [3], 0.1, "s"),
              (0, weights, [3], 0.1, "t"), (0, weights, [2], 0.1, "s"), (0, weights, [3, 2], 0.1, "s"),
              (0, weights, [3, 2], 0.2, "s")]  # fmt: skip
-    first = [noise_of(secret_of(site.folder), *one).random() for one in asked]
-    assert len({*first}) == len(asked) and first == [noise_of(secret_of(site.folder), *one).random() for one in asked]
-    assert noise_of(secret_of(site.folder), 0, weights, [3], 0.1, "s").permutation(5).tolist() != order.tolist()
+
+    def drawn(*one: Any) -> bytes:
+        return noise_of(*one).bytes(16)
+
+    first = [drawn(secret_of(site.folder), *one) for one in asked]
+    assert len({*first}) == len(asked) and first == [drawn(secret_of(site.folder), *one) for one in asked]
+    assert noise_of(secret_of(site.folder), 0, weights, [3], 0.1, "s").order(5).tolist() != order.tolist()
     guarded = replace(site, shield=DPSGD())
     alike = [replace(SGD, batch_size=5), replace(SGD, batch_size=9, lr=0.7), replace(AVG, batch_size=5)]
     answers = [guarded.train(there.step(), 0, weights, one).update.tensors for one in alike]

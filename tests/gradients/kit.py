@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from milkglass.gradients.shield import Shield, share
+from milkglass.noise.stream import Stream
 from milkglass.shared_step import SharedStep, Task, batch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
@@ -30,7 +30,7 @@ def given(step: SharedStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | 
 
 
 def shared(step: SharedStep, shield: Shield, seed: int = 0) -> dict[str, torch.Tensor]:
-    return dict(share(step, *given(step), shield, 0, np.random.default_rng(seed)).tensors)
+    return dict(share(step, *given(step), shield, 0, Stream.of_seed(seed)).tensors)
 
 
 def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from scipy.stats import binomtest
@@ -12,6 +11,7 @@ from milkglass.gradients.catalogue import SHIELDS, parameters, shield_named, shi
 from milkglass.gradients.dropout import Dropout
 from milkglass.gradients.freezing import FrozenEmbeddings, tables
 from milkglass.gradients.shield import Bare, Shield, share
+from milkglass.noise.stream import Stream
 from milkglass.shared_step import SharedStep, batch
 from tests.gradients.kit import flat, given, shared
 
@@ -23,7 +23,7 @@ def shield(request: pytest.FixtureRequest) -> Shield:
 
 # --- every one --------------------------------------------------------------------------------------------------------
 def test_what_is_shared_has_the_names_and_shapes_of_the_step_that_was_taken(step: SharedStep, shield: Shield) -> None:
-    seen = share(step, *given(step), shield, 3, np.random.default_rng(0))
+    seen = share(step, *given(step), shield, 3, Stream.of_seed(0))
     assert (seen.batch_size, seen.round) == (2, 3)
     assert set(seen.tensors) == set(shield.before(step).names) <= set(step.names)
     sizes = {name: one.shape for name, one in step.module.named_parameters()}

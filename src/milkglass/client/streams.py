@@ -1,10 +1,6 @@
-"""Sub-keys by label, and what is drawn of them: key streams, numbers, permutations.
+"""Permutations of a vocabulary, drawn from a key's streams (noise/stream.py). `vectors/` holds known answers.
 
-Sub-keys are HKDF-SHA256(root, salt = digest of the base model, info = "milkglass/1 " + label), so a key used with
-another model gives another permutation. All draws come from ChaCha20 key streams, never from a framework's generator
-(those change between versions, and are not cryptographic). `vectors/` holds known answers.
-
-What this module does not know: what is drawn for.
+What this module does not know: what is permuted, and for whom.
 """
 
 from __future__ import annotations
@@ -12,37 +8,11 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
+from milkglass.noise.stream import Stream, subkey
 
-def subkey(root: bytes, model_digest: str, label: str) -> bytes:
-    """32 bytes for one purpose."""
-    salt = model_digest.encode()
-    return HKDF(hashes.SHA256(), 32, salt, b"milkglass/1 " + label.encode()).derive(root)
-
-
-class Stream:
-    """A ChaCha20 key stream. The nonce is fixed because each sub-key is used for one stream only."""
-
-    def __init__(self, key: bytes) -> None:
-        self._cipher = Cipher(algorithms.ChaCha20(key, b"\0" * 16), None).encryptor()
-
-    def words(self, count: int) -> NDArray[np.uint32]:
-        """The next `count` little-endian 32-bit words."""
-        return np.frombuffer(self._cipher.update(b"\0" * (4 * count)), dtype="<u4")
-
-    def uniform(self, count: int) -> NDArray[np.float64]:
-        """`count` numbers strictly between 0 and 1, 52 bits each (with 53, the largest would round to 1)."""
-        words = np.frombuffer(self._cipher.update(b"\0" * (8 * count)), dtype="<u8")
-        return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-
-    def laplace(self, count: int) -> NDArray[np.float64]:
-        """`count` draws of the Laplace distribution with scale 1, by its inverse distribution function."""
-        centred = self.uniform(count) - 0.5
-        return -np.sign(centred) * np.log1p(-2 * np.abs(centred))
+__all__ = ["Stream", "hashed_permutation", "permutation", "subkey"]
 
 
 def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:

@@ -2,7 +2,7 @@
 (Plant et al. 2021, arXiv:2108.12318, section 3).
 
     z    = (x - min x) / (max x - min x)         x (d,): the mean of a text's last states; min and max of this text
-    sent = z + Laplace(1 / epsilon)              drawn anew for each text
+    sent = z + Laplace(1 / epsilon)              drawn anew for each text, exactly and on a grid (noise/grid.py)
     loss = cross-entropy + w_adv * adversary(reversed gradient(sent))
 
 The client runs all layers, the server a small head. The adversary's gradient reaches the encoder with its sign turned:
@@ -31,6 +31,7 @@ from milkglass.encoders.limits import limited
 from milkglass.encoders.reader import Encoded
 from milkglass.encoders.training import Step, Training
 from milkglass.errors import UsageError
+from milkglass.noise import grid
 from milkglass.paper import Paper
 from milkglass.sequences import Ids
 
@@ -153,7 +154,7 @@ class CAPE(EncoderDefence):
         """(1, d)."""
         sensitivity = hidden.shape[1] if self.calibration == "strict" else 1
         z = normalised(hidden.mean(0))
-        return (z + sensitivity / self.epsilon * draws.laplace(len(z)))[None]
+        return grid.in_place_of(z, grid.laplace(z, sensitivity / self.epsilon, draws.stream, 1.0))[None]
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
         return Head(int(model.config.hidden_size), classes)

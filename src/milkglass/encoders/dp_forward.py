@@ -3,6 +3,9 @@
     X' = X min(1, C / |X|_F)         X (t, d): the hidden states of one text, padding not in it
     sent = X' + sigma Z              Z (t, d) standard normal; sigma by the analytic Gaussian mechanism
 
+Both are computed on a grid, with exact samples (noise/grid.py): the guarantee holds for the numbers that are sent. They
+were sums of fp32 numbers until 2026-11-22, and each token was read from one frame (docs/log.md; attack `float-holes`).
+
 `where = "local"`: the client disturbs what it sends and what it trains with; a text has a guarantee of its own. The
 layers below the noise stay the public model's, so that all that the server holds follows from disturbed states and
 labels. `where = "central"`: the party that trains is trusted and its noise protects the training texts in the weights;
@@ -29,6 +32,7 @@ from milkglass.encoders.encoder import EncoderDefence
 from milkglass.encoders.limits import limited
 from milkglass.encoders.training import Training
 from milkglass.errors import UsageError
+from milkglass.noise import clipping, grid
 from milkglass.paper import Paper
 
 
@@ -96,8 +100,8 @@ class DPForward(EncoderDefence):
         return self.where == "central"
 
     def mechanism(self, hidden: torch.Tensor, draws: Draws) -> torch.Tensor:
-        scale = (self.clip / hidden.norm().clamp_min(1e-30)).clamp_max(1.0)
-        return hidden * scale + self.sigma * draws.gaussian(*hidden.shape)
+        clipped = clipping.matrix_l2(hidden, self.clip)
+        return grid.in_place_of(hidden, grid.gaussian(clipped, self.sigma, draws.stream, self.clip))
 
     def drawn_in(self, epoch: int) -> int:
         return epoch if self.redraw else 0

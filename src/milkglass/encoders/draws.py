@@ -1,8 +1,6 @@
-"""Secret numbers as tensors: every draw of an encoder's defence comes from ChaCha20 key streams.
+"""The secret of a client half, and the streams that are drawn from it: for each text, each key, each order.
 
-A sub-key is used for one stream only (client/streams.py). What this module does not know: what numbers are for, and the
-rounding of floating-point noise (Mironov 2012, CCS): a draw is a 52-bit uniform number put through an inverse
-distribution function in fp64 and rounded to fp32, which no proof of differential privacy over the reals covers.
+Noise on data is drawn by noise/grid.py from `Draws.stream`. What this module does not know: what numbers are for.
 """
 
 from __future__ import annotations
@@ -12,43 +10,40 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from milkglass.client.streams import Stream, subkey
+from milkglass.noise.stream import Stream, subkey
 from milkglass.sequences import Ids
 
 SECRET = 32  # bytes
 
 
 class Draws:
-    """One stream. Asking for the same shapes in the same order under the same key gives the same numbers."""
+    """One stream. Asking for the same shapes in the same order under the same key gives the same numbers.
+
+    Attributes:
+        stream: what noise on data is drawn from.
+    """
 
     def __init__(self, key: bytes) -> None:
-        self._stream = Stream(key)
-
-    def _shaped(self, flat: NDArray[np.float64], shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.from_numpy(flat.astype(np.float32)).reshape(shape)
+        self.stream = Stream(key)
 
     def gaussian(self, *shape: int) -> torch.Tensor:
-        """Standard normal, fp32, by the inverse distribution function."""
-        return self._shaped(ndtri(self._stream.uniform(math.prod(shape))), shape)
-
-    def laplace(self, *shape: int) -> torch.Tensor:
-        """Laplace of scale 1, fp32."""
-        return self._shaped(self._stream.laplace(math.prod(shape)), shape)
+        """Standard normal, fp32, by the inverse distribution function: for secret keys, never for noise on data."""
+        flat = ndtri(self.stream.uniform(math.prod(shape))).astype(np.float32)
+        return torch.from_numpy(flat).reshape(shape)
 
     def order(self, count: int) -> Ids:
-        """A uniform order of 0 to count - 1: ties among 52-bit numbers are too rare to count."""
-        return np.argsort(self._stream.uniform(count), kind="stable").astype(np.int64)
+        """A uniform order of 0 to count - 1."""
+        return self.stream.order(count)
 
     def below(self, limit: int, count: int) -> Ids:
         """`count` whole numbers from 0 to limit - 1."""
-        return np.floor(self._stream.uniform(count) * limit).astype(np.int64)
+        return self.stream.integers(limit, count)
 
     def seed(self) -> int:
-        """For a generator of torch, which draws what no guarantee rests on: first weights, dropout."""
-        return int(self._stream.words(1)[0])
+        """For PyTorch's generator, which draws the first weights of the halves: these are no secret."""
+        return int(self.stream.words(1)[0])
 
 
 class Root:

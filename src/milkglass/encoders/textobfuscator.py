@@ -6,6 +6,8 @@ ACL, section 3).
     loss  = cross-entropy + gamma_close * close + gamma_away * away
     sent  = h min(1, clip d / |h|_1) + scale * Laplace(1)          h (d,): one token's state after `layer` layers
 
+The noise is drawn exactly and added on a grid (noise/grid.py).
+
 Noise hides which token of a cluster was meant and leaves the cluster, which the task needs. Clusters are k-means of the
 public table's rows of the tokens that occur; a centre is a running mean of its tokens' states.
 
@@ -32,6 +34,7 @@ from milkglass.encoders.halves import Lower
 from milkglass.encoders.limits import limited
 from milkglass.encoders.reader import Encoded
 from milkglass.encoders.training import Step, Training
+from milkglass.noise import clipping, grid
 from milkglass.paper import Paper
 
 ROUNDS = 10  # of k-means
@@ -124,11 +127,11 @@ class TextObfuscator(EncoderDefence):
         )
 
     def mechanism(self, hidden: torch.Tensor, draws: Draws) -> torch.Tensor:
-        bounded = hidden
-        if self.clip is not None:
-            size = hidden.abs().mean(1, keepdim=True).clamp_min(1e-30)
-            bounded = hidden * (self.clip / size).clamp_max(1.0)
-        return bounded + self.scale * draws.laplace(*hidden.shape)
+        bound = None if self.clip is None else self.clip * hidden.shape[1]
+        bounded = hidden if bound is None else clipping.rows_l1(hidden, bound)
+        if self.scale == 0:
+            return bounded.to(hidden.dtype)
+        return grid.in_place_of(bounded, grid.laplace(bounded, self.scale, draws.stream, bound)).to(hidden.dtype)
 
     def aids(self, base: Checkpoint, lower: Lower, encoded: Encoded, root: Root) -> torch.nn.Module:
         table = base.read(of(base).table).float()

@@ -3,8 +3,8 @@
     loss = cross-entropy(upper(disturbed(lower(text))), label) + what the method adds
 
 Training happens where both halves are, before the server's is handed over: on the user's machine, or a trusted one. The
-order of the texts, dropout and the head's first weights come from one seed, each text's noise from a stream of its own
-(`draws.Root`). What this module does not know: any method, and resuming.
+order of the texts and dropout's masks come from streams of the secret, and so does each text's noise (`draws.Root`).
+What this module does not know: any method, and resuming.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from milkglass.encoders.draws import Root
 from milkglass.encoders.halves import Lower
 from milkglass.encoders.limits import limited, require
 from milkglass.encoders.reader import Encoded, batch_of
+from milkglass.noise.operators import drawing_from
 from milkglass.sequences import Ids
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ def train(
     for parameter in lower.parameters():
         parameter.requires_grad_(defence.trains_lower)
     done, limit = 0, how.max_steps or how.epochs * -(-len(encoded) // how.batch_size)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(root.draws("dropout").seed())
+    with drawing_from(root.draws("dropout").stream):
         lower.train(defence.trains_lower)
         upper.train()
         for epoch in range(how.epochs):

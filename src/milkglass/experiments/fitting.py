@@ -20,6 +20,7 @@ from milkglass.experiments.owner import Rows
 from milkglass.gradients.shield import Shield, share
 from milkglass.metrics import glue
 from milkglass.metrics.interval import Interval, ratio
+from milkglass.noise.stream import Stream
 from milkglass.sequences import Ids
 from milkglass.shared_step import SharedStep, batch
 
@@ -51,14 +52,15 @@ class Training:
 
 def fit(step: SharedStep, rows: Rows, shield: Shield, chosen: Training, seed: int, pad: int, tell: Tell) -> None:
     """Changes the step's model. The order of the rows and a shield's noise come from the seed."""
-    rng, parameters = np.random.default_rng(seed), dict(step.module.named_parameters())
+    rng, stream = np.random.default_rng(seed), Stream.of_seed(seed)
+    parameters = dict(step.module.named_parameters())
     optimizer = torch.optim.AdamW([parameters[name] for name in step.names], lr=chosen.learning_rate)
     count = 0
     for epoch in range(chosen.epochs):
         order = rng.permutation(len(rows))
         for start in range(0, len(order), chosen.batch):
             ids, mask, targets = _given(rows.part(order[start : start + chosen.batch]), pad)
-            seen = share(step, ids, mask, targets, shield, count, rng)
+            seen = share(step, ids, mask, targets, shield, count, stream)
             optimizer.zero_grad(set_to_none=True)
             for name, gradient in seen.tensors.items():
                 parameters[name].grad = gradient

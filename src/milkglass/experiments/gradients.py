@@ -53,6 +53,7 @@ from milkglass.experiments.recipe import require_same_run
 from milkglass.experiments.settings import made_of, settings
 from milkglass.gradients.shield import Shield, share
 from milkglass.models import resolve
+from milkglass.noise.stream import Stream
 from milkglass.sequences import Ids, Sequences
 from milkglass.shared_step import SharedStep, Task, batch
 from milkglass.threat import Budget, Gradients, Knowledge, Tokens, Transcript, why_not
@@ -173,14 +174,14 @@ def _rehearsed(
 
 def shared(step: SharedStep, rows: Rows, shield: Shield, size: int, seed: int, pad: int) -> Transcript:
     """What a server sees of one step a batch, all of the same model."""
-    rng, seen = np.random.default_rng(seed), list[Gradients]()
+    stream, seen = Stream.of_seed(seed), list[Gradients]()
     for start in range(0, len(rows), size):
         some = rows.part(np.arange(start, start + size))
         ids, mask = batch([one.tolist() for one in some.ids], pad)
         import torch
 
         targets = None if some.labels is None else torch.from_numpy(some.labels)
-        seen.append(share(step, ids, mask, targets, shield, 0, rng))
+        seen.append(share(step, ids, mask, targets, shield, 0, stream))
     return Transcript(tuple(seen), len(step.table))
 
 

@@ -20,20 +20,21 @@ import numpy as np
 import torch
 
 from milkglass.federated.rounds import Tensors
+from milkglass.noise.stream import Stream
 from milkglass.sequences import Ids
 
 
 def order_of(secret: bytes, round: int, count: int) -> Ids:
-    """(count,) the rows' numbers, in a round's order."""
-    return np.random.default_rng(_number(secret, b"order", round, b"")).permutation(count)
+    """(count,) the rows' numbers, in a round's order. Which rows are in a batch is not secret, and recorded runs are
+    audited by this order: it stays NumPy's."""
+    number = int.from_bytes(_digest(secret, b"order", round, b""), "big")
+    return np.random.default_rng(number).permutation(count)
 
 
-def noise_of(
-    secret: bytes, round: int, weights: Tensors, batches: Sequence[int], lr: float, shield: str
-) -> np.random.Generator:
+def noise_of(secret: bytes, round: int, weights: Tensors, batches: Sequence[int], lr: float, shield: str) -> Stream:
     """batches: the texts of each. shield: all that decides it, told."""
     told = json.dumps([[*batches], lr if len(batches) > 1 else None, shield]).encode()
-    return np.random.default_rng(_number(secret, b"noise", round, told + digest(weights)))
+    return Stream(_digest(secret, b"noise", round, told + digest(weights)))
 
 
 def digest(weights: Tensors) -> bytes:
@@ -46,6 +47,6 @@ def digest(weights: Tensors) -> bytes:
     return whole.digest()
 
 
-def _number(secret: bytes, label: bytes, round: int, told: bytes) -> int:
+def _digest(secret: bytes, label: bytes, round: int, told: bytes) -> bytes:
     whole = hmac.new(secret, b"milkglass federated " + label + b"\0" + round.to_bytes(8, "little") + told, "sha256")
-    return int.from_bytes(whole.digest(), "big")
+    return whole.digest()

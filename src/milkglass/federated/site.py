@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from milkglass.errors import CorruptCheckpoint, RefusedTask, UsageError
@@ -22,6 +21,7 @@ from milkglass.federated.rounds import Tensors, Update, misfit
 from milkglass.federated.rows import Rows, load, secret_of
 from milkglass.gradients.catalogue import parameters
 from milkglass.gradients.shield import Bare, Shield, require, share
+from milkglass.noise.stream import Stream
 from milkglass.sequences import Ids
 from milkglass.shared_step import SharedStep, batch
 
@@ -98,19 +98,19 @@ class Site:
             order = order[: training.batch_size]
         parts = [order[at : at + training.batch_size] for at in range(0, len(order), training.batch_size)]
         loss = _loss(step, rows, parts[0])
-        rng = noise_of(secret, round, weights, [len(one) for one in parts], training.lr, parameters(self.shield))
+        stream = noise_of(secret, round, weights, [len(one) for one in parts], training.lr, parameters(self.shield))
         total: dict[str, torch.Tensor] = {}
         for number, part in enumerate(parts):
             if number:
                 load_weights(step, {name: one - training.lr * total[name] for name, one in weights.items()})
-            tensors = _whole(self._gradient(step, rows, part, round, rng), weights)
+            tensors = _whole(self._gradient(step, rows, part, round, stream), weights)
             total = {name: total[name] + one if total else one for name, one in tensors.items()}
         return Trained(Update(self.name, total, len(order), len(parts)), rows.digest(), loss)
 
     def _gradient(
-        self, step: SharedStep, rows: Rows, chosen: Ids, round: int, rng: np.random.Generator
+        self, step: SharedStep, rows: Rows, chosen: Ids, round: int, stream: Stream
     ) -> Mapping[str, torch.Tensor]:
-        return share(step, *_batch(rows, chosen), self.shield, round, rng).tensors
+        return share(step, *_batch(rows, chosen), self.shield, round, stream).tensors
 
 
 def _batch(rows: Rows, chosen: Ids) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -2,6 +2,9 @@
 
     g = (sum over i of g_i min(1, C / |g_i|) + N(0, (noise C)^2 I)) / b
 
+Clipped gradients and noise lie on a grid, and the noise is drawn exactly (noise/grid.py): the guarantee holds for the
+numbers that are shared. Until 2026-11-22 all of the noise followed from a seed of 32 bits (attack `seed-search`).
+
 A text's gradient is taken alone, one after another: that is exact for every family, and takes memory for one more. For
 the next token each text's loss is the mean over its own tokens, so that texts count alike; without DP-SGD a batch's is
 the mean over all its tokens.
@@ -28,7 +31,9 @@ import torch
 
 from milkglass.accounting import epsilon_of, upward, worth
 from milkglass.errors import UsageError
-from milkglass.gradients.shield import Shield, Tensors, clipped, require
+from milkglass.gradients.shield import Shield, Tensors, require
+from milkglass.noise import clipping, grid
+from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 from milkglass.shared_step import SharedStep
 
@@ -57,6 +62,11 @@ class DPSGD(Shield):
         require(self.clip, "the clip", 0, hint="1 is common")
 
     @property
+    def deviation(self) -> float:
+        """The standard deviation of the noise on the sum."""
+        return self.noise * self.clip
+
+    @property
     def guarantee(self) -> str | None:
         found = epsilon(self.noise, DELTA, 1)
         return f"({upward(found)}, {DELTA:g})-DP for each gradient, one text more or less in its batch{worth(found)}"
@@ -70,7 +80,7 @@ class DPSGD(Shield):
         return f"{told} after {counted}, one text more or less in its batches, one a round{worth(found)}"
 
     def take(self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> Tensors:
-        """The mean of the clipped gradients."""
+        """The sum of the clipped gradients, in fp64 on the grid: cut one by one, so that each counts at most C."""
         whole: Tensors = {}
         for i in range(len(ids)):
             length = int(mask[i].sum())
@@ -78,17 +88,16 @@ class DPSGD(Shield):
             if own is not None and step.task == "next-token":
                 own = own[:, :length]
             alone = step.gradient(ids[i : i + 1, :length], mask[i : i + 1, :length], own)
-            for name, one in clipped(alone, self.clip).items():
-                whole[name] = whole[name] + one if name in whole else one
-        return {name: one / len(ids) for name, one in whole.items()}
+            for name, one in clipping.l2(alone, self.clip).items():
+                cut = grid.cut(one, self.deviation, self.clip)
+                whole[name] = whole[name] + cut if name in whole else cut
+        return whole
 
-    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, generator: torch.Generator) -> Tensors:
-        deviation = self.noise * self.clip / texts
-        found = {}
-        for name, one in tensors.items():
-            noise = torch.randn(one.shape, generator=generator, dtype=torch.float32) * deviation
-            found[name] = one + noise.to(one.device, one.dtype)
-        return found
+    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
+        return {
+            name: (grid.gaussian(one, self.deviation, stream, self.clip) / texts).float()
+            for name, one in tensors.items()
+        }
 
 
 def epsilon(noise: float, delta: float, steps: int, rate: float = 1.0) -> float:

@@ -6,7 +6,8 @@ The gradient of a batch is clipped as one vector, not one text's at a time: that
 0.05" does not say of what. Here it is a share of the clip C; the default C is 1, so that it is the absolute standard
 deviation as well, as LAMP's code has it. `clip=None` is that code exactly: nothing is clipped, and the level is
 absolute. Zhu et al. name the variance: their 0.01 is a level of 0.1. Laplacian noise has the same standard deviation,
-that is a scale of level C / sqrt(2), so that both of one level disturb alike.
+that is a scale of level C / sqrt(2), so that both of one level disturb alike. The noise is drawn exactly and added on a
+grid (noise/grid.py).
 
 What this module does not know: rounds. A promise is of one gradient; n of them spend more.
 """
@@ -22,7 +23,9 @@ from typing import ClassVar
 import torch
 
 from milkglass.accounting import epsilon_of, upward, worth
-from milkglass.gradients.shield import Shield, Tensors, clipped, require
+from milkglass.gradients.shield import Shield, Tensors, require
+from milkglass.noise import clipping, grid
+from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 
 DELTA = 1e-5  # of a guarantee in words
@@ -53,13 +56,13 @@ class Noise(Shield):
         """The standard deviation of each entry's noise."""
         return self.level * (1.0 if self.clip is None else self.clip)
 
-    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, generator: torch.Generator) -> Tensors:
-        kept = dict(tensors) if self.clip is None else clipped(tensors, self.clip)
-        return {name: one + self.drawn(one, generator) for name, one in kept.items()}
+    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
+        bounded = tensors if self.clip is None else clipping.l2(tensors, self.clip)
+        return {name: self.disturbed(one, stream).to(tensors[name].dtype) for name, one in bounded.items()}
 
     @abc.abstractmethod
-    def drawn(self, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Noise of its shape, on its device."""
+    def disturbed(self, bounded: torch.Tensor, stream: Stream) -> torch.Tensor:
+        """The tensor plus noise, fp64, on its device."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,8 @@ class GaussianNoise(Noise):
         epsilon = epsilon_of(self.deviation, DELTA, 2 * self.clip)
         return f"({upward(epsilon)}, {DELTA:g})-DP for each gradient, one batch in the place of another{worth(epsilon)}"
 
-    def drawn(self, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        noise = torch.randn(like.shape, generator=generator, dtype=torch.float32)
-        return (noise * self.deviation).to(like.device, like.dtype)
+    def disturbed(self, bounded: torch.Tensor, stream: Stream) -> torch.Tensor:
+        return grid.gaussian(bounded, self.deviation, stream, self.clip)
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,5 @@ class LaplaceNoise(Noise):
 
     name: ClassVar[str] = "laplace"
 
-    def drawn(self, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """By the inverse of its distribution function. In fp64, where the least draw is far out in the tail."""
-        uniform = torch.rand(like.shape, generator=generator, dtype=torch.float64) - 0.5
-        scale = self.deviation / math.sqrt(2)
-        noise = -scale * uniform.sign() * torch.log1p((-2 * uniform.abs()).clamp_min(-1 + 2.0**-53))
-        return noise.to(like.device, like.dtype)
+    def disturbed(self, bounded: torch.Tensor, stream: Stream) -> torch.Tensor:
+        return grid.laplace(bounded, self.deviation / math.sqrt(2), stream, self.clip)

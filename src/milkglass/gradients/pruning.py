@@ -19,6 +19,8 @@ import torch
 
 from milkglass.errors import UsageError
 from milkglass.gradients.shield import Shield, Tensors, require
+from milkglass.noise.operators import kept
+from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 
 
@@ -37,12 +39,8 @@ class RandomPruning(Shield):
     def __post_init__(self) -> None:
         require(self.ratio, "the ratio", 0, 1, "GHOST's comparison uses 0.99")
 
-    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, generator: torch.Generator) -> Tensors:
-        return {name: one * self._kept(one, generator) for name, one in tensors.items()}
-
-    def _kept(self, like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        kept = torch.rand(like.shape, generator=generator, dtype=torch.float64) >= self.ratio
-        return kept.to(like.device, like.dtype)
+    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
+        return {name: one * kept(stream, one, 1 - self.ratio) for name, one in tensors.items()}
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class MagnitudePruning(Shield):
         if self.among not in ("tensor", "all"):
             raise UsageError(f"among is {self.among!r}", "tensor or all")
 
-    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, generator: torch.Generator) -> Tensors:
+    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
         if self.among == "tensor":
             return {name: one * largest(one.flatten(), self._left(one.numel())).view_as(one)
                     for name, one in tensors.items()}  # fmt: skip

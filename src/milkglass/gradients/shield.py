@@ -2,10 +2,9 @@
 
     before(step)                         the step that is taken: other parameters trained, dropout on
     take(step, ids, mask, targets)       its gradient; another way only where examples must be kept apart
-    after(tensors, texts, generator)     what is shared of it
+    after(tensors, texts, stream)        what is shared of it
 
-Random numbers come from PyTorch's Mersenne Twister, whose whole state follows from enough of its numbers, and noise is
-added in floating point: what is proved of a mechanism holds of real numbers and true randomness (Mironov 2012).
+All randomness comes from a ChaCha20 stream (noise/): noise on a grid by exact samples, masks of pruning and of dropout.
 
 What this module does not know: any method, rounds, and what a server does with a gradient.
 """
@@ -19,10 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from milkglass.errors import UsageError
+from milkglass.noise.operators import drawing_from
+from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 from milkglass.shared_step import SharedStep
 from milkglass.threat import Gradients
@@ -53,7 +53,7 @@ class Shield(abc.ABC):  # noqa: B024 - a shield may change one of three things, 
         """Its gradient, for ids (b, t), before `after`."""
         return step.gradient(ids, mask, targets)
 
-    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, generator: torch.Generator) -> Tensors:
+    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
         """What is shared of the gradient of `texts` texts. The tensors that are given are not changed."""
         return dict(tensors)
 
@@ -68,32 +68,20 @@ class Bare(Shield):
 
 def share(
     step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None, shield: Shield,
-    round: int, rng: np.random.Generator,
+    round: int, stream: Stream,
 ) -> Gradients:  # fmt: skip
-    """What a client shares of one step. ids, mask: (b, t). targets: as for `SharedStep.gradient`. rng: two numbers are
-    drawn of it, for dropout and for the shield; PyTorch's own generator is left as it was.
+    """What a client shares of one step. ids, mask: (b, t). targets: as for `SharedStep.gradient`. stream: the keys of
+    two streams are drawn from it, for dropout and for the shield; PyTorch's generator is not used.
 
     Raises UsageError where the gradient is not finite: what is made of such a one would hide nothing.
     """
-    dropping, drawing = (int(one) for one in rng.integers(1 << 62, size=2))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(dropping)
+    dropping, drawing = stream.child(), stream.child()
+    with drawing_from(dropping):
         taken = shield.take(shield.before(step), ids, mask, targets)
     for name, one in taken.items():
         if not torch.isfinite(one).all():
             raise UsageError(f"the gradient of {name} is not finite", "lower the learning rate, or check the weights")
-    return Gradients(shield.after(taken, len(ids), torch.Generator().manual_seed(drawing)), len(ids), round)
-
-
-def norm(tensors: Mapping[str, torch.Tensor]) -> float:
-    """The L2 norm of all tensors as one vector, in fp64: a sum of millions of squares loses too much in fp32."""
-    return math.sqrt(sum(float(one.double().square().sum()) for one in tensors.values()))
-
-
-def clipped(tensors: Mapping[str, torch.Tensor], most: float) -> Tensors:
-    """The same direction, with an L2 norm of at most `most` (Abadi et al. 2016, algorithm 1)."""
-    factor = min(1.0, most / max(norm(tensors), 1e-30))
-    return {name: one.clone() if factor == 1 else one * factor for name, one in tensors.items()}
+    return Gradients(shield.after(taken, len(ids), drawing), len(ids), round)
 
 
 def altered(step: SharedStep, frozen: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:

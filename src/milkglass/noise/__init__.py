@@ -1,0 +1,12 @@
+"""Randomness that a guarantee or a secret rests on: one place, one cryptographic source.
+
+    stream.py       ChaCha20 key streams, sub-keys, integers, orders
+    rounded.py      exact samples of a rounded Gaussian and a rounded Laplacian
+    grid.py         the grid that inputs and noise lie on; the additive mechanisms
+    clipping.py     bounds in L1 and L2 that hold in floating point as well
+    selection.py    report-noisy-max and the exponential mechanism, over integers
+    operators.py    PyTorch's random operators (dropout), drawn from a stream
+
+No other file of Milkglass may draw what is secret or what a guarantee rests on; tests/noise/test_sources.py searches
+the source for generators of PyTorch, NumPy and Python, and lists those that are allowed, each with its reason.
+"""

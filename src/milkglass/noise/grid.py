@@ -1,0 +1,78 @@
+"""The grid on which data and noise are added, and the additive mechanisms: Gaussian and Laplace.
+
+    released = g (trunc(x / g) + round(Z / g)),     g a power of two, Z a real Gaussian or Laplacian
+
+x is cut toward zero, so that no coordinate grows: a bound on x in any norm, and so the sensitivity, holds for the cut x
+as well. round(Z / g) is an exact sample (rounded.py). The result is a function of the real mechanism's output on the
+cut x and has its guarantee; every multiple of g can be released, whatever x is. A conversion to fp32 afterwards is a
+function of the released number alone.
+
+What this module does not know: which bound holds for x (clipping.py makes it), and what the noise is worth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.noise import rounded
+from milkglass.noise.stream import Stream
+
+FINE = 24  # the noise is 2^24 to 2^25 steps wide: fp32 shows no more
+LONGEST = 44  # bits of a bound counted in steps, so that fp64 holds sums of them and noise
+MOST = 2**52
+
+Sample = Callable[[Stream, int, float], NDArray[np.int64]]
+
+
+def step_of(width: float, bound: float | None = None) -> float:
+    """g for noise of that standard deviation or scale, and data of coordinates up to `bound` (None: not bounded)."""
+    exponent = math.floor(math.log2(width)) - FINE
+    if bound is not None:
+        exponent = max(exponent, math.ceil(math.log2(bound)) - LONGEST)
+    return 2.0**exponent
+
+
+def gaussian(x: torch.Tensor, deviation: float, stream: Stream, bound: float | None = None) -> torch.Tensor:
+    """x of any shape plus Gaussian noise, fp64, on the grid. bound: what no coordinate of x exceeds."""
+    return _released(x, deviation, stream, bound, rounded.gaussian)
+
+
+def laplace(x: torch.Tensor, scale: float, stream: Stream, bound: float | None = None) -> torch.Tensor:
+    """x of any shape plus Laplacian noise, fp64, on the grid. bound: what no coordinate of x exceeds."""
+    return _released(x, scale, stream, bound, rounded.laplace)
+
+
+def cut(x: torch.Tensor, width: float, bound: float | None = None) -> torch.Tensor:
+    """x toward zero, to the grid of noise of this width, fp64: sums of such tensors are cut already."""
+    step = step_of(width, bound)
+    return (x.detach().double() / step).trunc().clamp(-MOST, MOST) * step
+
+
+def _released(x: torch.Tensor, width: float, stream: Stream, bound: float | None, sample: Sample) -> torch.Tensor:
+    step = step_of(width, bound)
+    noise = torch.from_numpy(sample(stream, x.numel(), width / step)).reshape(x.shape)
+    whole = (x.detach().cpu().double() / step).trunc().clamp(-MOST, MOST).long()
+    return ((whole + noise).double() * step).to(x.device)
+
+
+class _Substituted(torch.autograd.Function):
+    """Forwards the released numbers; backwards the gradient goes to x, as noise that is added lets it through."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
+        return released
+
+    @staticmethod
+    def backward(ctx: object, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+def in_place_of(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
+    """The released numbers in x's dtype, exactly, with x's gradient."""
+    result: torch.Tensor = _Substituted.apply(x, released.to(x.dtype))
+    return result

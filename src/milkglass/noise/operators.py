@@ -1,0 +1,72 @@
+"""PyTorch's random operators, drawn from a secret stream: dropout in a step whose masks nobody may repeat.
+
+PyTorch's generator keeps 32 bits of a seed, so its masks can be searched. Inside `drawing_from(stream)` every operator
+that PyTorch marks as random is drawn from the stream instead. One that is not implemented here raises; none falls back
+to PyTorch's generator.
+
+What this module does not know: models, and why they drop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from milkglass.noise.stream import Stream
+
+aten = torch.ops.aten
+
+
+def kept(stream: Stream, like: torch.Tensor, probability: float) -> torch.Tensor:
+    """A mask of like's shape, of dtype bool: each entry True with this probability."""
+    drawn = torch.from_numpy(stream.uniform(like.numel())).reshape(like.shape)
+    return (drawn < probability).to(like.device)
+
+
+class _Drawing(TorchDispatchMode):
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        self._stream = stream
+        self._drawn: Mapping[Any, Callable[..., Any]] = {
+            aten.native_dropout.default: self._native_dropout,
+            aten.bernoulli_.float: self._fill,
+            aten.bernoulli.p: lambda like, p, generator=None: kept(self._stream, like, p).to(like.dtype),
+        }
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func in self._drawn:
+            return self._drawn[func](*args, **given)
+        if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, given):
+            raise NotImplementedError(f"{func} is not drawn from a secret stream; add it to noise/operators.py")
+        return func(*args, **given)
+
+    def _fill(self, target: torch.Tensor, p: float = 0.5, generator: None = None) -> torch.Tensor:
+        return target.copy_(kept(self._stream, target, p))
+
+    def _native_dropout(self, x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+        if train is False or p == 0:
+            return x.clone(), torch.ones_like(x, dtype=torch.bool)
+        mask = kept(self._stream, x, 1 - p)
+        return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
+
+
+def _drops_nothing(func: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> bool:
+    """Whether it is an operator of attention whose dropout is off."""
+    names = [one.name for one in func._schema.arguments]
+    if "dropout_p" not in names:
+        return False
+    place = names.index("dropout_p")
+    default = func._schema.arguments[place].default_value
+    return bool((args[place] if place < len(args) else given.get("dropout_p", default)) == 0)
+
+
+@contextmanager
+def drawing_from(stream: Stream) -> Iterator[None]:
+    """PyTorch's random operators are drawn from the stream in here. Raises NotImplementedError for an unknown one."""
+    with _Drawing(stream):
+        yield

@@ -1,0 +1,58 @@
+"""Mechanisms that release a choice: report-noisy-max and the exponential mechanism, over integers.
+
+Report-noisy-max: scores in [0, 1] are cut to a grid, where two scores of a candidate still differ by at most 1, and an
+exact rounded Laplacian is added to each (rounded.py). Given all other sums, a candidate wins if its own noise reaches
+an integer threshold, which moves by at most two sensitivities between neighbours; so the guarantee is that of the real
+mechanism. Ties go to the first candidate, by a rule that does not depend on the input.
+
+Exponential mechanism: weights are whole numbers from ceil(2^44 exp(-epsilon / 2)) to 2^44, and a number below their
+sum is drawn exactly. For two inputs the weights of a candidate differ by a factor of at most exp(epsilon / 2), so do
+the sums, and no rounding is left over.
+
+What this module does not know: what the candidates are.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.noise import rounded
+from milkglass.noise.grid import step_of
+from milkglass.noise.stream import Stream
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+UNIT = 1 << 44  # the weight of the best candidate; 2^18 of them can be added
+ABSENT = -(1 << 62)
+
+
+def noisy_max(scores: Floats, scale: float, stream: Stream) -> Integers:
+    """(t,) the columns of the largest noisy scores. scores (t, k) in [0, 1], -inf where a list has ended; scale: of
+    the Laplacian, in units of the score."""
+    step = min(1.0, step_of(scale))
+    there = ~np.isneginf(scores)
+    cut = np.trunc(np.where(there, scores, 0) / step).astype(np.int64)
+    noise = rounded.laplace(stream, scores.size, scale / step).reshape(scores.shape)
+    return np.where(there, cut + noise, ABSENT).argmax(1)
+
+
+def cumulative_weights(scores: Floats, epsilon: float) -> Integers:
+    """(m, k) sums of whole weights over each row. scores (m, k) in [0, 1], -inf where a list has ended, which adds 0.
+
+    Raises ValueError where a row is so long that its sum has no room.
+    """
+    if scores.shape[1] > 1 << 18:
+        raise ValueError(f"{scores.shape[1]} candidates, at most {1 << 18} are supported")
+    least = min(UNIT, math.ceil(UNIT * math.exp(-epsilon / 2)) + 1)
+    weights = np.clip(np.ceil(UNIT * np.exp(epsilon / 2 * (scores - 1))), least, UNIT).astype(np.int64)
+    return np.cumsum(np.where(np.isneginf(scores), 0, weights), 1)
+
+
+def choose(cumulative: Integers, stream: Stream) -> Integers:
+    """(t,) a column of each row of cumulative weights (t, k), with the probability of its weight."""
+    drawn = stream.below(cumulative[:, -1])
+    return (drawn[:, None] >= cumulative).sum(1)

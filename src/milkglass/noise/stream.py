@@ -1,0 +1,115 @@
+"""ChaCha20 key streams and the sub-keys that they are made from.
+
+Sub-keys are HKDF-SHA256(root, salt = digest of the base model, info = "milkglass/1 " + label), so a key used with
+another model gives another permutation. `vectors/` holds known answers.
+
+What this module does not know: what the numbers are for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+
+BYTES = 32  # of a key
+
+
+def subkey(root: bytes, model_digest: str, label: str) -> bytes:
+    """32 bytes for one purpose."""
+    salt = model_digest.encode()
+    return HKDF(hashes.SHA256(), 32, salt, b"milkglass/1 " + label.encode()).derive(root)
+
+
+class Stream:
+    """A ChaCha20 key stream: the same key gives the same numbers in the same order.
+
+    A key is used for one stream only, so the nonce is fixed. `further` is a second stream of the same key under another
+    nonce: extra bits are read from it when a draw needs more of them, so that the first stream keeps its positions.
+    """
+
+    def __init__(self, key: bytes, nonce: int = 0) -> None:
+        if len(key) != BYTES:
+            raise ValueError(f"a key of {len(key)} bytes, {BYTES} are needed")
+        self._key, self._nonce = key, nonce
+        self._cipher = Cipher(algorithms.ChaCha20(key, nonce.to_bytes(16, "big")), None).encryptor()
+        self._further: Stream | None = None
+
+    @classmethod
+    def of_seed(cls, *parts: int | str | bytes) -> Stream:
+        """A stream that anyone with the seed can repeat: for tests, recipes and attackers, never for a client."""
+        whole = hashlib.sha256(b"milkglass seed")
+        for part in parts:
+            data = part if isinstance(part, bytes) else str(part).encode()
+            whole.update(len(data).to_bytes(8, "little") + data)
+        return cls(whole.digest())
+
+    @property
+    def further(self) -> Stream:
+        if self._further is None:
+            self._further = Stream(self._key, self._nonce + 1)
+        return self._further
+
+    def child(self) -> Stream:
+        """A stream of its own, whose key is the next 32 bytes of this one."""
+        return Stream(self.bytes(BYTES))
+
+    def bytes(self, count: int) -> bytes:
+        return self._cipher.update(b"\0" * count)
+
+    def words(self, count: int) -> NDArray[np.uint32]:
+        """The next `count` little-endian 32-bit words."""
+        return np.frombuffer(self.bytes(4 * count), dtype="<u4")
+
+    def long_words(self, count: int) -> NDArray[np.uint64]:
+        """The next `count` little-endian 64-bit words."""
+        return np.frombuffer(self.bytes(8 * count), dtype="<u8")
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """`count` numbers strictly between 0 and 1, 52 bits each (with 53, the largest would round to 1)."""
+        return ((self.long_words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+    def random(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
+        """`uniform`, of a shape."""
+        return self.uniform(math.prod(np.atleast_1d(shape).tolist())).reshape(shape)
+
+    def laplace(self, count: int) -> NDArray[np.float64]:
+        """`count` draws of the Laplace distribution with scale 1 in fp64, by its inverse distribution function.
+
+        Only for numbers that are rounded to a grid afterwards, as WeightSynth does; noise on data is `grid.laplace`.
+        """
+        centred = self.uniform(count) - 0.5
+        return -np.sign(centred) * np.log1p(-2 * np.abs(centred))
+
+    def below(self, limits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A whole number from 0 to limit - 1 for each limit (n,), all equally likely; limits from 1 to 2^63 - 1.
+
+        By rejection: words in the last, incomplete multiple of a limit are drawn again.
+        """
+        limits = np.asarray(limits, np.int64)
+        if limits.size and int(limits.min()) < 1:
+            raise ValueError("a limit below 1")
+        wide = limits.astype(np.uint64)
+        spare = (np.uint64(0) - wide) % wide  # 2^64 mod limit
+        result = np.empty(len(limits), np.int64)
+        waiting = np.arange(len(limits))
+        while len(waiting):
+            words = self.long_words(len(waiting))
+            accepted = words >= spare[waiting]
+            chosen = waiting[accepted]
+            result[chosen] = (words[accepted] % wide[chosen]).astype(np.int64)
+            waiting = waiting[~accepted]
+        return result
+
+    def integers(self, limit: int, count: int) -> NDArray[np.int64]:
+        """`count` whole numbers from 0 to limit - 1."""
+        return self.below(np.full(count, limit, np.int64))
+
+    def order(self, count: int) -> NDArray[np.int64]:
+        """A uniform order of 0 to count - 1 (ties among 64-bit words are less likely than 2^-30 for a million)."""
+        return np.argsort(self.long_words(count), kind="stable").astype(np.int64)
