@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import uvicorn
 
 from milkglass.server.app import create_app
+from milkglass.server.running import Server as WebServer
 from tests.server.kit import TOKEN, settings, until
 
 ROOT = Path(__file__).parents[2]
@@ -54,10 +54,11 @@ class Server:
             self.stop()
 
     def _start_thread(self) -> None:
-        self.app = create_app(settings(self.home, **self.more))
+        chosen = settings(self.home, **self.more)
+        self.app = create_app(chosen)
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._uvicorn = uvicorn.Server(uvicorn.Config(self.app, log_config=None, access_log=False, ws="none"))
+        self._uvicorn = WebServer(self.app, chosen, chosen.connections)
         self._thread = threading.Thread(target=self._uvicorn.run, kwargs={"sockets": [self._socket]})
         self._thread.start()
         until(lambda: self._uvicorn.started)

@@ -308,7 +308,7 @@ def test_a_file_in_use_stays(client: TestClient, folders: dict[str, Path]) -> No
 
 def test_a_small_file_that_claims_gigabytes_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from milkglass.errors import BadUpload
-    from milkglass.server import formats
+    from milkglass.server import parquet as parquets
 
     count = 20_000_000
     zeros = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.nulls(count, pa.int32()).fill_null(0))
@@ -319,23 +319,23 @@ def test_a_small_file_that_claims_gigabytes_is_refused_unread(tmp_path: Path, mo
     def read(*_: object, **__: object) -> None:
         pytest.fail("it was read")
 
-    monkeypatch.setattr(formats.pq.ParquetFile, "iter_batches", read)
+    monkeypatch.setattr(parquets.pq.ParquetFile, "iter_batches", read)
     with pytest.raises(BadUpload, match="one column"):
-        formats.check(path, "fine-tune")
+        parquets.check(path)
 
 
 @pytest.mark.parametrize("limit", ["MAX_ROW", "MAX_TOKENS"])
 def test_rows_are_counted_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     """What the file says of itself may be a lie, and one long row hides among short ones."""
     from milkglass.errors import BadUpload
-    from milkglass.server import formats
+    from milkglass.server import parquet as parquets
 
     path = tmp_path / "t.parquet"
     path.write_bytes(parquet([[1]] * 300 + [[1] * 40] + [[1]] * 300, [0] * 601))
-    assert formats.check(path, "fine-tune").tokens == 640
-    monkeypatch.setattr(formats, limit, 39 if limit == "MAX_ROW" else 639)
+    assert parquets.check(path)["tokens"] == 640
+    monkeypatch.setattr(parquets, limit, 39 if limit == "MAX_ROW" else 639)
     with pytest.raises(BadUpload, match="a row has more than"):
-        formats.check(path, "fine-tune")
+        parquets.check(path)
 
 
 def test_unfinished_uploads_are_found_and_deleted(client: TestClient) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from milkglass.errors import BadUpload
+from milkglass.server import parquet
 from milkglass.server.spec import Task
 
 IGNORED = -100  # the label that takes no part in the loss
@@ -34,7 +34,7 @@ class Rows(Dataset[dict[str, Any]]):
     """One example a row, cut to `max_length` tokens."""
 
     def __init__(self, path: Path, task: Task, max_length: int) -> None:
-        table = pq.read_table(path)
+        table = parquet.read(path)
         if "input_ids" not in table.column_names or "labels" not in table.column_names:
             raise BadUpload("the training file lacks the columns input_ids or labels", "see docs/formats.md")
         nested = pa.types.is_list(table.schema.field("labels").type)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from milkglass import architectures
 from milkglass.architectures import Architecture
-from milkglass.checkpoint import Checkpoint
+from milkglass.checkpoint import Checkpoint, read_json
 from milkglass.errors import CorruptCheckpoint, UnsupportedModel
 from milkglass.server.one_load import ONE_LOAD
 from milkglass.server.store import Model
@@ -28,13 +28,17 @@ LABELS = ("id2label", "label2id")
 KEY_ID, KEY_ID_FORM = "milkglass_key_id", re.compile(r"[0-9a-f]{32}")  # as the client writes it (docs/formats.md)
 MAX_NUMBER = 2**40  # of any integer in a config
 MAX_LABELS = 10_000
+MAX_DEPTH = 16  # levels of a config
+MAX_ENTRIES = 100_000  # of a config, all levels together
+ID_ENDINGS = ("_token_id", "_token_ids")  # pad_token_id, eos_token_id, decoder_start_token_id, ...
+ID_LISTS = frozenset({"suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids"})
 MAX_BUFFER = 2**26  # numbers in a buffer that a model makes by itself: a causal mask of 8192 positions
 HINT = "send the model's own config"
 
 
 def check_config(config: Mapping[str, Any]) -> None:
     """Refuse what would run code, fetch something, or make something large that no file backs. Raises ModelError."""
-    for key, value in _walk(config):
+    for key, value in _entries(config):
         named = next((part for part in IMPLEMENTATIONS if part in key.lower()), key if key in FORBIDDEN else None)
         if named:
             raise UnsupportedModel(f"the config has {named}, which is not accepted", "send a plain architecture")
@@ -45,14 +49,35 @@ def check_config(config: Mapping[str, Any]) -> None:
             raise UnsupportedModel(f"the config has more than {MAX_LABELS} labels", "leave the labels out")
 
 
-def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    yield key, value
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _walk(inner, str(name))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _walk(inner, key)
+def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every value with the key it stands under, those in lists included. Time grows with the number of entries alone.
+    Raises UnsupportedModel for a config that is too deep or too long."""
+    waiting: list[tuple[str, Any, int]] = [("", config, 1)]
+    count = 0
+    while waiting:
+        key, value, depth = waiting.pop()
+        yield key, value
+        if not isinstance(value, Mapping | list):
+            continue
+        count += len(value)
+        if depth > MAX_DEPTH:
+            raise UnsupportedModel(f"the config is nested more than {MAX_DEPTH} levels deep", HINT)
+        if count > MAX_ENTRIES:
+            raise UnsupportedModel(f"the config has more than {MAX_ENTRIES} entries", HINT)
+        if isinstance(value, Mapping):
+            waiting += [(str(name), inner, depth + 1) for name, inner in value.items()]
+        else:
+            waiting += [(key, inner, depth + 1) for inner in value]
+
+
+def check_ids(config: Mapping[str, Any], vocabulary: int) -> None:
+    """Refuse special token ids that the model's table does not have: a lookup of one stops a GPU for the whole process.
+    Raises CorruptCheckpoint."""
+    for key, value in _entries(config):
+        if not (key.endswith(ID_ENDINGS) or key in ID_LISTS) or value is None or isinstance(value, Mapping | list):
+            continue
+        if type(value) is not int or not 0 <= value < vocabulary:
+            raise CorruptCheckpoint(f"the config's {key} is not an id of the vocabulary of {vocabulary}", HINT)
 
 
 def describe(model_id: str, checkpoint: Checkpoint) -> Model:
@@ -67,6 +92,7 @@ def describe(model_id: str, checkpoint: Checkpoint) -> Model:
     ):
         if not is_right:
             raise CorruptCheckpoint(f"the config's {name} is not what the weights say", HINT)
+    _require_ids(checkpoint, config, architecture.vocab_size)
     _require_backed(_outline(config, architecture), architecture, checkpoint)
     return Model(
         id=model_id,
@@ -90,9 +116,18 @@ def _key_id(config: Mapping[str, Any]) -> str | None:
 
 def _require_layers(checkpoint: Checkpoint) -> None:
     """Before the config is resolved: some make a list as long as they claim to have layers."""
-    for key, value in _walk(checkpoint.config):
+    for key, value in _entries(checkpoint.config):
         if key in LAYERS and not (type(value) is int and 0 < value <= len(checkpoint.tensors)):
             raise CorruptCheckpoint(f"the config's {key} is not what the weights say", HINT)
+
+
+def _require_ids(checkpoint: Checkpoint, config: PreTrainedConfig, vocabulary: int) -> None:
+    """Of config.json, of generation_config.json, and the padding id that Transformers would fill in."""
+    check_ids(checkpoint.config, vocabulary)
+    check_ids({"pad_token_id": config.pad_token_id}, vocabulary)
+    generation = checkpoint.folder / "generation_config.json"
+    if generation.is_file():
+        check_ids(read_json(generation), vocabulary)
 
 
 def resolve(folder: Path) -> PreTrainedConfig:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from milkglass.errors import Busy, MilkglassError, ServerError
-from milkglass.server.guard import place_of
+from milkglass.server.places import place_of
 
 log = logging.getLogger("milkglass.server")
 

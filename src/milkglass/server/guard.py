@@ -8,24 +8,44 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from milkglass.errors import TooLarge, Unauthorized
+from milkglass.errors import Busy, TooLarge, Unauthorized
 from milkglass.server.answers import HINTS, REASONS, Refused, internal, respond
+from milkglass.server.places import place_of
 
 log = logging.getLogger("milkglass.server")
 OPEN = frozenset({"/health"})
-Limit = Callable[[Scope], int]
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+@final
+@dataclass(frozen=True)
+class BodyRule:
+    """What holds for a request's body.
+
+    Attributes:
+        limit: bytes that it may have.
+        held: whether the application keeps it in memory.
+    """
+
+    limit: int
+    held: bool = True
+
+
+Rule = Callable[[Scope], BodyRule]
 
 
 class Guard:
-    """`limit` says how many bytes the body of a request may have."""
+    """`held` bytes of bodies may be in memory at a time, of all requests together."""
 
-    def __init__(self, app: ASGIApp, token: str, limit: Limit) -> None:
-        self._app, self._limit = app, limit
+    def __init__(self, app: ASGIApp, token: str, rule: Rule, held: int) -> None:
+        self._app, self._rule = app, rule
+        self._memory = Memory(held)
         self._expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,7 +64,8 @@ class Guard:
             # The route's pattern, never the path: names in a path are the caller's
             pattern = getattr(scope.get("route"), "path", "-")
             spent = (time.monotonic() - began) * 1000
-            log.info("%s %s %s %.0f ms", scope["method"], pattern, answered.status or "gone", spent)
+            method = scope["method"] if scope["method"] in METHODS else "-"  # any other word is the caller's, too
+            log.info("%s %s %s %.0f ms", method, pattern, answered.status or "gone", spent)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -54,31 +75,60 @@ class Guard:
             refused.headers["WWW-Authenticate"] = "Bearer"
             await refused(scope, receive, send)
             return
-        limit = self._limit(scope)
+        rule = self._rule(scope)
         claimed = headers.get(b"content-length", b"0")
-        if claimed.isdigit() and int(claimed[:20]) > limit:
-            await respond(too_large(limit))(scope, receive, send)
+        if claimed.isdigit() and int(claimed[:20]) > rule.limit:
+            await respond(too_large(rule.limit))(scope, receive, send)
             return
-        await self._app(scope, _counted(receive, limit), send)
+        body = _Body(receive, rule, self._memory)
+        try:
+            await self._app(scope, body, send)
+        finally:
+            self._memory.used -= body.held
 
 
 def too_large(limit: int) -> TooLarge:
     return TooLarge(f"the request body is larger than {limit} bytes", HINTS[413])
 
 
-def _counted(receive: Receive, limit: int) -> Receive:
-    """Count what really arrives: a length may be absent or a lie."""
-    seen = 0
+@final
+@dataclass
+class Memory:
+    """Bytes of bodies that are kept. One event loop counts.
 
-    async def counted() -> Message:
-        nonlocal seen
-        message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > limit:
-            raise Refused(too_large(limit))
+    Attributes:
+        limit: bytes of all requests together.
+        used: bytes of the requests that are not answered yet.
+    """
+
+    limit: int
+    used: int = 0
+
+
+@final
+class _Body:
+    """A `receive` that counts what really arrives: a length may be absent or a lie.
+
+    Attributes:
+        held: bytes counted as kept in memory.
+    """
+
+    def __init__(self, receive: Receive, rule: BodyRule, memory: Memory) -> None:
+        self._receive, self._rule, self._memory = receive, rule, memory
+        self._seen = self.held = 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        size = len(message.get("body", b""))
+        self._seen += size
+        if self._seen > self._rule.limit:
+            raise Refused(too_large(self._rule.limit))
+        if self._rule.held and size:
+            if self._memory.used + size > self._memory.limit:
+                raise Refused(Busy("the bodies of other requests fill the server's memory", "try again in a moment"))
+            self._memory.used += size
+            self.held += size
         return message
-
-    return counted
 
 
 class _Answered:
@@ -92,10 +142,3 @@ class _Answered:
         if message["type"] == "http.response.start":
             self.status = message["status"]
         await self._send(message)
-
-
-def place_of(error: BaseException) -> str:
-    """The kind of an error and where it was raised. Never its message: that may quote ids."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "?"
-    return f"{type(error).__name__} at {where}"

@@ -21,8 +21,8 @@ from milkglass.errors import Conflict, MilkglassError, UsageError
 from milkglass.server import events
 from milkglass.server.answers import known
 from milkglass.server.fit import require_fit
-from milkglass.server.guard import place_of
 from milkglass.server.home import NO_ROOM, Home, nearly_full
+from milkglass.server.places import place_of
 from milkglass.server.registry import Registry
 from milkglass.server.settings import Settings
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
@@ -49,10 +49,7 @@ class Jobs:
         self, model: str, training: str, validation: str | None, suffix: str | None, chosen: Hyperparameters
     ) -> Job:
         """Queue a job. Raises NotFound, UsageError or IdOutOfRange when the data cannot belong to the model."""
-        base = self._store.models.get(model)
-        for key in (training, validation):
-            if key is not None:
-                self._require_data(base, self._store.files.get(key), chosen)
+        self._require(model, (training, validation), chosen)
         job = Job(
             id=new_id("ftjob"), model=model, training_file=training, validation_file=validation, suffix=suffix,
             hyperparameters=chosen,
@@ -69,12 +66,20 @@ class Jobs:
             folder.mkdir()
             (folder / "spec.json").write_text(spec.model_dump_json(indent=2), "utf-8")
             events.tell(folder, "job queued")
-            self._store.jobs.add(job)
+            with self._store.references:  # from here on neither the model nor a file can be deleted
+                self._require(model, (training, validation), chosen)
+                self._store.jobs.add(job)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         self._wake.set()
         return job
+
+    def _require(self, model: str, files: tuple[str | None, ...], chosen: Hyperparameters) -> None:
+        base = self._store.models.get(model)
+        for key in files:
+            if key is not None:
+                self._require_data(base, self._store.files.get(key), chosen)
 
     @staticmethod
     def _require_data(model: Model, file: File, chosen: Hyperparameters) -> None:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from milkglass.errors import Busy, Conflict, CorruptCheckpoint, MilkglassError, NotFound, UnsupportedModel, lacking
 from milkglass.server.engine import Engine
-from milkglass.server.guard import place_of
 from milkglass.server.one_load import ONE_LOAD
+from milkglass.server.places import place_of
 from milkglass.server.settings import Settings
 from milkglass.server.store import Model
 

@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
+import numpy as np
 
 from milkglass.sequences import Sequences
+from milkglass.server import inspection
 from milkglass.server.store import Model, Store
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class Recording:
         """A job on this model was begun, with this file."""
 
         def keep(recorder: Recorder) -> None:
-            column = pq.read_table(train, columns=["input_ids"])["input_ids"]
-            recorder.tokens(Sequences.of(part.values.to_numpy() for part in column), "train")
+            lengths, flat = inspection.ids(train, train.parent)
+            recorder.tokens(Sequences(flat.astype(np.int64), lengths.astype(np.int64)), "train")
 
         self._note(model, keep)
 

@@ -131,7 +131,10 @@ class Registry:
 
     def _lay(self, asked: Registration, folder: Path) -> None:
         for name, key in asked.files.items():
-            link_or_copy(self._uploads.path(key), folder / name)
+            try:
+                link_or_copy(self._uploads.path(key), folder / name)
+            except FileNotFoundError:
+                raise NotFound(f"the file {key} was deleted a moment ago", "upload it again") from None
         write_json(folder / "config.json", asked.config)
         if asked.generation_config is not None:
             write_json(folder / "generation_config.json", asked.generation_config)
@@ -177,15 +180,20 @@ class Registry:
         """Raises NotFound, or Conflict while a job or a request needs it."""
         with self._locks.hold(model_id):
             self._store.models.require(model_id)
-            for job in self._store.jobs.all():
-                if not job.over and job.model == model_id:
-                    raise Conflict(f"the job {job.id} still needs this model", "cancel the job first")
-            for tell in self.on_remove:
+            self._require_no_job(model_id)
+            for tell in self.on_remove:  # may take long: it waits for a model's thread
                 tell(model_id)
-            self._store.models.remove(model_id)
+            with self._store.references:
+                self._require_no_job(model_id)
+                self._store.models.remove(model_id)
             gone = self._home.work / new_id("gone")
             self.folder(model_id).rename(gone)
             shutil.rmtree(gone)
+
+    def _require_no_job(self, model_id: str) -> None:
+        for job in self._store.jobs.all():
+            if not job.over and job.model == model_id:
+                raise Conflict(f"the job {job.id} still needs this model", "cancel the job first")
 
     def size(self, model_id: str) -> int:
         """Bytes of the model's files; 0 for one that is being deleted."""

@@ -11,6 +11,7 @@ from pydantic import Field
 from starlette.datastructures import UploadFile
 
 from milkglass.errors import BadUpload
+from milkglass.server.arrival import arriving
 from milkglass.server.context import Context, of
 from milkglass.server.store import File, Purpose, Upload
 from milkglass.server.strict import PLAIN, Body, Name, PathName, StrictRoute
@@ -102,14 +103,17 @@ async def write_chunk(
     upload_offset: Annotated[int, Header(ge=0, lt=2**53)],
     chunk_sha256: Annotated[Sha256, Header()],
 ) -> dict[str, Any]:
-    chunk = await request.body()
-    upload = await run_in_threadpool(shared.uploads.write, key, upload_offset, chunk, chunk_sha256)
+    length = int(request.headers.get("content-length", 0))
+    await run_in_threadpool(shared.uploads.expect, key, upload_offset, length)
+    with arriving(shared.home.work) as chunk:
+        await chunk.take(request.stream())
+        upload = await run_in_threadpool(shared.uploads.write, key, upload_offset, chunk, chunk_sha256)
     return {"id": upload.id, "received": upload.received}
 
 
 @router.post("/v1/uploads/{key}/complete")
-def complete_upload(key: PathName, shared: Shared) -> dict[str, Any]:
-    return file_json(shared.uploads.complete(key))
+async def complete_upload(key: PathName, shared: Shared) -> dict[str, Any]:
+    return file_json(await shared.slowly(shared.uploads.complete, key))
 
 
 @router.delete("/v1/uploads/{key}")
@@ -125,7 +129,7 @@ async def add_file(request: Request, shared: Shared) -> dict[str, Any]:
         if not isinstance(upload, UploadFile) or purpose not in ("model", "fine-tune"):
             raise BadUpload("the form needs a file and a purpose", "the purpose is `model` or `fine-tune`")
         name = _plain(upload.filename or "")
-        taken = await run_in_threadpool(shared.uploads.take, upload.file, upload.size or 0, name, purpose)  # type: ignore[arg-type]
+        taken = await shared.slowly(shared.uploads.take, upload.file, upload.size or 0, name, purpose)
     return file_json(taken)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
@@ -57,10 +57,15 @@ class _Token:
 
 @dataclass(eq=False)
 class Run:
-    """One request's prompts on their way through an engine, seen from the event loop."""
+    """One request's prompts on their way through an engine, seen from the event loop.
+
+    Attributes:
+        on_over: called once in the event loop, when the engine has ended every prompt, whether or not anyone reads.
+    """
 
     body: Completion
     prompts: list[list[int]]
+    on_over: Callable[[], None] = lambda: None
     key: str = field(default_factory=lambda: new_id("cmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
     sequences: list[Sequence] = field(default_factory=list)
@@ -69,9 +74,11 @@ class Run:
     def prepare(self, ends: frozenset[int]) -> None:
         loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[_Token | MilkglassError]()
 
+        self._running = len(self.prompts)
+
         def put(item: _Token | MilkglassError) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._queue.put_nowait, item)
+                loop.call_soon_threadsafe(self._arrived, item)
 
         def on_token(place: int, token: int, reason: str | None) -> None:
             put(_Token(place, token, reason))
@@ -80,6 +87,12 @@ class Run:
         for place, prompt in enumerate(self.prompts):
             sampling = self.body.sampling(ends, place)
             self.sequences.append(Sequence(prompt, sampling, partial(on_token, place), put))
+
+    def _arrived(self, item: _Token | MilkglassError) -> None:
+        self._queue.put_nowait(item)
+        self._running -= isinstance(item, MilkglassError) or item.reason is not None
+        if not self._running:
+            self.on_over()
 
     async def tokens(self) -> AsyncIterator[_Token]:
         """Until every prompt has ended. Raises what the engine gave instead."""
@@ -121,10 +134,12 @@ async def completions(body: Completion, request: Request, shared: Shared) -> Res
     require_new(body.max_tokens, shared.settings)
     require_rows(run.prompts, model, shared.settings, extra=body.max_tokens)
     entry = shared.loader.acquire(model, "generate")
+    release = _Once(lambda: shared.loader.release(entry))
+    run.on_over = release  # a reader who has stopped reading must not keep the model
 
     def close() -> None:
         run.cancel()
-        shared.loader.release(entry)
+        release()
         if run.answers:
             shared.recording.answered(model, run.prompts, run.answers)
 
@@ -142,6 +157,18 @@ async def completions(body: Completion, request: Request, shared: Shared) -> Res
 
 
 def _nothing() -> None: ...
+
+
+class _Once:
+    """Calls a function the first time that it is called itself."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def __call__(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
 
 
 async def _whole(run: Run) -> Response:

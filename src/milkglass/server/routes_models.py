@@ -63,8 +63,8 @@ def model_json(model: Model, shared: Context) -> dict[str, Any]:
 
 
 @router.post("/v1/models")
-def add_model(body: NewModel, shared: Shared) -> dict[str, Any]:
-    return model_json(shared.registry.add(body.registration()), shared)
+async def add_model(body: NewModel, shared: Shared) -> dict[str, Any]:
+    return await shared.slowly(lambda: model_json(shared.registry.add(body.registration()), shared))
 
 
 @router.get("/v1/models")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from milkglass.errors import UsageError
+from milkglass.server.limits import Limits
 
 MIB = 1 << 20
 WORKER = (sys.executable, "-P", "-m", "milkglass.server.training")  # -P: nothing is imported from the job's folder
@@ -28,8 +29,11 @@ class Settings:
 
     max_body: int = 64 * MIB  # one request with file content
     max_json: int = 8 * MIB  # any other request
+    max_held: int = 64 * MIB  # all bodies that are in memory at a time
+    connections: Limits = field(default_factory=Limits)
     chunk_bytes: int = 8 * MIB  # what clients are told to send at a time
     max_upload: int = 512 * 1024 * MIB  # one file
+    max_uploads: int = 256  # that are not complete
     upload_patience: float = 86_400.0  # after so long without a chunk, an upload is abandoned and thrown away
     spare_disk: int = 64 * MIB  # never filled by an upload
 
@@ -65,6 +69,7 @@ class Settings:
 
 
 _POSITIVE = (
-    "max_body", "max_json", "chunk_bytes", "max_upload", "max_prompt_tokens", "max_new_tokens", "max_inputs",
+    "max_body", "max_json", "max_held", "chunk_bytes", "max_upload", "max_uploads",
+    "max_prompt_tokens", "max_new_tokens", "max_inputs",
     "max_batch", "max_waiting", "max_loaded_models", "max_crashes",
 )  # fmt: skip

@@ -193,6 +193,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.lock = threading.RLock()
+        self.references = threading.Lock()  # held where a job begins to need a model or file, or one of these goes
         self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut

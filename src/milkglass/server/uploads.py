@@ -10,7 +10,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from milkglass.errors import BadUpload, Conflict, NotFound, TooLarge
 from milkglass.server import formats
+from milkglass.server.arrival import Arrival
 from milkglass.server.home import Home
 from milkglass.server.store import File, Purpose, Store, Upload, new_id
 from milkglass.tensorfile import CHUNK
@@ -53,37 +54,57 @@ class Locks:
 
 
 class Uploads:
-    def __init__(self, home: Home, store: Store, max_upload: int, patience: float) -> None:
+    """`most`: uploads that may be unfinished at a time. `max_upload`: bytes of one file."""
+
+    def __init__(self, home: Home, store: Store, max_upload: int, patience: float, most: int = 256) -> None:
         self._home, self._store, self._max, self._patience = home, store, max_upload, patience
+        self._most = most
         self._locks = Locks()
+        self._starting = threading.Lock()
 
     def start(self, filename: str, size: int, sha256: str, purpose: Purpose) -> Upload:
         formats.require_suffix(filename, purpose)
         if size > self._max:
             raise TooLarge(f"{size} bytes are more than the {self._max} that a file may have", "split the model")
         self._drop_abandoned()
-        self._home.require_space(size)
         upload = Upload(id=new_id("upload"), filename=filename, bytes=size, sha256=sha256, purpose=purpose)
-        self._store.uploads.add(upload)
+        with self._starting:  # of two at once, the second must see what the first announced
+            self._require_room(size)
+            self._store.uploads.add(upload)
         self._part(upload.id).touch()
         return upload
+
+    def _require_room(self, size: int) -> None:
+        """For `size` bytes besides all that was announced and has not come. Raises Conflict or DiskFull."""
+        unfinished = self._store.uploads.all()
+        if len(unfinished) >= self._most:
+            raise Conflict(
+                f"{len(unfinished)} uploads are unfinished; {self._most} are the most",
+                "complete or delete some: GET /v1/uploads lists them",
+            )
+        self._home.require_space(size + sum(one.bytes - one.received for one in unfinished))
 
     def get(self, key: str) -> Upload:
         return self._store.uploads.get(key)
 
-    def write(self, key: str, offset: int, chunk: bytes, sha256: str) -> Upload:
+    def expect(self, key: str, offset: int, size: int) -> None:
+        """Asked before a chunk's bytes are read, of which `size` were announced. Raises NotFound, WrongOffset,
+        BadUpload, DiskFull."""
+        upload = self.get(key)
+        if offset != upload.received:
+            raise WrongOffset(upload.received)
+        if offset + size > upload.bytes:
+            raise BadUpload(f"this chunk goes beyond the {upload.bytes} bytes announced", "start a new upload")
+        self._home.require_space(2 * size)  # it lies there twice for a moment
+
+    def write(self, key: str, offset: int, chunk: Arrival, sha256: str) -> Upload:
         """Add a chunk. Raises WrongOffset, BadUpload (checksum, too many bytes) or DiskFull; then nothing changed."""
         with self._locks.hold(key):
-            upload = self.get(key)
-            if offset != upload.received:
-                raise WrongOffset(upload.received)
-            if offset + len(chunk) > upload.bytes:
-                raise BadUpload(f"this chunk goes beyond the {upload.bytes} bytes announced", "start a new upload")
-            if hashlib.sha256(chunk).hexdigest() != sha256:
+            self.expect(key, offset, chunk.size)
+            if chunk.sha256 != sha256:
                 raise BadUpload("the chunk's checksum is wrong: it changed on its way", "send the same chunk again")
-            self._home.require_space(len(chunk))
-            _append(self._part(key), offset, chunk)
-            return self._store.uploads.update(key, lambda u: setattr(u, "received", offset + len(chunk)))
+            _append(self._part(key), offset, chunk.pieces())
+            return self._store.uploads.update(key, lambda u: setattr(u, "received", offset + chunk.size))
 
     def cancel(self, key: str) -> None:
         with self._locks.hold(key):
@@ -164,10 +185,11 @@ class Uploads:
 
     def remove_file(self, key: str) -> None:
         """Models made of it keep their own link. Raises NotFound, or Conflict when a job still needs it."""
-        for job in self._store.jobs.all():
-            if not job.over and key in (job.training_file, job.validation_file):
-                raise Conflict(f"the job {job.id} still needs this file", "cancel the job first")
-        self._store.files.remove(key)
+        with self._store.references:
+            for job in self._store.jobs.all():
+                if not job.over and key in (job.training_file, job.validation_file):
+                    raise Conflict(f"the job {job.id} still needs this file", "cancel the job first")
+            self._store.files.remove(key)
         self.path(key).unlink(missing_ok=True)
 
     def sweep(self) -> None:
@@ -193,15 +215,16 @@ def _file_id(upload_id: str) -> str:
     return "file-" + upload_id.removeprefix("upload-")
 
 
-def _append(path: Path, offset: int, chunk: bytes) -> None:
+def _append(path: Path, offset: int, pieces: Iterable[bytes]) -> None:
     """Unbuffered, so that a full disk is met here and not when the file is closed."""
     with path.open("r+b", buffering=0) as file:
         _cut(file, offset)  # what an interrupted write left behind `received`
         file.seek(offset)
         try:
-            left = memoryview(chunk)
-            while left:
-                left = left[file.write(left) :]
+            for piece in pieces:
+                left = memoryview(piece)
+                while left:
+                    left = left[file.write(left) :]
             os.fsync(file.fileno())
         except OSError:
             _cut(file, offset)

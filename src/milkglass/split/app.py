@@ -18,14 +18,15 @@ from starlette.types import Scope
 
 from milkglass.errors import Busy
 from milkglass.server import answers
-from milkglass.server.app import prepare, run
-from milkglass.server.guard import Guard
+from milkglass.server.guard import BodyRule, Guard
 from milkglass.server.home import Home
+from milkglass.server.running import prepare, run
 from milkglass.server.settings import Settings
 from milkglass.server.strict import StrictRoute
 from milkglass.split.serving import ServerHalf
 
-MAX_WAITING = 16  # frames in memory at a time
+MAX_WAITING = 16  # frames that have arrived and are not answered
+HELD = 4  # times the longest body: bytes of frames in memory, arrived or not
 PATH = "/v1/split"
 
 
@@ -39,12 +40,12 @@ def create_app(half: ServerHalf, token: str) -> FastAPI:
         return {"status": "ok"}
 
     answers.install(app)
-    app.add_middleware(Guard, token=token, limit=lambda scope: _limit(half, scope))
+    app.add_middleware(Guard, token=token, rule=lambda scope: _rule(half, scope), held=HELD * half.told.max_body)
     return app
 
 
-def _limit(half: ServerHalf, scope: Scope) -> int:
-    return half.told.max_body if scope["method"] == "POST" and scope["path"] == PATH else 0
+def _rule(half: ServerHalf, scope: Scope) -> BodyRule:
+    return BodyRule(half.told.max_body if scope["method"] == "POST" and scope["path"] == PATH else 0)
 
 
 def _routes(half: ServerHalf) -> APIRouter:
@@ -58,11 +59,12 @@ def _routes(half: ServerHalf) -> APIRouter:
     @router.post(PATH)
     async def answer(request: Request) -> dict[str, Any]:
         nonlocal waiting  # one event loop counts
+        frame = await request.body()  # first: a body that comes slowly must not take a place
         if waiting >= MAX_WAITING:
             raise Busy(f"{waiting} frames wait already, at most {MAX_WAITING} may", "send it again later")
         waiting += 1
         try:
-            logits = await run_in_threadpool(half.answer, await request.body())
+            logits = await run_in_threadpool(half.answer, frame)
         finally:
             waiting -= 1
         return {"object": "split.answer", "logits": np.asarray(logits, np.float64).tolist()}
