@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "reference"))
 import sanitizers as literal  # noqa: E402
 
 from milkglass.models import resolve  # noqa: E402
+from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText  # noqa: E402
 from milkglass.sanitizers.neighbours import groups, nearest  # noqa: E402
 from milkglass.sanitizers.rnm import Rnm  # noqa: E402
@@ -80,10 +81,10 @@ def speed(sanitizer: Sanitizer, ids: np.ndarray, name: str) -> None:
     began = time.perf_counter()
     sanitizer.prepare()
     ready = time.perf_counter() - began
-    rng, times = np.random.default_rng(0), []
+    stream, times = Stream.of_seed(0), []
     for _ in range(3):
         began = time.perf_counter()
-        sanitizer.sanitize(ids, rng)
+        sanitizer.sanitize(ids, stream)
         times.append(time.perf_counter() - began)
     first, again = len(ids) / times[0], len(ids) / min(times[1:])
     print(f"  {name:20} prepared in {ready:5.1f} s; {first:>10,.0f} words/s at first, {again:>10,.0f} after")
@@ -100,11 +101,11 @@ def literal_draws(vectors: np.ndarray, ids: np.ndarray) -> None:
 def texts(table: Table, ids: np.ndarray) -> None:
     lines = [" ".join(table.words[i % len(table)] for i in ids[at : at + 20]) + "." for at in range(0, len(ids), 20)]
     for name, sanitizer in (("custext", CusText(table, 1.0)), ("santext", SanText(table, 1.0))):
-        text, rng = TextSanitizer(sanitizer), np.random.default_rng(0)
+        text, stream = TextSanitizer(sanitizer), Stream.of_seed(0)
         text.prepare()
-        text.texts(lines, rng, Tally())
+        text.texts(lines, stream, Tally())
         began = time.perf_counter()
-        text.texts(lines, rng, Tally())
+        text.texts(lines, stream, Tally())
         print(
             f"  {name:20} {len(ids) / (time.perf_counter() - began):>10,.0f} words/s of text, split, drawn and joined"
         )

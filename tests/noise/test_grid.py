@@ -95,7 +95,7 @@ def test_a_gradient_passes_and_the_numbers_are_exact() -> None:
 
 
 def test_a_guarantee_of_the_gaussian_holds_for_counted_outputs() -> None:
-    """Two neighbours at distance 1, a coarse law: of no set of outputs is one's probability above e^eps the other's plus
+    """Two neighbours at distance 1, a coarse law: no set of outputs has a probability above e^eps the other's plus
     delta, by the bins themselves."""
     from milkglass.accounting import sigma_of
 

@@ -10,6 +10,7 @@ from scipy.integrate import quad
 from scipy.stats import laplace
 
 import milkglass.sanitizers.santext as santext
+from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
@@ -21,7 +22,7 @@ DRAWS = 200_000
 
 
 def drawn(sanitizer: Sanitizer, word: int, count: int = DRAWS, seed: int = 1) -> np.ndarray:
-    return sanitizer.sanitize(np.full(count, word), np.random.default_rng(seed))
+    return sanitizer.sanitize(np.full(count, word), Stream.of_seed(seed))
 
 
 # --- SANTEXT ----------------------------------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ def test_words_of_one_batch_are_each_drawn_by_their_own_law() -> None:
     words = table(30, 3)
     ids = np.random.default_rng(0).permutation(np.repeat([3, 9, UNKNOWN], 100_000))
     for sanitizer in (SanText(words, 2.0), CusText(words, 2.0, k=7)):
-        out = sanitizer.sanitize(ids, np.random.default_rng(2))
+        out = sanitizer.sanitize(ids, Stream.of_seed(2))
         for word in (3, 9, UNKNOWN):
             fits(out[ids == word], sanitizer.law(word))
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from milkglass.errors import BadTable, UnknownWord, UsageError
+from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.frequency import sensitive_words
 from milkglass.sanitizers.neighbours import best, groups, nearest
@@ -34,7 +35,7 @@ def test_special_rows_are_neither_drawn_nor_replaced() -> None:
     words = table(20, special=(0, 7, 19))
     ids = np.random.default_rng(0).integers(UNKNOWN, 20, 50_000)
     for sanitizer in every(words):
-        out = sanitizer.sanitize(ids, np.random.default_rng(1))
+        out = sanitizer.sanitize(ids, Stream.of_seed(1))
         special = np.isin(ids, (0, 7, 19))
         assert np.array_equal(out[special], ids[special])
         assert np.array_equal(np.unique(out[~special]), np.setdiff1d(np.arange(20), (0, 7, 19)))
@@ -43,11 +44,11 @@ def test_special_rows_are_neither_drawn_nor_replaced() -> None:
 def test_draws_repeat_from_a_seed_and_survive_a_copy() -> None:
     ids = np.random.default_rng(0).integers(UNKNOWN, 100, 20_000)
     for sanitizer in every(table(100, 8)):
-        first = sanitizer.sanitize(ids, np.random.default_rng(1))
+        first = sanitizer.sanitize(ids, Stream.of_seed(1))
         copy = pickle.loads(pickle.dumps(sanitizer))  # noqa: S301
-        assert np.array_equal(copy.sanitize(ids, np.random.default_rng(1)), first)
-        assert not np.array_equal(sanitizer.sanitize(ids, np.random.default_rng(2)), first)
-        assert np.array_equal(sanitizer.sanitize(ids[:0], np.random.default_rng(2)), ids[:0])
+        assert np.array_equal(copy.sanitize(ids, Stream.of_seed(1)), first)
+        assert not np.array_equal(sanitizer.sanitize(ids, Stream.of_seed(2)), first)
+        assert np.array_equal(sanitizer.sanitize(ids[:0], Stream.of_seed(2)), ids[:0])
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf")])
@@ -61,11 +62,11 @@ def test_ids_that_the_table_does_not_have() -> None:
     for sanitizer in every(table()):
         for bad in (12, -2):
             with pytest.raises(UnknownWord, match="outside the table of 12 words"):
-                sanitizer.sanitize(np.array([0, bad]), np.random.default_rng(0))
+                sanitizer.sanitize(np.array([0, bad]), Stream.of_seed(0))
         with pytest.raises(UsageError, match="float64"):
-            sanitizer.sanitize(np.array([0.0]), np.random.default_rng(0))
+            sanitizer.sanitize(np.array([0.0]), Stream.of_seed(0))
         with pytest.raises(UsageError, match="shape"):
-            sanitizer.sanitize(np.array([[0]]), np.random.default_rng(0))
+            sanitizer.sanitize(np.array([[0]]), Stream.of_seed(0))
 
 
 def test_parameters_that_cannot_be() -> None:
@@ -144,9 +145,9 @@ def test_candidate_lists_hold_no_square_matrix() -> None:
 def test_draws_need_memory_by_the_block() -> None:
     ids = np.random.default_rng(0).integers(0, 300, 300_000)
     for sanitizer in every(table(300, 64)):
-        sanitizer.sanitize(np.arange(300), np.random.default_rng(0))
+        sanitizer.sanitize(np.arange(300), Stream.of_seed(0))
         tracemalloc.start()
-        sanitizer.sanitize(ids, np.random.default_rng(0))
+        sanitizer.sanitize(ids, Stream.of_seed(0))
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert most < 25e6  # ids in and out are 7 MB; a row of vectors for each word would be 77 MB

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milkglass.errors import UsageError
+from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.methods import METHODS, Method
 from milkglass.sanitizers.sanitizer import Spared
@@ -24,8 +25,8 @@ COUNTS = np.arange(30)
 SANITIZERS = {name: Method(name, 1.0, k=None if name[0] == "s" else 5).over(TABLE, COUNTS) for name in METHODS}
 
 
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
+def rng(seed: int = 0) -> Stream:
+    return Stream.of_seed(seed)
 
 
 def named(*words: str) -> Table:

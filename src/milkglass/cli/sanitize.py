@@ -185,13 +185,13 @@ def _told(report: dict[str, Any], out: Path) -> str:
 
 def _lines(sanitizer: TextSanitizer, seed: int | None) -> None:
     """Each line of stdin answered at once."""
-    from milkglass.sanitizers.files import fresh_seed, generator, promised
+    from milkglass.sanitizers.files import fresh_seed, promised, stream_of
     from milkglass.sanitizers.text import Tally
 
     tally, secret = Tally(), fresh_seed() if seed is None else seed
     for number, line in enumerate(sys.stdin):
         text = line.rstrip("\r\n")
-        print(shown(sanitizer.texts([text], generator(secret, number), tally)[0]), flush=True)
+        print(shown(sanitizer.texts([text], stream_of(secret, number), tally)[0]), flush=True)
     every = tally.document()["all"]
     note(f"{every['words']:,} words, {100 * every['replaced_share']:.1f} % replaced")
     note(f"guarantee: {promised(sanitizer.guarantee, seed is not None) or 'none'}")

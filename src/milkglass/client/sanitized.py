@@ -1,14 +1,14 @@
 """Every sanitizer as a defence: the model and the ids are the public ones, the words are others.
 
-Draws are made with a generator of the secret and of the text: the same text gives the same words again, so sending it
-twice gives nobody a second draw. The generator is NumPy's PCG64, seeded with 256 bits, which is not a cryptographic
-one: the guarantees of the mechanisms are of ideal randomness. A sanitizer that must know how often words occur counts
-the corpus; the counts are saved with the client half.
+Draws come from a ChaCha20 stream of the secret and the text: the same text gives the same words again, so sending it
+twice gives nobody a second draw. A sanitizer that must know how often words occur counts the corpus; the counts are
+saved with the client half.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from milkglass.client.tables import copied, key_from, unreadable
 from milkglass.client.tokens import TokenClient, TokenServer, read_saved
 from milkglass.defence import Defence, Labelled
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
+from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 from milkglass.sanitizers.glove import read_glove
 from milkglass.sanitizers.methods import Method
@@ -46,11 +47,10 @@ class SanitizedClient(TokenClient):
 
     def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
         """See `TextSanitizer.parts`. Text by text: what else is sent with a text changes nothing."""
-        return [self.sanitizer.parts([text], self._generator(text))[0] for text in texts]
+        return [self.sanitizer.parts([text], self._stream(text))[0] for text in texts]
 
-    def _generator(self, text: str) -> np.random.Generator:
-        seed = hashlib.sha256(b"milkglass sanitizer\0" + self.secret + text.encode()).digest()
-        return np.random.default_rng(int.from_bytes(seed, "big"))
+    def _stream(self, text: str) -> Stream:
+        return Stream(hmac.digest(self.secret, b"milkglass sanitizer\0" + text.encode(), "sha256"))
 
     def save(self, folder: Path) -> None:
         super().save(folder)

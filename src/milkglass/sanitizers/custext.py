@@ -5,8 +5,9 @@ nearest to it form a group, and each word of it may become each other. Sampling:
 
     u(x, y) = (s(x, y) - min) / (max - min)  over the list,   p(y | x) ~ exp(eps u(x, y) / 2)
 
-with s the cosine or minus the Euclidean distance: the exponential mechanism with a score of sensitivity 1. A list whose
-scores are all alike is drawn from evenly. CUSTEXT+ leaves stopwords: text.py keeps them.
+with s the cosine or minus the Euclidean distance: the exponential mechanism with a score of sensitivity 1, in whole
+numbers (noise/selection.py). A list whose scores are all alike is drawn from evenly. CUSTEXT+ leaves stopwords: text.py
+keeps them.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
+from milkglass.noise import selection
+from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 from milkglass.sanitizers.neighbours import Metric, directions, groups, require_k
-from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, pick
+from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
 from milkglass.sanitizers.table import Ids, Vectors
 
 
@@ -101,25 +104,19 @@ class CusText(Sanitizer):
     def prepare(self) -> None:
         self.cumulative  # noqa: B018
 
-    def draw(self, places: Ids, rng: np.random.Generator) -> Ids:
+    def draw(self, places: Ids, stream: Stream) -> Ids:
         known = np.maximum(places, 0)
-        column = np.minimum(pick(self.cumulative[known], rng), self.lists.width - 1)
-        found = self.lists.members[self.lists.group[known], column]
-        return np.where(places == UNKNOWN, rng.integers(len(self.vectors), size=len(places)), found)
+        found = self.lists.members[self.lists.group[known], selection.choose(self.cumulative[known], stream)]
+        return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), found)
 
     @cached_property
     def lists(self) -> Lists:
         return Lists.of(self.vectors, self.order(self.counts), self.k, self.metric)
 
     @cached_property
-    def cumulative(self) -> NDArray[np.float64]:
-        """(m, width) cumulative probabilities over a word's list; 1 at its end and beyond."""
-        found = np.cumsum(np.exp(self.epsilon * self.lists.scores / 2), 1)
-        found /= found[:, -1:]
-        found[np.isneginf(self.lists.scores)] = 1
-        ends = (~np.isneginf(self.lists.scores)).sum(1) - 1
-        found[np.arange(len(found)), ends] = 1  # rounding must not lead beyond it
-        return found
+    def cumulative(self) -> NDArray[np.int64]:
+        """(m, width) sums of whole weights over a word's list (noise/selection.py)."""
+        return selection.cumulative_weights(self.lists.scores, self.epsilon)
 
     def law(self, row: int) -> NDArray[np.float64]:
         """(n,) the probabilities of what a row of the table, or UNKNOWN, is replaced by."""

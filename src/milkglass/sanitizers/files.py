@@ -1,9 +1,8 @@
 """Sanitize a whole file: a stream of blocks, each with randomness of its own, and a report beside the output.
 
-Block b draws from SeedSequence(seed, spawn_key=(b,)), so that the result depends on the file and the seed and not on
-how many workers there are (0, this process, may round otherwise than workers do). The seed undoes draws for whoever has
-it: without one given, 256 secret bits of the system are used and written nowhere. The generator is NumPy's PCG64, which
-is not a cryptographic one.
+Block b draws from a ChaCha20 stream of the seed and b, so that the result depends on the file and the seed and not on
+how many workers there are (0, this process, may round otherwise than workers do). Anyone with the seed can repeat the
+draws: without one given, 256 secret bits of the system are used and written nowhere.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
+from milkglass.noise.stream import Stream
 from milkglass.sanitizers.methods import Method
 from milkglass.sanitizers.parallel import ordered
 from milkglass.sanitizers.rows import Block, Shape, blocks_of
@@ -30,8 +30,8 @@ from milkglass.sanitizers.text import Reader, Tally, TextSanitizer
 Progress = Callable[[int], None]
 
 
-def generator(seed: int, block: int) -> np.random.Generator:
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(block,), pool_size=8))
+def stream_of(seed: int, block: int) -> Stream:
+    return Stream.of_seed("sanitize", seed, block)
 
 
 def fresh_seed() -> int:
@@ -149,8 +149,8 @@ def _counted(state: _Counting, block: Block) -> NDArray[np.int64]:
 def _sanitized(state: _Working, block: Block) -> tuple[str, Tally, set[str]]:
     rows, slots, left = state.shape.parse(block)
     tally = Tally()
-    rng = generator(state.seed, block.number)
-    texts = state.sanitizer.texts([container[key] for container, key in slots], rng, tally)
+    stream = stream_of(state.seed, block.number)
+    texts = state.sanitizer.texts([container[key] for container, key in slots], stream, tally)
     for (container, key), text in zip(slots, texts, strict=True):
         container[key] = text
     return state.shape.write(rows), tally, left

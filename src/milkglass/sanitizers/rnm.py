@@ -5,6 +5,8 @@ Every word has a list of the k others of the largest cosine; u is the cosine, no
 
     argmax over y of its list of  u(x, y) + Lap(1 / eps)                         (equation 2, sensitivity 1)
 
+in whole numbers, with exact noise (noise/selection.py).
+
 Sensitive words always, the others with probability p (section 3.2, "Mapping Function").
 
 `guarantee="paper"` is that, and **promises nothing**: the paper's ratio (equation 4) needs both words to have the same
@@ -26,6 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
+from milkglass.noise import selection
+from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 from milkglass.sanitizers.custext import Lists, normalised
 from milkglass.sanitizers.neighbours import nearest, require_k
@@ -83,8 +87,8 @@ class Rnm(Sanitizer):
         """Of the Laplace noise, for scores of sensitivity 1."""
         return (1 if self.guaranteed == "paper" else 2) / self.epsilon
 
-    def due(self, ids: Ids, rng: np.random.Generator) -> Mask:
-        return super().due(ids, rng) if self.spared is None else self.spared.due(ids, rng)
+    def due(self, ids: Ids, stream: Stream) -> Mask:
+        return super().due(ids, stream) if self.spared is None else self.spared.due(ids, stream)
 
     def sensitivity(self) -> Mask | None:
         return None if self.spared is None else self.spared.sensitive
@@ -92,12 +96,11 @@ class Rnm(Sanitizer):
     def prepare(self) -> None:
         self._scores  # noqa: B018
 
-    def draw(self, places: Ids, rng: np.random.Generator) -> Ids:
+    def draw(self, places: Ids, stream: Stream) -> Ids:
         known = np.maximum(places, 0)
-        scores = self._scores[known]
-        best = (scores + rng.laplace(0, self.scale, scores.shape)).argmax(1)
+        best = selection.noisy_max(self._scores[known], self.scale, stream)
         found = self.candidates(known)[np.arange(len(places)), best]
-        return np.where(places == UNKNOWN, rng.integers(len(self.vectors), size=len(places)), found)
+        return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), found)
 
     def candidates(self, places: Ids) -> Ids:
         """(t, width) the lists of some words, by place; -1 beyond the end of a list."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UnknownWord, UsageError
+from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 from milkglass.sanitizers.table import Ids, Mask, Table, Vectors
 
@@ -55,10 +56,10 @@ class Sanitizer(abc.ABC):
         """What is proved of this mechanism with these parameters, for one word; None: nothing is."""
 
     @abc.abstractmethod
-    def draw(self, places: Ids, rng: np.random.Generator) -> Ids:
+    def draw(self, places: Ids, stream: Stream) -> Ids:
         """(t,) places, or UNKNOWN, to the places of their substitutes. At most BLOCK are asked for at a time."""
 
-    def due(self, ids: Ids, rng: np.random.Generator) -> Mask:
+    def due(self, ids: Ids, stream: Stream) -> Mask:
         """(t,) which of these known words are replaced; all, unless a variant spares some."""
         return np.ones(len(ids), np.bool_)
 
@@ -69,7 +70,7 @@ class Sanitizer(abc.ABC):
     def prepare(self) -> None:  # noqa: B027
         """Work out now what draws need, where that is not done word by word."""
 
-    def sanitize(self, ids: Ids, rng: np.random.Generator) -> Ids:
+    def sanitize(self, ids: Ids, stream: Stream) -> Ids:
         """(t,) row numbers of the table, or UNKNOWN, to (t,) row numbers. Special rows stay as they are.
 
         Raises UnknownWord for any other number: it would cross in the clear.
@@ -82,16 +83,16 @@ class Sanitizer(abc.ABC):
                 f"an id is outside the table of {len(self.table)} words: it would cross in the clear",
                 f"words that the table does not have are given as {UNKNOWN}",
             )
-        return self.replaced(ids.astype(np.int64), rng)[0]
+        return self.replaced(ids.astype(np.int64), stream)[0]
 
-    def replaced(self, ids: Ids, rng: np.random.Generator) -> tuple[Ids, Mask]:
+    def replaced(self, ids: Ids, stream: Stream) -> tuple[Ids, Mask]:
         """The same of ids that were checked, and (t,) which of them went through the mechanism."""
         out, drawn = ids.copy(), np.zeros(len(ids), np.bool_)
         for start in range(0, len(ids), BLOCK):
             some = ids[start : start + BLOCK]
             places = np.where(some == UNKNOWN, UNKNOWN, self.table.places[some])
-            asked = (some == UNKNOWN) | ((places >= 0) & self.due(some, rng))
-            out[start : start + BLOCK][asked] = self.table.candidates[self.draw(places[asked], rng)]
+            asked = (some == UNKNOWN) | ((places >= 0) & self.due(some, stream))
+            out[start : start + BLOCK][asked] = self.table.candidates[self.draw(places[asked], stream)]
             drawn[start : start + BLOCK] = asked
         return out, drawn
 
@@ -109,11 +110,6 @@ class Sanitizer(abc.ABC):
         return np.argsort(-counts[self.table.candidates], kind="stable")
 
 
-def pick(cumulative: NDArray[np.float64], rng: np.random.Generator) -> Ids:
-    """One draw for each row of cumulative probabilities (t, k): its column, or k beyond the last one."""
-    return (rng.random(len(cumulative))[:, None] >= cumulative).sum(1)
-
-
 @dataclass(frozen=True)
 class Spared:
     """Words that are not sensitive are replaced with probability p only. sensitive: (n,) by row of the table."""
@@ -129,6 +125,6 @@ class Spared:
             )
         require_share("p", self.p, "0.3 is the papers' choice")
 
-    def due(self, ids: Ids, rng: np.random.Generator) -> Mask:
+    def due(self, ids: Ids, stream: Stream) -> Mask:
         """UNKNOWN is decided elsewhere; a random number is drawn for every word, so that draws don't hang together."""
-        return self.sensitive[ids] | (rng.random(len(ids)) < self.p)
+        return self.sensitive[ids] | (stream.random(len(ids)) < self.p)

@@ -7,7 +7,8 @@ p(y | x) <= exp(eps |x - x'|) p(y | x'). SANTEXT+ always replaces sensitive word
 
 How it is drawn, exactly and without a row of the whole vocabulary for each word: the HEAD nearest words by their own
 probabilities; the rest, the tail, by rejection from q(y) ~ exp(-eps/2 g(y)), g(y) being y's mean distance to a sample,
-accepted with exp(-eps/2 (|x - y| - g(y) + c_x)), where c_x is the largest g(y) - |x - y| of the tail. What a word
+accepted with exp(-eps/2 (|x - y| - g(y) + c_x)), where c_x is the largest g(y) - |x - y| of the tail. The numbers come
+from a ChaCha20 stream, 52 bits each: probabilities are those of fp64, and below 2^-52 nothing is drawn. What a word
 needs (its head, the head's share of the mass, c_x) is computed once, when the word is met first.
 """
 
@@ -20,6 +21,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 from milkglass.sanitizers.neighbours import best
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
@@ -53,8 +55,8 @@ class SanText(Sanitizer):
     def guarantee(self) -> str | None:
         return f"metric local DP: {self.epsilon:g} times the distance of two words, for one word"
 
-    def draw(self, places: Ids, rng: np.random.Generator) -> Ids:
-        return self.heads.draw(places, rng)
+    def draw(self, places: Ids, stream: Stream) -> Ids:
+        return self.heads.draw(places, stream)
 
     def law(self, row: int) -> NDArray[np.float64]:
         """(n,) the probabilities of what a row of the table, or UNKNOWN, is replaced by, from the definition."""
@@ -84,8 +86,8 @@ class SanTextPlus(SanText):
     def guarantee(self) -> str | None:
         return f"{super().guarantee}, between sensitive words only; other words have none"
 
-    def due(self, ids: Ids, rng: np.random.Generator) -> Mask:
-        return self.spared.due(ids, rng)
+    def due(self, ids: Ids, stream: Stream) -> Mask:
+        return self.spared.due(ids, stream)
 
     def sensitivity(self) -> Mask | None:
         return self.spared.sensitive
@@ -110,15 +112,15 @@ class Heads:
         proposal = np.exp(-self.half * (self.usual - self.usual.min()))
         self.proposal = np.cumsum(proposal / proposal.sum())
 
-    def draw(self, places: Ids, rng: np.random.Generator) -> Ids:
+    def draw(self, places: Ids, stream: Stream) -> Ids:
         places = np.where(places == UNKNOWN, len(self.vectors), places)
         self._prepare(places)
-        level = rng.random(len(places))
+        level = stream.random(len(places))
         inside = level < self.cumulative[places, -1]
         found = np.empty(len(places), np.int64)
         column = (level[inside, None] >= self.cumulative[places[inside]]).sum(1)
         found[inside] = self.near[places[inside], column]
-        found[~inside] = self._tail(places[~inside], rng)
+        found[~inside] = self._tail(places[~inside], stream)
         return found
 
     def _at(self, places: Ids) -> Vectors:
@@ -171,37 +173,37 @@ class Heads:
         self.near[kept], self.cumulative[kept], self.slack[kept] = near[slots], cumulative[slots], slack[slots]
         self.ready[kept] = True
 
-    def _tail(self, places: Ids, rng: np.random.Generator) -> Ids:
+    def _tail(self, places: Ids, stream: Stream) -> Ids:
         """A word outside the head for each, by rejection."""
         found, waiting, tried = np.empty(len(places), np.int64), np.arange(len(places)), 0
         while len(waiting) and tried < PATIENCE:
             times = min(PATIENCE, max(1, TRIALS // len(waiting)))
-            guess, taken = self._tries(places[waiting], times, rng)
+            guess, taken = self._tries(places[waiting], times, stream)
             done, first = taken.any(1), taken.argmax(1)
             found[waiting[done]] = guess[done, first[done]]
             waiting, tried = waiting[~done], tried + times
         for start in range(0, len(waiting), ROWS):  # rejections leave no trace in the law of what is drawn at last
             some = waiting[start : start + ROWS]
-            found[some] = self._full(places[some], rng)
+            found[some] = self._full(places[some], stream)
         return found
 
-    def _tries(self, places: Ids, times: int, rng: np.random.Generator) -> tuple[Ids, Mask]:
+    def _tries(self, places: Ids, times: int, stream: Stream) -> tuple[Ids, Mask]:
         """(t, times) words from q, and which of them are accepted."""
         shape = (len(places), times)
-        guess = np.minimum(np.searchsorted(self.proposal, rng.random(shape), "right"), len(self.vectors) - 1)
+        guess = np.minimum(np.searchsorted(self.proposal, stream.random(shape), "right"), len(self.vectors) - 1)
         rows = self._at(places)
         product = np.einsum("td,tsd->ts", rows, self.vectors[guess])
         squares = self.squares[guess] + (rows * rows).sum(1)[:, None] - 2 * product
         excess = np.sqrt(np.maximum(squares, 0)) - self.usual[guess] + self.slack[places][:, None]
-        taken = rng.random(shape) < np.exp(-self.half * excess)
+        taken = stream.random(shape) < np.exp(-self.half * excess)
         row, column = np.nonzero(taken)
         taken[row, column] = ~(self.near[places[row]] == guess[row, column][:, None]).any(1)
         return guess, taken
 
-    def _full(self, places: Ids, rng: np.random.Generator) -> Ids:
+    def _full(self, places: Ids, stream: Stream) -> Ids:
         """The same from the whole tail, for at most ROWS words."""
         distance = self._distances(self._at(places)).astype(np.float64)
         np.put_along_axis(distance, self.near[places].astype(np.int64), np.inf, 1)
         weight = np.cumsum(np.exp(-self.half * (distance - distance.min(1, keepdims=True))), 1)
-        level = rng.random(len(places)) * weight[:, -1]
+        level = stream.random(len(places)) * weight[:, -1]
         return np.array([np.searchsorted(row, at, "right") for row, at in zip(weight, level, strict=True)], np.int64)

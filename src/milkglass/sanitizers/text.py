@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
+from milkglass.noise.stream import Stream
 from milkglass.sanitizers import words
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
 from milkglass.sanitizers.stopwords import STOPWORDS
@@ -105,15 +106,15 @@ class TextSanitizer:
         if bad := sum(not words.is_word(one) for one in self.allow):
             raise UsageError(f"{bad} of the allowed words are not one word each", "allow single words")
 
-    def text(self, text: str, rng: np.random.Generator) -> str:
-        return self.texts([text], rng)[0]
+    def text(self, text: str, stream: Stream) -> str:
+        return self.texts([text], stream)[0]
 
-    def texts(self, texts: Sequence[str], rng: np.random.Generator, tally: Tally | None = None) -> list[str]:
+    def texts(self, texts: Sequence[str], stream: Stream, tally: Tally | None = None) -> list[str]:
         """Each text sanitized, in order. The words of all of them are drawn together."""
-        return ["".join(after) for _, after in self.parts(texts, rng, tally)]
+        return ["".join(after) for _, after in self.parts(texts, stream, tally)]
 
     def parts(
-        self, texts: Sequence[str], rng: np.random.Generator, tally: Tally | None = None
+        self, texts: Sequence[str], stream: Stream, tally: Tally | None = None
     ) -> list[tuple[list[str], list[str]]]:
         """Each text as it was and as it is now, part for part: what stands between at even places, words at odd ones.
         So it can be told which piece of the one came of which piece of the other."""
@@ -123,7 +124,7 @@ class TextSanitizer:
         free = codes > KEPT
         drawn = np.zeros(len(codes), np.bool_)
         after = codes.copy()
-        after[free], drawn[free] = self.sanitizer.replaced(np.maximum(codes[free], UNKNOWN), rng)
+        after[free], drawn[free] = self.sanitizer.replaced(np.maximum(codes[free], UNKNOWN), stream)
         spelled, kept = self.sanitizer.table.words, self.reader.kept
         out = [spelled[one] if one >= 0 else kept[KEPT - one] for one in after.tolist()]
         if tally is not None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 Leftover = Literal["merge", "paper"]
 Noise = Callable[[int], NDArray[np.float64]]  # that many draws of Laplace(1)
 
+STEP = 2.0**-40  # noisy scores are rounded to multiples of it, whatever the cosines are
 MOST_ALIASES = 16  # tables grow by this factor, and beyond it nothing was measured
 
 
@@ -205,7 +206,7 @@ def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise
     """Algorithm 2: for each cluster of s tokens (s, s) weights, each row sums to 1.
 
     The noise is drawn cluster by cluster, s * s numbers each, whatever the order of the work: clusters of one size are
-    done together.
+    done together. Noisy scores are rounded to STEP, so that their last bits tell nothing of the cosines.
     """
     sizes = np.array([len(cluster) for cluster in clusters])
     ends = np.cumsum(sizes**2)
@@ -228,6 +229,6 @@ def _weights(table: torch.Tensor, members: Ids, epsilon: float, z: NDArray[np.fl
     unit = unit_rows(table, members.reshape(-1), torch.float64).reshape(*members.shape, -1)
     cosines = np.round((unit @ unit.transpose(1, 2)).numpy(), DECIMALS)
     scale = (cosines.max(2, keepdims=True) - cosines.min(2, keepdims=True)) / 2
-    u = epsilon * cosines / 2 + scale * z
+    u = np.round((epsilon * cosines / 2 + scale * z) / STEP) * STEP
     e = np.exp(u - u.max(2, keepdims=True))
     return (e / e.sum(2, keepdims=True)).astype(np.float32)

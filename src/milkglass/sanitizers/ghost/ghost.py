@@ -9,15 +9,13 @@ What this module does not know: files, gradients.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from milkglass.errors import EmptyText, IdOutOfRange, TooLong, UsageError
+from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 from milkglass.sanitizers.ghost import cache
 from milkglass.sanitizers.ghost.lemmas import lemmas_of
@@ -108,7 +106,7 @@ class Ghost:
         originals = [*ids]
         if self.selection.way == "nearest":
             return [Choice(nearest(one, self.candidates)) for one in originals]
-        starts = [drawn(one, self.candidates, self._generator(one)) for one in originals]
+        starts = [drawn(one, self.candidates, self._stream(one)) for one in originals]
         if self.selection.way == "random":
             return [Choice(one) for one in starts]
         if self.network is None:
@@ -152,6 +150,5 @@ class Ghost:
             fault = f"is {ids.lengths[first]} tokens long, at most {self.limit} fit"
             raise TooLong.of(first, fault, "split it into shorter texts")
 
-    def _generator(self, ids: Ids) -> np.random.Generator:
-        whole = hashlib.sha256(f"milkglass ghost {self.seed} ".encode() + ids.astype("<i8").tobytes())
-        return np.random.default_rng(int.from_bytes(whole.digest(), "big"))
+    def _stream(self, ids: Ids) -> Stream:
+        return Stream.of_seed("ghost", self.seed, ids.astype("<i8").tobytes())

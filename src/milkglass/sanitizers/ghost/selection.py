@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
+from milkglass.noise.stream import Stream
 from milkglass.sanitizers.ghost.screening import MARGIN, in_bf16, worth
 from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.states import TOKENS, Network, Prefix
@@ -69,10 +70,10 @@ class Choice:
     settled: bool = True
 
 
-def drawn(original: Ids, shadows: Shadows, rng: np.random.Generator) -> Ids:
+def drawn(original: Ids, shadows: Shadows, stream: Stream) -> Ids:
     """(t,) a shadow for each token, all of a token's alike likely (Algorithm 2, line 3)."""
     begin, end = shadows.starts[original], shadows.starts[original + 1]
-    return shadows.ids[rng.integers(begin, end)].astype(np.int64)
+    return shadows.ids[begin + stream.below(end - begin)].astype(np.int64)
 
 
 def nearest(original: Ids, shadows: Shadows) -> Ids:
