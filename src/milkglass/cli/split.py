@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from milkglass.cli.hubname import kept_name
 from milkglass.cli.options import AsJson, read_token, require_file
 from milkglass.cli.split_use import ServerFolder, audit, classify, require_folder
 from milkglass.cli.terminal import Stage, bars, duration, emit, note
@@ -43,7 +44,7 @@ def group() -> None:
 # --- train ------------------------------------------------------------------------------------------------------------
 @splits.command()
 def train(
-    model: Annotated[str, typer.Argument(help="An encoder: a folder, a hub id (owner/name), or demo:minilm.")],
+    model: Annotated[str, typer.Argument(help="An encoder: a folder, a hub id (hf:owner/name), or demo:minilm.")],
     method: Annotated[
         Literal["dp-forward", "cape", "textobfuscator", "textmixer"],
         typer.Option(help="How what is sent is disturbed.", show_default=False),
@@ -92,7 +93,7 @@ def train(
     read = making.read_data(data)
     asked_of = None if validation is None else _validation(validation, read)
     folder = resolve(model)
-    ref = str(folder.absolute()) if Path(model).expanduser().is_dir() else model
+    ref = kept_name(model, folder)
     steps = making.steps_of(defence, len(read.corpus.texts))
     base = Checkpoint.open(folder)
     making.require_readable(defence, base, read, max_length)
