@@ -88,10 +88,10 @@ def test_a_model_that_names_no_key_is_used_with_a_warning(stub: Stub, encoder: O
     assert "doesn't say" not in call("classify", "mine", "the nurse", "--key", encoder.path).stderr
 
 
-@pytest.mark.parametrize("told", [{}, {"vocab_size": "300"}, {"vocab_size": True}])
+@pytest.mark.parametrize("told", [{}, {"vocab_size": "300"}, {"vocab_size": True}, {"vocab_size": -1}])
 def test_a_description_that_cannot_be(stub: Stub, encoder: Owner, told: dict[str, Any]) -> None:
     stub.described = told
-    refused(call("classify", "mine", "the nurse", "--key", encoder.path), 6, "no proper number of vocab_size")
+    refused(call("classify", "mine", "the nurse", "--key", encoder.path), 6, "vocab_size")
     assert not sent(stub)
 
 

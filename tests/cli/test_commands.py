@@ -376,18 +376,7 @@ def test_upload_refuses_the_original_before_it_calls(stub: Stub, encoder: Owner,
     refused(call("upload", encoder.model), 2, "holds a tokenizer")
     text = tmp_path / "data.jsonl"
     text.write_text("{}")
-    refused(call("upload", text), 2, "no scrambled folder and no Parquet")
-    assert not stub.calls
-
-
-def test_upload_refuses_parquet_with_text(stub: Stub, tmp_path: Path) -> None:
-    import pyarrow as pa
-
-    for columns in ({"text": [SECRET]}, {"input_ids": [[1]], "labels": ["x"]}, {"labels": [1]}):
-        pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-        refused(call("upload", tmp_path / "a.parquet"), 2, "more than ids and labels")
-    (tmp_path / "b.parquet").write_text("zanzibar")
-    refused(call("upload", tmp_path / "b.parquet"), 2, "is not Parquet")
+    refused(call("upload", text), 2, "neither a scrambled folder nor a Parquet file")
     assert not stub.calls
 
 
@@ -605,10 +594,10 @@ def test_generate(stub: Stub, decoder: Owner) -> None:
     sent = json.loads(stub.calls[-1][2])
     assert sent["prompt"] == decoder.codec.encode_chat([{"role": "user", "content": "hello"}]).tolist()
     assert sent["stop_token_ids"] == [int(decoder.key.sigma[2])]
-    found = document(call(*run, "--raw", "--json", "--max-tokens", 7, stdin="from a pipe\n"))
+    found = document(call(*run, "--raw", "--json", "--max-tokens", 77, stdin="from a pipe\n"))
     assert found["text"] == "naïve 👩‍👩‍👧 नमस्ते"
     sent = json.loads(stub.calls[-1][2])
-    assert sent["prompt"] == decoder.codec.encode(["from a pipe"]).ids[0].tolist() and sent["max_tokens"] == 7
+    assert sent["prompt"] == decoder.codec.encode(["from a pipe"]).ids[0].tolist() and sent["max_tokens"] == 77
     refused(call(*run, "", "--chat"), 5, "prompt is empty")
     refused(call(*run, "x", "--raw", "--system", "y"), 2, "--system needs")
 
@@ -646,6 +635,7 @@ def test_a_models_control_characters_stay_off_the_terminal(monkeypatch: pytest.M
     assert terminal.shown("a\x1b[2Jb") == "a\x1b[2Jb"
     monkeypatch.setattr("sys.stdout", type("Tty", (io.StringIO,), {"isatty": lambda self: True})())
     assert terminal.shown("a\x1b[2J\tb\n\x9bç👩") == "a\ufffd[2J\tb\n\ufffdç👩"
+    assert terminal.shown("\u202eevil\u2066x\u200b") == "\ufffdevil\ufffdx\ufffd"
 
 
 def test_a_stage_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

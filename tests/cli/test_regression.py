@@ -92,7 +92,7 @@ def test_a_servers_score_is_checked(stub: Stub, encoder: Owner, score: Any) -> N
     raw = json.dumps({"data": [{"index": 0, "score": score}]}).encode()
     stub.replies["POST /classify"] = lambda h: h.answer(200, raw)
     has_model_of(stub, encoder)
-    refused(call("classify", "mine", "the nurse", "--key", encoder.path), 6, "score is no finite number")
+    refused(call("classify", "mine", "the nurse", "--key", encoder.path), 6, "score is not a finite number")
 
 
 def test_scores_are_refused_where_they_are_none(stub: Stub, encoder: Owner, scored: Path, tmp_path: Path) -> None:

@@ -11,13 +11,24 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from milkglass.cli.lines import Row, arguments, line_name, named, pairs_of, require_no_messages, row_of
-from milkglass.cli.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key, require_file, spend
-from milkglass.cli.terminal import note, shown
+from milkglass.cli.options import (
+    AsJson,
+    KeyFile,
+    ModelRef,
+    Opened,
+    PassphraseFile,
+    open_codec,
+    open_key,
+    require_file,
+    spend,
+)
+from milkglass.cli.rows import checked, labels_of, remembered, scale_of, write_rows
+from milkglass.cli.terminal import bars, emit, json_text, note, shown
 from milkglass.errors import CodecError, UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +52,14 @@ def encode(
     max_length: Annotated[int | None, typer.Option(help="Longer texts are refused.")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut longer texts instead.")] = False,
     source: In = None,
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write this file, not stdout; FILE.parquet: training rows, for `milkglass upload`."),
+    ] = None,
+    task: Annotated[
+        Literal["classification", "regression", "causal-lm"] | None,
+        typer.Option(help="Of training rows: must fit the data; `regression`: labels are numbers."),
+    ] = None,
     model: ModelRef = None,
     passphrase_file: PassphraseFile = None,
     as_json: AsJson = False,
@@ -50,7 +68,18 @@ def encode(
 
     A line {"text": ...}, {"text": ..., "text_pair": ...} or, with --chat, {"messages": [...]} is read as JSON; any
     other line is text. A conversation that ends with the user is followed by the template's call for an answer.
+
+    With --out FILE.parquet, --in is training data as `finetune` reads it; longer rows are cut to --max-length (512).
     """
+    if task is not None and not _is_table(out):
+        raise UsageError("--task is for training rows", "write them with --out FILE.parquet")
+    if out is not None and _is_table(out):
+        if source is None or text or pair or chat or truncate:
+            raise UsageError(
+                f"{out.name} would be training rows", "give --in DATA, and no text, --pair, --chat, --truncate"
+            )
+        _training_rows(open_key(key, passphrase_file), source, out, task, max_length or 512, model, as_json)
+        return
     if text and source:
         raise UsageError("texts and --in were both given", "give one of them")
     if pair and (chat or not text or len(pair) != len(text)):
@@ -102,7 +131,26 @@ def decode(
             else:
                 sink.write((decoded if out else shown(decoded)) + "\n")
         if as_json:
-            sink.write(json.dumps({"decoded": documents}, ensure_ascii=False) + "\n")
+            sink.write(json_text({"decoded": documents}) + "\n")
+
+
+# --- training rows ----------------------------------------------------------------------------------------------------
+def _is_table(out: Path | None) -> bool:
+    return out is not None and out.suffix == ".parquet"
+
+
+def _training_rows(
+    opened: Opened, source: Path, out: Path, task: str | None, max_length: int, model: str | None, as_json: bool
+) -> None:
+    codec = open_codec(opened.key, model)
+    train = checked(source, task)
+    labels, scale = labels_of(opened, train), scale_of(opened, train)
+    opened = remembered(opened, labels, scale)
+    with bars(as_json) as stage:
+        numbers = labels if scale is None else scale
+        written = write_rows(opened, codec, source, out, train, numbers, min(max_length, codec.limit), stage)
+    told = {"file": str(out), "task": train.task, "rows": written.rows, "tokens": written.tokens, "cut": written.cut}
+    emit(as_json, told, f"wrote {out}: {written.rows:,} rows, {written.tokens:,} tokens; `milkglass upload` sends it")
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------

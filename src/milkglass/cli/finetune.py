@@ -28,9 +28,8 @@ from milkglass.cli.options import (
     key_options,
     open_codec,
     open_key,
-    require_file,
-    spend,
 )
+from milkglass.cli.rows import checked, labels_of, remembered, scale_of, write_rows
 from milkglass.cli.terminal import Stage, bars, emit, note
 from milkglass.cli.watching import Fetch, comeback, finish
 from milkglass.errors import CodecError, UsageError
@@ -38,7 +37,6 @@ from milkglass.errors import CodecError, UsageError
 if TYPE_CHECKING:
     from milkglass.client.codec import Codec
     from milkglass.client.dataset import Summary
-    from milkglass.client.parquet import Written
     from milkglass.client.remote import Remote
     from milkglass.client.scores import Scale
 
@@ -123,9 +121,9 @@ def finetune(
         )
     opened = open_key(key, passphrase_file)
     codec = open_codec(opened.key, model)
-    train = _checked(data, task)
-    check = None if validation is None else _checked(validation, train.task)
-    labels, scale = _labels(opened, train), _scale(opened, train)
+    train = checked(data, task)
+    check = None if validation is None else checked(validation, train.task)
+    labels, scale = labels_of(opened, train), scale_of(opened, train)
     asked = {
         "n_epochs": epochs, "max_steps": max_steps, "batch_size": batch_size, "learning_rate": learning_rate,
         "warmup_ratio": warmup_ratio, "weight_decay": weight_decay, "method": method, "lora_rank": lora_rank,
@@ -138,10 +136,7 @@ def finetune(
     way = Way(server, token_file, certificate, allow_http)
     with way.open() as remote:
         _require_trainable(described(remote, opened, model_id), train.task)
-        if labels is not None:
-            opened = opened.remember(labels)
-        if scale is not None:
-            opened = opened.remember_scale(scale)
+        opened = remembered(opened, labels, scale)
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
             told = labels if scale is None else scale
             send = _Sender(remote, opened, codec, Path(scratch), told, hyperparameters["max_length"], stage)
@@ -150,49 +145,31 @@ def finetune(
         job = remote.create_job(model_id, training_file, hyperparameters, validation_file, suffix)
         job_id = str(job["id"])
         note(f"job: {job_id}")  # at once: whoever is cut off from here on can find it again
-        if labels is not None:
-            opened.remember(labels, job_id)
-        if scale is not None:
-            opened.remember_scale(scale, job_id)
+        remembered(opened, labels, scale, job_id)
         if detach:
             emit(as_json, {"job": job_id, "status": job.get("status")}, comeback(job_id, way))
             return
         use = "generate" if train.task == "causal-lm" else "classify"
-        finish(remote, job_id, fetch, way, as_json, (use, key_options(key, passphrase_file, model)))
+        after = (use, key_options(key, passphrase_file, model))
+        finish(remote, job_id, fetch, way, as_json, after, lambda: _largest(opened, model))
 
 
 # --- before -----------------------------------------------------------------------------------------------------------
-def _checked(data: Path, task: str | None) -> Summary:
-    """Read the whole file once, so that a broken line is told before anything is sent."""
-    from milkglass.client.dataset import require_classes, summarise
-
-    require_file(data, "give .jsonl, .csv or .tsv")
-    found = summarise(data, scores=task == "regression")
-    if task is not None and task != found.task:
-        raise CodecError(f"{data.name} is data for {found.task}, not for {task}", "see `milkglass finetune --help`")
-    if found.task == "classification" and task is None:
-        require_classes(data, found)
-    return found
-
-
 def _require_trainable(told: Mapping[str, Any], task: str) -> None:
     """What the server would say after the upload."""
     if task == "causal-lm" and told.get("kind") == "encoder":
         raise CodecError("this data is for generation, and the model is an encoder", "give rows with a label")
 
 
-def _labels(opened: Opened, train: Summary) -> dict[str, int] | None:
-    from milkglass.client.dataset import number_labels
+def _largest(opened: Opened, model: str | None) -> int:
+    """Bytes that the fine-tuned model can have at most, by what the scrambled one has."""
+    from milkglass.checkpoint import Checkpoint
+    from milkglass.client.beforehand import largest
+    from milkglass.client.making import scheme_of
+    from milkglass.models import resolve
 
-    return number_labels(train.labels, opened.key.about.get("labels")) if train.task == "classification" else None
-
-
-def _scale(opened: Opened, train: Summary) -> Scale | None:
-    """The key's own stands where it suits the data, so that a second fine-tune reads like the first."""
-    from milkglass.client.scores import Scale
-
-    known = Scale.kept(opened.key.about.get("scale"))
-    return known if known and train.scale and known.suits(train.scale) else train.scale
+    base = Checkpoint.open(resolve(model or str(opened.key.about["model"])))
+    return largest(base, scheme_of(opened.key))
 
 
 def require_hyperparameters(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,15 +202,9 @@ class _Sender:
         self._labels, self._max_length, self._stage = labels, max_length, stage
 
     def __call__(self, data: Path, summary: Summary, name: str) -> str:
-        from milkglass.client.parquet import write_parquet
-
         out = self._scratch / name
-        tell = self._stage(f"scramble {data.name}", summary.rows)
-        written: Written = write_parquet(self._codec, data, out, self._labels, self._max_length, tell)
-        if written.cut:
-            note(f"{written.cut} of {written.rows} examples of {data.name} were cut to {self._max_length} tokens")
-        spend(self._opened, written.rows, written.tokens)
-        return self._remote.upload(out, "fine-tune", self._stage)
+        write_rows(self._opened, self._codec, data, out, summary, self._labels, self._max_length, self._stage)
+        return self._remote.upload(out, self._stage)
 
 
 def register(app: typer.Typer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ from milkglass.cli.options import (
     open_key,
     spend,
 )
-from milkglass.cli.terminal import bars, note, plain, say, shown
+from milkglass.cli.terminal import bars, json_text, note, say, shown
 from milkglass.errors import CodecError, EmptyText, MilkglassError, TooLong, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from milkglass.client.remote import Remote, Sampling
 
 BATCH = 64  # texts a request
+COUNTED = 64  # tokens of an answer that a killed command may leave uncounted
 SILENT = "(the model ended at once, without a word)"
 ModelId = Annotated[str, typer.Argument(help="The model's id on the server.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of an answer.")]
@@ -113,7 +113,7 @@ def classify(
     elif not names:
         note(f"the key knows no label names of {model_id}, so its numbers are shown; see --labels-of")
     if as_json:
-        say(json.dumps({"results": results}, ensure_ascii=False))
+        say(json_text({"results": results}))
         return
     for result in results:
         if "score" in result:
@@ -136,9 +136,7 @@ def _names(opened: Opened, model_id: str, job: object, labels_of: str | None) ->
         found = {}
     else:
         jobs = ", ".join((*known, *(about.get("scales") or {}))) or "none"
-        raise UsageError(
-            f"the key knows no labels of the job {plain(labels_of)}", f"it knows those of: {jobs}; or newest"
-        )
+        raise UsageError(f"the key knows no labels of the job {labels_of}", f"it knows those of: {jobs}; or newest")
     return {number: name for name, number in found.items()}
 
 
@@ -184,7 +182,7 @@ def generate(
         _require_generator(described(remote, opened, model_id), model_id)
         answer, count = _answer(remote, opened, codec, model_id, ids, sampling, show=not as_json)
     if as_json:
-        say(json.dumps({"text": answer, "prompt_tokens": len(ids), "tokens": count}, ensure_ascii=False))
+        say(json_text({"text": answer, "prompt_tokens": len(ids), "tokens": count}))
     elif answer:
         say()
 
@@ -214,7 +212,7 @@ def _answer(
     spend(opened, 1, len(ids))
     decoder = codec.stream()
     parts: list[str] = []
-    count = 0
+    count = counted = 0
 
     def take(text: str) -> None:
         parts.append(text)
@@ -222,11 +220,16 @@ def _answer(
             sys.stdout.write(shown(text))
             sys.stdout.flush()
 
-    for fresh in remote.generate(model_id, ids, sampling):
-        count += len(fresh)
-        take(decoder.push(fresh))
-    take(decoder.flush())
-    spend(opened, 0, count)  # the answer is text under this key, too
+    try:
+        for fresh in remote.generate(model_id, ids, sampling):
+            count += len(fresh)
+            if count - counted >= COUNTED:
+                spend(opened, 0, count - counted)
+                counted = count
+            take(decoder.push(fresh))
+        take(decoder.flush())
+    finally:  # the answer is text under this key, too, and so is the part of one that is cut off
+        spend(opened, 0, count - counted)
     answer = "".join(parts)
     if not answer:
         note(SILENT)

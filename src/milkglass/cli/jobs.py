@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.cli.options import AllowHttp, AsJson, Certificate, ServerUrl, TokenFile, Way, Yes
-from milkglass.cli.terminal import confirm, emit, moment, plain, table
+from milkglass.cli.terminal import cell, confirm, emit, moment, table
 from milkglass.cli.watching import Fetch, finish, steps_of
 from milkglass.errors import UsageError
 
@@ -63,9 +63,9 @@ def job(
             remote.cancel(job_id)
             state = remote.job(job_id)
     shown = _document(state)
-    words = [("id", plain(shown["id"])), ("model", plain(shown["model"])), ("status", plain(shown["status"]))]
+    words = [("id", cell(shown["id"])), ("model", cell(shown["model"])), ("status", cell(shown["status"]))]
     words += [("steps", steps_of(shown["progress"])), ("loss", _loss(shown["progress"]))]
-    words += [("fine_tuned_model", plain(shown["fine_tuned_model"] or "")), ("error", _error(shown["error"]))]
+    words += [("fine_tuned_model", shown["fine_tuned_model"] or ""), ("error", _error(shown["error"]))]
     emit(as_json, shown, "\n".join(f"{name}: {value}" for name, value in words if value))
 
 
@@ -79,9 +79,8 @@ def _delete(remote: Remote, job_id: str, yes: bool, as_json: bool) -> None:
 
 
 def _document(job: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("id", "model", "status", "created_at", "fine_tuned_model", "error")
-    progress = job.get("progress")
-    return {**{name: job.get(name) for name in names}, "progress": progress if isinstance(progress, dict) else {}}
+    names = ("id", "model", "status", "created_at", "fine_tuned_model", "error", "progress")
+    return {name: job.get(name) for name in names}
 
 
 def _words(found: list[dict[str, Any]]) -> str:
@@ -91,17 +90,17 @@ def _words(found: list[dict[str, Any]]) -> str:
     for job in map(_document, found):
         numbers = job["progress"]
         cells = (job["id"], job["model"], job["status"], steps_of(numbers) or "-", _loss(numbers) or "-")
-        rows.append((*map(plain, cells), moment(job["created_at"]), plain(job["fine_tuned_model"] or "-")))
+        rows.append((*map(cell, cells), moment(job["created_at"]), job["fine_tuned_model"] or "-"))
     return table(rows)
 
 
 def _loss(numbers: Mapping[str, Any]) -> str:
     value = numbers.get("loss")
-    return f"{value:.4f}" if isinstance(value, int | float) else ""
+    return "" if value is None else f"{value:.4f}"
 
 
-def _error(told: object) -> str:
-    return plain(told.get("message", "")) if isinstance(told, Mapping) else plain(told or "")
+def _error(told: Mapping[str, Any] | None) -> str:
+    return "" if told is None else told.get("message") or ""
 
 
 def register(app: typer.Typer) -> None:

@@ -5,7 +5,6 @@ What this module does not know: methods, and how halves were made.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ import typer
 
 from milkglass.cli.lines import named, paired, to_classify
 from milkglass.cli.options import AllowHttp, AsJson, Certificate, ModelRef, TokenFile, read_token, require_file
-from milkglass.cli.terminal import bars, note, say
+from milkglass.cli.terminal import bars, json_text, note, say
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def classify(
         for one in shares
     ]
     if as_json:
-        say(json.dumps({"results": results}, ensure_ascii=False))
+        say(json_text({"results": results}))
         return
     for label, share in zip((one["label"] for one in results), shares.max(1).tolist(), strict=True):
         say(f"{label}\t{share:.3f}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from milkglass.client.cleaning import escaped, running_text
 from milkglass.errors import MilkglassError, UsageError
 
 Stage = Callable[[str, int], Callable[[int], None]]  # size 0: nobody can say; it is over when it is told anything
@@ -24,16 +24,19 @@ def say(text: str = "") -> None:
 
 
 def shown(text: str) -> str:
-    """Text that came from a server's model, as stdout may have it: on a terminal without control characters, which
-    could rewrite what stands there; in a pipe as it is."""
-    if not sys.stdout.isatty():
-        return text
-    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
+    """Text that a server's model wrote, as stdout may have it: on a terminal without characters that could steer it or
+    hide what stands there; in a pipe as it is."""
+    return running_text(text) if sys.stdout.isatty() else text
 
 
-def plain(value: object) -> str:
-    """A short text of a server's, as one line of a table may have it."""
-    return "".join(c for c in str(value) if c.isprintable())[:200]
+def cell(value: object) -> str:
+    """One field of a server's record in a table. Its characters were made safe when the answer was read."""
+    return "?" if value is None else str(value)
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """One line of JSON, readable where it can be: what is not printable is escaped."""
+    return escaped(json.dumps(document, ensure_ascii=False))
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -57,7 +60,7 @@ def note(text: str) -> None:
 
 def emit(as_json: bool, document: Mapping[str, Any], human: Callable[[], str] | str) -> None:
     """One JSON document, or words, on stdout."""
-    say(json.dumps(document, ensure_ascii=False) if as_json else human if isinstance(human, str) else human())
+    say(json_text(document) if as_json else human if isinstance(human, str) else human())
 
 
 def report(error: MilkglassError, as_json: bool) -> None:
@@ -69,7 +72,7 @@ def report(error: MilkglassError, as_json: bool) -> None:
             "hint": error.hint,
             "exit_code": error.exit_code,
         }
-        note(json.dumps({"error": told}, ensure_ascii=False))
+        note(json_text({"error": told}))
         return
     note(f"error: {error.message}")
     if error.hint:
@@ -142,6 +145,7 @@ def moment(seconds: object) -> str:
 
 
 def duration(seconds: float) -> str:
+    """seconds: finite."""
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"

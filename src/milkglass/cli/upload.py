@@ -1,4 +1,4 @@
-"""`milkglass upload`: hand a scrambled model, or a scrambled Parquet file, to a server."""
+"""`milkglass upload`: hand a scrambled model, or training rows that were scrambled here, to a server."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from milkglass.cli.options import AllowHttp, AsJson, Certificate, ServerUrl, TokenFile, Way, Yes
-from milkglass.cli.terminal import bars, confirm, emit, megabytes, moment, plain, table
+from milkglass.cli.terminal import bars, cell, confirm, emit, megabytes, moment, table
 from milkglass.errors import UsageError
 
 
 def upload(
-    path: Annotated[Path, typer.Argument(help="A folder that `obfuscate` wrote, or a scrambled Parquet file.")],
+    path: Annotated[
+        Path, typer.Argument(help="A folder that `obfuscate` wrote, or a Parquet file that `encode` wrote.")
+    ],
     server: ServerUrl,
     name: Annotated[str | None, typer.Option("--name", help="The model's name there  [default: a random one]")] = None,
     token_file: TokenFile = None,
@@ -23,19 +25,10 @@ def upload(
 ) -> None:
     """Upload a scrambled folder, a delta, or a Parquet file; goes on where an interrupted upload stopped.
 
-    A folder with a tokenizer, or with a config that scrambling would have changed, is refused.
+    Refused before anything is sent: a folder with a tokenizer, with a config that scrambling would have changed, or
+    with weights that are not the model's; a Parquet file without the mark that `encode` leaves beside its own.
     """
-    from milkglass.client.outgoing import require_scrambled
-
-    if path.is_dir():
-        require_scrambled(path)
-    elif not path.is_file() or path.suffix != ".parquet":
-        raise UsageError(
-            f"{path} is no scrambled folder and no Parquet file",
-            "give a folder that `milkglass obfuscate` wrote; `milkglass finetune` scrambles and uploads data by itself",
-        )
-    elif name:
-        raise UsageError("--name was given for a file", "only models have names")
+    _require_ours(path, name)
     way = Way(server, token_file, certificate, allow_http)
     with way.open() as remote, bars(as_json) as stage:
         if path.is_dir():
@@ -43,8 +36,7 @@ def upload(
             told = f"uploaded: {model}\nnext: milkglass finetune {model} DATA --key KEYFILE {way}"
             emit(as_json, {"model": model}, told)
         else:
-            _require_ids_only(path)
-            file = remote.upload(path, "fine-tune", stage)
+            file = remote.upload(path, stage)
             emit(as_json, {"file": file}, f"uploaded: {file}")
 
 
@@ -77,33 +69,29 @@ def _words(files: list[dict[str, Any]], parts: list[dict[str, Any]]) -> str:
     rows: list[tuple[str, ...]] = [("id", "for", "size", "arrived", "made")]
     for one in [*files, *parts]:
         size, have = one.get("bytes"), one.get("received")
-        part = f"{100 * have / size:.0f} %" if isinstance(have, int) and isinstance(size, int) and size else "whole"
-        named = (plain(one.get("id")), plain(one.get("purpose")), megabytes(size))
+        part = f"{100 * have / size:.0f} %" if have is not None and size else "whole"
+        named = (cell(one.get("id")), cell(one.get("purpose")), megabytes(size))
         rows.append((*named, part, moment(one.get("created_at"))))
     return table(rows)
 
 
-def _require_ids_only(path: Path) -> None:
-    """Raises UsageError for a Parquet file with any column that could hold text."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _require_ours(path: Path, name: str | None) -> None:
+    """Raises UsageError for what Milkglass did not write. Nobody has been asked for a token then."""
+    if path.is_dir():
+        from milkglass.client.outgoing import require_scrambled
 
-    try:
-        schema = pq.read_schema(path)
-    except pa.ArrowInvalid:
-        raise UsageError(f"{path.name} is not Parquet", "scramble the data with `milkglass finetune`") from None
-    allowed = {"input_ids", "attention_mask", "token_type_ids", "labels"}
-    strange = [name for name in schema.names if name not in allowed]
-    numbers = all(
-        pa.types.is_integer(one.type.value_type if pa.types.is_list(one.type) else one.type)
-        or (one.name == "labels" and pa.types.is_floating(one.type))  # of a regression
-        for one in schema
-    )
-    if strange or not numbers or "input_ids" not in schema.names or schema.metadata:
+        require_scrambled(path)
+        return
+    if not path.is_file() or path.suffix != ".parquet":
         raise UsageError(
-            f"{path.name} holds more than ids and labels, so it is not scrambled data",
-            "scramble the data with `milkglass finetune`",
+            f"{path} is neither a scrambled folder nor a Parquet file",
+            "give a folder that `milkglass obfuscate` wrote; `milkglass finetune` scrambles and uploads data itself",
         )
+    if name:
+        raise UsageError("--name was given for a file", "only models have names")
+    from milkglass.client.rows import require_marked
+
+    require_marked(path)
 
 
 def register(app: typer.Typer) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.cli.options import Way
-from milkglass.cli.terminal import LINES_APART, bars, duration, emit, note, plain, watched
+from milkglass.cli.terminal import LINES_APART, bars, duration, emit, note, watched
 
 if TYPE_CHECKING:
     from milkglass.client.remote import Remote
@@ -25,14 +25,23 @@ Show = Callable[[Mapping[str, Any]], None]
 
 
 def finish(
-    remote: Remote, job_id: str, fetch: Path | None, way: Way, as_json: bool, use: tuple[str, str] | None = None
+    remote: Remote,
+    job_id: str,
+    fetch: Path | None,
+    way: Way,
+    as_json: bool,
+    use: tuple[str, str] | None = None,
+    largest: Callable[[], int] | None = None,
 ) -> None:
-    """Watch to the end; fetch; say what the model is called. use: the command that comes next, and its options."""
+    """Watch to the end; fetch; say what the model is called.
+
+    use: the command that comes next, and its options. largest: bytes that the model can have at most, where the
+    original is known here."""
     last: dict[str, Any] = {}
     try:
         with _board(as_json) as show:
             for event in remote.follow(job_id):
-                last.update(event.get("data") or {})
+                last.update(event["data"])
                 show(event)
     except KeyboardInterrupt:
         _interrupted(remote, job_id, way)
@@ -41,7 +50,7 @@ def finish(
     tuned = str(state["fine_tuned_model"])
     if fetch is not None:
         with bars(as_json) as stage:
-            remote.fetch_model(tuned, fetch, stage)
+            remote.fetch_model(tuned, fetch, stage, None if largest is None else largest())
     metrics = {name: value for name, value in last.items() if name in NUMBERS}
     document = {
         "job": job_id,
@@ -53,7 +62,7 @@ def finish(
     }
     words = [f"fine-tuned model: {tuned}"]
     words += [f"  steps: {steps_of(last)}"] if "step" in last else []
-    words += [f"  {name}: {value:.4f}" for name, value in metrics.items() if isinstance(value, int | float)]
+    words += [f"  {name}: {value:.4f}" for name, value in metrics.items() if value is not None]
     words += [f"  fetched to {fetch}"] if fetch else []
     words += [f"next: milkglass {use[0]} {tuned} TEXT {use[1]} {way}"] if use else []
     emit(as_json, document, "\n".join(words))
@@ -66,7 +75,7 @@ def comeback(job_id: str, way: Way) -> str:
 def steps_of(numbers: Mapping[str, Any]) -> str:
     """ "7 of 30", as far as it is known."""
     step, total = numbers.get("step"), numbers.get("total_steps")
-    return "" if step is None else plain(step) if total is None else f"{plain(step)} of {plain(total)}"
+    return "" if step is None else str(step) if total is None else f"{step} of {total}"
 
 
 def _interrupted(remote: Remote, job_id: str, way: Way) -> None:
@@ -102,13 +111,13 @@ class _Lines:
         self._due = 0.0
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        numbers = event.get("data") or {}
+        numbers = event["data"]
         last = numbers.get("step") is not None and numbers.get("step") == numbers.get("total_steps")
         if "loss" in numbers:
             if not last and time.monotonic() < self._due:
                 return
             self._due = time.monotonic() + LINES_APART
-        note(plain(event.get("message", "")))
+        note(event["message"])
 
 
 @contextmanager
@@ -117,19 +126,23 @@ def _bar() -> Iterator[Show]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[told]}", markup=False),
+    )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("training", total=None, told="")
 
         def show(event: Mapping[str, Any]) -> None:
-            numbers = event.get("data") or {}
-            if "step" not in numbers:
-                console.print(plain(event.get("message", "")), markup=False, highlight=False)
+            numbers = event["data"]
+            if (step := numbers.get("step")) is None:
+                console.print(event["message"], markup=False, highlight=False)
                 return
-            told = f"loss {numbers['loss']:.4f}  " if isinstance(numbers.get("loss"), int | float) else ""
-            if isinstance(numbers.get("eta_seconds"), int | float):
-                told += f"{duration(numbers['eta_seconds'])} left"
-            total = numbers.get("total_steps")
-            progress.update(task, completed=numbers["step"], told=told, **({} if total is None else {"total": total}))
+            loss, left, total = (numbers.get(name) for name in ("loss", "eta_seconds", "total_steps"))
+            told = "" if loss is None else f"loss {loss:.4f}  "
+            told += "" if left is None else f"{duration(left)} left"
+            progress.update(task, completed=step, told=told, **({} if total is None else {"total": total}))
 
         yield show

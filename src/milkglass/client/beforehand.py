@@ -15,12 +15,14 @@ from milkglass.architectures import Architecture, of
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.making import require_delta, require_kind, reserved_ids, single_ids, tokenizer_digest
 from milkglass.client.scramble import mapped_configs
+from milkglass.client.tensornames import unknown
 from milkglass.errors import ModelError, UsageError
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.scheme import Scheme
 from milkglass.tokenizer import load_tokenizer
 
 SPARE = 16 << 20  # bytes that are left free: configs, the key
+HEAD = 256 << 20  # bytes that a task's head and configs may have
 
 
 def require_writable(path: Path) -> None:
@@ -38,6 +40,7 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
     architecture = of(base)
     require_kind(architecture, scheme)
     require_delta(scheme, delta)
+    _require_known_names(base)
     if isinstance(scheme, ObfusLM):
         _require_obfuslm(base, architecture, scheme)
     _require_tokenizer(base.folder, architecture.vocab_size)
@@ -67,11 +70,25 @@ def written(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
     return kept + tables * scheme.copies * (2 if untied else 1)
 
 
+def largest(base: Checkpoint, scheme: Scheme) -> int:
+    """More bytes than the scrambled model has after fine-tuning, which may store 16-bit weights in 32 bits."""
+    return 2 * written(base, scheme, delta=False) + HEAD
+
+
 def _require_obfuslm(base: Checkpoint, architecture: Architecture, scheme: ObfusLM) -> None:
     if scheme.plus is not None:
         architecture.residual(base)
     special = 0 if scheme.cluster_special else len(reserved_ids(base, architecture.vocab_size))
     scheme.require_candidates(architecture.vocab_size - special)
+
+
+def _require_known_names(base: Checkpoint) -> None:
+    """A folder with other tensors could not be uploaded."""
+    if odd := unknown(base.tensors):
+        raise ModelError(
+            f"{len(odd)} tensors have names that no supported model has, the first is {odd[0]!r}",
+            "save the model with save_pretrained of its own class",
+        )
 
 
 def _require_tokenizer(folder: Path, size: int) -> None:

@@ -61,7 +61,8 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Codec:
-    """One key with its model's tokenizer. `limit` is how many tokens the model can take."""
+    """One key with its model's tokenizer. `limit` is how many tokens the model can take. `key_id` is the key's
+    identifier; None for a codec that does not scramble."""
 
     tokenizer: Any = field(repr=False)
     sigma: Ids = field(repr=False)  # (n,) by original id: its scrambled id, the first where it has several
@@ -72,6 +73,7 @@ class Codec:
     choices: Choices | None = field(default=None, repr=False)
     draw: Draw = field(default=secret_draws, repr=False)
     readable: bool = True  # whether an id names a token
+    key_id: str | None = None
 
     @classmethod
     def open(cls, key: Key, folder: Path, draw: Draw = secret_draws) -> Codec:
@@ -103,7 +105,8 @@ class Codec:
                 "mark them as special in the model's tokenizer.json and make a new key",
             )
         limit = longest(folder, tokenizer)
-        return cls(tokenizer, first, key.inverse, visible, known, limit, choices, draw, not key.shares)
+        readable = not key.shares
+        return cls(tokenizer, first, key.inverse, visible, known, limit, choices, draw, readable, key.identifier)
 
     # --- text to ids --------------------------------------------------------------------------------------------------
     def encode(
@@ -222,7 +225,7 @@ class Codec:
     def plain(self) -> Codec:
         """The same tokenizer and limits with the original ids: for those who play both sides. Nothing of it is sent."""
         own = np.arange(len(self.sigma))
-        return replace(self, sigma=own.astype(np.int32), inverse=own, choices=None, readable=True)
+        return replace(self, sigma=own.astype(np.int32), inverse=own, choices=None, readable=True, key_id=None)
 
     def scrambled(self, ids: NDArray[np.int64]) -> Ids:
         """(t,) the scrambled ids of original ids (t,), drawn anew at each call where a token has several."""

@@ -1,12 +1,11 @@
 """One server over HTTP: who may be told the token, what is tried again, and what an error answer becomes.
 
-What this module does not know: the server's routes, keys, and what is sent. A server is not trusted: its messages are
-cleaned before a terminal shows them, and redirects are not followed.
+What this module does not know: the server's routes, keys, and what is sent. A server is not trusted: all of its JSON is
+read by parsing.py, every exchange has a deadline, and redirects are not followed.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import time
@@ -18,6 +17,9 @@ from typing import Any
 
 import httpx2
 
+from milkglass.client import parsing
+from milkglass.client.deadline import Sockets, Watch, watched
+from milkglass.client.events import Stream
 from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
 from milkglass.loopback import is_loopback
 
@@ -26,14 +28,14 @@ LOST = frozenset({502, 504})  # a proxy has no answer; what was asked may have b
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 MAX_ANSWER = 64 << 20  # bytes of one JSON answer
 MAX_ERROR = 64 << 10  # bytes read of an error's body
-MAX_EVENT = 4 << 20  # bytes of one server-sent event
+ANSWER_TIME = 30.0  # seconds for an answer, beyond the silence that is allowed before it begins, and
+SLOWEST = 16 << 10  # bytes a second, at which a request may be sent
 CONNECT = 10.0  # seconds
 FIRST_CONNECT = 3.0  # seconds, and
 FIRST_SILENCE = 20.0  # seconds for a first question, which is quick to answer, and
 FIRST_ATTEMPTS = 3  # tries, for a server that never answered yet: it is likelier down than restarting
 TOLD = 1.0  # seconds; of a longer wait somebody is told
 TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
-MAX_MESSAGE = 500  # characters of the server's that are shown
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Patience:
 
 
 class Connection:
-    """Raises Unreachable, Unauthorized or RemoteError. `timeout` is seconds of silence."""
+    """Raises Unreachable, Unauthorized or RemoteError. `timeout` is seconds of silence; an exchange as a whole ends
+    ANSWER_TIME later, and a request's body at SLOWEST."""
 
     def __init__(
         self,
@@ -72,6 +75,7 @@ class Connection:
         self.url = url.rstrip("/")
         self.patience = patience or Patience()
         self._answered = False
+        self._sockets = Sockets()
         local = _check_url(self.url, allow_http)
         if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
             raise UsageError("the token holds spaces or is not plain ASCII", "give it as the server printed it")
@@ -105,10 +109,14 @@ class Connection:
             arguments = {}
         if timeout is None and method == "GET" and not self._answered:
             timeout = min(FIRST_SILENCE, self._silence)
+        total = (self._silence if timeout is None else timeout) + ANSWER_TIME + len(content or b"") / SLOWEST
         for attempt in range(self.patience.attempts):
             last = attempt == self.patience.attempts - 1
             try:
-                with self._ask(method, path, headers, timeout, arguments) as answer:
+                with (
+                    self._within(total, RemoteError),
+                    self._ask(method, path, headers, timeout, arguments) as answer,
+                ):
                     status = answer.status_code
                     if last or not (status in BUSY or (again and status in LOST)):
                         return _object(answer)
@@ -123,17 +131,34 @@ class Connection:
     @contextmanager
     def stream(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
-    ) -> Iterator[httpx2.Response]:
-        """An answer whose body is read as it comes; one attempt. Errors while reading become Unreachable, too."""
+    ) -> Iterator[Stream]:
+        """An answer whose body is read as it comes; one attempt. Errors while reading become Unreachable, too, and so
+        does a deadline: that of the answer's beginning, then the reader's own."""
         arguments: dict[str, Any] = {} if body is None else {"json": body}
         try:
-            with self._ask(method, path, headers, None, arguments) as answer:
+            with (
+                self._within(self._silence + ANSWER_TIME, Unreachable) as watch,
+                self._ask(method, path, headers, None, arguments) as answer,
+            ):
                 if answer.status_code >= 300:
                     raise error_from(answer)
                 _require_plain(answer)
-                yield answer
+                yield Stream(answer, watch, self._silence)
         except httpx2.TransportError as error:
             raise self._unreachable(error) from error
+
+    @contextmanager
+    def _within(self, seconds: float, kind: type[RemoteError]) -> Iterator[Watch]:
+        """Raises `kind` where the exchange was cut, whatever became of it: half an answer may look like a whole one."""
+        with watched(self._sockets, seconds) as watch:
+            try:
+                yield watch
+            except (httpx2.TransportError, RemoteError) as error:
+                if watch.expired:
+                    raise _overdue(watch, kind) from error
+                raise
+            if watch.expired:
+                raise _overdue(watch, kind)
 
     @contextmanager
     def _ask(
@@ -146,7 +171,10 @@ class Connection:
     ) -> Iterator[httpx2.Response]:
         connect = CONNECT if self._answered else FIRST_CONNECT
         patience = httpx2.Timeout(self._silence if timeout is None else timeout, connect=connect)
-        with self._client.stream(method, path, headers=headers, timeout=patience, **arguments) as answer:
+        watching = {"trace": self._sockets.trace}
+        with self._client.stream(
+            method, path, headers=headers, timeout=patience, extensions=watching, **arguments
+        ) as answer:
             self._answered = True
             yield answer
 
@@ -165,38 +193,11 @@ class Connection:
         return Unreachable(f"{self.url} does not answer ({type(error).__name__})", hint)
 
 
-def server_events(answer: httpx2.Response) -> Iterator[tuple[str | None, str, str]]:
-    """(id, event, data) of each server-sent event."""
-    number: str | None = None
-    kind, data, size = "message", list[str](), 0
-    for line in _lines(answer):
-        size = size + len(line) if line else 0
-        if size > MAX_EVENT:
-            raise RemoteError(f"an event of the answer has more than {MAX_EVENT} bytes", "is this a milkglass server?")
-        if not line:
-            if data:
-                yield number, kind, "\n".join(data)
-            kind, data = "message", []
-            continue
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "data":
-            data.append(value)
-        elif name == "event":
-            kind = value
-        elif name == "id":
-            number = value
-
-
-def _lines(answer: httpx2.Response) -> Iterator[str]:
-    rest = b""
-    for chunk in answer.iter_raw():
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from (line.removesuffix(b"\r").decode("utf-8", "replace") for line in whole)
-        if len(rest) > MAX_EVENT:
-            raise RemoteError(f"a line of the answer has more than {MAX_EVENT} bytes", "is this a milkglass server?")
-    if rest:
-        yield rest.decode("utf-8", "replace")
+def _overdue(watch: Watch, kind: type[RemoteError]) -> RemoteError:
+    return kind(
+        f"the answer was cut off: what was waited for did not come within {watch.seconds:.0f} s",
+        "try again; if it goes on like this, don't trust the server",
+    )
 
 
 def _require_plain(answer: httpx2.Response) -> None:
@@ -216,11 +217,7 @@ def _read(answer: httpx2.Response, limit: int) -> bytes:
 
 def error_from(answer: httpx2.Response) -> RemoteError:
     """The server's own message and hint, as one of our errors; reads the body. `status` is the HTTP status."""
-    try:
-        told = json.loads(_read(answer, MAX_ERROR)).get("error", {})
-        message, hint = _clean(told.get("message")), _clean(told.get("hint"))
-    except (ValueError, AttributeError, RecursionError):
-        message, hint = "", ""
+    message, hint = _told(_read(answer, MAX_ERROR))
     kind = Unauthorized if answer.status_code in (401, 403) else RemoteError
     if kind is Unauthorized:  # the server's own hint is for those who speak HTTP
         hint = f"give the server's token with --token-file FILE or MILKGLASS_TOKEN; {TOKEN_PLACE}"
@@ -229,10 +226,14 @@ def error_from(answer: httpx2.Response) -> RemoteError:
     return error
 
 
-def _clean(text: Any) -> str:
-    """Text from the server without control characters, which could rewrite a terminal."""
-    plain = "".join(c if c.isprintable() else " " for c in text) if isinstance(text, str) else ""
-    return plain[:MAX_MESSAGE]
+def _told(body: bytes) -> tuple[str, str]:
+    """Message and hint of an error's body; "" for what it does not say. It may be a proxy's page."""
+    try:
+        told = parsing.document(body).get("error")
+    except RemoteError:
+        told = None
+    message, hint = (told.get("message"), told.get("hint")) if isinstance(told, dict) else (None, None)
+    return (message if isinstance(message, str) else "", hint if isinstance(hint, str) else "")
 
 
 def _object(answer: httpx2.Response) -> dict[str, Any]:
@@ -242,13 +243,7 @@ def _object(answer: httpx2.Response) -> dict[str, Any]:
     body = _read(answer, MAX_ANSWER)
     if len(body) > MAX_ANSWER:
         raise RemoteError(f"the answer has more than {MAX_ANSWER} bytes", "ask for less at a time")
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise RemoteError("the answer is not a JSON object", "is this a milkglass server?")
-    return value
+    return parsing.document(body)
 
 
 def _check_url(url: str, allow_http: bool) -> bool:

@@ -1,4 +1,4 @@
-"""What may leave this machine: a look at a folder and at names before anything is sent.
+"""What may leave this machine of a model's folder: every file and every name is looked at before anything is sent.
 
 What this module does not know: whether the tables are in fact scrambled. `milkglass verify` can tell, with the key.
 """
@@ -8,27 +8,69 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
+from milkglass.client import tensornames
 from milkglass.client.folder import MARKER, TOKENIZER
 from milkglass.client.specials import LABELS, NAMES, WORD, tells
 from milkglass.errors import ModelNotFound, UsageError
+from milkglass.tensorheader import has_notes, read_header
 
 INDEX, DELTA_CONFIG = "model.safetensors.index.json", "delta.json"
+DELTA_WEIGHTS, DELTA_FORMAT = "delta.safetensors", "milkglass-delta/1"
 CONFIGS = ("config.json", "generation_config.json")
 COUNTED = ("total_size", "total_parameters")  # in an index: bytes, and what transformers writes beside them
 TENSOR, SHARD = re.compile(r"[A-Za-z0-9_.-]{1,256}"), re.compile(r"[A-Za-z0-9_.-]{1,128}\.safetensors")
 NUMBERED = re.compile(r"LABEL_[0-9]{1,5}")
 ORIGINS = "upload a folder that `milkglass obfuscate` or `--fetch` wrote, never the original"
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+USUAL_SHARD = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@final
+@dataclass(frozen=True)
+class Outgoing:
+    """All that leaves of one folder.
+
+    Attributes:
+    folder: the scrambled model's, or the delta's
+    weights: the files that are sent, by the name that the server is told; an unusual name stays here
+    """
+
+    folder: Path
+    weights: Mapping[str, Path]
+
+    @classmethod
+    def of(cls, folder: Path) -> Outgoing:
+        """Raises UsageError for a folder that may not leave."""
+        files = require_scrambled(folder)
+        if (folder / INDEX).is_file() and not all(USUAL_SHARD.fullmatch(file.name) for file in files):
+            return cls(folder, {f"model-{n:05}-of-{len(files):05}.safetensors": f for n, f in enumerate(files, 1)})
+        return cls(folder, {file.name: file for file in files})
+
+    def documents(self) -> dict[str, dict[str, Any] | None]:
+        """config, generation_config, index and delta, as the server is told them."""
+        index = json_file(self.folder / INDEX) if not (self.folder / DELTA_CONFIG).is_file() else None
+        if index is not None:
+            sent = {file.name: name for name, file in self.weights.items()}
+            index["weight_map"] = {tensor: sent[file] for tensor, file in index["weight_map"].items()}
+        return {
+            "config": json_file(self.folder / "config.json"),
+            "generation_config": json_file(self.folder / "generation_config.json"),
+            "index": index,
+            "delta": json_file(self.folder / DELTA_CONFIG),
+        }
 
 
 def require_scrambled(folder: Path) -> list[Path]:
-    """The weight files of a folder that may leave this machine. Raises UsageError for one that may not.
+    """The weight files of a folder that may leave this machine, by name. Raises UsageError for one that may not, and
+    CorruptCheckpoint for weights that are not sound safetensors.
 
-    It sees a tokenizer and the names that scrambling removes; whether the tables are in fact scrambled, only
-    `milkglass verify` can tell, with the key.
+    It sees a tokenizer, the names that scrambling removes, files that do not belong to the model, and notes and names
+    in the weights' headers; whether the tables are in fact scrambled, only `milkglass verify` can tell, with the key.
     """
     if not (folder / "config.json").is_file():
         raise ModelNotFound(f"{folder} has no config.json", "give the folder that `milkglass obfuscate` wrote")
@@ -37,22 +79,72 @@ def require_scrambled(folder: Path) -> list[Path]:
         raise UsageError(
             f"{folder.name} holds a tokenizer ({strays[0]}): the server could read every id with it", ORIGINS
         )
-    for file in (*CONFIGS, INDEX):
+    for file in (*CONFIGS, INDEX, DELTA_CONFIG):
         content = json_file(folder / file)
         if content is not None and (name := next(_telling(file, content), None)):
             shown = name if WORD.fullmatch(name) else "notes"
             raise UsageError(f"{file} of {folder.name} holds {shown}, which no scrambled model has", ORIGINS)
     if not (folder / MARKER).is_file():
         raise UsageError(f"{folder.name} has no {MARKER}, so nothing says that it was scrambled", ORIGINS)
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        raise ModelNotFound(f"{folder} holds no safetensors file", "give the folder that `milkglass obfuscate` wrote")
-    return weights
+    places = _places(folder)
+    if not places:
+        raise ModelNotFound(f"{INDEX} of {folder.name} names no weights", ORIGINS)
+    if missing := sorted(name for name in places if not (folder / name).is_file()):
+        raise ModelNotFound(f"{folder} lacks {missing[0]}", "give the folder that `milkglass obfuscate` wrote")
+    if others := sorted(p.name for p in folder.glob("*.safetensors") if p.name not in places):
+        raise UsageError(
+            f"{folder.name} holds {others[0]}, which is not a file of this model",
+            "nothing was sent; move it away, or make the folder again with `milkglass obfuscate`",
+        )
+    for name, tensors in places.items():
+        _require_plain_weights(folder / name, tensors)
+    return [folder / name for name in sorted(places)]
+
+
+def _places(folder: Path) -> dict[str, set[str] | None]:
+    """The files of weights that the folder's own JSON names, and the tensors that each has to hold; None: not said."""
+    if (folder / DELTA_CONFIG).is_file():
+        return {DELTA_WEIGHTS: None}
+    index = json_file(folder / INDEX)
+    if index is None:
+        return {"model.safetensors": None}
+    places: dict[str, set[str] | None] = {}
+    for tensor, file in index["weight_map"].items():
+        held = places.setdefault(file, set())
+        assert held is not None
+        held.add(tensor)
+    return places
+
+
+def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
+    """That the header of one file holds tensors of the model, and nothing else. No tensor is read."""
+    found = read_header(file)
+    hint = "nothing was sent; make the folder again with `milkglass obfuscate`"
+    if has_notes(file):
+        raise UsageError(f"{file.name} holds metadata, which could say anything", hint)
+    if odd := tensornames.unknown(found):
+        raise UsageError(
+            f"{file.name} holds {len(odd)} tensors of names that no supported model has, the first is {odd[0]!r}", hint
+        )
+    if tensors is not None and set(found) != tensors:
+        wrong = min(set(found) ^ tensors)
+        raise UsageError(f"{file.name} and {INDEX} disagree about the tensor {wrong!r}", hint)
 
 
 def _telling(file: str, content: Mapping[str, Any]) -> Iterator[str]:
     """The entries of a folder's JSON file that scrambling would have taken out or numbered, nested ones too."""
-    yield from _index_telling(content) if file == INDEX else _config_telling(content)
+    if file == DELTA_CONFIG:
+        yield from _delta_telling(content)
+    else:
+        yield from _index_telling(content) if file == INDEX else _config_telling(content)
+
+
+def _delta_telling(delta: Mapping[str, Any]) -> Iterator[str]:
+    yield from (name for name in delta if name not in ("format", "base"))
+    if delta.get("format") != DELTA_FORMAT:
+        yield "format"
+    if not DIGEST.fullmatch(str(delta.get("base"))):
+        yield "base"
 
 
 def _config_telling(config: Mapping[str, Any]) -> Iterator[str]:
@@ -96,8 +188,12 @@ def json_file(path: Path) -> dict[str, Any] | None:
     return value
 
 
+def is_plain(name: str) -> bool:
+    return PLAIN_NAME.fullmatch(name) is not None and ".." not in name
+
+
 def plain_name(name: str) -> str:
     """An id that can stand in a URL's path."""
-    if not PLAIN_NAME.fullmatch(name) or ".." in name:
+    if not is_plain(name):
         raise UsageError("an id has other characters than A-Z a-z 0-9 . _ -", "give it as the server printed it")
     return name

@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec import Codec, Labelled
 from milkglass.client.dataset import Example, place, read_examples
+from milkglass.client.rows import List8, List32, mark
 from milkglass.client.scores import Scale
 from milkglass.errors import CodecError, UsageError
 
 BATCH = 1000  # rows tokenised and written at a time
-
-List32, List8 = pa.list_(pa.int32()), pa.list_(pa.int8())
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,8 @@ def write_parquet(
     """Scramble `source` into `out`: input_ids, attention_mask, token_type_ids where the model has them, and labels:
     their numbers, or given a Scale, for a regression, the scores (float32) as it sends them.
 
-    Too long rows are cut to `max_length` tokens and counted. `out` appears under its name only when it is complete.
+    Too long rows are cut to `max_length` tokens and counted. `out` appears under its name only when it is complete;
+    then rows.py marks it as scrambled, unless the codec does not scramble.
     """
     partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
     counts: list[Written] = []
@@ -65,6 +65,8 @@ def write_parquet(
             file.flush()
             os.fsync(file.fileno())
         partial.replace(out)
+        if codec.key_id is not None:
+            mark(out, codec.key_id)
     finally:
         partial.unlink(missing_ok=True)
     return Written(

@@ -6,12 +6,7 @@ tokenizers. It refuses to send a model folder in which it sees a tokenizer or th
 
 from __future__ import annotations
 
-import contextlib
-import glob
-import hashlib
-import json
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,31 +16,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.answers import (
-    Classified,
-    check_fetched,
-    classified,
-    delta,
-    event,
-    in_order,
-    promised,
-    rows,
-    token_ids,
-    told_id,
-)
-from milkglass.client.connection import Connection, Patience, server_events
-from milkglass.client.folder import MARKED, MARKER
-from milkglass.client.outgoing import DELTA_CONFIG, INDEX, PLAIN_NAME, json_file, plain_name, require_scrambled
-from milkglass.client.transfer import file_sha256, receive, require_sum, send
-from milkglass.errors import JobFailed, ModelError, RemoteError, Unreachable, UsageError
+from milkglass.client import records
+from milkglass.client.answers import Classified, classified, delta, in_order, token_ids, told_id
+from milkglass.client.connection import Connection, Patience
+from milkglass.client.events import server_events
+from milkglass.client.fetching import Stage, fetch
+from milkglass.client.outgoing import Outgoing, is_plain, plain_name
+from milkglass.client.transfer import file_sha256, send
+from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
 
-# A stage's name and size in bytes, 0 where nobody can say; told what was just done (of such a one: that it is over).
-Stage = Callable[[str, int], Callable[[int], None]]
 Ids = Sequence[int] | NDArray[Any]
 
 MODELS, JOBS = "/v1/models", "/v1/fine_tuning/jobs"
 ASSEMBLY = 1800.0  # seconds that a server may take to put a delta and its base together
 FINISHED = ("succeeded", "failed", "cancelled")
+JOB_QUIET = 24 * 3600.0  # seconds that a job may tell nothing: it may wait for others
+EMPTY_EVENTS = 1000  # events of a completion without a token, in all
 
 
 def no_stage(name: str, total: int) -> Callable[[int], None]:
@@ -92,47 +78,47 @@ class Remote:
         self.connection.close()
 
     # --- files and models ---------------------------------------------------------------------------------------------
-    def upload(
-        self, path: Path, purpose: str = "fine-tune", progress: Stage = no_stage, name: str = "data.parquet"
-    ) -> str:
-        """Send a file, or what is missing of it; returns its id. purpose: "fine-tune" (Parquet) or "model".
+    def upload(self, path: Path, progress: Stage = no_stage) -> str:
+        """Send training rows that `write_parquet` wrote, or what is missing of them; returns the file's id.
 
-        The server is told `name`; the file's own name, which may say what it is about, stays here."""
-        if not path.is_file():
-            raise UsageError(f"there is no file {path}", "give a scrambled Parquet file or model folder")
-        size = path.stat().st_size
-        digest = file_sha256(path, progress(f"check {path.name}", size))
-        return send(self.connection, path, digest, purpose, name, progress(f"upload {path.name}", size))
+        What is sent is written anew: the columns of the format and nothing else. The file's own name, which may say
+        what it is about, stays here. Raises UsageError for a file without its mark."""
+        from milkglass.client.rows import rewritten
+
+        with rewritten(path) as copy:
+            return self._send(copy, "fine-tune", "data.parquet", path.name, progress)
 
     def upload_model(self, folder: Path, name: str | None = None, progress: Stage = no_stage) -> str:
         """Send a scrambled folder, or a delta folder, and register it; returns the model's id on the server.
 
-        name: that id; by default a random one, because the folder's own name stays here."""
+        name: that id; by default a random one, because the folder's own name stays here. All that is to be sent is
+        looked at before the first byte of it leaves."""
         name = name or f"model-{secrets.token_hex(4)}"
-        if not PLAIN_NAME.fullmatch(name) or ".." in name:
+        if not is_plain(name):
             raise UsageError("the model's name has other characters than A-Z a-z 0-9 . _ -", "give one with --name")
-        weights = require_scrambled(folder)
-        config = json_file(folder / "config.json")
-        files = [{"name": p.name, "file_id": self.upload(p, "model", progress, p.name)} for p in weights]
-        body = {
-            "id": name,
-            "config": config,
-            "generation_config": json_file(folder / "generation_config.json"),
-            "index": json_file(folder / INDEX),
-            "delta": json_file(folder / DELTA_CONFIG),
-            "files": files,
-        }
+        outgoing = Outgoing.of(folder)
+        files = [
+            {"name": sent, "file_id": self._send(path, "model", sent, path.name, progress)}
+            for sent, path in outgoing.weights.items()
+        ]
         over = progress("the server puts the model together", 0)
+        body = {"id": name, **outgoing.documents(), "files": files}
         # Again where the answer was lost: the server answers alike for the same name, weights and configs.
         made = told_id(self.connection.json("POST", "/v1/models", body, again=True, timeout=ASSEMBLY))
         over(1)
         return made
 
+    def _send(self, path: Path, purpose: str, name: str, shown: str, progress: Stage) -> str:
+        """name: what the server is told. shown: what the person watching is told."""
+        size = path.stat().st_size
+        digest = file_sha256(path, progress(f"check {shown}", size))
+        return send(self.connection, path, digest, purpose, name, progress(f"upload {shown}", size))
+
     def models(self) -> list[dict[str, Any]]:
-        return rows(self.connection.json("GET", "/v1/models"))
+        return records.MODEL.rows(self.connection.json("GET", "/v1/models"))
 
     def model(self, model: str) -> dict[str, Any]:
-        return self.connection.json("GET", f"/v1/models/{plain_name(model)}")
+        return records.MODEL.read(self.connection.json("GET", f"/v1/models/{plain_name(model)}"))
 
     def require(self, route: str, name: str) -> None:
         """Raises RemoteError for what is not there. A record that the server cannot read is: it may be deleted."""
@@ -151,11 +137,11 @@ class Remote:
 
     def files(self) -> list[dict[str, Any]]:
         """Complete uploads: weights and training data."""
-        return rows(self.connection.json("GET", "/v1/files"))
+        return records.FILE.rows(self.connection.json("GET", "/v1/files"))
 
     def uploads(self) -> list[dict[str, Any]]:
         """Those that were never completed."""
-        return rows(self.connection.json("GET", "/v1/uploads"))
+        return records.UPLOAD.rows(self.connection.json("GET", "/v1/uploads"))
 
     def delete_upload(self, upload: str) -> None:
         """A file, or an upload that was never completed."""
@@ -166,38 +152,13 @@ class Remote:
         """Raises RemoteError with the status 404 or 409 for what is not there, or still needed."""
         self.connection.json("DELETE", route)
 
-    def fetch_model(self, model: str, out: Path, progress: Stage = no_stage) -> Path:
+    def fetch_model(self, model: str, out: Path, progress: Stage = no_stage, largest: int | None = None) -> Path:
         """Download a model's folder to `out`, which must not exist; goes on where a killed run of the same model
-        stopped. It is marked as scrambled, for the server has nothing else, and may be uploaded again."""
-        if out.exists():
-            raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
-        route = f"/v1/models/{plain_name(model)}/files"
-        files = [promised(entry) for entry in rows(self.connection.json("GET", route))]
-        if not any(name == "config.json" for name, _, _ in files):
-            raise RemoteError("the server's list of the model's files lacks config.json", "try again later")
-        bound = hashlib.sha256(json.dumps([self.connection.url, model, sorted(files, key=repr)]).encode())
-        staging = out.with_name(f".{out.name}.{bound.hexdigest()[:16]}.fetching")  # nothing of another model gets in
-        staging.mkdir(parents=True, exist_ok=True)
-        for stray in {path.name for path in staging.iterdir()} - {name for name, _, _ in files}:
-            (staging / stray).unlink()
-        for name, size, digest in files:
-            tell = progress(f"fetch {name}", size)
-            with contextlib.suppress(FileNotFoundError):
-                tell(min(size, (staging / name).stat().st_size))
-            receive(self.connection, f"{route}/{name}", staging / name, size, tell)
-            if digest:
-                require_sum(staging / name, digest, progress(f"check {name}", size))
-        try:
-            check_fetched(staging)
-        except ModelError:
-            shutil.rmtree(staging)  # whole, and no model: there is nothing to go on from
-            raise
-        (staging / MARKER).write_text(json.dumps(MARKED) + "\n", "utf-8")
-        staging.rename(out)
-        others = f".{glob.escape(out.name)}.{'[0-9a-f]' * 16}.fetching"  # begun for this place, of no use now
-        for abandoned in out.parent.glob(others):
-            shutil.rmtree(abandoned, ignore_errors=True)
-        return out
+        stopped. It is marked as scrambled, for the server has nothing else, and may be uploaded again.
+
+        largest: bytes that the model can have at most; more is refused. Raises UsageError where the disk has too little
+        room, before anything is written."""
+        return fetch(self.connection, f"/v1/models/{plain_name(model)}/files", model, out, progress, largest)
 
     # --- fine-tuning --------------------------------------------------------------------------------------------------
     def create_job(
@@ -217,23 +178,24 @@ class Remote:
             body["validation_file"] = validation_file
         if suffix:
             body["suffix"] = suffix
-        made = self.connection.json("POST", "/v1/fine_tuning/jobs", body)
+        made = records.job(self.connection.json("POST", "/v1/fine_tuning/jobs", body))
         told_id(made)
         return made
 
     def job(self, job: str) -> dict[str, Any]:
-        return self.connection.json("GET", f"/v1/fine_tuning/jobs/{plain_name(job)}")
+        return records.job(self.connection.json("GET", f"/v1/fine_tuning/jobs/{plain_name(job)}"))
 
     def jobs(self) -> list[dict[str, Any]]:
         """The newest first."""
-        return rows(self.connection.json("GET", "/v1/fine_tuning/jobs"))
+        return [records.job(one) for one in records.rows(self.connection.json("GET", "/v1/fine_tuning/jobs"))]
 
     def cancel(self, job: str) -> dict[str, Any]:
-        return self.connection.json("POST", f"/v1/fine_tuning/jobs/{plain_name(job)}/cancel", again=True)
+        route = f"/v1/fine_tuning/jobs/{plain_name(job)}/cancel"
+        return records.job(self.connection.json("POST", route, again=True))
 
     def follow(self, job: str, patience: float = 600.0) -> Iterator[dict[str, Any]]:
         """The job's events, past ones first, until it ends. A server that restarts is waited for, `patience` seconds
-        of silence at most; no event comes twice."""
+        of silence at most; no event comes twice. A job that tells nothing for JOB_QUIET seconds raises Unreachable."""
         last: str | None = None
         heard, attempt = time.monotonic(), 0
         while True:
@@ -258,18 +220,16 @@ class Remote:
         """One connection's worth of (id, kind, event)."""
         route = f"/v1/fine_tuning/jobs/{plain_name(job)}/events?stream=true"
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last is not None else {})}
-        with self.connection.stream("GET", route, headers=headers) as answer:
-            for number, kind, data in server_events(answer):
-                yield number, kind, {} if kind == "done" else event(data)
+        with self.connection.stream("GET", route, headers=headers) as stream:
+            for number, kind, data in server_events(stream, JOB_QUIET):
+                yield number, kind, {} if kind == "done" else records.event(data)
 
     def result(self, job: str) -> dict[str, Any]:
         """The finished job, with `fine_tuned_model`. Raises JobFailed when it did not succeed."""
         state = self.job(job)
         if state.get("status") != "succeeded":
-            told = state.get("error")
-            reason = told.get("message") if isinstance(told, dict) else told
-            plain = "".join(c for c in str(reason or "no reason given") if c.isprintable())[:500]
-            raise JobFailed(f"the job {job} is {state.get('status')}: {plain}", "its events say more")
+            reason = (state["error"] or {}).get("message") or "no reason given"
+            raise JobFailed(f"the job {job} is {state.get('status')}: {reason}", "its events say more")
         told_id(state, "fine_tuned_model")
         return state
 
@@ -281,36 +241,46 @@ class Remote:
         body: dict[str, Any] = {"model": plain_name(model), "input": [_list(ids) for ids in batch]}
         if token_type_ids is not None:
             body["token_type_ids"] = [_list(ids) for ids in token_type_ids]
-        found = rows(self.connection.json("POST", "/classify", body, again=True))
+        found = records.rows(self.connection.json("POST", "/classify", body, again=True))
         return [classified(row) for row in in_order(found, len(batch))]
 
     def generate(self, model: str, ids: Ids, sampling: Sampling | None = None) -> Iterator[list[int]]:
-        """Scrambled ids as they are made. An answer that breaks off raises Unreachable: it cannot be continued."""
+        """Scrambled ids as they are made, `sampling.max_tokens` at most: then the connection is closed, whatever the
+        server goes on to send. An answer that breaks off raises Unreachable: it cannot be continued."""
+        sampling = sampling or Sampling()
         body = {
             "model": plain_name(model),
             "prompt": _list(ids),
             "stream": True,
             "return_token_ids": True,
-            **(sampling or Sampling()).body(),
+            **sampling.body(),
         }
-        with self.connection.stream("POST", "/v1/completions", body) as answer:
-            for _, _, data in server_events(answer):
+        left, empty = sampling.max_tokens, 0
+        with self.connection.stream("POST", "/v1/completions", body) as stream:
+            for _, _, data in server_events(stream):
                 if data.strip() == "[DONE]":
                     return
-                if fresh := delta(data):
+                fresh = delta(data)[:left]
+                if fresh:
                     yield fresh
+                left, empty = left - len(fresh), empty + (not fresh)
+                if left <= 0:
+                    return
+                if empty > EMPTY_EVENTS:
+                    raise RemoteError(f"the answer has more than {EMPTY_EVENTS} events without a token", "try again")
         raise Unreachable("the answer broke off before its end", "try again")
 
     def complete(self, model: str, batch: Sequence[Ids], sampling: Sampling | None = None) -> list[list[int]]:
         """Whole continuations of several prompts at once, in order."""
+        sampling = sampling or Sampling()
         body = {
             "model": plain_name(model),
             "prompt": [_list(ids) for ids in batch],
             "return_token_ids": True,
-            **(sampling or Sampling()).body(),
+            **sampling.body(),
         }
-        found = rows(self.connection.json("POST", "/v1/completions", body, again=True), "choices")
-        return [token_ids(choice) for choice in in_order(found, len(batch))]
+        found = records.rows(self.connection.json("POST", "/v1/completions", body, again=True), "choices")
+        return [token_ids(choice)[: sampling.max_tokens] for choice in in_order(found, len(batch))]
 
 
 def _list(ids: Ids) -> list[int]:

@@ -17,12 +17,14 @@ from typing import Any
 
 from milkglass.client.answers import told_id, told_number
 from milkglass.client.connection import Connection
+from milkglass.client.records import FILE
 from milkglass.errors import RemoteError, Unreachable
 from milkglass.models import cache_folder
 
 CHUNK = 8 << 20  # bytes, unless the server asks for less
 Tell = Callable[[int], None]  # told how many bytes were just done
 GONE = (404, 409, 410)
+STEADY, STEADILY = 64 << 10, 120.0  # bytes of a download that have to come within so many seconds
 
 
 def quiet(done: int) -> None:
@@ -86,9 +88,8 @@ def _complete(connection: Connection, route: str, digest: str, purpose: str) -> 
 
 def _file_there(connection: Connection, digest: str, purpose: str) -> str | None:
     """The server's id of a file with this content, if it has one."""
-    files = connection.json("GET", "/v1/files").get("data")
-    for file in files if isinstance(files, list) else ():
-        if isinstance(file, dict) and file.get("sha256") == digest and file.get("purpose") == purpose:
+    for file in FILE.rows(connection.json("GET", "/v1/files")):
+        if file.get("sha256") == digest and file.get("purpose") == purpose:
             return told_id(file)
     return None
 
@@ -125,7 +126,8 @@ def _send_chunks(
 
 
 def receive(connection: Connection, route: str, target: Path, size: int, tell: Tell = quiet) -> None:
-    """Download to `target`, going on from what is there. Raises RemoteError when it is longer than promised."""
+    """Download to `target`, going on from what is there. Never writes more than `size` bytes; raises RemoteError when
+    more are sent, and Unreachable when they come slower than STEADY bytes in STEADILY seconds."""
     for attempt in range(connection.patience.attempts):
         have = target.stat().st_size if target.exists() else 0
         if have > size:
@@ -156,18 +158,23 @@ def require_sum(target: Path, sha256: str, tell: Tell = quiet) -> None:
 
 def _receive_rest(connection: Connection, route: str, target: Path, have: int, size: int, tell: Tell) -> None:
     headers = {"Range": f"bytes={have}-"} if have else {}
-    with connection.stream("GET", route, headers=headers) as answer:
-        if have and answer.status_code != 206:  # it sends everything anew
+    with connection.stream("GET", route, headers=headers) as stream:
+        if have and stream.answer.status_code != 206:  # it sends everything anew
             target.unlink()
             tell(-have)
             have = 0
+        stream.watch.extend(STEADILY)
+        due = have + STEADY
         with target.open("ab") as file:
-            for chunk in answer.iter_raw():  # as they come: nothing waits in memory when it breaks off
+            for chunk in stream.answer.iter_raw():  # as they come: nothing waits in memory when it breaks off
                 have += len(chunk)
                 if have > size:
                     raise RemoteError(f"the server sends more than the {size} bytes of {target.name}")
                 file.write(chunk)
                 tell(len(chunk))
+                if have >= due:
+                    stream.watch.extend(STEADILY)
+                    due = have + STEADY
 
 
 # --- the note of an unfinished upload ---------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Half:
             parquet, written = self.owner.write(data, labels, chosen["max_length"])
             self.sizes["private training texts, not uploaded"] = data.stat().st_size
             self.sizes["scrambled training data, uploaded"] = parquet.stat().st_size
-            file = remote.upload(parquet, "fine-tune", self.journal.stage)
+            file = remote.upload(parquet, self.journal.stage)
             job = str(remote.create_job(model, file, chosen, suffix="demo")["id"])
             self.losses = self.journal.follow(remote.follow(job))
             tuned = str(remote.result(job)["fine_tuned_model"])
