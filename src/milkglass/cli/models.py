@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.cli.options import AllowHttp, AsJson, Certificate, PassphraseFile, TokenFile, Way, Yes, open_key
-from milkglass.cli.terminal import confirm, emit, megabytes, moment, plain, table
+from milkglass.cli.terminal import cell, confirm, emit, megabytes, moment, table
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ KEYS = {True: "this key", False: "another key", None: "not said"}
 
 def models(
     ref: Annotated[
-        str | None, typer.Argument(help="Look at this one: a folder, a hub id (owner/name), demo:minilm, demo:smollm2.")
+        str | None,
+        typer.Argument(help="Look at this one: a folder, a hub id (hf:owner/name), demo:minilm, demo:smollm2."),
     ] = None,
     server: Annotated[
         str | None,
@@ -72,8 +73,8 @@ def _server_words(found: list[dict[str, Any]]) -> str:
     rows: list[tuple[str, ...]] = [("model", "kind", "size", "made", "fine-tuned from", "scrambled with")]
     for model in found:
         made = KEYS[model["key_fits"]] if "key_fits" in model else (model["key_id"] or KEYS[None])
-        cells = (plain(model["id"]), plain(model["kind"]), megabytes(model["bytes"]), moment(model["created"]))
-        rows.append((*cells, plain(model["parent"] or "-"), plain(made)))
+        cells = (cell(model["id"]), cell(model["kind"]), megabytes(model["bytes"]), moment(model["created"]))
+        rows.append((*cells, model["parent"] or "-", made))
     return f"{table(rows)}\n\n{more}"
 
 
@@ -105,7 +106,7 @@ def _catalogue_words(found: dict[str, Any]) -> str:
     families = table([(f"  {f['name']}", f["kind"], ", ".join(f["model_types"])) for f in found["families"]])
     return (
         f"embedded models:\n{embedded}\n\nsupported families:\n{families}\n\n"
-        "any local folder or hub id (owner/name) of a supported family can be scrambled"
+        "any local folder or hub id (hf:owner/name) of a supported family can be scrambled"
     )
 
 
