@@ -34,8 +34,9 @@ serve(Settings(Path(given.pop("home")), worker=worker, **given))
 
 
 class Server:
-    def __init__(self, home: Path, in_thread: bool = False, **more: Any) -> None:
-        self.home, self.more, self.in_thread = home, more, in_thread
+    def __init__(self, home: Path, in_thread: bool = False, send_buffer: int = 0, **more: Any) -> None:
+        """`send_buffer`: bytes that the kernel keeps of an answer; 0: the system's choice."""
+        self.home, self.more, self.in_thread, self.send_buffer = home, more, in_thread, send_buffer
         self.steps = 0
 
     def __enter__(self) -> Server:
@@ -57,7 +58,9 @@ class Server:
         chosen = settings(self.home, **self.more)
         self.app = create_app(chosen)
         self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        if self.send_buffer:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer)
+        self.url = f"{chosen.scheme}://127.0.0.1:{self._socket.getsockname()[1]}"
         self._uvicorn = WebServer(self.app, chosen, chosen.connections)
         self._thread = threading.Thread(target=self._uvicorn.run, kwargs={"sockets": [self._socket]})
         self._thread.start()
@@ -80,6 +83,10 @@ class Server:
         found = re.fullmatch(r"milkglass serve: listening on (http://127\.0\.0\.1:\d+)\n", line)
         assert found, f"{line!r}; {(self.home.parent / 'server.log').read_text()}"
         self.url = found[1]
+
+    def app_tasks(self) -> list[Any]:
+        """The requests that a server in a thread is at work on."""
+        return list(self._uvicorn.server_state.tasks)
 
     def kill(self) -> None:
         """As a power cut would."""

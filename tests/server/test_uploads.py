@@ -376,3 +376,49 @@ def test_an_abandoned_upload_goes_after_a_day(tmp_path: Path) -> None:
 def _age(path: Path, hours: float) -> None:
     then = time.time() - 3600 * hours
     os.utime(path, (then, then))
+
+
+def test_announced_uploads_share_the_free_space(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was announced and has not come counts, so that a disk is not promised twice."""
+    from shutil import disk_usage
+
+    from milkglass.server import home
+
+    free = 10_000
+    monkeypatch.setattr(home.shutil, "disk_usage", lambda path: disk_usage(path)._replace(free=free))
+    body = {"filename": "m.safetensors", "sha256": sha256(b"x" * 6000), "purpose": "model"}
+    first = client.post("/v1/uploads", json=body | {"bytes": 6000}).json()["id"]
+    full = client.post("/v1/uploads", json=body | {"bytes": 5000})
+    assert full.status_code == 507 and error(full)["code"] == "disk_full"
+    assert put(client, first, 0, b"x" * 2000).status_code == 200
+    free -= 2000
+    assert client.post("/v1/uploads", json=body | {"bytes": 5000}).status_code == 507
+    assert client.post("/v1/uploads", json=body | {"bytes": 3000}).status_code == 200
+    client.delete(f"/v1/uploads/{first}")
+    assert client.post("/v1/uploads", json=body | {"bytes": 4000}).status_code == 200
+
+
+def test_uploads_are_limited_in_number(tmp_path: Path) -> None:
+    with running(tmp_path / "home", max_uploads=3) as client:
+        keys = [client.post("/v1/uploads", json=_big(number)).json()["id"] for number in range(3)]
+        answer = client.post("/v1/uploads", json=_big(3))
+        assert answer.status_code == 409 and "3 uploads are unfinished" in error(answer)["message"]
+        client.delete(f"/v1/uploads/{keys[0]}")
+        assert client.post("/v1/uploads", json=_big(3)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xef\xbb\xbf" + b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+        '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'.encode("utf-16"),
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], "note": "private"}}',
+        b'{"__metadata__": {"note": "private"}, "__metadata__": {"format": "pt"}, '
+        b'"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+    ],
+    ids=["byte order mark", "utf-16", "field", "twice"],
+)
+def test_a_header_that_the_library_would_refuse_or_that_hides_a_note(client: TestClient, data: bytes) -> None:
+    whole = struct.pack("<Q", len(data)) + data + b"\0" * 8
+    answer = client.post("/v1/files", files={"file": ("m.safetensors", whole)}, data={"purpose": "model"})
+    assert answer.status_code == 400 and error(answer)["code"] == "bad_upload"

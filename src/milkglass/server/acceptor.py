@@ -19,7 +19,6 @@ from milkglass.loopback import is_loopback
 from milkglass.server.limits import Limits
 
 log = logging.getLogger("milkglass.server")
-TICK = 1.0  # seconds between looks at the deadlines
 NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -110,7 +109,7 @@ class Acceptor:
                 if error.errno in NO_FILES:
                     log.warning("no connection can be accepted: %s", errno.errorcode[error.errno])
                     self._close_oldest(None)
-                    await asyncio.sleep(TICK)
+                    await asyncio.sleep(self._limits.tick)
                 continue
             self._admit(connection, str(address[0]))
             await asyncio.sleep(0)  # sock_accept does not yield while connections are waiting
@@ -174,7 +173,7 @@ class Acceptor:
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(self._limits.tick)
             now = loop.time()
             for visitor in list(self._visitors):
                 late = visitor.session.check(now) if visitor.session is not None else None

@@ -25,7 +25,8 @@ from milkglass.server import inspector
 
 log = logging.getLogger("milkglass.server")
 COMMAND = (sys.executable, "-P", "-m", "milkglass.server.inspector")
-AT_ONCE = 2  # inspections that run at a time; each may take inspector.MEMORY
+AT_ONCE = 2  # inspections that run at a time
+MEMORY = 2 << 30  # bytes of address space of each; pyarrow needs 0.3 GB for itself
 CPU = 20  # seconds of CPU for a small file,
 RATE = 4 << 20  # and one more for each so many bytes
 WALL = 6  # times the CPU time, for a machine that does other work
@@ -40,7 +41,10 @@ def inspect(path: Path, purpose: Literal["model", "fine-tune"]) -> dict[str, Any
     with _TURNS, tempfile.TemporaryFile() as out:
         _run(path, purpose, out)
         out.seek(0)
-        said: dict[str, Any] = json.loads(out.read(inspector.ANSWER))
+        try:
+            said: dict[str, Any] = json.loads(out.read(inspector.ANSWER))
+        except ValueError:
+            raise BadUpload("the file could not be inspected", HINT) from None
     if said.get("memory"):
         raise _too_large()
     if "refused" in said:
@@ -61,7 +65,7 @@ def ids(path: Path, scratch: Path) -> tuple[NDArray[np.int32], NDArray[np.int32]
 def _run(path: Path, purpose: _Purpose, out: IO[bytes]) -> None:
     """Raises BadUpload unless the inspector ends well. Its stderr is dropped: a library's last words quote the file."""
     cpu = CPU + path.stat().st_size // RATE
-    command = [*COMMAND, purpose, str(path), str(cpu)]
+    command = [*COMMAND, purpose, str(path), str(cpu), str(MEMORY)]
     try:
         code = subprocess.run(
             command,
@@ -95,7 +99,7 @@ def _environment() -> dict[str, str]:
 
 
 def _too_large() -> BadUpload:
-    return BadUpload(f"the file takes more than {inspector.MEMORY >> 20} MiB of memory to read", HINT)
+    return BadUpload(f"the file takes more than {MEMORY >> 20} MiB of memory to read", HINT)
 
 
 def _too_slow(cpu: int) -> BadUpload:

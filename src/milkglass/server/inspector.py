@@ -1,4 +1,4 @@
-"""The process that looks into an uploaded file: `python -m milkglass.server.inspector PURPOSE PATH CPU_SECONDS`.
+"""The process that looks into an uploaded file: `python -m milkglass.server.inspector PURPOSE PATH CPU_SECONDS BYTES`.
 
 It limits its own memory, CPU time and file sizes before it opens the file, and prints one line of JSON: what it found,
 or why the file is refused. Whatever a damaged file does to it, the server goes on. It starts for every upload, so it
@@ -15,7 +15,6 @@ from typing import Any
 
 from milkglass.errors import BadUpload
 
-MEMORY = 2 << 30  # bytes of address space; pyarrow needs 0.3 GB for itself
 ANSWER = 64 << 10  # bytes of the one line
 IDS = 6 << 30  # bytes of all ids of a file, as `ids` writes them
 MAX_HEADER = 25_000_000  # bytes of a safetensors header, as in tensorfile.py
@@ -23,10 +22,10 @@ MAX_TENSORS = 200_000  # entries of a safetensors header
 BROKEN = BadUpload("the header of the file is not sane", "save the weights with safetensors")
 
 
-def limit(cpu_seconds: int, file_bytes: int = ANSWER) -> None:
-    """Of this process, for good. No core dump: it would hold the file's content."""
+def limit(cpu_seconds: int, memory: int, file_bytes: int = ANSWER) -> None:
+    """Of this process, for good. `memory`: bytes of address space. No core dump: it would hold the file's content."""
     for what, most in (
-        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_CPU, cpu_seconds),
         (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_CORE, 0),
@@ -90,8 +89,8 @@ def _ids(path: Path) -> None:
         np.save(sys.stdout.buffer, part.to_numpy(zero_copy_only=False).astype(np.int32), allow_pickle=False)
 
 
-def main(purpose: str, path: str, cpu_seconds: str) -> None:
-    limit(int(cpu_seconds), IDS if purpose == "ids" else ANSWER)
+def main(purpose: str, path: str, cpu_seconds: str, memory: str) -> None:
+    limit(int(cpu_seconds), int(memory), IDS if purpose == "ids" else ANSWER)
     if purpose == "ids":
         _ids(Path(path))
     else:

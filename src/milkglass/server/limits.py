@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from milkglass.errors import UsageError
@@ -28,6 +28,7 @@ class Limits:
         body_rate: least rate of a request's body over a window.
         send_rate: least rate at which a waiting answer is read, over a window.
         linger: time for the rest of a body whose request was answered already.
+        tick: time between two looks at the deadlines.
     """
 
     total: int = 512
@@ -40,6 +41,7 @@ class Limits:
     body_rate: float = 1024.0
     send_rate: float = 1024.0
     linger: float = 20.0
+    tick: float = 1.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_address <= self.total:
@@ -52,10 +54,7 @@ class Limits:
         """The same, with no more connections than `open_files` allow: each may need a file besides its socket."""
         total = min(self.total, max(1, (open_files - OTHER_FILES) // 2 - self.reserved))
         per_address = min(self.per_address, max(1, total // 2))
-        return Limits(
-            total, per_address, self.reserved, self.backlog, self.handshake, self.head, self.window,
-            self.body_rate, self.send_rate, self.linger,
-        )  # fmt: skip
+        return replace(self, total=total, per_address=per_address)
 
 
 def raise_open_files() -> int:
