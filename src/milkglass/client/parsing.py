@@ -33,24 +33,31 @@ def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
         if containers > MAX_CONTAINERS:
             raise RemoteError(f"{noun} has {containers} lists and objects, at most {MAX_CONTAINERS} are read", HINT)
         value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=lambda name: None)
+    except _OutOfRange:
+        raise RemoteError(f"{noun} has a number beyond 64 bits", HINT) from None
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise RemoteError(f"{noun} is not a JSON object, or has a number out of range", HINT)
-    return _cleaned(value, 0, noun)
+        raise RemoteError(f"{noun} is not a JSON object", HINT)
+    cleaned: dict[str, Any] = _cleaned(value, 0, noun)
+    return cleaned
+
+
+class _OutOfRange(Exception):
+    """Not a ValueError, which the JSON reader's own mistakes are."""
 
 
 def _whole(digits: str) -> int:
     value = int(digits) if len(digits) <= 20 else LARGEST
     if abs(value) >= LARGEST:
-        raise ValueError
+        raise _OutOfRange
     return value
 
 
 def _finite(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise ValueError
+        raise _OutOfRange
     return value
 
 

@@ -1,0 +1,131 @@
+"""What a server says becomes printable text and finite numbers where it is read, or one clear error."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milkglass.client import answers, fetching, parsing, records
+from milkglass.client.cleaning import escaped, one_line, running_text
+from milkglass.errors import MilkglassError, RemoteError
+from tests.client.odd_json import objects, written
+
+STEERING = "\x1b]0;PWNED\x07\x1b[31m\x9b31m\x7f\x08\r\n\u202eevil\u2066\u200f\u061c\u200b\ud800\u2028"
+
+
+def readable(value: Any) -> bool:
+    """Whether every string in it is printable, and every number finite and of 64 bits."""
+    if isinstance(value, dict):
+        return all(readable(name) and readable(one) for name, one in value.items())
+    if isinstance(value, list):
+        return all(map(readable, value))
+    if isinstance(value, str):
+        return value.isprintable() and len(value) <= parsing.MAX_STRING
+    return value is None or (math.isfinite(value) if isinstance(value, float) else abs(value) < 1 << 63)
+
+
+@settings(max_examples=50)
+@given(objects)
+def test_what_is_read_is_readable(value: dict[str, Any]) -> None:
+    try:
+        found = parsing.document(written(value))
+    except RemoteError as error:
+        assert str(error).replace("\n", "").isprintable()
+        return
+    assert readable(found)
+
+
+def test_strings_are_cleaned_at_any_depth() -> None:
+    found = parsing.document(json.dumps({STEERING: [{"a": [STEERING]}]}))
+    ((name, (inner,)),) = found.items()
+    assert name == inner["a"][0] == one_line(STEERING, 500)
+    assert len(name) == len(STEERING) and name.isprintable() and "PWNED" in name
+    assert parsing.document(json.dumps({"a": "x" * 9999}))["a"] == "x" * 500
+    assert parsing.document('{"a": "na\u00efve \u4e2d\u6587 \U0001f469"}')["a"] == "naïve 中文 👩"
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b'{"a": 1' + b"0" * 400 + b"}", "a number beyond 64 bits"),
+        (b'{"a": -' + b"9" * 5000 + b"}", "a number beyond 64 bits"),
+        (b'{"a": 9223372036854775808}', "a number beyond 64 bits"),
+        (b'{"a": 1e999}', "a number beyond 64 bits"),
+        (b"[]", "not a JSON object"),
+        (b"\xff\xfe{}", "not a JSON object"),
+        (b'{"a":' * 100_000, "lists and objects" if parsing.MAX_CONTAINERS < 100_000 else "not a JSON object"),
+        (b'{"a":' + b"[" * 40 + b"]" * 40 + b"}", "more than 32 levels"),
+        (b'{"a":[' + b"[]," * 200_000 + b"1]}", "200002 lists and objects, at most 200000"),
+    ],
+)
+def test_what_cannot_be_computed_with_is_refused(raw: bytes, said: str) -> None:
+    with pytest.raises(RemoteError, match=said):
+        parsing.document(raw)
+
+
+def test_numbers_that_json_does_not_have_are_null() -> None:
+    assert parsing.document('{"a": NaN, "b": [Infinity, -Infinity], "c": -9223372036854775807}') == {
+        "a": None, "b": [None, None], "c": -9223372036854775807,
+    }  # fmt: skip
+
+
+READERS = (
+    records.MODEL.rows,
+    records.MODEL.read,
+    records.FILE.rows,
+    records.UPLOAD.rows,
+    records.job,
+    lambda answer: records.event(json.dumps(answer)),
+    lambda answer: [answers.classified(row) for row in answers.in_order(records.rows(answer), 1)],
+    answers.classified,
+    lambda answer: answers.delta(json.dumps(answer)),
+    lambda answer: answers.token_ids(records.rows(answer, "choices")[0]) if records.rows(answer, "choices") else [],
+    fetching.promised,
+    fetching.promised_model,
+    answers.told_id,
+    lambda answer: answers.told_number(answer, "received"),
+)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@settings(max_examples=25)
+@given(value=objects)
+def test_an_answer_that_cannot_be_is_one_error(reader: Any, value: dict[str, Any]) -> None:
+    require_one_error(reader, value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reader", READERS)
+@settings(max_examples=1000, deadline=None)
+@given(value=objects)
+def test_an_answer_that_cannot_be_is_one_error_of_many(reader: Any, value: dict[str, Any]) -> None:
+    require_one_error(reader, value)
+
+
+def require_one_error(reader: Any, value: dict[str, Any]) -> None:
+    try:
+        reader(parsing.document(written(value)))
+    except MilkglassError as error:
+        assert error.exit_code == 6 and error.message
+
+
+@given(st.text())
+def test_json_for_a_terminal_is_the_same_document_and_printable(text: str) -> None:
+    document = escaped(json.dumps({"a": text}, ensure_ascii=False))
+    assert document.isprintable() and json.loads(document) == {"a": text}
+
+
+def test_json_stays_readable() -> None:
+    assert escaped('{"a": "naïve 中文 👩"}') == '{"a": "naïve 中文 👩"}'
+    assert escaped('{"a": "\x9b31m\u202e\U000e0041"}') == '{"a": "\\u009b31m\\u202e\\udb40\\udc41"}'
+
+
+def test_running_text_keeps_what_scripts_need() -> None:
+    assert running_text("a\tb\nनमस्ते 👩\u200d👩\u200d👧 ש") == "a\tb\nनमस्ते 👩\u200d👩\u200d👧 ש"
+    kept = "\x1b\x9b\x7f\r\u202e\u2066\u200f\u061c\u200b\ufeff\ud800\u2028"
+    assert running_text(kept) == "\ufffd" * len(kept)
