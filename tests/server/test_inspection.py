@@ -131,9 +131,7 @@ def test_a_header_is_bounded_before_the_server_parses_it(
         b"{" + b",".join(b'"%d": {}' % number for number in range(200_001)) + b"}",
     ):
         data = struct.pack("<Q", len(header)) + header + b"\0" * 4
-        answer = client.post(
-            "/v1/files", files={"file": ("model.safetensors", data)}, data={"purpose": "model"}
-        )
+        answer = client.post("/v1/files", files={"file": ("model.safetensors", data)}, data={"purpose": "model"})
         assert answer.status_code == 400 and "not sane" in error(answer)["message"]
 
 
@@ -170,9 +168,7 @@ def test_a_worker_reads_what_was_checked(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
 
 
-def test_recording_survives_a_file_that_crashes_its_reader(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_recording_survives_a_file_that_crashes_its_reader(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "bad").write_bytes(craft.histogram_of_another_size())
     store = Store(tmp_path / "state.sqlite")
     model = Model(id="m", kind="encoder", vocab_size=9, positions=9, token_types=0, sha256={})

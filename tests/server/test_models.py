@@ -11,10 +11,16 @@ import torch
 from safetensors.torch import load_file, save
 from starlette.testclient import TestClient
 
-from milkglass.checkpoint import Checkpoint, read_json
+from milkglass.checkpoint import Checkpoint, read_json, write_json
+from milkglass.errors import CorruptCheckpoint, UnsupportedModel
+from milkglass.server.description import check_config, check_ids, describe
 from milkglass.staging import Configs, Staging, write_delta
 from tests import tiny
 from tests.server.kit import error, parquet, register, registration, running, sha256, upload
+
+
+def _nested(depth: int) -> Any:
+    return [_nested(depth - 1)] if depth else 1
 
 
 def left_over(tmp_path: Path) -> list[str]:
@@ -82,6 +88,20 @@ def test_a_file_may_go_when_its_model_is_made(client: TestClient, folders: dict[
         ({"experts_implementation": "somebody/code"}, "unsupported_model"),
         ({"a": [{"_experts_implementation": "somebody/code"}]}, "unsupported_model"),
         ({"use_kernels": True}, "unsupported_model"),
+        ({"a": _nested(16)}, "unsupported_model"),
+        ({"a": [1] * 100_001}, "unsupported_model"),
+        ({"pad_token_id": 300}, "corrupt_checkpoint"),
+        ({"pad_token_id": -1}, "corrupt_checkpoint"),
+        ({"pad_token_id": 0.5}, "corrupt_checkpoint"),
+        ({"pad_token_id": True}, "corrupt_checkpoint"),
+        ({"eos_token_id": [2, 300]}, "corrupt_checkpoint"),
+        ({"bos_token_id": 10**6}, "corrupt_checkpoint"),
+        ({"sep_token_id": -5}, "corrupt_checkpoint"),
+        ({"cls_token_id": 300}, "corrupt_checkpoint"),
+        ({"decoder_start_token_id": 300}, "corrupt_checkpoint"),
+        ({"forced_eos_token_id": [300]}, "corrupt_checkpoint"),
+        ({"suppress_tokens": [1, 300]}, "corrupt_checkpoint"),
+        ({"text_config": {"pad_token_id": 300}}, "corrupt_checkpoint"),
         ({"num_labels": 10_001}, "unsupported_model"),
         ({"num_labels": 1e9}, "unsupported_model"),
         ({"text_config": {"num_labels": 2_000_000}}, "unsupported_model"),
@@ -217,8 +237,6 @@ def test_weights_of_another_shape(client: TestClient, folders: dict[str, Path], 
 @pytest.mark.parametrize("name", tiny.NAMES)
 def test_every_family_is_backed_by_its_own_weights(tmp_path: Path, name: str) -> None:
     """Whole, without the base model's prefix, and with the norms' old names."""
-    from milkglass.server.description import describe
-
     folder = tiny.save(name, tmp_path / "plain")
     assert describe("m", Checkpoint.open(folder)).vocab_size == tiny.VOCAB
     prefix = tiny.build(name).base_model_prefix + "."
@@ -352,3 +370,55 @@ def test_digests_are_remembered_until_a_file_changes(tmp_path: Path, monkeypatch
     bases.find(digest, changed)
     assert len(calls) == 2
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "pads"), [("gpt2", (300, 10**6, -7)), ("roberta", (-5, 300)), ("bert", (-1, 300)), ("xlm-roberta", (-5,))]
+)
+def test_padding_ids_of_every_kind_of_model(tmp_path: Path, name: str, pads: tuple[int, ...]) -> None:
+    """RoBERTa counts its positions from the padding id; a GPU fails for good at an id that its table does not have."""
+    folder = tiny.save(name, tmp_path / name)
+    described = describe("m", Checkpoint.open(folder))
+    assert described.pad_token_id is None or 0 <= described.pad_token_id < tiny.VOCAB
+    config = read_json(folder / "config.json")
+    for pad in pads:
+        write_json(folder / "config.json", config | {"pad_token_id": pad})
+        with pytest.raises(CorruptCheckpoint, match="pad_token_id is not an id"):
+            describe("m", Checkpoint.open(folder))
+
+
+def test_a_padding_id_that_only_transformers_fills_in(tmp_path: Path) -> None:
+    """RoBERTa's is 1 where the config has none; of a vocabulary of one token that is none."""
+    folder = tiny.save("roberta", tmp_path / "roberta")
+    config = read_json(folder / "config.json")
+    del config["pad_token_id"]
+    write_json(folder / "config.json", config)
+    assert describe("m", Checkpoint.open(folder)).pad_token_id == 1
+    with pytest.raises(CorruptCheckpoint, match="vocabulary of 1"):
+        check_ids({"pad_token_id": 1}, 1)
+
+
+def test_ids_of_a_generation_config(client: TestClient, folders: dict[str, Path]) -> None:
+    body = registration(client, "llama", folders["llama-untied"])
+    for bad in ({"eos_token_id": [2, 300]}, {"pad_token_id": -1}, {"forced_bos_token_id": 10**6}):
+        answer = client.post("/v1/models", json=body | {"generation_config": bad})
+        assert answer.status_code == 400 and "is not an id" in error(answer)["message"]
+    assert client.post("/v1/models", json=body | {"generation_config": {"eos_token_id": [2, 3]}}).status_code == 200
+
+
+def test_the_depth_and_length_of_a_config() -> None:
+    """Without recursion: a config that is far too deep is refused like one that is a little too deep."""
+    check_config({"a": _nested(15)})
+    for depth in (16, 190, 900):
+        with pytest.raises(UnsupportedModel, match="16 levels"):
+            check_config({"a": _nested(depth)})
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(UnsupportedModel, match="16 levels"):
+        check_config({"a": deep})
+    check_config({"a": [[1] * 300] * 300})
+    with pytest.raises(UnsupportedModel, match="100000 entries"):
+        check_config({"a": [[1] * 300] * 340})
+    while isinstance(deep, list):  # taken apart by hand: Python frees nested lists by recursion
+        deep = deep.pop()

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import logging
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 import torch
+from fastapi import FastAPI
 from safetensors.torch import save
 from starlette.testclient import TestClient
 
 from milkglass.encoders import frames
 from milkglass.errors import CorruptCheckpoint
+from milkglass.server.limits import Limits
+from milkglass.server.running import Server
+from milkglass.server.settings import Settings
 from milkglass.split import app as apps
 from milkglass.split.app import create_app
 from milkglass.split.serving import ServerHalf
 from milkglass.threat import Activations
-from tests.server.kit import TOKEN, error
+from tests.server.kit import TOKEN, error, until
 from tests.split.kit import Made
 from tests.tiny import TEXTS
 
@@ -123,6 +131,43 @@ def test_too_many_at_a_time_are_sent_away(served: TestClient, monkeypatch: pytes
     answer = post(served, states())
     assert (answer.status_code, error(answer)["code"]) == (503, "busy")
     assert answer.headers["Retry-After"]
+
+
+def test_bodies_that_stop_coming_take_nobodys_place(noisy: Made, tmp_path: Path) -> None:
+    """As many as may wait, and more, each with the first bytes of its body."""
+    app = create_app(noisy.other(), TOKEN)
+    settings = Settings(tmp_path, token=TOKEN)
+    with listening(app, settings, Limits(head=60, window=60)) as (host, port), ExitStack() as stack:
+        head = f"POST /v1/split HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 60000\r\n\r\n0"
+        for _ in range(apps.MAX_WAITING + 4):
+            stack.enter_context(socket.create_connection((host, port))).sendall(head.encode())
+        with httpx2.Client(base_url=f"http://{host}:{port}", headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+            for _ in range(3):
+                assert client.post("/v1/split", content=noisy.half().client.frame(TEXTS)).status_code == 200
+
+
+def test_a_body_that_stops_coming_is_cut(noisy: Made, tmp_path: Path) -> None:
+    app = create_app(noisy.other(), TOKEN)
+    limits = Limits(window=0.5, tick=0.1)
+    with listening(app, Settings(tmp_path, token=TOKEN), limits) as address, socket.create_connection(address) as one:
+        one.settimeout(30)
+        head = f"POST /v1/split HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 60000\r\n\r\n0"
+        one.sendall(head.encode())
+        assert one.recv(1) == b""
+
+
+@contextmanager
+def listening(app: FastAPI, settings: Settings, limits: Limits) -> Iterator[tuple[str, int]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Server(app, settings, limits)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            until(lambda: server.started)
+            yield listener.getsockname()[:2]
+        finally:
+            server.should_exit = True
+            thread.join(20)
 
 
 def test_nothing_of_a_frame_is_logged(served: TestClient, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,21 @@
+"""The inspector over many files, for the tests: each line of stdin is a path, each line of stdout what it said.
+
+The limits and the check are those of an upload; only the process is kept. A crash ends it, and names its file by the
+answer that is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+from milkglass.server import inspector
+
+memory, cpu_seconds = int(sys.argv[1]), int(sys.argv[2])
+inspector.limit(cpu_seconds, memory)
+for line in sys.stdin:
+    said = inspector.answer("fine-tune", Path(line.rstrip("\n")))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({**said, "peak": peak}), flush=True)
