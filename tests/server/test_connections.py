@@ -177,18 +177,20 @@ def test_a_download_that_is_read_slowly_goes_through(tmp_path: Path) -> None:
 def test_many_idle_connections_lock_nobody_out(tmp_path: Path) -> None:
     """The oldest idle ones go; one that is at work stays."""
     limits = Limits(total=24, per_address=12, reserved=2, head=60)
-    with Server(tmp_path / "home", in_thread=True, connections=limits) as server:
-        with connected(server) as (busy,):
-            busy.sendall(b"POST /classify HTTP/1.1\r\n" + OPEN + b"Content-Length: 100\r\n\r\n{")
-            with connected(server, 100) as many:
-                for one in many:
-                    one.sendall(HEAD)
-                assert [health(server) for _ in range(20)] == [200] * 20
-                assert closed(many[0]) and closed(many[50])
-                many[-1].settimeout(0.2)
-                assert not closed(many[-1])
-            busy.sendall(b" " * 99)
-            assert busy.recv(4096).startswith(b"HTTP/1.1 400")
+    with (
+        Server(tmp_path / "home", in_thread=True, connections=limits) as server,
+        connected(server) as (busy,),
+    ):
+        busy.sendall(b"POST /classify HTTP/1.1\r\n" + OPEN + b"Content-Length: 100\r\n\r\n{")
+        with connected(server, 100) as many:
+            for one in many:
+                one.sendall(HEAD)
+            assert [health(server) for _ in range(20)] == [200] * 20
+            assert closed(many[0]) and closed(many[50])
+            many[-1].settimeout(0.2)
+            assert not closed(many[-1])
+        busy.sendall(b" " * 99)
+        assert busy.recv(4096).startswith(b"HTTP/1.1 400")
 
 
 def test_busy_connections_are_not_closed_for_others(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Thousands of damaged Parquet files: each is refused or taken, some crash their reader, and the server never notices."""
+"""Thousands of damaged Parquet files: refused or taken, and where one crashes its reader, the server goes on."""
 
 from __future__ import annotations
 

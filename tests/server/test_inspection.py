@@ -1,4 +1,4 @@
-"""Files that crash, bloat or hold up their reader: refused in words, and the server that is asked next is the same one."""
+"""Files that crash, bloat or hold up their reader: refused in words, while the same server goes on."""
 
 from __future__ import annotations
 

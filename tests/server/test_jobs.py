@@ -414,3 +414,14 @@ def test_a_decoder_without_a_padding_id_classifies_one_by_one(client: TestClient
     assert answer.status_code == 400 and "no padding id" in error(answer)["message"]
     chosen = {"seed": SUCCEED, "batch_size": 1}
     assert client.post("/v1/fine_tuning/jobs", json=body | {"hyperparameters": chosen}).status_code == 200
+
+
+def test_the_log_of_a_worker_that_dies_often_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from milkglass.server import worker
+
+    monkeypatch.setattr(worker, "LOG", 1000)
+    for number in range(5):
+        one = worker.Worker(tmp_path, ("/bin/sh", "-c", f"seq -w {number * 1000} {number * 1000 + 300}"))
+        assert one.start() and one.wait(30)
+    log = (tmp_path / "worker.log").read_bytes()
+    assert log.endswith(b"4300\n") and len(log) == 1000 + 301 * 5

@@ -27,31 +27,37 @@ def stream(one: socket.socket, model: str, rows: int, tokens: int) -> None:
 
 def test_a_stream_that_nobody_reads_does_not_keep_its_model(folders: dict[str, Path], tmp_path: Path) -> None:
     """More is written than all buffers hold, so the stream itself cannot end."""
-    with Server(tmp_path / "home", in_thread=True, send_buffer=4096, connections=PATIENT) as server:
-        with server.client() as client, connected(server, small=True) as (one,):
-            register(client, "llama", folders["llama-untied"])  # type: ignore[arg-type]
-            stream(one, "llama", 16, 100)
-            loader = server.app.state.context.loader
-            until(lambda: loader._entries)
-            (entry,) = loader._entries.values()
-            until(lambda: not entry.users)
-            assert server.app_tasks(), "the stream is still being written: otherwise this shows nothing"
-            assert client.delete("/v1/models/llama").status_code == 200
+    with (
+        Server(tmp_path / "home", in_thread=True, send_buffer=4096, connections=PATIENT) as server,
+        server.client() as client,
+        connected(server, small=True) as (one,),
+    ):
+        register(client, "llama", folders["llama-untied"])  # type: ignore[arg-type]
+        stream(one, "llama", 16, 100)
+        loader = server.app.state.context.loader
+        until(lambda: loader._entries)
+        (entry,) = loader._entries.values()
+        until(lambda: not entry.users)
+        assert server.app_tasks(), "the stream is still being written: otherwise this shows nothing"
+        assert client.delete("/v1/models/llama").status_code == 200
 
 
 def test_a_stream_that_nobody_reads_ends_and_frees_its_rows(folders: dict[str, Path], tmp_path: Path) -> None:
     limits = Limits(window=0.5, tick=0.1)
-    with Server(tmp_path / "home", in_thread=True, send_buffer=4096, connections=limits, max_batch=16) as server:
-        with server.client() as client, connected(server, small=True) as (one,):
-            register(client, "llama", folders["llama-untied"])  # type: ignore[arg-type]
-            client.post("/v1/completions", json={"model": "llama", "prompt": [5], "max_tokens": 1})
-            (entry,) = server.app.state.context.loader._entries.values()
-            engine = entry.engine.result()
-            server.slow_down(engine)
-            stream(one, "llama", 256, 127)  # 16 turns of 127 steps
-            until(lambda: entry.users)
-            until(lambda: not entry.users and not engine.active() and not server.app_tasks(), 60)
-            assert server.steps < 16 * 127
+    with (
+        Server(tmp_path / "home", in_thread=True, send_buffer=4096, connections=limits, max_batch=16) as server,
+        server.client() as client,
+        connected(server, small=True) as (one,),
+    ):
+        register(client, "llama", folders["llama-untied"])  # type: ignore[arg-type]
+        client.post("/v1/completions", json={"model": "llama", "prompt": [5], "max_tokens": 1})
+        (entry,) = server.app.state.context.loader._entries.values()
+        engine = entry.engine.result()
+        server.slow_down(engine)
+        stream(one, "llama", 256, 127)  # 16 turns of 127 steps
+        until(lambda: entry.users)
+        until(lambda: not entry.users and not engine.active() and not server.app_tasks(), 60)
+        assert server.steps < 16 * 127
 
 
 @pytest.mark.parametrize(
@@ -62,11 +68,14 @@ def test_a_stream_that_nobody_reads_ends_and_frees_its_rows(folders: dict[str, P
 def test_a_chunk_that_cannot_be_taken_is_refused_unread(
     tmp_path: Path, key: str | None, offset: int, length: int, status: int
 ) -> None:
-    with Server(tmp_path / "home", in_thread=True, connections=PATIENT) as server:
-        with server.client() as client, connected(server) as (one,):
-            key = key or announce(client, "m.safetensors", WEIGHTS, "model")  # type: ignore[arg-type]
-            one.sendall(_put(key, offset, length) + b"x")
-            assert one.recv(4096).startswith(b"HTTP/1.1 %d" % status)
+    with (
+        Server(tmp_path / "home", in_thread=True, connections=PATIENT) as server,
+        server.client() as client,
+        connected(server) as (one,),
+    ):
+        key = key or announce(client, "m.safetensors", WEIGHTS, "model")  # type: ignore[arg-type]
+        one.sendall(_put(key, offset, length) + b"x")
+        assert one.recv(4096).startswith(b"HTTP/1.1 %d" % status)
 
 
 def _put(key: str, offset: int, length: int, checksum: str = "0" * 64) -> bytes:
@@ -92,15 +101,17 @@ def test_a_chunk_that_stops_coming_is_kept_out_of_memory_and_out_of_the_way(tmp_
 
 
 def test_bodies_in_memory_share_a_budget(tmp_path: Path) -> None:
-    with Server(tmp_path / "home", in_thread=True, connections=PATIENT, max_json=1000, max_held=1500) as server:
-        with server.client() as client:
-            with connected(server, 2) as many:
-                for one in many:
-                    one.sendall(b"POST /classify HTTP/1.1\r\nContent-Type: application/json\r\n" + OPEN)
-                    one.sendall(b"Content-Length: 1000\r\n\r\n" + b" " * 700)
-                until(lambda: _busy(client).status_code == 503)
-                assert error(_busy(client))["code"] == "busy" and _busy(client).headers["Retry-After"]
-            until(lambda: _busy(client).status_code == 404)
+    with (
+        Server(tmp_path / "home", in_thread=True, connections=PATIENT, max_json=1000, max_held=1500) as server,
+        server.client() as client,
+    ):
+        with connected(server, 2) as many:
+            for one in many:
+                one.sendall(b"POST /classify HTTP/1.1\r\nContent-Type: application/json\r\n" + OPEN)
+                one.sendall(b"Content-Length: 1000\r\n\r\n" + b" " * 700)
+            until(lambda: _busy(client).status_code == 503)
+            assert error(_busy(client))["code"] == "busy" and _busy(client).headers["Retry-After"]
+        until(lambda: _busy(client).status_code == 404)
 
 
 def _busy(client: Any) -> Any:
@@ -109,9 +120,12 @@ def _busy(client: Any) -> Any:
 
 
 def test_the_token_is_asked_for_before_a_body_counts(tmp_path: Path) -> None:
-    with Server(tmp_path / "home", in_thread=True, connections=PATIENT, max_json=1000, max_held=1000) as server:
-        with server.client() as client, connected(server, 3) as many:
-            for one in many:
-                one.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b" " * 700)
-                assert one.recv(4096).startswith(b"HTTP/1.1 401")
-            assert TOKEN and _busy(client).status_code == 404
+    with (
+        Server(tmp_path / "home", in_thread=True, connections=PATIENT, max_json=1000, max_held=1000) as server,
+        server.client() as client,
+        connected(server, 3) as many,
+    ):
+        for one in many:
+            one.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b" " * 700)
+            assert one.recv(4096).startswith(b"HTTP/1.1 401")
+        assert TOKEN and _busy(client).status_code == 404

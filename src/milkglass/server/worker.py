@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 POLL = 0.1  # seconds between looks at a worker that is not our child
+LOG = 1 << 20  # bytes of worker.log that are kept from one start to the next
 _SHELL = 'echo $$ > worker.pid && exec "$@"'  # the worker's own hand writes its id: no gap in which it is unknown
 
 
@@ -22,6 +23,17 @@ def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MILKGLASS_")}
     # Threads that wait by spinning cost a training step up to five times its time where others use the cores, too.
     return {"OMP_WAIT_POLICY": "PASSIVE", **kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def _keep_end(path: Path, size: int) -> None:
+    """Of a file that nobody writes to now."""
+    if path.stat().st_size > size:
+        with path.open("r+b") as file:
+            file.seek(-size, os.SEEK_END)
+            end = file.read()
+            file.seek(0)
+            file.write(end)
+            file.truncate()
 
 
 class Worker:
@@ -36,6 +48,7 @@ class Worker:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
+            _keep_end(self._folder / "worker.log", LOG)
             (self._folder / "worker.pid").unlink(missing_ok=True)
             self._child = subprocess.Popen(
                 ["/bin/sh", "-c", _SHELL, "sh", *self._command, str(self._folder)],
