@@ -94,7 +94,7 @@ def shard_names(folder: Path) -> list[str]:
             raise CorruptCheckpoint(f"{INDEX} has no weight_map", "fetch the model again")
         names = sorted({str(name) for name in weight_map.values()})
         for name in names:
-            if Path(name).name != name or not (folder / name).is_file():
+            if Path(name).name != name or len(name.encode("utf-8", "replace")) > 255 or not (folder / name).is_file():
                 raise CorruptCheckpoint(f"{INDEX} names {name!r}, which is not in the folder", "fetch the model again")
         return names
     if (folder / "model.safetensors").is_file():

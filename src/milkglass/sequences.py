@@ -25,6 +25,10 @@ class Sequences:
         return cls(np.concatenate(parts) if parts else np.empty(0, np.int64), lengths)
 
     def __post_init__(self) -> None:
+        if self.ids.ndim != 1 or self.lengths.ndim != 1:
+            raise ValueError(f"ids of {self.ids.ndim} and lengths of {self.lengths.ndim} dimensions, 1 each is needed")
+        if len(self.lengths) and not 0 <= self.lengths.min() <= self.lengths.max() <= len(self.ids):
+            raise ValueError(f"a length is not from 0 to {len(self.ids)}, the number of ids")
         if int(self.lengths.sum()) != len(self.ids):
             raise ValueError(f"lengths add up to {int(self.lengths.sum())}, there are {len(self.ids)} ids")
 

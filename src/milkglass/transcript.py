@@ -4,6 +4,8 @@
     tokens-00003.safetensors   ids (total,) and lengths (b,), int32; of answers, prompt_ids and prompt_lengths as well
     weights-00001/       a checkpoint's config and tensors (links, where the file system allows), no tokenizer
 
+A transcript that a server made may hold anything: what is read of one is checked, and ends in an error of ours.
+
 What this module does not know: the key. What it writes holds scrambled ids only, but an attacker's whole view: it is
 for the owner's eyes, in a folder of mode 0700.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -27,10 +30,13 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.modelview import Model
 from milkglass.sequences import Sequences
+from milkglass.tensorheader import read_header
 from milkglass.threat import Observation, Outputs, Tokens, Transcript, Weights
 
 INDEX = "transcript.jsonl"
 VERSION = 1
+MAX_SIZE = 2**31 - 1  # ids are 32 bits
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Recorder:
@@ -96,7 +102,7 @@ def load(folder: Path) -> Transcript:
     if not (folder / INDEX).is_file():
         raise UsageError(f"{folder} has no {INDEX}", "give a folder that `milkglass serve --record` wrote")
     size, key_id, entries = _index(folder)
-    return Transcript(tuple(_observation(folder, one) for one in entries), size, key_id)
+    return Transcript(tuple(_observation(folder, one, size) for one in entries), size, key_id)
 
 
 def digest(folder: Path) -> str:
@@ -108,32 +114,51 @@ def digest(folder: Path) -> str:
     return whole.hexdigest()
 
 
-def _observation(folder: Path, entry: dict[str, Any]) -> Observation:
+def _observation(folder: Path, entry: dict[str, Any], size: int) -> Observation:
     kind = entry.get("kind")
     if kind == "weights":
-        return Weights(Model.open(folder / _plain(entry["folder"])), bool(entry["tuned"]))
+        tuned = entry.get("tuned")
+        if not isinstance(tuned, bool):
+            raise CorruptCheckpoint(f"{INDEX} does not say whether weights are tuned", "record it again")
+        return Weights(Model.open(_inside(folder, entry.get("folder"))), tuned)
     if kind not in ("tokens", "outputs"):
         raise CorruptCheckpoint(
-            f"{INDEX} lists an observation of kind {kind!r}", "tokens, outputs and weights are known"
+            f"{INDEX} lists an observation of another kind than tokens, outputs and weights", "record it again"
         )
-    file = folder / _plain(entry["file"])
-    if kind == "tokens":
-        return Tokens(_sequences(file), str(entry.get("purpose", "")))
-    return Outputs(_sequences(file), _sequences(file, "prompt_"))
+    file = _inside(folder, entry.get("file"))
+    if kind == "outputs":
+        return Outputs(_sequences(file, size), _sequences(file, size, "prompt_"))
+    purpose = entry.get("purpose", "")
+    if not isinstance(purpose, str):
+        raise CorruptCheckpoint(f"{INDEX} gives tokens a purpose that is not a string", "record it again")
+    return Tokens(_sequences(file, size), purpose)
 
 
-def _sequences(file: Path, of: str = "") -> Sequences:
+def _sequences(file: Path, size: int, of: str = "") -> Sequences:
+    """The ids of the file, each from 0 to `size` - 1."""
+    names = (f"{of}ids", f"{of}lengths")
+    if file.is_symlink() or not file.is_file():
+        raise CorruptCheckpoint(f"{file.name} is missing or is not a file", "record it again")
+    refs = read_header(file)
+    for name in names:
+        if name not in refs or refs[name].dtype != "I32" or len(refs[name].shape) != 1:
+            raise CorruptCheckpoint(f"{file.name} has no {name}, a row of 32-bit integers", "record it again")
     try:
         tensors: dict[str, NDArray[Any]] = load_file(file)
-        return Sequences(tensors[f"{of}ids"].astype(np.int64), tensors[f"{of}lengths"].astype(np.int64))
+        ids, lengths = (tensors[name].astype(np.int64) for name in names)
+        found = Sequences(ids, lengths)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise CorruptCheckpoint(f"{file.name} is not a file of ids and lengths", "record it again") from error
+    if len(ids) and not 0 <= ids.min() <= ids.max() < size:
+        raise CorruptCheckpoint(f"{file.name} holds an id outside 0 to {size - 1}", "record it again")
+    return found
 
 
-def _plain(name: Any) -> str:
-    if not isinstance(name, str) or Path(name).name != name:
+def _inside(folder: Path, name: Any) -> Path:
+    """A name as Milkglass writes them, in the transcript's folder: no path, no dot in front."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise CorruptCheckpoint(f"{INDEX} names a path", "only names inside the transcript's folder are followed")
-    return name
+    return folder / name
 
 
 def _header(size: int, key_id: str | None) -> dict[str, Any]:
@@ -142,14 +167,21 @@ def _header(size: int, key_id: str | None) -> dict[str, Any]:
 
 def _index(folder: Path) -> tuple[int, str | None, list[dict[str, Any]]]:
     """The vocabulary's size, the key's identifier and the observations; a last line without its end is not one yet."""
-    whole = (folder / INDEX).read_text("utf-8").split("\n")[:-1]
     try:
+        whole = (folder / INDEX).read_text("utf-8").split("\n")[:-1]
         header, *entries = (json.loads(line) for line in whole)
-        if header["milkglass_transcript"] == VERSION and all(isinstance(one, dict) for one in entries):
-            return int(header["size"]), header["key_id"], entries
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
         raise CorruptCheckpoint(f"{INDEX} is not a list of observations", "record it again") from error
-    raise CorruptCheckpoint(f"{INDEX} is not of version {VERSION}", "use the milkglass that wrote it")
+    if not isinstance(header, dict) or not all(isinstance(one, dict) for one in entries):
+        raise CorruptCheckpoint(f"{INDEX} is not a list of observations", "record it again")
+    if type(version := header.get("milkglass_transcript")) is not int or version != VERSION:
+        raise CorruptCheckpoint(f"{INDEX} is not of version {VERSION}", "use the milkglass that wrote it")
+    size, key_id = header.get("size"), header.get("key_id")
+    if type(size) is not int or not 1 <= size <= MAX_SIZE:
+        raise CorruptCheckpoint(f"{INDEX} names no vocabulary of 1 to {MAX_SIZE} ids", "record it again")
+    if "key_id" not in header or not (key_id is None or isinstance(key_id, str)):
+        raise CorruptCheckpoint(f"{INDEX} names a key's identifier that is not a string", "record it again")
+    return size, key_id, entries
 
 
 def _write(path: Path, lines: list[dict[str, Any]]) -> None:

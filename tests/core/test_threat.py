@@ -139,7 +139,7 @@ def test_a_transcript_that_is_not_one_is_refused(tmp_path: Path) -> None:
         on_disk.load(folder)
     index.write_text(good + '{"kind": "tokens", "file": "x"}\n')
     (folder / "x").write_bytes(b"garbage")
-    with pytest.raises(CorruptCheckpoint, match="not a file of ids"):
+    with pytest.raises(CorruptCheckpoint, match="is not a safetensors file"):
         on_disk.load(folder)
     index.write_text(good.replace("1", "9", 1))
     with pytest.raises(CorruptCheckpoint, match="not of version 1"):
