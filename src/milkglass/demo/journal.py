@@ -66,12 +66,12 @@ class Journal:
         task = self._progress.add_task("training", total=None)
         for event in events:
             data = event.get("data") or {}
-            if "loss" in data:
+            if data.get("loss") is not None:
                 losses.append(float(data["loss"]))
                 self._progress.update(
                     task,
                     total=data.get("total_steps"),
                     completed=data.get("step"),
-                    description=f"loss {losses[-1]:.3f}, {data.get('eta_seconds', 0):.0f} s left",
+                    description=f"loss {losses[-1]:.3f}, {data.get('eta_seconds') or 0:.0f} s left",
                 )
         return tuple(losses)
