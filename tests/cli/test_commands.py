@@ -424,9 +424,10 @@ def test_finetune_sends_ids_and_keeps_names(stub: Stub, encoder: Owner, tickets:
     raw = stub.content[asked["training_file"]]
     table = pq.read_table(io.BytesIO(raw))
     assert [encoder.codec.decode(ids.as_py()) for ids in table["input_ids"]][0] == f"{SECRET} {tiny.TEXTS[0]}"
-    assert table["labels"].to_pylist()[:2] == [1, 0]
-    assert encoder.about["labels"] == {"billing": 0, "urgent": 1}
-    assert encoder.about["fine_tunes"] == {"ftjob-77aa": {"billing": 0, "urgent": 1}}
+    numbers = encoder.about["labels"]  # in an order that the key gives
+    assert sorted(numbers.values()) == [0, 1]
+    assert table["labels"].to_pylist()[:2] == [numbers["urgent"], numbers["billing"]]
+    assert encoder.about["fine_tunes"] == {"ftjob-77aa": numbers}
     wire = b"".join(body + json.dumps(headers).encode() + call.encode() for call, headers, body in stub.calls)
     plain = json.dumps(encoder.codec.tokenizer([f"{SECRET} {tiny.TEXTS[0]}"])["input_ids"][0][:6])
     for private in (SECRET, "urgent", "billing", "tickets", plain[1:-1], PASSPHRASE):

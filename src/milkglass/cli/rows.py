@@ -36,8 +36,11 @@ def checked(data: Path, task: str | None) -> Summary:
 def labels_of(opened: Opened, train: Summary) -> dict[str, int] | None:
     """The number of each label, where rows have labels; those that the key knows keep theirs."""
     from milkglass.client.dataset import number_labels
+    from milkglass.client.labels import in_secret_order
 
-    return number_labels(train.labels, opened.key.about.get("labels")) if train.task == "classification" else None
+    if train.task != "classification":
+        return None
+    return number_labels(in_secret_order(train.labels, opened.key), opened.key.about.get("labels"))
 
 
 def scale_of(opened: Opened, train: Summary) -> Scale | None:

@@ -98,7 +98,8 @@ def summarise(path: Path, scores: bool = False) -> Summary:
             names.add(example.label)
     assert example is not None  # read_examples refuses an empty file
     numeric = all(name.isascii() and name.isdigit() for name in names)
-    ordered = sorted(names, key=lambda name: (int(name) if numeric else 0, name))
+    # by value without `int`, which refuses more than 4,300 digits
+    ordered = sorted(names, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name) if numeric else name)
     return Summary(example.kind, rows, example.pair is not None, tuple(ordered))
 
 

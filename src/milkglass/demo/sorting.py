@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from milkglass.client.dataset import number_labels, summarise
+from milkglass.client.labels import in_secret_order
 from milkglass.client.remote import Remote
 from milkglass.demo.attacker import ordinary
 from milkglass.demo.half import Half
@@ -24,7 +25,7 @@ def sort(
 ) -> tuple[ModelRun, tuple[Classified, ...], int, tuple[str, ...]]:
     """Fine-tune, ask about `asked` test messages, attack. (what is told, a few messages, how many right, labels)."""
     data = data_file("tickets_train.jsonl")
-    labels = number_labels(summarise(data).labels, None)
+    labels = number_labels(in_secret_order(summarise(data).labels, half.owner.key), None)
     names = tuple(sorted(labels, key=labels.__getitem__))
     model = half.finetune(remote, half.upload(remote), data, {**chosen, "num_labels": len(names)}, labels)
     rows = read_rows("tickets_test.jsonl")[:asked]

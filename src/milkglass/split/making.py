@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.dataset import number_labels, place, read_examples, require_classes, summarise
+from milkglass.client.labels import in_fresh_order
 from milkglass.defence import Labelled
 from milkglass.encoders.draws import SECRET
 from milkglass.encoders.encoder import EncoderDefence
@@ -51,7 +52,7 @@ def read_data(path: Path) -> Data:
     if found.task != "classification":
         raise CodecError(f"{path.name} has no labels", 'give rows with a "text" and a "label"')
     require_classes(path, found)
-    labels = number_labels(found.labels, None)
+    labels = number_labels(in_fresh_order(found.labels), None)  # kept in the client's split.json
     examples = list(read_examples(path))
     pairs = [one.pair or "" for one in examples] if found.pairs else None
     corpus = Labelled([one.text for one in examples], [labels[str(one.label)] for one in examples], pairs)
