@@ -93,6 +93,21 @@ def test_a_request_that_never_ends_is_cut(served: Server, sent: bytes) -> None:
         assert closed(one)
 
 
+def test_a_connection_that_is_used_stays(tmp_path: Path) -> None:
+    """Each request begins and ends between two checks of the deadlines."""
+    limits = Limits(head=1.0, tick=0.1)
+    with Server(tmp_path / "home", in_thread=True, connections=limits) as server, connected(server) as (one,):
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            one.sendall(HEAD + b"\r\n")
+            answer = b""
+            while b'"ok"}' not in answer:
+                piece = one.recv(4096)
+                assert piece, "it was closed"
+                answer += piece
+            time.sleep(0.02)
+
+
 def test_a_byte_now_and_then_buys_no_time(served: Server) -> None:
     with connected(served) as (one,):
         one.sendall(HEAD)

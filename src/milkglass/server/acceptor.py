@@ -17,6 +17,7 @@ from typing import Protocol, final
 
 from milkglass.loopback import is_loopback
 from milkglass.server.limits import Limits
+from milkglass.server.places import place_of
 
 log = logging.getLogger("milkglass.server")
 NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -84,6 +85,8 @@ class Acceptor:
         self._listener.setblocking(False)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._accept()), loop.create_task(self._watch())]
+        for task in self._tasks:
+            task.add_done_callback(_report)
 
     def close(self) -> None:
         """Accept nobody any more. Those whose handshake is done stay."""
@@ -179,3 +182,10 @@ class Acceptor:
                 late = visitor.session.check(now) if visitor.session is not None else None
                 if late:
                     log.info("a connection was closed: %s", late)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A task that should not have ended: nobody waits for it, so its error would be seen nowhere."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        log.critical("connections are no longer looked after: %s", place_of(error))

@@ -47,7 +47,8 @@ class Connection(H11Protocol):
         super().__init__(config, server_state, app_state)
         self._limits, self._on_lost = limits, on_lost
         self.answered = False
-        self._phase, self._since = Phase.HEAD, self.loop.time()
+        self._phase: Phase | None = None  # as `check` last saw it; None: one has begun since
+        self._since = self.loop.time()
         self._received = 0  # bytes, in all
         self._mark = 0  # of these at the start of the window
         self._unread: int | None = None  # bytes that waited to be read at the start of the window; None: no window
@@ -64,6 +65,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self.answered = True
+        self._phase = None  # a request that came and was answered between two checks
         super().on_response_complete()
 
     def resume_writing(self) -> None:
@@ -158,5 +160,8 @@ class Connection(H11Protocol):
         file = self.transport.get_extra_info("socket")
         if file is None or file.fileno() < 0:
             return 0
-        raw = fcntl.ioctl(file.fileno(), termios.TIOCOUTQ, struct.pack("i", 0))
+        try:
+            raw = fcntl.ioctl(file.fileno(), termios.TIOCOUTQ, struct.pack("i", 0))
+        except OSError:
+            return 0  # a system that does not say so of sockets: what waits here counts alone
         return int(struct.unpack("i", raw)[0])
