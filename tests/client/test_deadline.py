@@ -149,6 +149,29 @@ def test_events_without_a_token_end_too(stub: Stub, quick: Remote, monkeypatch: 
     assert left(stub)
 
 
+def test_the_messages_of_a_job_are_counted(stub: Stub, quick: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "MAX_MESSAGES", 10)
+    steps = [told(n, step=n, loss=0.5) for n in range(50)]
+    stub.replies["GET /v1/fine_tuning/jobs/j/events"] = lambda h: h.events([*steps, *map(told, range(50, 61))])
+    heard = []
+    with pytest.raises(RemoteError, match="more than 10 messages"):
+        for event in quick.follow("j"):
+            heard.append(event)
+    assert len(heard) == 60
+
+
+def test_an_upload_gets_on_by_whole_chunks(stub: Stub, quick: Remote, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(5000))
+    received = iter(range(1, 5000))
+    stub.chunk_bytes = 1000
+    stub.faults["PUT"] = [lambda h: h.answer(200, {"received": next(received)}) is None] * 4999
+    with pytest.raises(RemoteError, match="the upload stays at 4 of 5000 bytes"):
+        transfer.send(quick.connection, tmp_path / "file", "0" * 64, "model", "a.safetensors")
+    stub.chunk_bytes = 1
+    with pytest.raises(RemoteError, match="asks for chunks of 1 bytes, 512 is the least"):
+        transfer.send(quick.connection, tmp_path / "file", "1" * 64, "model", "a.safetensors")
+
+
 def test_a_download_has_to_get_on(stub: Stub, quick: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "STEADILY", SHORT)
     stub.replies["GET /file"] = dripping(b"x")

@@ -90,7 +90,7 @@ def _words(found: list[dict[str, Any]]) -> str:
     for job in map(_document, found):
         numbers = job["progress"]
         cells = (job["id"], job["model"], job["status"], steps_of(numbers) or "-", _loss(numbers) or "-")
-        rows.append((*map(cell, cells), moment(job["created_at"]), job["fine_tuned_model"] or "-"))
+        rows.append((*map(cell, cells), moment(job["created_at"]), cell(job["fine_tuned_model"] or "-")))
     return table(rows)
 
 

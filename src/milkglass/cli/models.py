@@ -74,7 +74,7 @@ def _server_words(found: list[dict[str, Any]]) -> str:
     for model in found:
         made = KEYS[model["key_fits"]] if "key_fits" in model else (model["key_id"] or KEYS[None])
         cells = (cell(model["id"]), cell(model["kind"]), megabytes(model["bytes"]), moment(model["created"]))
-        rows.append((*cells, model["parent"] or "-", made))
+        rows.append((*cells, cell(model["parent"] or "-"), cell(made)))
     return f"{table(rows)}\n\n{more}"
 
 

@@ -17,6 +17,7 @@ from milkglass.errors import MilkglassError, UsageError
 
 Stage = Callable[[str, int], Callable[[int], None]]  # size 0: nobody can say; it is over when it is told anything
 FIRST_LINE, LINES_APART = 3.0, 10.0  # seconds
+WIDEST = 128  # characters of one field in a table: as many as an id may have
 
 
 def say(text: str = "") -> None:
@@ -31,7 +32,7 @@ def shown(text: str) -> str:
 
 def cell(value: object) -> str:
     """One field of a server's record in a table. Its characters were made safe when the answer was read."""
-    return "?" if value is None else str(value)
+    return "?" if value is None else str(value)[:WIDEST]
 
 
 def json_text(document: Mapping[str, Any]) -> str:

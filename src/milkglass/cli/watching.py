@@ -108,15 +108,15 @@ class _Lines:
     """The first and the last loss, between them one every now and then, and whatever else is told."""
 
     def __init__(self) -> None:
-        self._due = 0.0
+        self._due, self._ended = 0.0, False
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         numbers = event["data"]
         last = numbers.get("step") is not None and numbers.get("step") == numbers.get("total_steps")
-        if "loss" in numbers:
-            if not last and time.monotonic() < self._due:
+        if numbers.get("step") is not None:
+            if not (last and not self._ended) and time.monotonic() < self._due:
                 return
-            self._due = time.monotonic() + LINES_APART
+            self._due, self._ended = time.monotonic() + LINES_APART, self._ended or last
         note(event["message"])
 
 

@@ -31,6 +31,7 @@ MODELS, JOBS = "/v1/models", "/v1/fine_tuning/jobs"
 ASSEMBLY = 1800.0  # seconds that a server may take to put a delta and its base together
 FINISHED = ("succeeded", "failed", "cancelled")
 JOB_QUIET = 24 * 3600.0  # seconds that a job may tell nothing: it may wait for others
+MAX_MESSAGES = 10_000  # events of one job that are words and no step
 EMPTY_EVENTS = 1000  # events of a completion without a token, in all
 
 
@@ -197,6 +198,7 @@ class Remote:
         """The job's events, past ones first, until it ends. A server that restarts is waited for, `patience` seconds
         of silence at most; no event comes twice. A job that tells nothing for JOB_QUIET seconds raises Unreachable."""
         last: str | None = None
+        messages = 0
         heard, attempt = time.monotonic(), 0
         while True:
             fresh = False
@@ -205,6 +207,9 @@ class Remote:
                     if kind == "done":
                         return
                     last, fresh = number or last, True
+                    messages += event["data"].get("step") is None
+                    if messages > MAX_MESSAGES:
+                        raise RemoteError(f"the job has more than {MAX_MESSAGES} messages", "don't trust the server")
                     yield event
                     heard, attempt = time.monotonic(), 0  # a stream may last for hours
                 if not fresh and self.job(job).get("status") in FINISHED:

@@ -17,11 +17,13 @@ from typing import Any
 
 from milkglass.client.answers import told_id, told_number
 from milkglass.client.connection import Connection
+from milkglass.client.parsing import HINT
 from milkglass.client.records import FILE
 from milkglass.errors import RemoteError, Unreachable
 from milkglass.models import cache_folder
 
-CHUNK = 8 << 20  # bytes, unless the server asks for less
+CHUNK = 8 << 20  # bytes, unless the server asks for less, and
+LEAST_CHUNK = 512  # bytes: a server that asks for less wants millions of requests
 Tell = Callable[[int], None]  # told how many bytes were just done
 GONE = (404, 409, 410)
 STEADY, STEADILY = 64 << 10, 120.0  # bytes of a download that have to come within so many seconds
@@ -56,7 +58,9 @@ def send(connection: Connection, path: Path, digest: str, purpose: str, name: st
         upload = connection.json("POST", "/v1/uploads", asked, again=True)  # a lost answer leaves an empty upload
         _write_note(note, told_id(upload))
     route, received = f"/v1/uploads/{told_id(upload)}", told_number(upload, "received")
-    step = max(1, min(CHUNK, told_number(upload, "chunk_bytes") if upload.get("chunk_bytes") else CHUNK))
+    step = min(CHUNK, told_number(upload, "chunk_bytes")) if upload.get("chunk_bytes") else CHUNK
+    if step < LEAST_CHUNK:
+        raise RemoteError(f"the server asks for chunks of {step} bytes, {LEAST_CHUNK} is the least", HINT)
     tell(received)
     _send_chunks(connection, path, size, route, received, step, tell)
     try:
@@ -116,7 +120,7 @@ def _send_chunks(
                 if error.status != 409:
                     raise
                 now = told_number(connection.json("GET", route), "received")
-            stuck = stuck + 1 if now <= received else 0
+            stuck = stuck + 1 if now < received + len(chunk) else 0
             if stuck > 3 or not 0 <= now <= size:
                 raise RemoteError(
                     f"the upload stays at {now} of {size} bytes", "the server may be out of space; try again later"
