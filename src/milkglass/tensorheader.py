@@ -67,16 +67,21 @@ def read_header(path: Path) -> dict[str, TensorRef]:
 
     Raises CorruptCheckpoint when it is cut off, overlaps, or is not a safetensors file at all.
     """
-    table, base, size = _table(path)
-    table.pop(METADATA, None)
-    found = {name: _tensor_ref(path, name, entry, base, size) for name, entry in table.items()}
-    _require_contiguous(path, list(found.values()), base, size)
-    return found
+    return _read(path)[0]
 
 
 def has_notes(path: Path) -> bool:
-    """Whether a file carries notes of whoever wrote it. Raises CorruptCheckpoint for a header that is not valid."""
-    return _table(path)[0].get(METADATA, PLAIN) != PLAIN
+    """Whether a file carries notes of whoever wrote it. Raises CorruptCheckpoint as `read_header` does."""
+    return _read(path)[1] != PLAIN
+
+
+def _read(path: Path) -> tuple[dict[str, TensorRef], dict[str, str]]:
+    """The tensors and the notes."""
+    table, base, size = _table(path)
+    notes = table.pop(METADATA, PLAIN)
+    found = {name: _tensor_ref(path, name, entry, base, size) for name, entry in table.items()}
+    _require_contiguous(path, list(found.values()), base, size)
+    return found, notes
 
 
 def parse_table(header: bytes, name: str) -> dict[str, Any]:
