@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from milkglass.client import connection, events, remote, transfer
 from milkglass.client.connection import Patience
 from milkglass.client.remote import Remote, Sampling
 from milkglass.errors import RemoteError, Unreachable
+from tests.cli.test_processes import self_signed
 from tests.client.stub import TOKEN, Handler, Stub, running
 from tests.client.test_remote import chunk, told
 
@@ -71,6 +73,20 @@ def test_an_answer_that_drips_is_cut_off(stub: Stub, quick: Remote, head: bytes)
     with pytest.raises(RemoteError, match="cut off: what was waited for did not come within"):
         quick.models()
     assert left(stub)
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 "])
+def test_an_answer_over_tls_is_cut_off_too(stub: Stub, tmp_path: Path, head: bytes) -> None:
+    certificate, secret = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, secret)
+    stub.socket = context.wrap_socket(stub.socket, server_side=True)
+    stub.replies["GET /v1/models"] = dripping(b" ", head)
+    url = stub.url.replace("http:", "https:")
+    with Remote(url, TOKEN, authority=certificate, timeout=SHORT, patience=ONCE) as remote:
+        with pytest.raises(RemoteError, match="cut off"):
+            remote.models()
+        assert left(stub)
 
 
 def test_what_was_cut_off_is_not_taken_for_whole(stub: Stub, quick: Remote) -> None:

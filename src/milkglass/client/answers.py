@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 from milkglass.client.outgoing import PLAIN_NAME
 from milkglass.client.parsing import HINT, document
@@ -43,12 +43,15 @@ def in_order(found: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
 
 
 # --- inference --------------------------------------------------------------------------------------------------------
+@final
 @dataclass(frozen=True)
 class Classified:
-    """Attributes:
-    label: the number of the likeliest class
-    probabilities: of each class, in order
-    score: of a regression, as it was trained (scores.py reads it); there are no probabilities then
+    """What a model says of one text.
+
+    Attributes:
+        label: the number of the likeliest class.
+        probabilities: of each class, in order.
+        score: of a regression, as it was trained (scores.py reads it); there are no probabilities then.
     """
 
     label: int

@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, final
 from weakref import WeakSet
 
 
+@final
 class Sockets:
     """The open sockets of one client, as httpcore2's `trace` extension reports them."""
 
@@ -36,10 +37,13 @@ class Sockets:
                 )  # not SSLSocket's own, which waits for nothing but says so
 
 
+@final
 class Watch:
-    """Attributes:
-    seconds: how long the part of the exchange that is under way may take
-    expired: whether the connection was cut
+    """A deadline that can be moved while a thread waits for it.
+
+    Attributes:
+        seconds: how long the part of the exchange that is under way may take.
+        expired: whether the connection was cut.
     """
 
     def __init__(self, sockets: Sockets, seconds: float) -> None:

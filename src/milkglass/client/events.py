@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import final
 
 import httpx2
 
@@ -19,14 +20,15 @@ MAX_EVENT = 4 << 20  # bytes of an event, and of all comments before it
 EVENT_ID = re.compile(r"[A-Za-z0-9_.-]{0,128}")
 
 
+@final
 @dataclass(frozen=True)
 class Stream:
     """An answer that is being read.
 
     Attributes:
-    answer: its status and headers have arrived
-    watch: cuts the connection when its time is up
-    silence: seconds that an event may take, by default
+        answer: its status and headers have arrived.
+        watch: cuts the connection when its time is up.
+        silence: seconds that an event may take, by default.
     """
 
     answer: httpx2.Response

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from milkglass.client.connection import Connection
 from milkglass.client.folder import MARKED, MARKER, TOKENIZER
@@ -33,18 +33,19 @@ MAX_FILES = 2000  # of one model
 SPARE = 256 << 20  # bytes that are left free on the disk
 DISTRUST = "don't trust this model"
 
-# A stage's name and size in bytes, 0 where nobody can say; told what was just done (of such a one: that it is over).
+# Given a stage's name and its size in bytes, 0 where it is not known, returns what is called with the bytes just done.
 Stage = Callable[[str, int], Callable[[int], None]]
 
 
+@final
 @dataclass(frozen=True)
 class Promised:
     """A file that the server offers.
 
     Attributes:
-    name: plain, of a file that a checkpoint consists of
-    bytes: its size, as the server says
-    sha256: in hex; None where the server does not know it
+        name: plain, of a file that a checkpoint consists of.
+        bytes: its size, as the server says.
+        sha256: in hex; None where the server does not say it.
     """
 
     name: str

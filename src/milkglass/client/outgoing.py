@@ -36,8 +36,8 @@ class Outgoing:
     """All that leaves of one folder.
 
     Attributes:
-    folder: the scrambled model's, or the delta's
-    weights: the files that are sent, by the name that the server is told; an unusual name stays here
+        folder: the scrambled model's, or the delta's.
+        weights: the files that are sent, by the names under which they are sent; an unusual name stays here.
     """
 
     folder: Path
@@ -52,7 +52,7 @@ class Outgoing:
         return cls(folder, {file.name: file for file in files})
 
     def documents(self) -> dict[str, dict[str, Any] | None]:
-        """config, generation_config, index and delta, as the server is told them."""
+        """config, generation_config, index and delta, as they are sent."""
         index = json_file(self.folder / INDEX) if not (self.folder / DELTA_CONFIG).is_file() else None
         if index is not None:
             sent = {file.name: name for name, file in self.weights.items()}
@@ -102,7 +102,7 @@ def require_scrambled(folder: Path) -> list[Path]:
 
 
 def _places(folder: Path) -> dict[str, set[str] | None]:
-    """The files of weights that the folder's own JSON names, and the tensors that each has to hold; None: not said."""
+    """The files of weights that the folder's own JSON names, and the tensors of each; None: it names no tensors."""
     if (folder / DELTA_CONFIG).is_file():
         return {DELTA_WEIGHTS: None}
     index = json_file(folder / INDEX)

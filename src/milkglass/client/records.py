@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, final
 
 from milkglass.client.parsing import HINT, document
 from milkglass.errors import RemoteError
@@ -35,13 +35,16 @@ def is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+@final
 @dataclass(frozen=True)
 class Shape:
     """What a record of the server's has to look like. Fields may be missing or null; other fields are left as they are.
 
     Attributes:
-    noun: what the record is called in messages
-    texts, wholes, numbers: names of fields that are strings, whole numbers from 0 on, and finite numbers
+        noun: what the record is called in messages.
+        texts: names of the fields that are strings.
+        wholes: names of those that are whole numbers from 0 on.
+        numbers: names of those that are finite numbers.
     """
 
     noun: str

@@ -30,7 +30,7 @@ Ids = Sequence[int] | NDArray[Any]
 MODELS, JOBS = "/v1/models", "/v1/fine_tuning/jobs"
 ASSEMBLY = 1800.0  # seconds that a server may take to put a delta and its base together
 FINISHED = ("succeeded", "failed", "cancelled")
-JOB_QUIET = 24 * 3600.0  # seconds that a job may tell nothing: it may wait for others
+JOB_QUIET = 24 * 3600.0  # seconds without an event of a job: it may wait for others
 MAX_MESSAGES = 10_000  # events of one job that are words and no step
 EMPTY_EVENTS = 1000  # events of a completion without a token, in all
 
@@ -98,19 +98,20 @@ class Remote:
         if not is_plain(name):
             raise UsageError("the model's name has other characters than A-Z a-z 0-9 . _ -", "give one with --name")
         outgoing = Outgoing.of(folder)
+        about = {"id": name, **outgoing.documents()}
         files = [
             {"name": sent, "file_id": self._send(path, "model", sent, path.name, progress)}
             for sent, path in outgoing.weights.items()
         ]
         over = progress("the server puts the model together", 0)
-        body = {"id": name, **outgoing.documents(), "files": files}
         # Again where the answer was lost: the server answers alike for the same name, weights and configs.
+        body = {**about, "files": files}
         made = told_id(self.connection.json("POST", "/v1/models", body, again=True, timeout=ASSEMBLY))
         over(1)
         return made
 
     def _send(self, path: Path, purpose: str, name: str, shown: str, progress: Stage) -> str:
-        """name: what the server is told. shown: what the person watching is told."""
+        """name: under which the file is sent. shown: its name in progress bars."""
         size = path.stat().st_size
         digest = file_sha256(path, progress(f"check {shown}", size))
         return send(self.connection, path, digest, purpose, name, progress(f"upload {shown}", size))
@@ -196,7 +197,7 @@ class Remote:
 
     def follow(self, job: str, patience: float = 600.0) -> Iterator[dict[str, Any]]:
         """The job's events, past ones first, until it ends. A server that restarts is waited for, `patience` seconds
-        of silence at most; no event comes twice. A job that tells nothing for JOB_QUIET seconds raises Unreachable."""
+        of silence at most; no event comes twice. Raises Unreachable after JOB_QUIET seconds without an event."""
         last: str | None = None
         messages = 0
         heard, attempt = time.monotonic(), 0

@@ -41,9 +41,11 @@ COLUMNS = {"input_ids": (List32,), "attention_mask": (List8,), "token_type_ids":
 @final
 @dataclass(frozen=True)
 class Mark:
-    """Attributes:
-    sha256: of the whole file, in hex
-    key_id: the identifier of the key that scrambled it
+    """Which file was scrambled here, and with which key.
+
+    Attributes:
+        sha256: of the whole file, in hex.
+        key_id: the identifier of the key that scrambled it.
     """
 
     sha256: str
