@@ -88,6 +88,15 @@ class Server:
         """The requests that a server in a thread is at work on."""
         return list(self._uvicorn.server_state.tasks)
 
+    @property
+    def acceptor(self) -> Any:
+        """Of a server in a thread."""
+        return self._uvicorn.servers[0]
+
+    def answered(self) -> int:
+        """How many requests a server in a thread has answered."""
+        return self._uvicorn.server_state.total_requests
+
     def kill(self) -> None:
         """As a power cut would."""
         self.process.kill()

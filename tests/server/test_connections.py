@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from milkglass.errors import UsageError
 from milkglass.server.acceptor import Acceptor
 from milkglass.server.limits import Limits
 from milkglass.server.logs import BURST, RATE, Throttle
+from milkglass.server.store import File
 from tests.cli.test_processes import self_signed
-from tests.server.kit import TOKEN, announce, put, until
+from tests.server.kit import TOKEN, until
 from tests.server.real import Server
 
-QUICK = Limits(head=0.5, window=0.5, linger=0.5, handshake=0.5, tick=0.1)
+QUICK = Limits(head=1.0, window=0.5, linger=0.5, handshake=0.5, tick=0.1)
+BY_HAND = Limits(head=10, window=10, linger=10, tick=10_000)  # for `Clock`
 HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 OPEN = f"Host: x\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
 
@@ -86,26 +89,17 @@ def served(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("patient") / "home", in_thread=True) as server:
+        yield server
+
+
 @pytest.mark.parametrize("sent", [b"", HEAD, HEAD + b"\r\n" + HEAD], ids=["nothing", "half", "after an answer"])
 def test_a_request_that_never_ends_is_cut(served: Server, sent: bytes) -> None:
     with connected(served) as (one,):
         one.sendall(sent)
         assert closed(one)
-
-
-def test_a_connection_that_is_used_stays(tmp_path: Path) -> None:
-    """Each request begins and ends between two checks of the deadlines."""
-    limits = Limits(head=1.0, tick=0.1)
-    with Server(tmp_path / "home", in_thread=True, connections=limits) as server, connected(server) as (one,):
-        end = time.monotonic() + 3
-        while time.monotonic() < end:
-            one.sendall(HEAD + b"\r\n")
-            answer = b""
-            while b'"ok"}' not in answer:
-                piece = one.recv(4096)
-                assert piece, "it was closed"
-                answer += piece
-            time.sleep(0.02)
 
 
 def test_a_byte_now_and_then_buys_no_time(served: Server) -> None:
@@ -128,65 +122,72 @@ def test_a_body_that_stops_coming_is_cut(served: Server, sent: bytes) -> None:
         assert closed(one)
 
 
+class Clock:
+    """Asks a server's one connection about its deadlines, at times that the test makes up."""
+
+    def __init__(self, server: Server) -> None:
+        (visitor,) = until(lambda: list(server.acceptor._visitors))
+        self.session = until(lambda: visitor.session)
+        self.now = self.session.loop.time()
+
+    def late(self, seconds: float) -> str | None:
+        """What has been late for too long, so many seconds after the last question."""
+        self.now += seconds
+        return self.session._late(self.now)
+
+
+def test_a_connection_that_is_used_stays(tmp_path: Path) -> None:
+    """Each request begins and ends between two looks at the deadlines."""
+    with Server(tmp_path / "home", in_thread=True, connections=BY_HAND) as server, connected(server) as (one,):
+        clock = Clock(server)
+        for number in range(4):
+            assert clock.late(9) is None
+            one.sendall(HEAD + b"\r\n")
+            until(lambda n=number: server.answered() > n)
+        assert clock.late(9) is None and clock.late(9) is None
+        assert clock.late(2) == "no request came"
+
+
 def test_a_slow_body_is_taken(tmp_path: Path) -> None:
-    """For three windows, at more than the least rate."""
-    limits = Limits(head=30, window=0.5, body_rate=0.001, tick=0.1)
-    with Server(tmp_path / "home", in_thread=True, connections=limits) as server, connected(server) as (one,):
-        body = b'{"model": "nobody", "input": [1]}'
+    with Server(tmp_path / "home", in_thread=True, connections=BY_HAND) as server, connected(server) as (one,):
+        body = b'{"model": "nobody", "input": [1]}'.ljust(50_000)
         one.sendall(b"POST /classify HTTP/1.1\r\n" + OPEN + b"Content-Type: application/json\r\n")
         one.sendall(b"Content-Length: %d\r\n\r\n" % len(body))
-        for at in range(len(body)):
-            one.sendall(body[at : at + 1])
-            time.sleep(0.05)
+        until(server.app_tasks)
+        clock = Clock(server)
+        assert clock.late(0) is None
+        for at in (0, 12_000, 24_000):
+            before = clock.session._received
+            one.sendall(body[at : at + 12_000])
+            until(lambda n=before: clock.session._received == n + 12_000)
+            assert clock.late(11) is None
+        one.sendall(body[36_000:37_000])
+        assert clock.late(11) == "a request's body stopped coming"
+        one.sendall(body[37_000:])
         assert one.recv(4096).startswith(b"HTTP/1.1 404")
 
 
-def test_an_answer_that_nobody_reads_is_cut(served: Server) -> None:
-    data = b"\0" * (32 << 20)
-    with served.client() as client:
-        key = announce(client, "t.parquet", data, "fine-tune")  # type: ignore[arg-type]
-        put(client, key, 0, data)  # type: ignore[arg-type]
-        context = served.app.state.context
-        (context.home.uploads / key).rename(context.home.files / key)
-        context.store.files.add(_file(key, len(data)))
-    with connected(served, small=True) as (one,):
-        one.sendall(b"GET /v1/files/" + key.encode() + b"/content HTTP/1.1\r\n" + OPEN + b"\r\n")
-        until(served.app_tasks)
-        until(lambda: not served.app_tasks())
-        read = 0
-        while piece := _rest(one):
-            read += len(piece)
-        assert read < len(data), "it was sent whole: the test needs more than the kernel's buffers hold"
-
-
-def _rest(one: socket.socket) -> bytes:
-    try:
-        return one.recv(1 << 20)
-    except ConnectionError:
-        return b""
-
-
-def _file(key: str, size: int) -> Any:
-    from milkglass.server.store import File
-
-    return File(id=key, filename="t.parquet", bytes=size, sha256="0" * 64, purpose="fine-tune")
-
-
-def test_a_download_that_is_read_slowly_goes_through(tmp_path: Path) -> None:
-    limits = Limits(head=30, window=0.4, send_rate=1.0, tick=0.1)
-    with Server(tmp_path / "home", in_thread=True, connections=limits) as server:
+def test_an_answer_that_nobody_reads_is_late_and_one_that_is_read_is_not(tmp_path: Path) -> None:
+    size = 64 << 20  # more than the kernel keeps
+    with Server(tmp_path / "home", in_thread=True, send_buffer=1 << 16, connections=BY_HAND) as server:
         context = server.app.state.context
-        size = 24 << 20
         (context.home.files / "file-a").write_bytes(b"\0" * size)
-        context.store.files.add(_file("file-a", size))
+        context.store.files.add(File(id="file-a", filename="t", bytes=size, sha256="0" * 64, purpose="model"))
         with connected(server, small=True) as (one,):
-            one.sendall(b"GET /v1/files/file-a/content HTTP/1.1\r\nConnection: close\r\n" + OPEN + b"\r\n")
-            read, pause = 0, time.monotonic() + 1.5
-            while piece := one.recv(1 << 16):
-                read += len(piece)
-                if time.monotonic() < pause:
-                    time.sleep(0.02)
-            assert read > size
+            one.sendall(b"GET /v1/files/file-a/content HTTP/1.1\r\n" + OPEN + b"\r\n")
+            clock = Clock(server)
+            until(lambda: clock.session.flow.write_paused)
+            for _ in range(3):
+                assert clock.late(9) is None
+                _read(one, 8 << 20)
+                until(lambda: clock.session.flow.write_paused)
+            assert clock.late(9) is None and clock.late(9) is None
+            assert clock.late(9) == "an answer was not read"
+
+
+def _read(one: socket.socket, size: int) -> None:
+    while size > 0:
+        size -= len(one.recv(1 << 20))
 
 
 def test_many_idle_connections_lock_nobody_out(tmp_path: Path) -> None:
@@ -224,15 +225,21 @@ def test_busy_connections_are_not_closed_for_others(tmp_path: Path) -> None:
 def test_tls_connections_have_deadlines_too(tmp_path: Path) -> None:
     certificate, secret = self_signed(tmp_path)
     more: dict[str, Any] = {"tls_certificate": certificate, "tls_key": secret}
-    with Server(tmp_path / "home", in_thread=True, connections=QUICK, **more) as server:
-        with connected(server, 2) as (silent, idle):
-            context = ssl.create_default_context(cafile=str(certificate))
-            with context.wrap_socket(idle, server_hostname="127.0.0.1") as wrapped:
-                assert closed(wrapped)
-            assert closed(silent)
-        with connected(server) as (one,), context.wrap_socket(one, server_hostname="127.0.0.1") as wrapped:
-            wrapped.sendall(HEAD + b"Connection: close\r\n\r\n")
-            assert wrapped.recv(4096).startswith(b"HTTP/1.1 200")
+    context = ssl.create_default_context(cafile=str(certificate))
+    with (
+        Server(tmp_path / "home", in_thread=True, connections=replace(QUICK, handshake=5), **more) as server,
+        connected(server, 2) as (silent, idle),
+    ):
+        with context.wrap_socket(idle, server_hostname="127.0.0.1") as wrapped:
+            assert closed(wrapped)
+        assert closed(silent)
+    with (
+        Server(tmp_path / "home", in_thread=True, **more) as server,
+        connected(server) as (one,),
+        context.wrap_socket(one, server_hostname="127.0.0.1") as wrapped,
+    ):
+        wrapped.sendall(HEAD + b"Connection: close\r\n\r\n")
+        assert wrapped.recv(4096).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(
@@ -242,23 +249,23 @@ def test_tls_connections_have_deadlines_too(tmp_path: Path) -> None:
         b"POST /v1/files HTTP/1.1\r\n" + OPEN + b"Transfer-Encoding: chunked\r\n\r\n--x\r\n",
         b"\0" * 100,
         b"GET \xff\xfe HTTP/1.1\r\n\r\n",
-        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n",
         b"X" * 100_000,
         HEAD + b"Content-Length: -1\r\n\r\n",
     ],
 )
 def test_bytes_that_are_not_http_leave_no_traceback(
-    served: Server, caplog: pytest.LogCaptureFixture, bad: bytes
+    patient: Server, caplog: pytest.LogCaptureFixture, bad: bytes
 ) -> None:
-    with caplog.at_level(logging.INFO), connected(served) as (one,):
+    with caplog.at_level(logging.INFO), connected(patient) as (one,):
         one.sendall(bad)
         assert closed(one)
-        assert health(served) == 200
+        assert health(patient) == 200
     assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
 
 
-def test_a_method_that_nobody_knows_is_not_logged(served: Server, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO), connected(served) as (one,):
+def test_a_method_that_nobody_knows_is_not_logged(patient: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), connected(patient) as (one,):
         one.sendall(b"PRIVATENAME /health HTTP/1.1\r\nConnection: close\r\n" + OPEN + b"\r\n")
         assert closed(one)
     assert "PRIVATENAME" not in caplog.text

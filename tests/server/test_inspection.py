@@ -108,7 +108,7 @@ def test_an_inspector_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_
     program = "import os, time; from pathlib import Path; Path('pid').write_text(str(os.getpid())); time.sleep(600)"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(inspection, "COMMAND", (sys.executable, "-c", program))
-    monkeypatch.setattr(inspection, "WALL", 0.1)
+    monkeypatch.setattr(inspection, "WALL", 0.05)
     (tmp_path / "t.parquet").write_bytes(ROWS)
     with pytest.raises(BadUpload, match="seconds to read"):
         inspection.inspect(tmp_path / "t.parquet", "fine-tune")

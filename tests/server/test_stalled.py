@@ -37,13 +37,14 @@ def test_a_stream_that_nobody_reads_does_not_keep_its_model(folders: dict[str, P
         loader = server.app.state.context.loader
         until(lambda: loader._entries)
         (entry,) = loader._entries.values()
+        until(entry.engine.done)  # it is loaded, for this stream
         until(lambda: not entry.users)
         assert server.app_tasks(), "the stream is still being written: otherwise this shows nothing"
         assert client.delete("/v1/models/llama").status_code == 200
 
 
 def test_a_stream_that_nobody_reads_ends_and_frees_its_rows(folders: dict[str, Path], tmp_path: Path) -> None:
-    limits = Limits(window=0.5, tick=0.1)
+    limits = Limits(window=0.5, body_rate=0, tick=0.1)
     with (
         Server(tmp_path / "home", in_thread=True, send_buffer=4096, connections=limits, max_batch=16) as server,
         server.client() as client,
