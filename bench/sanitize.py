@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "reference"))
 import sanitizers as literal  # noqa: E402
 
 from milkglass.models import resolve  # noqa: E402
-from milkglass.noise.stream import Stream
+from milkglass.noise.stream import Stream  # noqa: E402
 from milkglass.sanitizers.custext import CusText  # noqa: E402
 from milkglass.sanitizers.neighbours import groups, nearest  # noqa: E402
 from milkglass.sanitizers.rnm import Rnm  # noqa: E402

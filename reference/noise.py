@@ -2,8 +2,8 @@
 
 K = round(r F^-1(U)) for a standard normal, or a Laplacian of scale 1. U's bits come from a ChaCha20 key stream: of each
 little-endian 64-bit word the lowest bit is the sign, and the other 63 are the first bits after the leading zero of the
-tail's probability, 0.0b1b2... in binary. Where 63 bits do not decide K, further words come from a stream of the same key
-whose nonce is 1 (the first one's is 0). Derived from the definition: no fp64 is used.
+tail's probability, 0.0b1b2... in binary. Where 63 bits do not decide K, further words come from a stream of the same
+key whose nonce is 1 (the first one's is 0). Derived from the definition: no fp64 is used.
 """
 
 from __future__ import annotations

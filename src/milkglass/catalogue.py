@@ -23,6 +23,7 @@ from milkglass.attacks.embedding.decipherment import Decipherment
 from milkglass.attacks.embedding.ednn import EDNN
 from milkglass.attacks.embedding.era import ERA
 from milkglass.attacks.embedding.era_plus import ERAPlus
+from milkglass.attacks.embedding.float_holes import FloatHoles
 from milkglass.attacks.embedding.gram import Gram
 from milkglass.attacks.embedding.hidden_words import HiddenWords
 from milkglass.attacks.embedding.invbert import InvBert
@@ -41,9 +42,11 @@ from milkglass.attacks.embedding.tfa import TFA
 from milkglass.attacks.embedding.tuned_rows import TunedRows
 from milkglass.attacks.gradient.dager import DAGER
 from milkglass.attacks.gradient.dlg import DLG
+from milkglass.attacks.gradient.float_holes_rows import FloatHolesRows
 from milkglass.attacks.gradient.free_tokens import FreeTokens
 from milkglass.attacks.gradient.grab import GRAB
 from milkglass.attacks.gradient.lamp import LAMP
+from milkglass.attacks.gradient.seed_search import SeedSearch
 from milkglass.attacks.gradient.surviving import SurvivingEntries
 from milkglass.attacks.gradient.tag import TAG
 from milkglass.attacks.words.channel import ChannelAttack
@@ -73,6 +76,7 @@ ATTACKS: Mapping[str, type[Attack]] = {
     "invbert": InvBert,
     "channel": ChannelAttack,
     "near-hidden": NearHidden,
+    "float-holes": FloatHoles,
     "invert-hidden": InvertHidden,
     "hidden-words": HiddenWords,
 }
@@ -85,6 +89,8 @@ GRADIENT_ATTACKS: Mapping[str, type[Attack]] = {
     "grab": GRAB,
     "dager": DAGER,
     "surviving-entries": SurvivingEntries,
+    "float-holes-rows": FloatHolesRows,
+    "seed-search": SeedSearch,
     "shadow-sampling": ShadowSampling,
     "shadow-max": ShadowMaximum,
     "shadow-median": ShadowMedian,

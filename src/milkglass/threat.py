@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -181,6 +181,23 @@ class Candidates:
 
 
 @dataclass(frozen=True)
+class AddedNoise:
+    """What is public of the noise that a mechanism adds to real numbers: its parameters (Kerckhoffs).
+
+    Attributes:
+        law: the distribution.
+        width: its standard deviation (gaussian) or scale (laplace), in units of what is sent.
+        clip: what was bounded before; None: nothing.
+        bounded: "text", the L2 norm of all numbers of a text, or "row", the mean absolute coordinate of each row.
+    """
+
+    law: Literal["gaussian", "laplace"]
+    width: float
+    clip: float | None = None
+    bounded: Literal["text", "row"] = "text"
+
+
+@dataclass(frozen=True)
 class Knowledge:
     """What the adversary has besides the transcript. None: this adversary lacks it.
 
@@ -191,7 +208,8 @@ class Knowledge:
     makes of these public ids, with draws from a seed, and (total,) where each of them was sent, NO_BELIEF where
     nowhere. aliases: how many scrambled ids each ordinary token has; shared: whether an id names a cluster and no
     token: both are the scheme's (Kerckhoffs). step: the model whose gradients are shared, and its loss. labels,
-    lengths: (b,) the class of each text behind the gradients, in their order, and its tokens, special ones too.
+    lengths: (b,) the class of each text behind the gradients, in their order, and its tokens, special ones too. noise:
+    what is added to what is sent.
     """
 
     public_model: Model | None = None
@@ -206,6 +224,7 @@ class Knowledge:
     shared: bool = False
     step: SharedStep | None = None
     lengths: Ids | None = None
+    noise: AddedNoise | None = None
 
     def tokens(self, size: int) -> int:
         """n, how many public ids there are; size: how many scrambled ones, which is n where each token has one."""
@@ -322,6 +341,7 @@ _SAID: Mapping[str, str] = {
     "rehearse": "no sanitizer stands in front",
     "step": "the attacker does not know which model is trained",
     "lengths": "the attacker does not know how long the texts are",
+    "noise": "no noise is added to real numbers",
 }
 
 

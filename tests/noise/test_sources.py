@@ -22,6 +22,7 @@ ROOMS = {  # where nothing drawn is secret from anybody who may see the result
 FILES = {
     "noise/operators.py": "names the operators that it takes the place of",
     "server/sampling.py": "the server samples from its own logits",
+    "server/generating.py": "the server samples from its own logits",
     "client/connection.py": "how long to wait before a retry",
     "split/staging.py": "which rows are held out; by the user's seed",
     "split/serving.py": "weights are drawn, then overwritten",
@@ -79,10 +80,16 @@ def test_nothing_is_listed_that_does_not_draw() -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["import torch\ntorch.manual_seed(1)", "import numpy as np\nnp.random.default_rng(3)", "import random\nrandom.random()",
-     "from random import gauss\ngauss(0, 1)", "import torch\ntorch.empty(3).normal_()", "import torch\ntorch.Generator()",
-     "import torch\ny = torch.randn(3) * 0.1"],
-)  # fmt: skip
+    [
+        "import torch\ntorch.manual_seed(1)",
+        "import torch\ntorch.Generator()",
+        "import torch\ny = torch.randn(3) * 0.1",
+        "import torch\ntorch.empty(3).normal_()",
+        "import numpy as np\nnp.random.default_rng(3)",
+        "import random\nrandom.random()",
+        "from random import gauss\ngauss(0, 1)",
+    ],
+)
 def test_the_search_finds_what_it_must(tmp_path: Path, code: str) -> None:
     (tmp_path / "one.py").write_text(code, "utf-8")
     assert draws(tmp_path / "one.py")

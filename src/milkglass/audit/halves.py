@@ -95,7 +95,8 @@ def _of_states(
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
     ids = client.reader.encode(private, cut=True).ids
     known = {who: client.reader.encode(texts, cut=True).ids for who, texts in public.items()}
-    knowledge = {who: Knowledge(corpus=one, observe=client.observe) for who, one in known.items()}
+    noise = client.defence.added_noise
+    knowledge = {who: Knowledge(corpus=one, observe=client.observe, noise=noise) for who, one in known.items()}
     seen = (*server.rest(), *client.send(private))
     scene = _scene(base, codec, seen, _truth(codec, ids, ids, known), knowledge, {"name": client.defence.name})
     return replace(scene, broken=client.defence.broken)
@@ -117,7 +118,7 @@ def _scene(
     bare = Knowledge(public_model=public, simulate=simulate)
     adversaries = [Adversary("model only", "has the public model and no text", bare)]
     for who, one in known.items():
-        given = replace(bare, corpus=one.corpus, observe=one.observe, rehearse=one.rehearse)
+        given = replace(bare, corpus=one.corpus, observe=one.observe, rehearse=one.rehearse, noise=one.noise)
         adversaries.append(Adversary(who, f"has {WORDS.get(who, who)}", given))
     own = truth.tokens
     plain = np.zeros(len(own.ids), np.bool_)

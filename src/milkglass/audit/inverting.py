@@ -1,11 +1,11 @@
 """The attacks on one site's recorded updates, graded against its texts and against what was trained on.
 
 Attackers know the model, its weights in every round, the labels and the lengths (LAMP's setting, the paper's 3.1), the
-shield (whether steps drop, what is frozen), and public text: what is given, and the site's own texts from which no
-attacked update comes, for text of the same kind, as in `milkglass audit`. Nothing of it holds an attacked text or is
-part of one. Attacks on shadows ("shadow-...") are given the shadows themselves, the most that any inversion could read,
-and know what each can stand for. They don't rehearse the defence: its selection costs more than the audit. Every update
-is attacked by itself; what was read is graded together.
+shield (whether steps drop, what is frozen, what noise is added), and public text: what is given, and the site's own
+texts from which no attacked update comes, for text of the same kind, as in `milkglass audit`. Nothing of it holds an
+attacked text or is part of one. Attacks on shadows ("shadow-...") are given the shadows themselves, the most that any
+inversion could read, and know what each can stand for. They don't rehearse the defence: its selection costs more than
+the audit. Every update is attacked by itself; what was read is graded together.
 
 What this module does not know: how a site trained, files.
 """
@@ -36,7 +36,7 @@ from milkglass.threat import Attack, Budget, Candidates, Guess, Knowledge, Token
 from milkglass.tokenizer import longest
 from milkglass.truth import Truth
 
-INVERSIONS = ("free-tokens", "dager", "surviving-entries")
+INVERSIONS = ("free-tokens", "float-holes-rows", "dager", "surviving-entries")
 ADAPTIVE = ("shadow-sampling", "shadow-max", "shadow-median", "shadow-mean", "shadow-decoding")
 ADVICE = (
     "who has more public text like the site's reads more of shadows: give some with --public FILE, which takes the "
@@ -88,7 +88,8 @@ def leakage(
             share = budget.part(1 / left)
             left -= 1
             try:
-                part = _attacked(attack, one, texts, bare, share, seed)
+                noise = shield.added_noise(one.seen.batch_size)
+                part = _attacked(attack, one, texts, replace(bare, noise=noise), share, seed)
             except MilkglassError as error:
                 failed[attack.name] = error.message
             except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results

@@ -34,6 +34,7 @@ from milkglass.encoders.training import Training
 from milkglass.errors import UsageError
 from milkglass.noise import clipping, grid
 from milkglass.paper import Paper
+from milkglass.threat import AddedNoise
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,10 @@ class DPForward(EncoderDefence):
     @property
     def quiet(self) -> bool:
         return self.where == "central"
+
+    @property
+    def added_noise(self) -> AddedNoise | None:
+        return None if self.quiet else AddedNoise("gaussian", self.sigma, self.clip)
 
     def mechanism(self, hidden: torch.Tensor, draws: Draws) -> torch.Tensor:
         clipped = clipping.matrix_l2(hidden, self.clip)

@@ -34,6 +34,7 @@ from milkglass.encoders.training import Step, Training, train
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UnsupportedModel, UsageError
 from milkglass.network import classifier
 from milkglass.sequences import Ids
+from milkglass.threat import AddedNoise
 
 # Weights and dropout come from torch's own generator, which all threads share: one training at a time.
 ALONE = threading.Lock()
@@ -63,6 +64,11 @@ class EncoderDefence(Defence):
     @property
     def pooled(self) -> bool:
         return False
+
+    @property
+    def added_noise(self) -> AddedNoise | None:
+        """What is public of the noise on each text's states; None where none is added."""
+        return None
 
     @property
     def quiet(self) -> bool:

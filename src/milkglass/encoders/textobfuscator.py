@@ -36,6 +36,7 @@ from milkglass.encoders.reader import Encoded
 from milkglass.encoders.training import Step, Training
 from milkglass.noise import clipping, grid
 from milkglass.paper import Paper
+from milkglass.threat import AddedNoise
 
 ROUNDS = 10  # of k-means
 KEPT = 0.9  # of a centre, when a batch has tokens of its cluster
@@ -125,6 +126,10 @@ class TextObfuscator(EncoderDefence):
             f"{2 * self.clip / self.scale:g} x dimensions x tokens, a budget too large to be relied on; sending more "
             "adds up; nothing is claimed for the texts and labels that the halves were trained with"
         )
+
+    @property
+    def added_noise(self) -> AddedNoise | None:
+        return AddedNoise("laplace", self.scale, self.clip, "row") if self.scale else None
 
     def mechanism(self, hidden: torch.Tensor, draws: Draws) -> torch.Tensor:
         bound = None if self.clip is None else self.clip * hidden.shape[1]

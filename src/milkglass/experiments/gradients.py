@@ -132,6 +132,7 @@ def measure(
         shadows = Transcript((Tokens(sent),), seen.size)
         taken = guard.shield.before(step)  # Kerckhoffs: who does not know that a step drops finds no masks
         knowledge = Knowledge(corpus=public, step=taken, labels=private.labels, lengths=private.ids.lengths)
+        knowledge = replace(knowledge, noise=guard.shield.added_noise(wanted.batch))
         if guard.ghost is not None:
             found_by = ghost_of(base, guard, recipe.seed).candidates
             rehearse = None if public is None else partial(_rehearsed, base, guard, kept, tell)

@@ -36,6 +36,7 @@ from milkglass.noise import clipping, grid
 from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 from milkglass.shared_step import SharedStep
+from milkglass.threat import AddedNoise
 
 DELTA = 1e-5  # of a guarantee in words
 INTERVAL = 1e-3  # of losses, rounded up: ten times dp-accounting's, a sixth of the time, under 0.1 % more epsilon
@@ -78,6 +79,9 @@ class DPSGD(Shield):
         told = f"({upward(found)}, {DELTA:g})-DP"
         counted = "1 round" if rounds == 1 else f"{rounds:,} rounds"
         return f"{told} after {counted}, one text more or less in its batches, one a round{worth(found)}"
+
+    def added_noise(self, texts: int) -> AddedNoise | None:
+        return AddedNoise("gaussian", self.deviation / texts, self.clip)
 
     def take(self, step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> Tensors:
         """The sum of the clipped gradients, in fp64 on the grid: cut one by one, so that each counts at most C."""

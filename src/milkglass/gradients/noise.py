@@ -18,7 +18,7 @@ import abc
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
@@ -27,6 +27,7 @@ from milkglass.gradients.shield import Shield, Tensors, require
 from milkglass.noise import clipping, grid
 from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
+from milkglass.threat import AddedNoise
 
 DELTA = 1e-5  # of a guarantee in words
 _PAPER = Paper(
@@ -44,6 +45,7 @@ class Noise(Shield):
     level: float = 0.05
     clip: float | None = 1.0
 
+    law: ClassVar[Literal["gaussian", "laplace"]]
     paper: ClassVar[Paper | None] = _PAPER
 
     def __post_init__(self) -> None:
@@ -55,6 +57,10 @@ class Noise(Shield):
     def deviation(self) -> float:
         """The standard deviation of each entry's noise."""
         return self.level * (1.0 if self.clip is None else self.clip)
+
+    def added_noise(self, texts: int) -> AddedNoise | None:
+        width = self.deviation if self.law == "gaussian" else self.deviation / math.sqrt(2)
+        return AddedNoise(self.law, width, self.clip)
 
     def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
         bounded = tensors if self.clip is None else clipping.l2(tensors, self.clip)
@@ -68,6 +74,7 @@ class Noise(Shield):
 @dataclass(frozen=True)
 class GaussianNoise(Noise):
     name: ClassVar[str] = "gaussian"
+    law: ClassVar[Literal["gaussian", "laplace"]] = "gaussian"
 
     @property
     def guarantee(self) -> str | None:
@@ -87,6 +94,7 @@ class LaplaceNoise(Noise):
     epsilon of thousands."""
 
     name: ClassVar[str] = "laplace"
+    law: ClassVar[Literal["gaussian", "laplace"]] = "laplace"
 
     def disturbed(self, bounded: torch.Tensor, stream: Stream) -> torch.Tensor:
         return grid.laplace(bounded, self.deviation / math.sqrt(2), stream, self.clip)

@@ -25,7 +25,7 @@ from milkglass.noise.operators import drawing_from
 from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 from milkglass.shared_step import SharedStep
-from milkglass.threat import Gradients
+from milkglass.threat import AddedNoise, Gradients
 
 Tensors = dict[str, torch.Tensor]
 
@@ -43,6 +43,10 @@ class Shield(abc.ABC):  # noqa: B024 - a shield may change one of three things, 
 
     def spent(self, rounds: int) -> str | None:
         """What is proved of all that a site shares in so many rounds of a run, in words; None: it is not accounted."""
+        return None
+
+    def added_noise(self, texts: int) -> AddedNoise | None:
+        """What is public of the noise on the gradient of so many texts; None where none is added."""
         return None
 
     def before(self, step: SharedStep) -> SharedStep:

@@ -68,7 +68,7 @@ class FreeTokens(Inversion):
     def invert(self, batch: Batch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = table_gradient(batch)
         found = None if grad is None else bag(grad, self.apart)
-        return _dealt(np.empty(0, np.int64) if found is None else found, batch)
+        return dealt(np.empty(0, np.int64) if found is None else found, batch)
 
 
 def table_gradient(batch: Batch) -> Tensor | None:
@@ -107,7 +107,7 @@ def _outstanding(squares: Tensor) -> Tensor:
     return squares > middle + SIGMAS * spread
 
 
-def _dealt(ids: Ids, batch: Batch) -> list[Ids]:
+def dealt(ids: Ids, batch: Batch) -> list[Ids]:
     """All tokens, dealt out by the lengths; where these are not known, evenly."""
     shares = np.ones(batch.size) if batch.lengths is None else batch.lengths.astype(np.float64)
     ends = np.rint(np.cumsum(shares / shares.sum()) * len(ids)).astype(np.int64)

@@ -15,19 +15,20 @@ import torch
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
 from milkglass.shared_step import SharedStep
-from milkglass.threat import Attack, Budget, Gradients, Guess, Knowledge, Observation, Transcript
+from milkglass.threat import AddedNoise, Attack, Budget, Gradients, Guess, Knowledge, Observation, Transcript
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     """What an attacker has of one step. seen: its gradient. labels, lengths: (b,) what is known of its texts, special
-    tokens counted. corpus: public text."""
+    tokens counted. corpus: public text. noise: what was added to the gradient."""
 
     seen: Gradients
     step: SharedStep
     labels: Ids | None
     lengths: Ids | None
     corpus: Sequences | None
+    noise: AddedNoise | None = None
 
     @property
     def size(self) -> int:
@@ -79,6 +80,6 @@ def batches(transcript: Transcript, knowledge: Knowledge) -> list[Batch]:
     for one in seen:
         part = slice(start, start + one.batch_size)
         labels, lengths = (None if k is None else k[part] for k in (knowledge.labels, knowledge.lengths))
-        found.append(Batch(one, knowledge.step, labels, lengths, knowledge.corpus))
+        found.append(Batch(one, knowledge.step, labels, lengths, knowledge.corpus, knowledge.noise))
         start += one.batch_size
     return found
