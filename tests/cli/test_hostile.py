@@ -208,7 +208,7 @@ def test_any_json_in_the_place_of_an_event(stub: Stub, value: dict[str, Any], st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ROUTES)
-@settings(max_examples=150, deadline=None, suppress_health_check=FIXED)
+@settings(max_examples=50, deadline=None, suppress_health_check=FIXED)
 @given(value=objects, row=objects)
 def test_much_json_in_the_place_of_an_answer(
     stub: Stub, words: Any, value: dict[str, Any], row: dict[str, Any]
@@ -217,7 +217,7 @@ def test_much_json_in_the_place_of_an_answer(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=FIXED)
+@settings(max_examples=50, deadline=None, suppress_health_check=FIXED)
 @given(value=objects, state=objects)
 def test_much_json_in_the_place_of_an_event(stub: Stub, value: dict[str, Any], state: dict[str, Any]) -> None:
     any_event(stub, value, state)
