@@ -28,6 +28,7 @@ from milkglass.checkpoint import Checkpoint
 from milkglass.client.dataset import Example
 from milkglass.errors import UsageError
 from milkglass.experiments import result, sources
+from milkglass.experiments.entries import require_variants
 from milkglass.experiments.named import Entries, kinds
 from milkglass.experiments.recipe import made, require_same_run, seeded_codec, seeded_key
 from milkglass.experiments.settings import made_of, settings
@@ -37,6 +38,7 @@ from milkglass.sequences import Ids
 from milkglass.threat import Budget
 
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")
+MAX_ROWS = 10**8  # an order of them is drawn before the text is read
 Tell = Callable[[str], None]
 
 
@@ -71,6 +73,9 @@ class AttackRecipe:
         raw.pop("kind", None)
         recipe = made_of(cls, raw)
         kinds(recipe.attacks)  # before anything is run
+        require_variants(recipe.variants)
+        if not 1 <= recipe.rows <= MAX_ROWS:
+            raise UsageError(f"rows is {recipe.rows:,}, 1 to {MAX_ROWS:,} are possible", "see the recipe")
         leaked(recipe)
         return recipe
 

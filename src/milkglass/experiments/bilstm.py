@@ -28,10 +28,11 @@ from milkglass.client.key import Key
 from milkglass.client.streams import hashed_permutation, permutation
 from milkglass.errors import UsageError
 from milkglass.experiments import lstm, result, sources
+from milkglass.experiments.entries import require_names, require_variants
 from milkglass.experiments.lstm import Labels, Training
 from milkglass.experiments.named import Entries, kinds
 from milkglass.experiments.recipe import SPLITS, made, require_same_run
-from milkglass.experiments.settings import made_of, settings
+from milkglass.experiments.settings import made_of, settings, table_of
 from milkglass.experiments.words import SPECIAL, WordTable, ordinary
 from milkglass.modelview import Model
 from milkglass.schemes.catalogue import scheme_of_recipe
@@ -72,12 +73,14 @@ class BiLSTMRecipe:
     def read(cls, path: Path, quick: bool = False) -> BiLSTMRecipe:
         raw = {"published": {}, "asked": {}, "training": {}, **settings(path, quick)}
         raw.pop("kind", None)
-        recipe = made_of(cls, {**raw, "training": made_of(Training, raw["training"])})
+        recipe = made_of(cls, {**raw, "training": made_of(Training, table_of(raw, "training"))})
         kinds(recipe.attacks)  # before anything is trained
         if {"texts"} - recipe.evaluation.keys():
             raise UsageError("evaluation has no texts", "say how many training texts the attacks are graded on")
         if {} not in [dict(one) for one in recipe.variants.values()]:
             raise UsageError("no variant is plain", "add one without parameters: the loss is measured against it")
+        require_names(recipe.data, "data", SPLITS)
+        require_variants(recipe.variants)
         for one in recipe.variants.values():
             _require_simple(one)
         return recipe

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.dataset import Example
@@ -39,10 +38,11 @@ from milkglass.encoders.training import Training
 from milkglass.errors import UsageError
 from milkglass.experiments import result, sources
 from milkglass.experiments.cells import Problem, Trained, trained
+from milkglass.experiments.entries import hyperparameters, require_data, require_defence
 from milkglass.experiments.leakage import Attacked, leakage
 from milkglass.experiments.named import Entries, kinds
 from milkglass.experiments.recipe import made, require_same_run
-from milkglass.experiments.settings import made_of, settings
+from milkglass.experiments.settings import made_of, settings, table_of
 from milkglass.models import resolve
 from milkglass.server.spec import Hyperparameters
 
@@ -76,23 +76,24 @@ class Comparison:
         raw.pop("kind", None)
         recipe = made_of(cls, raw)
         kinds(recipe.attacks)  # before anything is run
-        for defence in recipe.defences.values():
+        for name, defence in recipe.defences.items():
             recipe.attacked_of(defence)
+            recipe.settings_of(defence, {"num_labels": 2})
+            require_defence(name, _bare(defence))
         for name, entry in recipe.data.items():
-            if strange := sorted(set(entry) - {"train", "held_out", "rows"}):
-                raise UsageError(f"data.{name} has no {strange[0]}", "it has: train, held_out, rows")
+            require_data(name, entry)
         return recipe
 
     def attacked_of(self, entry: Mapping[str, Any]) -> Attacked:
-        return made_of(Attacked, {**self.attacked, **entry.get("attacked", {})})
+        return made_of(Attacked, {**self.attacked, **table_of(entry, "attacked")})
 
     def hyperparameters(self, problem: Problem, entry: Mapping[str, Any], seed: int) -> Hyperparameters:
         task = {"task": "regression"} if problem.classes == 1 else {"num_labels": problem.classes}
-        try:
-            return Hyperparameters(**{"seed": seed, **task, **self.training, **entry.get("training", {})})
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise UsageError(f"training: {first['loc'][0]}: {str(first['msg']).lower()}", "see the recipe") from None
+        return self.settings_of(entry, {"seed": seed, **task})
+
+    def settings_of(self, entry: Mapping[str, Any], more: Mapping[str, Any]) -> Hyperparameters:
+        """Of a defence's entry; the recipe's own settings stand above `more`."""
+        return hyperparameters({**more, **self.training, **table_of(entry, "training")})
 
 
 def measure(

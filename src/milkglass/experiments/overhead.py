@@ -25,7 +25,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from milkglass.audit.work import private_folder
@@ -38,9 +37,10 @@ from milkglass.client.scramble import scramble
 from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments import recipe as recipes
 from milkglass.experiments import result, sources
+from milkglass.experiments.entries import hyperparameters, require_names, require_variants
 from milkglass.experiments.parts import Parts
 from milkglass.experiments.recipe import Variant, made, require_same_run, seeded_key
-from milkglass.experiments.settings import made_of, settings
+from milkglass.experiments.settings import made_of, settings, table_of
 from milkglass.models import resolve
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.server.spec import Event, Hyperparameters, JobSpec
@@ -72,15 +72,13 @@ class OverheadRecipe:
     def read(cls, path: Path, quick: bool = False) -> OverheadRecipe:
         raw = {"published": {}, "asked": {}, "training": {}, **settings(path, quick)}
         raw.pop("kind", None)
-        told = {"task": "causal-lm", "seed": raw.get("seed", 0), "logging_steps": 1, **raw["training"]}
-        try:
-            training = Hyperparameters(**told)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise UsageError(f"training: {first['loc'][0]}: {str(first['msg']).lower()}", "see the recipe") from None
+        told = {"task": "causal-lm", "seed": raw.get("seed", 0), "logging_steps": 1, **table_of(raw, "training")}
+        training = hyperparameters(told)
         recipe = made_of(cls, {**raw, "training": training})
         if lost := [name for name in NEEDED if recipe.evaluation.get(name, 0) < 1]:
             raise UsageError(f"evaluation has no {lost[0]} of 1 or more", f"it needs: {', '.join(NEEDED)}")
+        require_names(recipe.data, "data", ("train",))
+        require_variants(recipe.variants)
         if len(recipe.variants) != 1 or not all(recipe.variants.values()):
             raise UsageError(f"{len(recipe.variants)} variants, 1 with a scheme is needed", "see the recipe")
         if (training.max_steps or 0) < 3 or training.logging_steps != 1:

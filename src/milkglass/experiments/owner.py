@@ -32,7 +32,9 @@ from milkglass.errors import UsageError
 from milkglass.experiments import result, sources
 from milkglass.experiments.kept import Kept, taken
 from milkglass.experiments.recipe import made
-from milkglass.gradients.catalogue import shield_of
+from milkglass.experiments.settings import made_of, table_of
+from milkglass.experiments.valuetypes import require_types
+from milkglass.gradients.catalogue import SHIELDS, shield_of
 from milkglass.gradients.shield import Shield
 from milkglass.metrics.text import NAMES, likeness
 from milkglass.sanitizers.ghost.ghost import Ghost
@@ -79,8 +81,11 @@ class Guard:
     def of(cls, name: str, entry: Mapping[str, Any]) -> Guard:
         """Raises UsageError."""
         given = dict(entry)
-        told = given.pop("ghost", None)
-        return cls(shield_of(given), None if told is None else _ghost(name, dict(told)))
+        told = table_of(given, "ghost") if "ghost" in given else None
+        given.pop("ghost", None)
+        if (kind := SHIELDS.get(str(given.get("shield")))) is not None:
+            require_types(kind, given)
+        return cls(shield_of(given), None if told is None else _ghost(name, told))
 
 
 def _ghost(name: str, told: dict[str, Any]) -> tuple[Search, Selection]:
@@ -89,7 +94,7 @@ def _ghost(name: str, told: dict[str, Any]) -> tuple[Search, Selection]:
     if strange := sorted(set(told) - set(known)):
         raise UsageError(f"{name}: ghost has no {strange[0]!r}", f"it has: {', '.join(known)}")
     search, selection = ({one.name: told[one.name] for one in fields(kind) if one.name in told} for kind in kinds)
-    return Search(**search), Selection(**selection)
+    return made_of(Search, search), made_of(Selection, selection)
 
 
 def classes_of(ref: str, examples: Sequence[Example]) -> Mapping[str, int]:

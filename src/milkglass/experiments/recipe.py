@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import ValidationError
 
 from milkglass import __version__
 from milkglass.audit.work import private_folder
@@ -32,8 +31,9 @@ from milkglass.client.parquet import write_parquet
 from milkglass.client.scramble import scramble
 from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments import result, sources
+from milkglass.experiments.entries import hyperparameters, require_names, require_variants
 from milkglass.experiments.progress import follow
-from milkglass.experiments.settings import made_of, settings
+from milkglass.experiments.settings import made_of, settings, table_of
 from milkglass.models import resolve
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.schemes.scheme import Scheme
@@ -66,18 +66,24 @@ class Recipe:
     def read(cls, path: Path, quick: bool = False) -> Recipe:
         raw = {"published": {}, "asked": {}, "evaluation": {}, "training": {}, **settings(path, quick)}
         task: Task = "classification" if raw.get("kind") == "classification" else "causal-lm"
-        told = {"task": task, "seed": raw.get("seed", 0), **_classes(raw.get("data", {})), **raw["training"]}
-        try:
-            training = Hyperparameters(**told)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise UsageError(f"training: {first['loc'][0]}: {str(first['msg']).lower()}", "see the recipe") from None
-        return made_of(cls, {**raw, "training": training})
+        told = {
+            "task": task,
+            "seed": raw.get("seed", 0),
+            **_classes(table_of(raw, "data")),
+            **table_of(raw, "training"),
+        }
+        training = hyperparameters(told)
+        recipe = made_of(cls, {**raw, "training": training})
+        require_names(recipe.data, "data", SPLITS)
+        require_names(recipe.evaluation, "evaluation", () if task == "classification" else ("answers", "new_tokens"))
+        require_variants(recipe.variants)
+        return recipe
 
 
 def _classes(data: Mapping[str, str]) -> dict[str, int]:
     """How many classes a data set by name has."""
-    found = sources.named(data.get("train", ""))
+    train = data.get("train", "")
+    found = sources.named(train) if isinstance(train, str) else None
     return {"num_labels": len(found[0].labels)} if found and found[0].labels else {}
 
 

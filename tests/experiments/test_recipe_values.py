@@ -1,0 +1,153 @@
+"""Recipes with a value of another type end in words that name the field, what stands there and what is needed."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import random
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milkglass.errors import MilkglassError, UsageError
+from milkglass.experiments import settings as settings_module
+from tests.experiments.test_recipes import ALL
+from tests.experiments.test_settings import BASE, READERS, recipe
+
+MISSING = object()
+VALUES: list[Any] = [MISSING, 0, -1, 1.5, float("inf"), float("nan"), "", "x", "\0", True, [], {}, [1, 2], ["a"],
+    [[1]], [{}], {"a": 1}, {"": {}}, 2**63 - 1, 10**400, datetime.date(1979, 5, 27)]  # fmt: skip
+TEXTS = ("published", "asked", "why")  # tables of many entries of one kind: the first one stands for all
+
+
+def places(table: dict[str, Any], before: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every entry, every table, and the first of every list."""
+    for number, (name, value) in enumerate(table.items()):
+        if before and before[-1] in TEXTS and number:
+            continue
+        place = (*before, name)
+        yield place
+        if isinstance(value, dict):
+            yield from places(value, place)
+        elif isinstance(value, list) and value:
+            yield (*place, 0)
+
+
+def changed(raw: dict[str, Any], place: tuple[str | int, ...], value: Any) -> dict[str, Any]:
+    whole: dict[str, Any] = copy.deepcopy(raw)
+    inner: Any = whole
+    for step in place[:-1]:
+        inner = inner[step]
+    if value is MISSING:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
+    return whole
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Read a shipped recipe's kind from these values, in full and quick. Fails for an exception that is not ours."""
+
+    def reading(path: Path, raw: dict[str, Any]) -> int:
+        monkeypatch.setattr(settings_module.tomllib, "loads", lambda text: copy.deepcopy(raw))
+        refused = 0
+        for quick in (False, True):
+            try:
+                READERS[raw["kind"]].read(path, quick)
+            except MilkglassError as error:
+                refused += 1
+                assert error.message and "Error" not in error.message
+        return refused
+
+    return reading
+
+
+def raw_of(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_any_field_of_a_shipped_recipe_with_another_value(path: Path, read: Any) -> None:
+    raw, draw, refused = raw_of(path), random.Random(path.stem), 0
+    for place in [one for one in places(raw) if one != ("kind",)]:
+        refused += read(path, changed(raw, place, draw.choice(VALUES)))
+    assert refused > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_every_field_of_a_shipped_recipe_with_every_value(path: Path, read: Any) -> None:
+    raw = raw_of(path)
+    for place in [one for one in places(raw) if one != ("kind",)]:
+        for value in VALUES:
+            read(path, changed(raw, place, value))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("seed = 1\n", "seed = -1\n"), "a seed is -1, a whole number from 0 is needed"),
+        (("seed = 1\n", 'seed = "1"\n'), "a seed is a string, a whole number from 0 is needed"),
+        (("seed = 1\n", "seed = true\n"), "a seed is true or false, a whole number"),
+        (("rows = 100\n", 'rows = "many"\n'), "rows is a string: input should be a valid integer"),
+        (("rows = 100\n", "rows = 1.5\n"), "rows is a number: input should be a valid integer"),
+        (("rows = 100\n", "rows = []\n"), "rows is a list: input should be a valid integer"),
+        (('private = "a.txt"', "private = 3"), "private is a whole number: input should be a valid string"),
+        (('one = ["rest"]', "one = [3]"), "public.one.0 is a whole number: input should be a valid string"),
+        (('one = ["rest"]', 'one = "rest"'), "public.one is a string"),
+        (("[variants.y]\nk = 8", "[variants.y]\nk = 8.5"), "k is a number: input should be a valid integer"),
+        (("[variants.y]\nk = 8", '[variants.y]\nplus = "x"\nk = 8'), "y: plus is a string, a table is needed"),
+        (("[variants.y]\nk = 8", "[variants.y]\nscheme = 3\nk = 8"), "y: there is no scheme 3"),
+        (('"f, y" = 2.5', '"f, y" = "2.5"'), "published.f, y is a string: input should be a valid number"),
+        (('"f, y" = 2.5', '"f, y" = nan'), "published.f, y is a number: input should be a finite number"),
+        (("rows = 100\n", "rows = " + "9" * 5000 + "\n"), r"r.toml is no TOML"),
+        (("rows = 100\n", "rows = " + "[" * 5000 + "]" * 5000 + "\n"), r"r.toml is no TOML"),
+    ],
+)
+def test_what_is_said_of_a_value_of_another_type(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+    base = BASE.replace(*change)
+    assert base != BASE
+    with pytest.raises(UsageError) as refused:
+        READERS["attacks"].read(recipe(tmp_path, base=base))
+    assert message in refused.value.message and refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ('encoder = "dp-forward"\nepsilon = "8"', "epsilon is a string: input should be a valid number"),
+        ('encoder = "dp-forward"\nwhere = 3', "where is a whole number"),
+        ("encoder = 3", "defences.d: there is no encoder 3"),
+        ('encoder = "dp-forward"\npaper = 3', "defences.d has no paper"),
+        ('sanitizer = "custext+"\nk = "3"', "k is a string: input should be a valid integer"),
+        ('sanitizer = "custext+"\nwords = 3', "defences.d: words is a whole number"),
+        ('k = 10\nepsilon = 1.0\nbands = "2"', "defences.d: bands is a string"),
+        ("training = 3", "training is a whole number, a table is needed"),
+        ("training = { batch_size = [] }", "training: batch_size: input should be a valid integer; it is a list"),
+        ("attacked = 3", "attacked is a whole number, a table is needed"),
+    ],
+)
+def test_what_is_said_of_a_defences_entry(entry: str, message: str, tmp_path: Path) -> None:
+    base = 'kind = "comparison"\npaper = "p"\nmodel = "m"\nseeds = [1]\n[data.x]\ntrain = "a"\nheld_out = "b"\n'
+    with pytest.raises(UsageError) as refused:
+        READERS["comparison"].read(recipe(tmp_path, f"[defences.d]\n{entry}\n", base))
+    assert message in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("ghost = 3", "ghost is a whole number, a table is needed"),
+        ('shield = "gaussian"\nlevel = "0.05"', "level is a string: input should be a valid number"),
+        ('shield = "gaussian"\nlevel = true', "level is true or false: input should be a valid number"),
+    ],
+)
+def test_what_is_said_of_a_defence_of_gradients(entry: str, message: str, tmp_path: Path) -> None:
+    base = 'kind = "shared-training"\npaper = "p"\nmodel = "m"\nseed = 1\ndata = "a"\n[training]\n'
+    with pytest.raises(UsageError) as refused:
+        READERS["shared-training"].read(recipe(tmp_path, f"[defences.d]\n{entry}\n", base))
+    assert message in refused.value.message
