@@ -16,6 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import aliases as literal_aliases
 import key as literal_key
+import noise as literal_noise
 import key_files
 import obfuslm as literal_obfuslm
 
@@ -99,8 +100,19 @@ def aliases() -> None:
     )
 
 
+def rounded_noise() -> None:
+    key = literal_key.subkey(ROOT, DIGEST, "noise")
+    cases = [
+        {"law": law, "ratio": ratio, "samples": literal_noise.samples(key, 16, ratio, tail)}
+        for law, tail in (("gaussian", literal_noise.gaussian_tail), ("laplace", literal_noise.laplace_tail))
+        for ratio in (0.5, 3.25, 2.0**24 * 1.5)
+    ]
+    write("noise", "exact samples of round(ratio Z) from the key stream of one sub-key", key=key.hex(), cases=cases)
+
+
 if __name__ == "__main__":
     derivations()
+    rounded_noise()
     obfuslm()
     aliases()
     key_files.write_all(write, ROOT, DIGEST)
