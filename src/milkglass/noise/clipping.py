@@ -11,7 +11,7 @@ What this module does not know: what is clipped, and which noise follows.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -20,9 +20,15 @@ SLACK = 2.0**-20
 
 def l2(tensors: Mapping[str, torch.Tensor], most: float) -> dict[str, torch.Tensor]:
     """The same direction in fp64, with an L2 norm of at most `most` over all tensors (Abadi et al. 2016, alg. 1)."""
-    wide = {name: one.double() for name, one in tensors.items()}
-    norm = math.sqrt(sum(float(one.square().sum()) for one in wide.values()))
-    return {name: one * _factor(norm, most) for name, one in wide.items()}
+    factor = l2_factor(tensors.values(), most)
+    return {name: one.double() * factor for name, one in tensors.items()}
+
+
+def l2_factor(tensors: Iterable[torch.Tensor], most: float) -> float:
+    """By which all of them are multiplied, in fp64, so that their L2 norm together is at most `most`."""
+    norms = [float(torch.linalg.vector_norm(one, dtype=torch.float64)) for one in tensors]
+    norm = math.hypot(*norms)
+    return min(1.0, most * (1 - SLACK) / norm) if norm > 0 else 1.0
 
 
 def matrix_l2(x: torch.Tensor, most: float) -> torch.Tensor:
@@ -37,7 +43,3 @@ def rows_l1(x: torch.Tensor, most: float) -> torch.Tensor:
     wide = x.double()
     size = wide.abs().sum(1, keepdim=True).clamp_min(1e-300)
     return wide * (most * (1 - SLACK) / size).clamp_max(1.0)
-
-
-def _factor(norm: float, most: float) -> float:
-    return min(1.0, most * (1 - SLACK) / norm) if norm > 0 else 1.0

@@ -47,17 +47,20 @@ def laplace(x: torch.Tensor, scale: float, stream: Stream, bound: float | None =
     return _released(x, scale, stream, bound, rounded.laplace)
 
 
-def cut(x: torch.Tensor, width: float, bound: float | None = None) -> torch.Tensor:
-    """x toward zero, to the grid of noise of this width, fp64: sums of such tensors are cut already."""
-    step = step_of(width, bound)
-    return (x.detach().double() / step).trunc().clamp(-MOST, MOST) * step
+def cut(x: torch.Tensor, width: float, bound: float | None = None, factor: float = 1.0) -> torch.Tensor:
+    """x times the factor toward zero, in whole steps of the grid of noise of this width, fp64.
+
+    Multiply by `step_of` for the number. Sums of such tensors are whole, too.
+    """
+    steps = x.detach().to(torch.float64, copy=True).mul_(factor / step_of(width, bound))
+    return steps.trunc_().clamp_(-MOST, MOST)
 
 
 def _released(x: torch.Tensor, width: float, stream: Stream, bound: float | None, sample: Sample) -> torch.Tensor:
     step = step_of(width, bound)
     noise = torch.from_numpy(sample(stream, x.numel(), width / step)).reshape(x.shape)
-    whole = (x.detach().cpu().double() / step).trunc().clamp(-MOST, MOST).long()
-    return ((whole + noise).double() * step).to(x.device)
+    steps = cut(x.cpu(), width, bound)
+    return steps.add_(noise).mul_(step).to(x.device)
 
 
 class _Substituted(torch.autograd.Function):
