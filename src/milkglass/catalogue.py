@@ -76,9 +76,9 @@ ATTACKS: Mapping[str, type[Attack]] = {
     "invbert": InvBert,
     "channel": ChannelAttack,
     "near-hidden": NearHidden,
-    "float-holes": FloatHoles,
     "invert-hidden": InvertHidden,
     "hidden-words": HiddenWords,
+    "float-holes": FloatHoles,
 }
 
 GRADIENT_ATTACKS: Mapping[str, type[Attack]] = {

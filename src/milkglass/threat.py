@@ -341,7 +341,7 @@ _SAID: Mapping[str, str] = {
     "rehearse": "no sanitizer stands in front",
     "step": "the attacker does not know which model is trained",
     "lengths": "the attacker does not know how long the texts are",
-    "noise": "no noise is added to real numbers",
+    "noise": "no noise is declared: give the defence of the run, if it had one",
 }
 
 

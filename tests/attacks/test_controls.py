@@ -37,7 +37,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat import Attack, Budget, Candidates, Knowledge, Tokens, Transcript, Weights, why_not
 from milkglass.truth import Truth, score
 from tests.attacks.scenes import Change, plain
-from tests.attacks.transformed import mixing, papers, scrambled
+from tests.attacks.transformed import glided, mixing, papers, scrambled
 
 pytestmark = pytest.mark.timeout(1800)  # the slow ones take minutes where others work beside them
 
@@ -267,7 +267,7 @@ def test_the_scoring_model_leaves_what_neighbours_read() -> None:
 
 # --- SentinelLMs' glide ----------------------------------------------------------------------------------------------
 def glide(table: Tensor, seed: int) -> Tensor:
-    return SentinelLMs(reflections=10).transform(table, np.random.default_rng(seed))
+    return glided(SentinelLMs(reflections=10), table, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("size", SIZES)

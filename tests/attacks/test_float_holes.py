@@ -59,7 +59,9 @@ def sent(public: Model, private: Sequences, mechanism: Mechanism, layer: int = 0
 
 
 def truth_of(private: Sequences, size: int) -> Truth:
-    ordinary = np.arange(size) >= 10
+    """The first and the last token of each text are public, and the factor is chosen by the first: not counted."""
+    ordinary = ~np.isin(np.arange(size), private.ids[np.r_[0, np.cumsum(private.lengths)[:-1]]])
+    ordinary[private.ids[np.cumsum(private.lengths) - 1]] = False
     return Truth(np.arange(size), ordinary, ordinary, lambda ids: "", private)
 
 
@@ -160,4 +162,4 @@ def test_the_claim_on_minilm(epsilon: float) -> None:
     ]
     print(f"epsilon {epsilon:g}, 200 tokens: before {before}; now {after[0]}; guessing nevertheless {after[1]}")
     assert before.value >= 0.95
-    assert after[0].value == 0 and after[1].value <= 0.02
+    assert after[0].value == 0 and after[1].value <= 0.01, "chance is 0.003 %"

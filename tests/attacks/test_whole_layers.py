@@ -20,11 +20,11 @@ from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.sequences import Ids
 from milkglass.threat import Budget, Knowledge, why_not
 from tests.attacks.scenes import model as of_table
-from tests.attacks.transformed import FORMS, public, right, seen, uploads
+from tests.attacks.transformed import FORMS, glided, public, right, seen, uploads
 
 
 def glide(x: torch.Tensor, key: int) -> torch.Tensor:
-    return SentinelLMs(reflections=9).transform(x, np.random.default_rng(key))
+    return glided(SentinelLMs(reflections=9), x, np.random.default_rng(key))
 
 
 def test_the_glide_leaves_all_dimensions_but_one_alone() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from milkglass.architectures import family_of
 from milkglass.modelview import Model
 from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.sequences import Ids
 from milkglass.threat import Attack, Budget, Knowledge, Transcript, Weights
 from tests.attacks.scenes import SPECIAL, clumped
@@ -27,6 +28,12 @@ READERS = r"(query|key|value|intermediate\.dense|[qkv]_proj|gate_proj|up_proj)\.
 WRITERS = r"(layer\.\d+\.(attention\.)?output\.dense|o_proj|down_proj)\.weight$"
 ADDED = r"(position_embeddings|token_type_embeddings)\.weight$"  # to the table's rows: they live where these do
 NORMS = {"input_layernorm": r"[qkv]_proj", "post_attention_layernorm": r"(gate|up)_proj"}
+
+
+def glided(scheme: SentinelLMs, table: Tensor, rng: np.random.Generator) -> Tensor:
+    """Every row of (n, d) moved, by numbers of the test's own."""
+    moves = scheme.glide(lambda count: rng.uniform(np.finfo(float).tiny, 1, count))
+    return moves.apply(table, np.arange(len(table)))
 
 
 def table_name(model: Model) -> str:

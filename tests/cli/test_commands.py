@@ -103,7 +103,7 @@ def test_a_new_passphrase_is_asked_twice(encoder: Owner, monkeypatch: pytest.Mon
     out, key = tmp_path / "out", tmp_path / "k"
     result = call("obfuscate", encoder.model, out, "--key", key, *SMALL, passphrase=None)
     assert result.exit_code == 2 and "error: the two passphrases differ, after 3 attempts" in result.stderr
-    assert result.stderr.count("the two passphrases differ; once more") == 2
+    assert result.stderr.count("the two passphrases differ; type both again") == 2
     assert not key.exists() and not out.exists() and not list(given)
     given = iter(["one long passphrase", "two", "three long passphrases", "three long passphrases"])
     assert call("obfuscate", encoder.model, out, "--key", key, *SMALL, passphrase=None).exit_code == 0

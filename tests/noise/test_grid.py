@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
+from milkglass.errors import UsageError
 from milkglass.noise import clipping, grid
 from milkglass.noise.stream import Stream
 from tests.noise.kit import KEY
@@ -90,6 +91,11 @@ def test_the_noise_has_its_law(mechanism: Any, law: str, width: float, bound: fl
     assert kstest(noise, law).pvalue > 1e-3
 
 
+def test_data_far_beyond_its_noise_is_refused_and_never_cut_off() -> None:
+    with pytest.raises(UsageError, match="steps of its noise"):
+        grid.gaussian(torch.tensor([0.5]), 1e-10, Stream(KEY))
+
+
 def test_a_gradient_passes_and_the_numbers_are_exact() -> None:
     x = numbers().float().requires_grad_()
     released = grid.gaussian(x, 0.5, Stream(KEY), 8.0)
@@ -99,7 +105,7 @@ def test_a_gradient_passes_and_the_numbers_are_exact() -> None:
     assert torch.equal(x.grad, 2 * released.float())
 
 
-def test_a_guarantee_of_the_gaussian_holds_for_counted_outputs() -> None:
+def test_sigma_suffices_for_an_output_that_is_rounded_to_a_coarse_grid() -> None:
     """Two neighbours at distance 1, a coarse law: no set of outputs has a probability above e^eps the other's plus
     delta, by the bins themselves."""
     from milkglass.accounting import sigma_of

@@ -17,7 +17,7 @@ from scipy.stats import laplace as laplacian
 
 from milkglass.noise import rounded
 from milkglass.noise.stream import Stream
-from tests.noise.kit import FINE, KEY, literal
+from tests.noise.kit import FINE, KEY, literal, without_generators
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "noise.json"
 LAWS: list[tuple[Callable[..., Any], Callable[..., Any], Any]] = [
@@ -97,10 +97,34 @@ def _part(number: float, width: int) -> Any:
     return literal.Fraction(number) / 2**width
 
 
-def test_two_seeds_equal_modulo_2_to_the_32_differ() -> None:
-    """PyTorch's generator keeps 32 bits of a seed: there the two would be one."""
-    first, second = (rounded.gaussian(Stream.of_seed(5 + high), 64, FINE) for high in (0, 7 << 32))
-    assert (first != second).all()
+class Shifted(Stream):
+    """The words of KEY's stream plus a multiple of 2^32: equal to them modulo 2^32."""
+
+    def __init__(self, high: int) -> None:
+        super().__init__(KEY)
+        self.high, self.read = np.uint64(high << 32), 0
+
+    def long_words(self, count: int) -> np.ndarray:
+        self.read += count
+        return super().long_words(count) + self.high
+
+    def words(self, count: int) -> np.ndarray:
+        raise AssertionError("32 bits are too few for a sample")
+
+
+@each_law
+def test_two_streams_equal_modulo_2_to_the_32_give_other_noise(sample: Any, tail: Any, law: Any) -> None:
+    """A sampler that hands any 32 bits of a word to another generator would give the same."""
+    one, other = Shifted(0), Shifted(0x4000_0001)
+    first, second = (sample(stream, 5000, FINE) for stream in (one, other))
+    assert (first != second).mean() > 0.99
+    assert one.read >= 5000, "a word of 64 secret bits at least for each sample"
+
+
+@each_law
+def test_no_other_generator_is_asked(sample: Any, tail: Any, law: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_generators(monkeypatch)
+    sample(Stream(KEY), 100, FINE)
 
 
 def test_noise_that_is_no_number_is_refused() -> None:

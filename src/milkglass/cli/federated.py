@@ -106,10 +106,13 @@ def run(
         "losses": [one.loss for one in done.done],
         "weights": str(done.place), "seconds": round(time.monotonic() - started, 2),
     }  # fmt: skip
-    emit(as_json, document, lambda: _told(document, done))
+    audit = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
+    site, source = next(iter(files.items()))
+    audit += f" --site {site} --text {shlex.quote(str(source))}" + ("" if shield == "none" else f" --shield {shield}")
+    emit(as_json, document, lambda: _told(document, done, audit))
 
 
-def _told(document: dict[str, Any], done: Run) -> str:
+def _told(document: dict[str, Any], done: Run, audit: str) -> str:
     from milkglass.sanitizers.ghost.tally import weak_spots
 
     rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]
@@ -131,7 +134,7 @@ def _told(document: dict[str, Any], done: Run) -> str:
             *(f"- site {name}: {weak_spots(report)}" for name, report in reports.items()),
             f"loss: nats a text, of {whose}each round's first batches; no site sends it",
             f"on the gradients: {document['shield_parameters']}; {promise}",
-            f"classes: {document['classes']}; measure what the server read with `milkglass federated audit`",
+            f"classes: {document['classes']}; next, what the server read: {audit}",
             f"weights: {shlex.quote(document['weights'])}; what the server saw: "
             f"{shlex.quote(document['out'] + '/updates')}",
         ]

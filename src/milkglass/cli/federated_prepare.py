@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from milkglass.sanitizers.ghost.ghost import Ghost
 
 PLAIN = "warning: --plain: texts do not pass through ghost; whoever sees a gradient can read the texts behind it"
-Model = Annotated[str, typer.Option(help="An encoder or a decoder: a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")]
+Model = Annotated[
+    str, typer.Option(help="An encoder or a decoder: a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")
+]
 Plain = Annotated[bool, typer.Option("--plain", help="Leave the texts as they are: for comparison alone.")]
 Seed = Annotated[
     int | None,

@@ -75,15 +75,15 @@ def _asked(weak: bool) -> str:
     fault = ""
     for _ in range(ATTEMPTS):
         if fault:
-            note(f"{fault}; once more")
+            note(fault)
         first = getpass.getpass("New passphrase for the key (empty: generate one): ")
         if not first:
             return _shown()
         found = None if weak else weakness(_required(first))
         if found is not None:
-            fault = found
+            fault = f"{found}; use four or more unrelated words, or press Enter for a generated one"
         elif getpass.getpass("The same again: ") != first:
-            fault = "the two passphrases differ"
+            fault = "the two passphrases differ; type both again"
         else:
             return _strong(_required(first), weak)
     raise UsageError(f"{fault}, after {ATTEMPTS} attempts", "try again, or use --generate-passphrase")
@@ -152,6 +152,8 @@ def _show(text: str) -> None:
 
 def _from_file(file: Path) -> str:
     """The file's first line; a warning when others may read it."""
+    if file.exists() and not file.is_file():
+        raise UsageError(f"{file} is not a regular file", "write the passphrase into a file, on its first line")
     if not file.is_file():
         raise UsageError(f"there is no passphrase file {file}", "give a file with the passphrase on its first line")
     if file.stat().st_mode & 0o077:

@@ -191,7 +191,7 @@ def _lines(sanitizer: TextSanitizer, seed: int | None) -> None:
     tally, secret = Tally(), fresh_seed() if seed is None else seed
     for number, line in enumerate(sys.stdin):
         text = line.rstrip("\r\n")
-        print(shown(sanitizer.texts([text], stream_of(secret, number), tally)[0]), flush=True)
+        print(shown(sanitizer.texts([text], stream_of(secret, number, text), tally)[0]), flush=True)
     every = tally.document()["all"]
     note(f"{every['words']:,} words, {100 * every['replaced_share']:.1f} % replaced")
     note(f"guarantee: {promised(sanitizer.guarantee, seed is not None) or 'none'}")
@@ -227,7 +227,8 @@ def _table(ref: str) -> Table:
         return read_glove(Path(ref))
     if Path(ref).suffix in (".txt", ".vec") and not Path(ref).exists():
         raise UsageError(
-            f"there is no file {ref}", "give a GloVe text file, a model's folder, a hub id (hf:owner/name), or demo:minilm"
+            f"there is no file {ref}",
+            "give a GloVe text file, a model's folder, a hub id (hf:owner/name), or demo:minilm",
         )
     from milkglass.models import resolve
     from milkglass.sanitizers.vocabulary import words_of_model

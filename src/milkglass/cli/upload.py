@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from milkglass.cli.options import AllowHttp, AsJson, Certificate, ServerUrl, TokenFile, Way, Yes
-from milkglass.cli.terminal import bars, cell, confirm, emit, megabytes, moment, table
+from milkglass.cli.terminal import bars, cell, confirm, emit, megabytes, moment, note, table
 from milkglass.errors import UsageError
 
 
@@ -30,8 +30,12 @@ def upload(
     """
     _require_ours(path, name)
     way = Way(server, token_file, certificate, allow_http)
+    from milkglass.client.outgoing import others_in
+
     with way.open() as remote, bars(as_json) as stage:
         if path.is_dir():
+            for other in others_in(path):
+                note(f"not sent: {other}, which is not a file of the model")
             model = remote.upload_model(path, name, stage)
             told = f"uploaded: {model}\nnext: milkglass finetune {model} DATA --key KEYFILE {way}"
             emit(as_json, {"model": model}, told)

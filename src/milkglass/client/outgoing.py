@@ -101,6 +101,12 @@ def require_scrambled(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(places)]
 
 
+def others_in(folder: Path) -> list[str]:
+    """What lies in a folder that may leave, and stays here: neither weights nor a config of the model."""
+    sent = {*CONFIGS, INDEX, DELTA_CONFIG, MARKER, *_places(folder)}
+    return sorted(one.name for one in folder.iterdir() if one.name not in sent)
+
+
 def _places(folder: Path) -> dict[str, set[str] | None]:
     """The files of weights that the folder's own JSON names, and the tensors of each; None: it names no tensors."""
     if (folder / DELTA_CONFIG).is_file():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +51,8 @@ class SanitizedClient(TokenClient):
         return [self.sanitizer.parts([text], self._stream(text))[0] for text in texts]
 
     def _stream(self, text: str) -> Stream:
-        return Stream(hmac.digest(self.secret, b"milkglass sanitizer\0" + text.encode(), "sha256"))
+        label = json.dumps(["milkglass sanitizer", dict(self.told), text], sort_keys=True)
+        return Stream(hmac.digest(self.secret, label.encode(), "sha256"))
 
     def save(self, folder: Path) -> None:
         super().save(folder)

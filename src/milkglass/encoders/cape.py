@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
+from milkglass.accounting import upward
 from milkglass.checkpoint import Checkpoint
 from milkglass.encoders.draws import Draws, Root
 from milkglass.encoders.encoder import EncoderDefence
@@ -142,8 +143,8 @@ class CAPE(EncoderDefence):
         if self.calibration == "paper":
             return None  # epsilon is one coordinate's, not a text's
         return (
-            f"each text sent is {self.epsilon:g}-DP for one text replaced by any other, and sending more about it adds "
-            "up; nothing is claimed for the texts and labels that the halves were trained with"
+            f"each text sent is {upward(self.epsilon)}-DP for one text replaced by any other, and sending more about "
+            "it adds up; nothing is claimed for the texts and labels that the halves were trained with"
         )
 
     @property

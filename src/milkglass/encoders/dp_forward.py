@@ -83,12 +83,12 @@ class DPForward(EncoderDefence):
     def guarantee(self) -> str | None:
         """For one text, replaced by any other of its length."""
         times = self.training.epochs if self.redraw else 1
-        trained = f"({upward(self.spent(times))}, {self.delta:.0e})-DP, composed over {times} draw{'s' * (times > 1)}"
+        trained = f"({upward(self.spent(times))}, {self.delta!r})-DP, composed over {times} draw{'s' * (times > 1)}"
         neighbours = "one text replaced by any other of the same length"
         if self.where == "central":
             return f"the server's weights are {trained}, for {neighbours} in training; labels, and texts sent, are not"
         return (
-            f"each text sent is ({upward(self.spent())}, {self.delta:.0e})-DP for {neighbours}, and sending more about "
+            f"each text sent is ({upward(self.spent())}, {self.delta!r})-DP for {neighbours}, and sending more about "
             f"it adds up; a text in training is {trained}; labels and lengths are not protected"
         )
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from scipy.special import ndtri
 
+from milkglass.noise.binding import bound
 from milkglass.noise.stream import Stream, subkey
 from milkglass.sequences import Ids
 
@@ -25,8 +26,13 @@ class Draws:
         stream: what noise on data is drawn from.
     """
 
-    def __init__(self, key: bytes) -> None:
-        self.stream = Stream(key)
+    def __init__(self, key: bytes | Stream) -> None:
+        self.stream = key if isinstance(key, Stream) else Stream(key)
+
+    def bound(self, hidden: torch.Tensor) -> Draws:
+        """Draws of their own for these states (noise/binding.py): the last bits of states depend on what else was
+        computed beside them, and noise must not repeat where they differ."""
+        return Draws(bound(self.stream, {"hidden": hidden}))
 
     def gaussian(self, *shape: int) -> torch.Tensor:
         """Standard normal, fp32, by the inverse distribution function: for secret keys, never for noise on data."""

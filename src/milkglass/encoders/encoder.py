@@ -100,12 +100,18 @@ class EncoderDefence(Defence):
     def disturbed(self, step: Step, root: Root) -> tuple[torch.Tensor, torch.Tensor]:
         """What would be sent for a step's texts, padded again, and its mask."""
         sent = [
-            self.mechanism(row[mask], root.of_text(ids[mask].numpy(), "train", self.drawn_in(step.epoch), int(number)))
+            self._disturbed(row[mask], root.of_text(ids[mask].numpy(), "train", self.drawn_in(step.epoch), int(number)))
             for row, mask, ids, number in zip(step.hidden, step.mask, step.ids, step.numbers, strict=True)
         ]
         lengths = torch.tensor([len(one) for one in sent])
         padded = torch.nn.utils.rnn.pad_sequence(sent, batch_first=True)
         return padded, torch.arange(padded.shape[1]) < lengths[:, None]
+
+    def _disturbed(self, hidden: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Bound to the states, unless a text has one draw for all epochs: its states differ in their last bits from
+        batch to batch, and binding would make more draws of it than are counted."""
+        once = self.drawn_in(0) == self.drawn_in(1)
+        return self.mechanism(hidden, draws if once else draws.bound(hidden))
 
     def drawn_in(self, epoch: int) -> int:
         """Noise is new where this is."""

@@ -1,8 +1,9 @@
 """The half that keeps the secret: texts to disturbed states, and those to the bytes that cross.
 
-Where noise comes from: the secret, the number of the text among all that this client sent, and the text itself. A text
-that is sent twice meets other noise. A client that is loaded twice from one folder counts from the same number: then
-noise repeats for an equal text at an equal place alone, which shows that the texts are equal and nothing else.
+Where noise comes from: the secret, the number of the text among all that this client sent, the text itself, and its
+states. A text that is sent twice meets other noise. A client that is loaded twice from one folder counts from the same
+number: then noise repeats for an equal text with equal states at an equal place alone, which shows that the texts are
+equal and nothing else.
 
 What this module does not know: any mechanism, the server's half.
 """
@@ -82,7 +83,7 @@ class EncoderClient(Client):
         return Activations(hidden, lengths, self.defence.cut(self.base), self.defence.pooled)
 
     def _one(self, hidden: torch.Tensor, draws: Draws) -> torch.Tensor:
-        return hidden if self.defence.quiet else self.defence.mechanism(hidden, draws)
+        return hidden if self.defence.quiet else self.defence.mechanism(hidden, draws.bound(hidden))
 
     def save(self, folder: Path) -> None:
         if folder.exists():

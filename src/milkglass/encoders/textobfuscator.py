@@ -26,6 +26,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from milkglass.accounting import upward
 from milkglass.architectures import of
 from milkglass.checkpoint import Checkpoint
 from milkglass.encoders.draws import Draws, Root
@@ -123,8 +124,8 @@ class TextObfuscator(EncoderDefence):
             return None
         return (
             f"each text sent is e-DP for one text replaced by any other of the same length, with e = "
-            f"{2 * self.clip / self.scale:g} x dimensions x tokens, a budget too large to be relied on; sending more "
-            "adds up; nothing is claimed for the texts and labels that the halves were trained with"
+            f"{upward(2 * self.clip / self.scale)} x dimensions x tokens, a budget too large to be relied on; sending "
+            "more adds up; nothing is claimed for the texts and labels that the halves were trained with"
         )
 
     @property

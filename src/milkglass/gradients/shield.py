@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import torch
 
 from milkglass.errors import UsageError
+from milkglass.noise.binding import bound
 from milkglass.noise.operators import drawing_from
 from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
@@ -75,7 +76,8 @@ def share(
     round: int, stream: Stream,
 ) -> Gradients:  # fmt: skip
     """What a client shares of one step. ids, mask: (b, t). targets: as for `SharedStep.gradient`. stream: the keys of
-    two streams are drawn from it, for dropout and for the shield; PyTorch's generator is not used.
+    two streams are drawn from it, for dropout and for the shield; PyTorch's generator is not used. The shield's stream
+    depends on the gradient as well (noise/binding.py): no two gradients ever meet the same noise.
 
     Raises UsageError where the gradient is not finite: what is made of such a one would hide nothing.
     """
@@ -85,7 +87,7 @@ def share(
     for name, one in taken.items():
         if not torch.isfinite(one).all():
             raise UsageError(f"the gradient of {name} is not finite", "lower the learning rate, or check the weights")
-    return Gradients(shield.after(taken, len(ids), drawing), len(ids), round)
+    return Gradients(shield.after(taken, len(ids), bound(drawing, taken)), len(ids), round)
 
 
 def altered(step: SharedStep, frozen: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:

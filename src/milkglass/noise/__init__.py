@@ -2,6 +2,7 @@
 
     stream.py       ChaCha20 key streams, sub-keys, integers, orders
     rounded.py      exact samples of a rounded Gaussian and a rounded Laplacian
+    binding.py      streams that depend on the data which their noise covers
     grid.py         the grid that inputs and noise lie on; the additive mechanisms
     clipping.py     bounds in L1 and L2 that hold in floating point as well
     selection.py    report-noisy-max and the exponential mechanism, over integers

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass.errors import UsageError
 from milkglass.noise import rounded
 from milkglass.noise.stream import Stream
 
@@ -52,8 +53,12 @@ def cut(x: torch.Tensor, width: float, bound: float | None = None, factor: float
 
     Multiply by `step_of` for the number. Sums of such tensors are whole, too.
     """
-    steps = x.detach().to(torch.float64, copy=True).mul_(factor / step_of(width, bound))
-    return steps.trunc_().clamp_(-MOST, MOST)
+    steps = x.detach().to(torch.float64, copy=True).mul_(factor / step_of(width, bound)).trunc_()
+    if float(steps.abs().max() if steps.numel() else 0) > MOST:
+        raise UsageError(
+            f"a number is more than {MOST:.0e} times as large as the steps of its noise", "clip it, or add more noise"
+        )
+    return steps
 
 
 def _released(x: torch.Tensor, width: float, stream: Stream, bound: float | None, sample: Sample) -> torch.Tensor:

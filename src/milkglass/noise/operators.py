@@ -67,6 +67,7 @@ def _drops_nothing(func: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -
 
 @contextmanager
 def drawing_from(stream: Stream) -> Iterator[None]:
-    """PyTorch's random operators are drawn from the stream in here. Raises NotImplementedError for an unknown one."""
+    """PyTorch's random operators are drawn from the stream in here, in this thread. Raises NotImplementedError for an
+    unknown one. Not for gradient checkpointing, which would draw a second mask."""
     with _Drawing(stream):
         yield

@@ -5,7 +5,7 @@ exact rounded Laplacian is added to each (rounded.py). Given all other sums, a c
 an integer threshold, which moves by at most two sensitivities between neighbours; so the guarantee is that of the real
 mechanism. Ties go to the first candidate, by a rule that does not depend on the input.
 
-Exponential mechanism: weights are whole numbers from ceil(2^44 exp(-epsilon / 2)) to 2^44, and a number below their
+Exponential mechanism: weights are whole numbers from ceil(2^44 exp(-epsilon / 2)) + 1 to 2^44, and a number below their
 sum is drawn exactly. For two inputs the weights of a candidate differ by a factor of at most exp(epsilon / 2), so do
 the sums, and no rounding is left over.
 

@@ -9,6 +9,7 @@ What this module does not know: what the numbers are for.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import math
 
 import numpy as np
@@ -42,11 +43,12 @@ class Stream:
 
     @classmethod
     def of_seed(cls, *parts: int | str | bytes) -> Stream:
-        """A stream that anyone with the seed can repeat: for tests, recipes and attackers, never for a client."""
+        """A stream that anyone who has, or guesses, the parts can repeat. A client's parts hold 256 secret bits, unless
+        its user gave a seed."""
         whole = hashlib.sha256(b"milkglass seed")
         for part in parts:
             data = part if isinstance(part, bytes) else str(part).encode()
-            whole.update(len(data).to_bytes(8, "little") + data)
+            whole.update(type(part).__name__.encode() + len(data).to_bytes(8, "little") + data)
         return cls(whole.digest())
 
     @property
@@ -58,6 +60,10 @@ class Stream:
     def child(self) -> Stream:
         """A stream of its own, whose key is the next 32 bytes of this one."""
         return Stream(self.bytes(BYTES))
+
+    def keyed(self, data: bytes) -> Stream:
+        """A stream of its own for this data: HMAC-SHA256 under this stream's key. This stream does not move on."""
+        return Stream(hmac.digest(self._key, b"milkglass data" + self._nonce.to_bytes(16, "big") + data, "sha256"))
 
     def bytes(self, count: int) -> bytes:
         return self._cipher.update(b"\0" * count)

@@ -2,7 +2,7 @@
 
     table = read_glove(path)                                   # or words_of_model(folder, name)
     sanitizer = Method("custext", epsilon=2).over(table)       # or TextSanitizer(CusText(table, 2))
-    prompt = sanitizer.text(prompt, np.random.default_rng())   # in front of any model
+    prompt = sanitizer.text(prompt, Stream(token_bytes(32)))   # in front of any model
 
 santext.py, custext.py and rnm.py hold the laws; each also draws token ids (`Sanitizer.sanitize`), over a table of all
 tokens (`tokens_of_model`). words.py says what may cross as it is. What this room does not know: keys, clients, servers.

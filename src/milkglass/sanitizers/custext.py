@@ -19,6 +19,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.accounting import upward
 from milkglass.errors import UsageError
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
@@ -99,7 +100,7 @@ class CusText(Sanitizer):
 
     @property
     def guarantee(self) -> str | None:
-        return f"{self.epsilon:g}-DP between words of one list, for one word; lists are public"
+        return f"{upward(self.epsilon)}-DP between words of one list, for one word; lists are public"
 
     def prepare(self) -> None:
         self.cumulative  # noqa: B018

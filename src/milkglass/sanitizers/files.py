@@ -1,8 +1,8 @@
 """Sanitize a whole file: a stream of blocks, each with randomness of its own, and a report beside the output.
 
-Block b draws from a ChaCha20 stream of the seed and b, so that the result depends on the file and the seed and not on
-how many workers there are (0, this process, may round otherwise than workers do). Anyone with the seed can repeat the
-draws: without one given, 256 secret bits of the system are used and written nowhere.
+Block b draws from a ChaCha20 stream of the seed, b and the block's texts, so that the result depends on the file and
+the seed and not on how many workers there are (0, this process, may round otherwise than workers do). Anyone with the seed
+and the texts can repeat the draws: without a seed given, 256 secret bits of the system are used and written nowhere.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from milkglass.sanitizers.text import Reader, Tally, TextSanitizer
 Progress = Callable[[int], None]
 
 
-def stream_of(seed: int, block: int) -> Stream:
-    return Stream.of_seed("sanitize", seed, block)
+def stream_of(seed: int, block: int, text: str) -> Stream:
+    """text: all that is drawn for. Two files under one seed share no draws, or the places in which they differ would
+    show."""
+    return Stream.of_seed("sanitize", seed, block, text)
 
 
 def fresh_seed() -> int:
@@ -149,8 +151,8 @@ def _counted(state: _Counting, block: Block) -> NDArray[np.int64]:
 def _sanitized(state: _Working, block: Block) -> tuple[str, Tally, set[str]]:
     rows, slots, left = state.shape.parse(block)
     tally = Tally()
-    stream = stream_of(state.seed, block.number)
-    texts = state.sanitizer.texts([container[key] for container, key in slots], stream, tally)
+    before = [container[key] for container, key in slots]
+    texts = state.sanitizer.texts(before, stream_of(state.seed, block.number, json.dumps(before)), tally)
     for (container, key), text in zip(slots, texts, strict=True):
         container[key] = text
     return state.shape.write(rows), tally, left

@@ -27,6 +27,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.accounting import upward
 from milkglass.errors import UsageError
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
@@ -76,11 +77,11 @@ class Rnm(Sanitizer):
             return None
         p = 1.0 if self.spared is None else self.spared.p
         if p == 0:
-            return f"{self.epsilon:g}-DP between sensitive words of one list, for one word; other words have none"
+            return f"{upward(self.epsilon)}-DP between sensitive words of one list, for one word; other words have none"
         kept = self.epsilon + math.log1p((1 - p) * self.lists.width / p)
-        how = "" if p == 1 else f" (epsilon {self.epsilon:g}, but common words cross as they are with 1 - p)"
+        how = "" if p == 1 else f" (epsilon {upward(self.epsilon)}, but common words cross as they are with 1 - p)"
         kept = math.ceil(kept * 1000 * (1 - 1e-12)) / 1000  # never below what holds
-        return f"{kept:g}-DP between words of one list, for one word{how}; lists and what is sensitive are public"
+        return f"{upward(kept)}-DP between words of one list, for one word{how}; lists and what is sensitive are public"
 
     @property
     def scale(self) -> float:

@@ -20,13 +20,13 @@ from milkglass.paper import Paper
 from milkglass.sanitizers.table import Ids, Mask, Table, Vectors
 
 UNKNOWN = -1  # a word that the table does not have
-MOST = 1e6  # of epsilon
+LEAST, MOST = 1e-9, 1e6  # of epsilon
 BLOCK = 8192  # words drawn at a time, which bounds memory
 
 
 def require_epsilon(epsilon: float) -> None:
-    if not 0 < epsilon <= MOST:  # beyond that nothing is ever replaced, and distances times epsilon overflow
-        raise UsageError(f"epsilon is {epsilon:g}, above 0 and at most {MOST:g} is needed", "1, 2 and 3 are common")
+    if not LEAST <= epsilon <= MOST:  # beyond that nothing is ever replaced, and distances times epsilon overflow
+        raise UsageError(f"epsilon is {epsilon:g}, {LEAST:g} to {MOST:g} is needed", "1, 2 and 3 are common")
 
 
 def require_share(name: str, value: float, hint: str) -> None:
@@ -86,7 +86,10 @@ class Sanitizer(abc.ABC):
         return self.replaced(ids.astype(np.int64), stream)[0]
 
     def replaced(self, ids: Ids, stream: Stream) -> tuple[Ids, Mask]:
-        """The same of ids that were checked, and (t,) which of them went through the mechanism."""
+        """The same of ids that were checked, and (t,) which of them went through the mechanism. Raises TypeError for
+        any other generator than a key stream: no guarantee would hold."""
+        if not isinstance(stream, Stream):
+            raise TypeError(f"draws come from a noise.stream.Stream, not from a {type(stream).__name__}")
         out, drawn = ids.copy(), np.zeros(len(ids), np.bool_)
         for start in range(0, len(ids), BLOCK):
             some = ids[start : start + BLOCK]

@@ -21,6 +21,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.accounting import upward
 from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 from milkglass.sanitizers.neighbours import best
@@ -53,7 +54,8 @@ class SanText(Sanitizer):
 
     @property
     def guarantee(self) -> str | None:
-        return f"metric local DP: {self.epsilon:g} times the distance of two words, for one word"
+        budget = f"{upward(self.epsilon)} times the distance of two words"
+        return f"metric local DP: {budget}, for one word, down to probabilities of 2^-52"
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
         return self.heads.draw(places, stream)

@@ -69,10 +69,6 @@ class SentinelLMs(Scheme):
         """uniform: that many numbers in (0, 1), for each reflection its a and its b."""
         return Glide(uniform(2 * self.reflections).reshape(-1, 2))
 
-    def transform(self, table: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        """Every row of (n, d) moved, by draws of a generator's."""
-        return self.glide(lambda count: rng.uniform(np.finfo(float).tiny, 1, count)).apply(table, np.arange(len(table)))
-
 
 @dataclass(frozen=True)
 class Glide:

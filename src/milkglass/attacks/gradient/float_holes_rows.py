@@ -1,4 +1,4 @@
-"""Float holes of a gradient: rows of the embeddings that are noise alone are told from those that are not.
+"""Float holes of a gradient: rows of the embeddings that are noise alone are distinguished from others.
 
 Of a token that no text has, the embedding's gradient is 0, and its row is fl(s z): every entry is a number that
 floating-point noise can be (attacks/holes.py). A row of a token that was read is fl(g + fl(s z)), and some entries lie

@@ -2,7 +2,7 @@
 
 PyTorch's CPU generator keeps 32 bits of a seed, however many it is given. The first row of the embeddings' gradient,
 that of id 0, is noise alone in a text without that token ([PAD] of BERT's family is never read). So the generator's
-first numbers are known, up to rounding and to the width of the noise, which the other rows tell:
+first numbers are known, up to rounding and to the width of the noise, which is estimated from the other rows:
 
     Gaussian     numbers 0 and 8 come from outputs 0 and 8 by Box and Muller: r^2 = -2 ln(1 - u_0), angle = 2 pi u_8
     Laplacian    number i comes from outputs 2 i and 2 i + 1 by its inverse distribution function
@@ -32,7 +32,7 @@ from milkglass.paper import Paper
 from milkglass.sequences import Ids
 from milkglass.threat import Budget, Knowledge, Transcript
 
-OFF = 0.02  # of the width, by which what other rows tell of it may be wrong
+OFF = 0.02  # of the width, by which its estimate from other rows may be wrong
 NUMBERS = 12  # of the first row that are compared with a Laplacian seed's
 SURE = 0.99  # correlation of a seed's noise with the first rows
 ROWS = 64  # that a seed's noise is compared with
