@@ -16,8 +16,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import aliases as literal_aliases
 import key as literal_key
-import noise as literal_noise
 import key_files
+import noise as literal_noise
 import obfuslm as literal_obfuslm
 
 VECTORS = Path(__file__).parent.parent / "vectors"

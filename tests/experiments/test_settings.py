@@ -102,7 +102,8 @@ def test_a_file_that_is_no_recipe(base: str, message: str, tmp_path: Path) -> No
 
 
 def test_a_training_that_cannot_be_is_told_in_words(tmp_path: Path) -> None:
-    base = 'kind = "classification"\npaper = "p"\nmodel = "m"\nseed = 1\n[variants.plain]\n[data]\nvalidation = "b"\ntrain = "a"\n'
+    base = 'kind = "classification"\npaper = "p"\nmodel = "m"\nseed = 1\n[variants.plain]\n'
+    base += '[data]\nvalidation = "b"\ntrain = "a"\n'
     with pytest.raises(UsageError, match="training: batch_size: input should be greater than or equal to 1"):
         Recipe.read(recipe(tmp_path, "[training]\nbatch_size = 0\n", base))
     assert Recipe.read(recipe(tmp_path, "", base)).training.num_labels == 2

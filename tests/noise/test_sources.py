@@ -22,6 +22,7 @@ ROOMS = {  # where nothing drawn is secret from anybody who may see the result
 }
 FILES = {
     "noise/operators.py": "names the operators that it takes the place of",
+    "server/training.py": "the server shuffles and drops what it was sent",
     "server/sampling.py": "the server samples from its own logits",
     "server/generating.py": "the server samples from its own logits",
     "client/connection.py": "how long to wait before a retry",

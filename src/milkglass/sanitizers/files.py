@@ -1,8 +1,8 @@
 """Sanitize a whole file: a stream of blocks, each with randomness of its own, and a report beside the output.
 
 Block b draws from a ChaCha20 stream of the seed, b and the block's texts, so that the result depends on the file and
-the seed and not on how many workers there are (0, this process, may round otherwise than workers do). Anyone with the seed
-and the texts can repeat the draws: without a seed given, 256 secret bits of the system are used and written nowhere.
+the seed and not on how many workers there are (0, this process, may round otherwise than workers do). Anyone with the
+seed and the texts can repeat the draws: without a seed given, 256 secret bits of the system are used, written nowhere.
 """
 
 from __future__ import annotations
