@@ -371,3 +371,9 @@ def test_health_answers_throughout_1100_idle_connections(tmp_path: Path) -> None
         assert slowest < 2
         assert all(closed(one) for one in many)
     assert (tmp_path / "server.log").stat().st_size < 1 << 20
+
+
+def test_a_line_whose_template_does_not_fit_its_values_is_no_error_of_the_caller() -> None:
+    record = logging.LogRecord("library", logging.WARNING, "", 1, "a message", (FutureWarning,), None)
+    assert Throttle().filter(record)
+    assert record.getMessage() == "a message"

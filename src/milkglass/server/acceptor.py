@@ -112,6 +112,7 @@ class Acceptor:
                 if error.errno in NO_FILES:
                     log.warning("no connection can be accepted: %s", errno.errorcode[error.errno])
                     self._close_oldest(None)
+                if error.errno != errno.ECONNABORTED:  # any other may last, and must not keep the loop busy
                     await asyncio.sleep(self._limits.tick)
                 continue
             self._admit(connection, str(address[0]))
@@ -163,15 +164,13 @@ class Acceptor:
                 ssl_shutdown_timeout=self._limits.handshake if self._context else None,
             )
         except OSError as error:
-            self._forget(visitor)
-            connection.close()
             log.info("a connection ended before its first request: %s", type(error).__name__)
-        except asyncio.CancelledError:
-            self._forget(visitor)
-            connection.close()
-            raise
         else:
             visitor.session = session
+        finally:
+            if visitor.session is None:
+                self._forget(visitor)
+                connection.close()
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -179,9 +178,19 @@ class Acceptor:
             await asyncio.sleep(self._limits.tick)
             now = loop.time()
             for visitor in list(self._visitors):
-                late = visitor.session.check(now) if visitor.session is not None else None
+                late = self._check(visitor, now)
                 if late:
                     log.info("a connection was closed: %s", late)
+
+    def _check(self, visitor: Visitor, now: float) -> str | None:
+        """One connection's fault must not end the watch over all others."""
+        try:
+            return visitor.session.check(now) if visitor.session is not None else None
+        except Exception as error:  # noqa: BLE001
+            log.error("a connection could not be checked %s", place_of(error))
+            self._forget(visitor)
+            visitor.close()
+            return "it could not be checked"
 
 
 def _report(task: asyncio.Task[None]) -> None:
