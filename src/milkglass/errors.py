@@ -208,6 +208,14 @@ class Conflict(ServerError):
     status = 409
 
 
+class TooSlow(ServerError):
+    status = 408
+
+
+class LengthRequired(ServerError):
+    status = 411
+
+
 class TooLarge(ServerError):
     status = 413
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from milkglass.server.guard import Guard
 from milkglass.server.limits import Limits
-from tests.server.kit import TOKEN, announce, error, put, register, sha256, until
+from tests.server.kit import TOKEN, announce, put, register, sha256, until
 from tests.server.real import Server
 from tests.server.test_connections import OPEN, connected
 from tests.server.test_uploads import WEIGHTS
 
-PATIENT = Limits(head=120, window=120, linger=120)  # what is released is not released by a deadline
+PATIENT = Limits(head=120, window=120, linger=120, body_grace=120)  # what is released is not released by a deadline
 
 
 def stream(one: socket.socket, model: str, rows: int, tokens: int) -> None:
@@ -79,6 +82,20 @@ def test_a_chunk_that_cannot_be_taken_is_refused_unread(
         assert one.recv(4096).startswith(b"HTTP/1.1 %d" % status)
 
 
+def test_a_chunk_without_a_length_is_refused_unread(tmp_path: Path) -> None:
+    """A transfer coding outdoes a Content-Length that is there as well."""
+    with Server(tmp_path / "home", in_thread=True, connections=PATIENT) as server, server.client() as client:
+        key = announce(client, "m.safetensors", WEIGHTS, "model")  # type: ignore[arg-type]
+        coding = b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+        bare = _put(key, 0, 10).partition(b"Content-Length")[0]
+        for head in (bare, bare + b"Content-Length: 10\r\n"):
+            with connected(server) as (one,):
+                one.sendall(head + coding)  # 64 MiB would follow
+                answer = one.recv(4096)
+                assert answer.startswith(b"HTTP/1.1 411")
+        assert client.get(f"/v1/uploads/{key}").json()["received"] == 0
+
+
 def _put(key: str, offset: int, length: int, checksum: str = "0" * 64) -> bytes:
     head = f"PUT /v1/uploads/{key} HTTP/1.1\r\nUpload-Offset: {offset}\r\nChunk-SHA256: {checksum}\r\n"
     return head.encode() + OPEN + b"Content-Length: %d\r\n\r\n" % length
@@ -108,15 +125,58 @@ def test_bodies_in_memory_share_a_budget(tmp_path: Path) -> None:
     ):
         with connected(server, 2) as many:
             for one in many:
-                one.sendall(b"POST /classify HTTP/1.1\r\nContent-Type: application/json\r\n" + OPEN)
-                one.sendall(b"Content-Length: 1000\r\n\r\n" + b" " * 700)
-            until(lambda: _busy(client).status_code == 503)
-            assert error(_busy(client))["code"] == "busy" and _busy(client).headers["Retry-After"]
-        until(lambda: _busy(client).status_code == 404)
+                one.sendall(_post(1000) + b" " * 700)
+            until(lambda: memory_of(server.app).used == 1400)
+            assert _busy(client).status_code == 404, "one of those that are still arriving makes room"
+            (evicted,) = select.select(many, [], [], 30)[0]
+            answer = evicted.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 503") and b"retry-after" in answer.lower() and b'"busy"' in answer
+            until(lambda: memory_of(server.app).used == 700)
+        until(lambda: memory_of(server.app).used == 0)
 
 
-def _busy(client: Any) -> Any:
-    body = json.dumps({"model": "nobody", "input": [1]}).ljust(200)
+def test_bodies_that_drip_keep_nobody_out(tmp_path: Path) -> None:
+    """Five of 90 % each, that no deadline ends: a request that needs their memory is answered."""
+    with (
+        Server(tmp_path / "home", in_thread=True, connections=PATIENT, max_json=100_000, max_held=500_000) as server,
+        server.client() as client,
+        connected(server, 5) as many,
+    ):
+        for one in many:
+            one.sendall(_post(100_000) + b" " * 90_000)
+        until(lambda: memory_of(server.app).used == 450_000)
+        for _ in range(3):
+            for one in many:
+                one.sendall(b" " * 500)
+            assert _busy(client, 90_000).status_code == 404
+            assert memory_of(server.app).used <= 500_000
+
+
+def test_a_body_that_drips_has_a_last_moment(tmp_path: Path) -> None:
+    """However fast it is: `PATIENT` lets it go on for two minutes."""
+    limits = replace(PATIENT, body_grace=0.5, body_pace=1e6)
+    with Server(tmp_path / "home", in_thread=True, connections=limits) as server, connected(server) as (one,):
+        one.sendall(_post(1_000_000))
+        until(lambda: one.send(b" " * 100) and select.select([one], [], [], 0.02)[0])
+        assert one.recv(4096).startswith(b"HTTP/1.1 408")
+        until(lambda: memory_of(server.app).used == 0)
+
+
+def memory_of(app: Any) -> Any:
+    """What the guard counts."""
+    layer = app.middleware_stack
+    while not isinstance(layer, Guard):
+        layer = layer.app
+    return layer._memory
+
+
+def _post(length: int) -> bytes:
+    head = b"POST /classify HTTP/1.1\r\nContent-Type: application/json\r\n"
+    return head + OPEN + b"Content-Length: %d\r\n\r\n" % length
+
+
+def _busy(client: Any, size: int = 200) -> Any:
+    body = json.dumps({"model": "nobody", "input": [1]}).ljust(size)
     return client.post("/classify", content=body, headers={"Content-Type": "application/json"})
 
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,35 @@ def test_chunk_headers(client: TestClient, headers: dict[str, str]) -> None:
     key = announce(client, "m.safetensors", WEIGHTS, "model")
     answer = client.put(f"/v1/uploads/{key}", content=b"x", headers=headers)
     assert answer.status_code == 400 and error(answer)
+
+
+def test_a_chunk_needs_a_length(client: TestClient) -> None:
+    """Without one, nothing could be compared with the upload and the disk before the bytes are read."""
+    key = announce(client, "m.safetensors", WEIGHTS, "model")
+    headers = {"Upload-Offset": "0", "Chunk-SHA256": sha256(WEIGHTS)}
+
+    def pieces() -> Iterator[bytes]:
+        yield WEIGHTS[:100]
+        yield WEIGHTS[100:]
+
+    answer = client.put(f"/v1/uploads/{key}", content=pieces(), headers=headers)
+    assert answer.status_code == 411 and error(answer)["code"] == "length_required"
+    assert client.get(f"/v1/uploads/{key}").json()["received"] == 0
+    assert put(client, key, 0, WEIGHTS).json()["received"] == len(WEIGHTS)
+
+
+def test_a_chunk_is_cut_where_it_goes_beyond_its_length(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    from milkglass.server.arrival import Arrival
+
+    written: list[int] = []
+    add = Arrival._add
+    monkeypatch.setattr(Arrival, "_add", lambda self, piece: (written.append(len(piece)), add(self, piece)))
+    key = announce(client, "m.safetensors", WEIGHTS, "model")
+    headers = {"Upload-Offset": "0", "Chunk-SHA256": sha256(WEIGHTS), "Content-Length": "10"}
+    answer = client.put(f"/v1/uploads/{key}", content=bytes(5 << 20), headers=headers)
+    assert answer.status_code == 400 and "beyond the 10 bytes" in error(answer)["message"]
+    assert written == []
+    assert client.get(f"/v1/uploads/{key}").json()["received"] == 0
 
 
 class _Full(io.FileIO):

@@ -29,6 +29,7 @@ from milkglass.split.app import create_app
 from milkglass.split.serving import ServerHalf
 from milkglass.threat import Activations
 from tests.server.kit import TOKEN, error, until
+from tests.server.test_stalled import memory_of
 from tests.split.kit import Made
 from tests.tiny import TEXTS
 
@@ -144,6 +145,29 @@ def test_bodies_that_stop_coming_take_nobodys_place(noisy: Made, tmp_path: Path)
         with httpx2.Client(base_url=f"http://{host}:{port}", headers={"Authorization": f"Bearer {TOKEN}"}) as client:
             for _ in range(3):
                 assert client.post("/v1/split", content=noisy.half().client.frame(TEXTS)).status_code == 200
+
+
+def test_frames_that_drip_keep_nobody_out(noisy: Made, tmp_path: Path) -> None:
+    """As many as the server keeps in memory, of 90 % each, faster than the least rate."""
+    frame = noisy.half().client.frame(TEXTS)
+    half = noisy.other()
+    app = create_app(replace(half, told=replace(half.told, max_body=len(frame))), TOKEN)
+    part = len(frame) * 9 // 10
+    with (
+        listening(app, Settings(tmp_path, token=TOKEN), Limits(head=60, window=60, linger=60)) as (host, port),
+        ExitStack() as stack,
+    ):
+        head = f"POST /v1/split HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        head += f"Content-Length: {len(frame)}\r\n\r\n"
+        many = [stack.enter_context(socket.create_connection((host, port))) for _ in range(apps.HELD)]
+        for one in many:
+            one.sendall(head.encode() + frame[:part])
+        until(lambda: memory_of(app).used == apps.HELD * part)
+        with httpx2.Client(base_url=f"http://{host}:{port}", headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+            for _ in range(3):
+                for one in many:
+                    one.sendall(b"0")
+                assert client.post("/v1/split", content=frame).status_code == 200
 
 
 def test_a_body_that_stops_coming_is_cut(noisy: Made, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from starlette.types import Scope
 
 import milkglass.server.context as contexts
 from milkglass.server import answers, routes_files, routes_inference, routes_jobs, routes_models
-from milkglass.server.guard import BodyRule, Guard
+from milkglass.server.bodies import BodyRule
+from milkglass.server.guard import Guard
 from milkglass.server.home import Home
 from milkglass.server.running import prepare, run
 from milkglass.server.settings import Settings
@@ -44,7 +45,13 @@ def create_app(settings: Settings) -> FastAPI:
         return {"status": "ok"}
 
     answers.install(app)
-    app.add_middleware(Guard, token=token, rule=lambda scope: body_rule(settings, scope), held=settings.max_held)
+    app.add_middleware(
+        Guard,
+        token=token,
+        rule=lambda scope: body_rule(settings, scope),
+        held=settings.max_held,
+        limits=settings.connections,
+    )
     app.state.token = token
     return app
 

@@ -11,6 +11,8 @@ from typing import IO, final
 
 from fastapi.concurrency import run_in_threadpool
 
+from milkglass.errors import BadUpload
+
 PIECE = 1 << 20  # bytes written at a time
 
 
@@ -27,10 +29,13 @@ class Arrival:
         self._digest = hashlib.sha256()
         self.size = 0
 
-    async def take(self, source: AsyncIterator[bytes]) -> None:
-        """Everything that `source` gives."""
+    async def take(self, source: AsyncIterator[bytes], limit: int) -> None:
+        """Everything that `source` gives. Raises BadUpload as soon as that is more than `limit` bytes; those beyond are
+        never written."""
         waiting = bytearray()
         async for piece in source:
+            if self.size + len(waiting) + len(piece) > limit:
+                raise BadUpload(f"this chunk goes beyond the {limit} bytes that are left", "start a new upload")
             waiting += piece
             if len(waiting) >= PIECE:
                 await run_in_threadpool(self._add, bytes(waiting))

@@ -9,32 +9,18 @@ import hmac
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from milkglass.errors import Busy, TooLarge, Unauthorized
-from milkglass.server.answers import HINTS, REASONS, Refused, internal, respond
+from milkglass.errors import Unauthorized
+from milkglass.server.answers import HINTS, REASONS, internal, respond
+from milkglass.server.bodies import Body, BodyRule, Memory, too_large
+from milkglass.server.limits import Limits
 from milkglass.server.places import place_of
 
 log = logging.getLogger("milkglass.server")
 OPEN = frozenset({"/health"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-
-
-@final
-@dataclass(frozen=True)
-class BodyRule:
-    """What holds for a request's body.
-
-    Attributes:
-        limit: bytes that it may have.
-        held: whether the application keeps it in memory.
-    """
-
-    limit: int
-    held: bool = True
 
 
 Rule = Callable[[Scope], BodyRule]
@@ -43,8 +29,8 @@ Rule = Callable[[Scope], BodyRule]
 class Guard:
     """`held` bytes of bodies may be in memory at a time, of all requests together."""
 
-    def __init__(self, app: ASGIApp, token: str, rule: Rule, held: int) -> None:
-        self._app, self._rule = app, rule
+    def __init__(self, app: ASGIApp, token: str, rule: Rule, held: int, limits: Limits) -> None:
+        self._app, self._rule, self._limits = app, rule, limits
         self._memory = Memory(held)
         self._expected = f"Bearer {token}".encode()
 
@@ -77,58 +63,15 @@ class Guard:
             return
         rule = self._rule(scope)
         claimed = headers.get(b"content-length", b"0")
-        if claimed.isdigit() and int(claimed[:20]) > rule.limit:
+        size = int(claimed[:20]) if claimed.isdigit() else 0
+        if size > rule.limit:
             await respond(too_large(rule.limit))(scope, receive, send)
             return
-        body = _Body(receive, rule, self._memory)
+        body = Body(receive, rule, self._memory, self._limits, size)
         try:
             await self._app(scope, body, send)
         finally:
-            self._memory.used -= body.held
-
-
-def too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the request body is larger than {limit} bytes", HINTS[413])
-
-
-@final
-@dataclass
-class Memory:
-    """Bytes of bodies that are kept. One event loop counts.
-
-    Attributes:
-        limit: bytes of all requests together.
-        used: bytes of the requests that are not answered yet.
-    """
-
-    limit: int
-    used: int = 0
-
-
-@final
-class _Body:
-    """A `receive` that counts what really arrives: a length may be absent or a lie.
-
-    Attributes:
-        held: bytes counted as kept in memory.
-    """
-
-    def __init__(self, receive: Receive, rule: BodyRule, memory: Memory) -> None:
-        self._receive, self._rule, self._memory = receive, rule, memory
-        self._seen = self.held = 0
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        size = len(message.get("body", b""))
-        self._seen += size
-        if self._seen > self._rule.limit:
-            raise Refused(too_large(self._rule.limit))
-        if self._rule.held and size:
-            if self._memory.used + size > self._memory.limit:
-                raise Refused(Busy("the bodies of other requests fill the server's memory", "try again in a moment"))
-            self._memory.used += size
-            self.held += size
-        return message
+            body.release()
 
 
 class _Answered:

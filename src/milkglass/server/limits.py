@@ -26,6 +26,8 @@ class Limits:
         head: time from the start of a connection, or from the last answer, to the end of a request's headers.
         window: time in which a body, or an answer that waits to be read, must progress.
         body_rate: least rate of a request's body over a window.
+        body_grace: time that a body which is kept in memory may take, whatever its length.
+        body_pace: rate that adds to this time: a longer body may take longer.
         send_rate: least rate at which a waiting answer is read, over a window.
         linger: time for the rest of a body whose request was answered already.
         tick: time between two looks at the deadlines.
@@ -39,6 +41,8 @@ class Limits:
     head: float = 20.0
     window: float = 20.0
     body_rate: float = 1024.0
+    body_grace: float = 30.0
+    body_pace: float = 65_536.0
     send_rate: float = 1024.0
     linger: float = 20.0
     tick: float = 1.0
@@ -49,6 +53,10 @@ class Limits:
                 f"{self.per_address} connections of one address do not fit into {self.total} in all",
                 "give 1 at least, and no more than in all",
             )
+
+    def body_time(self, size: int) -> float:
+        """Seconds in which a body of `size` bytes must have arrived."""
+        return self.body_grace + size / self.body_pace
 
     def within(self, open_files: int) -> Limits:
         """The same, with no more connections than `open_files` allow: each may need a file besides its socket."""

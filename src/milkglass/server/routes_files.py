@@ -10,7 +10,7 @@ from fastapi.responses import FileResponse
 from pydantic import Field
 from starlette.datastructures import UploadFile
 
-from milkglass.errors import BadUpload
+from milkglass.errors import BadUpload, LengthRequired
 from milkglass.server.arrival import arriving
 from milkglass.server.context import Context, of
 from milkglass.server.store import File, Purpose, Upload
@@ -103,12 +103,21 @@ async def write_chunk(
     upload_offset: Annotated[int, Header(ge=0, lt=2**53)],
     chunk_sha256: Annotated[Sha256, Header()],
 ) -> dict[str, Any]:
-    length = int(request.headers.get("content-length", 0))
-    await run_in_threadpool(shared.uploads.expect, key, upload_offset, length)
+    length = _length(request)
+    lacking = await run_in_threadpool(shared.uploads.expect, key, upload_offset, length)
     with arriving(shared.home.work) as chunk:
-        await chunk.take(request.stream())
+        await chunk.take(request.stream(), min(length, lacking))
         upload = await run_in_threadpool(shared.uploads.write, key, upload_offset, chunk, chunk_sha256)
     return {"id": upload.id, "received": upload.received}
+
+
+def _length(request: Request) -> int:
+    """Bytes of the body as the headers state them. Raises LengthRequired where they do not: a transfer coding outdoes a
+    Content-Length."""
+    stated = request.headers.get("content-length", "")
+    if "transfer-encoding" in request.headers or not (stated.isascii() and stated.isdigit()):
+        raise LengthRequired("a chunk of an upload needs a stated length", "send Content-Length, no Transfer-Encoding")
+    return int(stated[:20])
 
 
 @router.post("/v1/uploads/{key}/complete")

@@ -87,15 +87,16 @@ class Uploads:
     def get(self, key: str) -> Upload:
         return self._store.uploads.get(key)
 
-    def expect(self, key: str, offset: int, size: int) -> None:
-        """Asked before a chunk's bytes are read, of which `size` were announced. Raises NotFound, WrongOffset,
-        BadUpload, DiskFull."""
+    def expect(self, key: str, offset: int, size: int) -> int:
+        """Asked before a chunk's bytes are read, of which `size` were announced. Returns the bytes that the upload
+        still lacks. Raises NotFound, WrongOffset, BadUpload, DiskFull."""
         upload = self.get(key)
         if offset != upload.received:
             raise WrongOffset(upload.received)
         if offset + size > upload.bytes:
             raise BadUpload(f"this chunk goes beyond the {upload.bytes} bytes announced", "start a new upload")
         self._home.require_space(2 * size)  # it lies there twice for a moment
+        return upload.bytes - offset
 
     def write(self, key: str, offset: int, chunk: Arrival, sha256: str) -> Upload:
         """Add a chunk. Raises WrongOffset, BadUpload (checksum, too many bytes) or DiskFull; then nothing changed."""

@@ -18,8 +18,10 @@ from starlette.types import Scope
 
 from milkglass.errors import Busy
 from milkglass.server import answers
-from milkglass.server.guard import BodyRule, Guard
+from milkglass.server.bodies import BodyRule
+from milkglass.server.guard import Guard
 from milkglass.server.home import Home
+from milkglass.server.limits import Limits
 from milkglass.server.running import prepare, run
 from milkglass.server.settings import Settings
 from milkglass.server.strict import StrictRoute
@@ -40,7 +42,13 @@ def create_app(half: ServerHalf, token: str) -> FastAPI:
         return {"status": "ok"}
 
     answers.install(app)
-    app.add_middleware(Guard, token=token, rule=lambda scope: _rule(half, scope), held=HELD * half.told.max_body)
+    app.add_middleware(
+        Guard,
+        token=token,
+        rule=lambda scope: _rule(half, scope),
+        held=HELD * half.told.max_body,
+        limits=Limits(),
+    )
     return app
 
 
