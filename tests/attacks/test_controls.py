@@ -55,6 +55,7 @@ NOT_HERE = {  # what it takes is not in the transcript of one uploaded model and
     "era": "holds no outputs",
     "era+": "holds no outputs",
     "near-hidden": "holds no activations",
+    "float-holes": "holds no activations",
     "invert-hidden": "holds no activations",
     "hidden-words": "holds no activations",
     "known-weight": "the layers are the public ones",

@@ -173,7 +173,9 @@ def test_adapters_are_compared_too() -> None:
     problem = Problem.of(seen(step("llama-untied", lora=2), [TEXT]), Distance("squares"), FRAME)
     assert any("lora_B" in name for name in problem.names)
     assert not any("lora_A" in name for name in problem.names)  # nothing yet, since B begins at zero
-    assert problem.judged_ids(np.array([[TEXT]]))[0] == pytest.approx(0, abs=1e-6)
+    wrong = [*TEXT[:-2], TEXT[-2] + 1, TEXT[-1]]
+    right, other = (float(problem.judged_ids(np.array([[one]]))[0]) for one in (TEXT, wrong))
+    assert right < 1e-3 * other, "rounding of fp32, which differs from machine to machine"
 
 
 # --- moves ------------------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def test_a_seed_is_part_of_what_is_promised(glove: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("more", "out", "message"),
     [
-        (("--epsilon", 1e300), "o.txt", "epsilon is 1e+300, above 0 and at most 1e+06 is needed"),
+        (("--epsilon", 1e300), "o.txt", "epsilon is 1e+300, 1e-09 to 1e+06 is needed"),
         (("--k", 3), "o.jsonl", "o.jsonl is a name for json, and in.txt holds lines"),
         (("--table", "nothere.txt"), "o.txt", "there is no file nothere.txt"),
         (("--method", "santext+", "--sensitive", 0), "o.txt", "no word would be sensitive"),

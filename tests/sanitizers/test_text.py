@@ -103,7 +103,9 @@ def test_kept_words_cross_in_small_letters_and_nothing_else_is_kept() -> None:
 
 
 def test_the_guarantee_says_what_it_leaves_out() -> None:
-    assert SANITIZERS["santext"].guarantee == "metric local DP: 1 times the distance of two words, for one word"
+    assert SANITIZERS["santext"].guarantee == (
+        "metric local DP: 1 times the distance of two words, for one word, down to probabilities of 2^-52"
+    )
     assert "words that are kept have none" in (SANITIZERS["custext+"].guarantee or "")
     assert "between sensitive words only" in (SANITIZERS["santext+"].guarantee or "")
     assert SANITIZERS["rnm"].guarantee is None

@@ -38,7 +38,11 @@ def test_the_servers_half_answers_from_its_folder_alone(each: Made) -> None:
     assert len(np.unique(mine)) > 2, "it answers something"
 
 
-def test_texts_are_classified_and_batches_change_nothing(each: Made) -> None:
+def test_texts_are_classified_and_numbers_go_on_from_batch_to_batch(
+    each: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise is bound to the last bits of states, which batches decide: without that, batches change nothing."""
+    monkeypatch.setattr("milkglass.encoders.draws.bound", lambda stream, tensors: stream)
     other = each.other()
     one = each.half().classify(TEXTS, None, other.told, other.answer)
     few = replace(other.told, max_texts=1)

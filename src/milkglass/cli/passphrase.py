@@ -72,18 +72,18 @@ def _asked(weak: bool) -> str:
 
     from milkglass.client.passphrases import weakness
 
-    fault = ""
+    fault = advice = ""
     for _ in range(ATTEMPTS):
         if fault:
-            note(fault)
+            note(f"{fault}{advice}")
         first = getpass.getpass("New passphrase for the key (empty: generate one): ")
         if not first:
             return _shown()
         found = None if weak else weakness(_required(first))
         if found is not None:
-            fault = f"{found}; use four or more unrelated words, or press Enter for a generated one"
+            fault, advice = found, "; use four or more unrelated words, or press Enter for a generated one"
         elif getpass.getpass("The same again: ") != first:
-            fault = "the two passphrases differ; type both again"
+            fault, advice = "the two passphrases differ", "; type both again"
         else:
             return _strong(_required(first), weak)
     raise UsageError(f"{fault}, after {ATTEMPTS} attempts", "try again, or use --generate-passphrase")
