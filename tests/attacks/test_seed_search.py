@@ -1,7 +1,7 @@
 """`seed-search` and `float-holes-rows` read gradients under the old noise, and nothing under the present one.
 
-The fixture of the old noise is old_noise.py. The fast tests search a window of 2^17 seeds around the right one; the slow
-one a window of 2^26 of MiniLM's gradient. All 2^32 take half an hour of two idle cores.
+The fixture of the old noise is old_noise.py. The fast tests search a window of 2^17 seeds around the right one; the
+slow one a window of 2^26 of MiniLM's gradient. All 2^32 take half an hour of two idle cores.
 """
 
 from __future__ import annotations
