@@ -2,7 +2,8 @@
 
 Accepted is what the safetensors library accepts, or less: JSON in UTF-8 that begins with a brace, no key twice, in each
 tensor's entry `dtype`, `shape` and `data_offsets` and nothing else. So `__metadata__` is the only place for notes, and
-`has_notes` sees all of them.
+`has_notes` sees all of them. What JSON builds from the header is bounded before it is built (`_require_bounded`): files
+come from strangers, and an empty object takes twenty times the memory of its text.
 
 What this module does not know: models, and what a tensor holds.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,14 @@ PLAIN = {"format": "pt"}  # the only note that a file of ours carries
 ENTRY = {"dtype", "shape", "data_offsets"}
 MAX_HEADER = 25_000_000  # bytes; a model of 100,000 tensors needs about 12 MB
 MAX_RANK, MAX_DIMENSION = 8, 1 << 40
+MAX_TENSORS = 200_000
+MAX_STRINGS = 6 * MAX_TENSORS  # a tensor takes 5, the rest is for notes
+MAX_OUTLINE = 3 * MAX_TENSORS + 64  # characters; a tensor takes 3, a note 2
+MAX_IRREGULAR = 64  # lists and objects that are not part of a tensor's entry; a sound header has 2
+NOT_OUTLINE = bytes(set(range(256)) - set(b'"{}[],:'))
+STRING = re.compile(rb'"[^"]*"?')
+LISTS = tuple(b"[" + b"," * commas + b"]" for commas in reversed(range(MAX_RANK)))
+ENTRIES = (b"{:,:L,:L}", b"{:L,:,:L}", b"{:L,:L,:}")  # outlines of an entry; the field without L is dtype
 
 
 @final
@@ -67,16 +77,17 @@ def read_header(path: Path) -> dict[str, TensorRef]:
 
     Raises CorruptCheckpoint when it is cut off, overlaps, or is not a safetensors file at all.
     """
-    return _read(path)[0]
+    return read_all(path)[0]
 
 
 def has_notes(path: Path) -> bool:
     """Whether a file carries notes of whoever wrote it. Raises CorruptCheckpoint as `read_header` does."""
-    return _read(path)[1] != PLAIN
+    return read_all(path)[1] != PLAIN
 
 
-def _read(path: Path) -> tuple[dict[str, TensorRef], dict[str, str]]:
-    """The tensors and the notes."""
+def read_all(path: Path) -> tuple[dict[str, TensorRef], dict[str, str]]:
+    """The tensors and the notes of one safetensors file, each by name, from one parse; notes of a file without any are
+    PLAIN. Raises CorruptCheckpoint as `read_header` does."""
     table, base, size = _table(path)
     notes = table.pop(METADATA, PLAIN)
     found = {name: _tensor_ref(path, name, entry, base, size) for name, entry in table.items()}
@@ -91,6 +102,7 @@ def parse_table(header: bytes, name: str) -> dict[str, Any]:
     """
     if not header.startswith(b"{"):
         raise CorruptCheckpoint(f"the header of {name} does not begin with a brace", "save or fetch it again")
+    _require_bounded(header, name)
     try:
         table: dict[str, Any] = json.loads(
             header.decode("utf-8"),
@@ -108,6 +120,43 @@ def parse_table(header: bytes, name: str) -> dict[str, Any]:
             f"the header of {name} is not JSON as safetensors has it", "save or fetch it again"
         ) from error
     return table
+
+
+def _require_bounded(header: bytes, name: str) -> None:
+    """Refuse a header with more strings, values, lists or levels than the entries of MAX_TENSORS tensors have.
+
+    Takes a few copies of `header` at most, whatever is in it. It need not be JSON: where this reads a text in another
+    way than the JSON reader does, that reader has stopped before.
+    """
+    hint = "save it again with safetensors, in smaller files"
+    text = header.replace(rb"\\", b"").replace(rb"\"", b"")  # now a quote begins or ends a string
+    strings = (text.count(b'"') + 1) // 2
+    if strings > MAX_STRINGS:
+        raise CorruptCheckpoint(f"the header of {name} has {strings} strings, at most {MAX_STRINGS} are read", hint)
+    outline = _outline(text)
+    if len(outline) > MAX_OUTLINE:
+        raise CorruptCheckpoint(f"the header of {name} has more values than {MAX_TENSORS} tensors need", hint)
+    irregular = outline.count(b"{") + outline.count(b"[")
+    if irregular > MAX_IRREGULAR:
+        raise CorruptCheckpoint(
+            f"the header of {name} has {irregular} lists and objects that do not describe a tensor, "
+            f"at most {MAX_IRREGULAR} are read",
+            hint,
+        )
+
+
+def _outline(text: bytes) -> bytes:
+    """The punctuation of JSON without escaped quotes: strings and other scalars dropped, L for a short list of scalars,
+    E for an object with the fields of a tensor's entry. `{"a":{"dtype":"U8","shape":[1],...}}` gives `{:E}`.
+
+    The letters keep what is nested in a list or an entry from passing as one.
+    """
+    outline = STRING.sub(b"", text.translate(None, NOT_OUTLINE))
+    for one in LISTS:
+        outline = outline.replace(one, b"L")
+    for one in ENTRIES:
+        outline = outline.replace(one, b"E")
+    return outline
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from safetensors import SafetensorError, safe_open
 
 from milkglass.errors import CorruptCheckpoint
-from milkglass.tensorheader import has_notes, read_header
+from milkglass.tensorheader import MAX_TENSORS, has_notes, read_all, read_header
 
 ENTRY = {"dtype": "F32", "shape": [6], "data_offsets": [0, 24]}
 PLAIN = '{"a":{"dtype":"F32","shape":[6],"data_offsets":[0,24]}}'
@@ -101,6 +102,76 @@ def test_what_the_library_reads_is_read(header: bytes, notes: bool, tmp_path: Pa
     path = tmp_path / "model.safetensors"
     path.write_bytes(file_of(header))
     assert read_header(path)["a"].shape == (6,) and has_notes(path) is notes and found_by_library(path)
+
+
+# --- more than a model has -------------------------------------------------------------------------------------------
+FIELDS = '"dtype":"U8","shape":[0],"data_offsets":[0,0]'
+
+
+def entries(count: int, fields: str = FIELDS) -> bytes:
+    return ("{" + ",".join(f'"{number}":{{{fields}}}' for number in range(count)) + "}").encode()
+
+
+def tree(depth: int) -> bytes:
+    """Lists in lists, each shorter than the one around it."""
+    return b"[" + b",".join([tree(depth - 1)] * depth) + b"]" if depth else b"[]"
+
+
+BLOATED = {
+    "empty objects, then the key again": (b'{"a":[' + b"{}," * 8_000_000 + b'{}],"a":', b"}", "more values"),
+    "objects, then the key again": (b'{"a":[' + b'{"":0},' * 3_300_000 + b'{}],"a":', b"}", "strings, at most"),
+    "numbers, then the key again": (b'{"a":[' + b"999," * 6_000_000 + b'9],"a":', b"}", "more values"),
+    "names without entries": (b"{" + b'"a":0,' * 3_000_000 + b'"b":', b"}", "strings, at most"),
+    "trees of lists": (b'{"a":[' + (tree(8) + b",") * 60 + b'0],"a":', b"}", "lists and objects|more values"),
+    "levels": (b'{"a":' + b"[" * 900 + b"]" * 900 + b',"b":', b"}", "has 900 lists and objects"),
+    "quotes that are not closed": (b'{"a":' + b'\\"' * 6_000_000 + b'":', b"}", "not JSON"),
+    "backslashes": (b'{"a":"' + b"\\" * 12_000_001 + b'":', b"}", "not JSON"),
+}
+
+
+@pytest.mark.parametrize("name", BLOATED)
+def test_a_header_is_bounded_before_objects_are_built(name: str, tmp_path: Path) -> None:
+    before, behind, named = BLOATED[name]
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of(before + json.dumps(ENTRY).encode() + behind))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptCheckpoint, match=named):
+            read_header(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 * path.stat().st_size + (1 << 20)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        with_tensor(r'"__metadata__":{"json":"{\"a\": [{, [[' + "[{" * 500 + r'\\"}'),
+        with_tensor(r'"a[0].{\"b\"":{"data_offsets":[0,0],"shape":[0,1,2,3,4,5,6,7],"dtype":"U8"}'),
+        with_tensor('"__metadata__":{' + ",".join(f'"{n}":""' for n in range(5000)) + "}"),
+        with_tensor('"b":{"shape":[0],"dtype":"U8","data_offsets":[0,0]}', '"\u00e9":{' + FIELDS + "}"),
+    ],
+    ids=["JSON in notes", "brackets in a name", "many notes", "order of fields"],
+)
+def test_punctuation_in_strings_does_not_count(header: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of(header))
+    assert "a" in read_header(path) and found_by_library(path)
+
+
+@pytest.mark.parametrize("count", [20_000, pytest.param(MAX_TENSORS, marks=pytest.mark.slow)])
+def test_a_large_model_is_read(count: int, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of(entries(count), b""))
+    assert len(read_all(path)[0]) == count
+
+
+def test_too_many_tensors_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of(entries(MAX_TENSORS + 100), b""))
+    with pytest.raises(CorruptCheckpoint, match="more values than 200000 tensors need"):
+        read_header(path)
 
 
 def test_reading_a_header_imports_no_torch() -> None:

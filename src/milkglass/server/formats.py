@@ -1,17 +1,16 @@
 """What an upload must be before anything else reads it: real safetensors, or Parquet with the columns of spec.py.
 
-A process of its own looks into the file first (inspection.py). What it finds out about training rows is kept, so that a
-job is checked in no time.
+A separate process looks into the file (inspection.py) and gives the verdict; the server parses nothing of an upload.
+What that process reports about training rows is kept, so that a job is checked in no time.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from milkglass.errors import BadUpload, CorruptCheckpoint
+from milkglass.errors import BadUpload
 from milkglass.server.inspection import inspect
 from milkglass.server.store import Purpose, Rows
-from milkglass.tensorfile import has_notes, read_header
 
 SUFFIX: dict[Purpose, str] = {"model": ".safetensors", "fine-tune": ".parquet"}
 
@@ -25,27 +24,6 @@ def require_suffix(filename: str, purpose: Purpose) -> None:
 
 
 def check(path: Path, purpose: Purpose) -> Rows | None:
-    """Read the whole file's claims. Raises BadUpload."""
+    """Read the whole file's claims, in the inspector's process and nowhere else. Raises BadUpload."""
     found = inspect(path, purpose)
-    if purpose == "model":
-        _check_weights(path)
-        return None
-    return Rows.model_validate(found)
-
-
-def _check_weights(path: Path) -> None:
-    try:
-        refs = read_header(path)
-    except CorruptCheckpoint as error:
-        # Its own message names the file on our disk, which means nothing to the caller
-        message = error.message.replace(path.name, "the file")
-        raise BadUpload(message, "save the weights with safetensors; pickled weights are refused") from error
-    except (RecursionError, OverflowError) as error:
-        raise BadUpload("the header of the file is not sane", "save the weights with safetensors") from error
-    if not refs:
-        raise BadUpload("the file holds no tensors", "save the weights with safetensors")
-    if has_notes(path):
-        raise BadUpload(
-            "the file holds metadata of its own, which may say more than numbers do",
-            'save the weights with save_pretrained, which says only {"format": "pt"}',
-        )
+    return None if purpose == "model" else Rows.model_validate(found)

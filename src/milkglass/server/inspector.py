@@ -13,13 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from milkglass.errors import BadUpload
+from milkglass.errors import BadUpload, CorruptCheckpoint
 
 ANSWER = 64 << 10  # bytes of the one line
 IDS = 6 << 30  # bytes of all ids of a file, as `ids` writes them
-MAX_HEADER = 25_000_000  # bytes of a safetensors header, as in tensorfile.py
-MAX_TENSORS = 200_000  # entries of a safetensors header
-BROKEN = BadUpload("the header of the file is not sane", "save the weights with safetensors")
 
 
 def limit(cpu_seconds: int, memory: int, file_bytes: int = ANSWER) -> None:
@@ -37,7 +34,7 @@ def answer(purpose: str, path: Path) -> dict[str, Any]:
     """{"found": ...}, {"refused": [message, hint]} or {"memory": true}."""
     try:
         if purpose == "model":
-            _bound_header(path)
+            _check_weights(path)
             return {"found": None}
         return {"found": _rows(path)}
     except BadUpload as error:
@@ -52,30 +49,23 @@ def _rows(path: Path) -> dict[str, Any]:
     return parquet.check(path)
 
 
-def _bound_header(path: Path) -> None:
-    """Bound what the server is going to parse. Every other rule about weights is tensorfile.read_header's."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > MAX_HEADER:
-            raise BROKEN
-        raw = file.read(length)
+def _check_weights(path: Path) -> None:
+    """Every rule about the header of weights, from one parse. Raises BadUpload."""
+    from milkglass.tensorheader import PLAIN, read_all
+
     try:
-        header = json.loads(raw)
-    except (ValueError, RecursionError):
-        return  # read_header refuses it in its own words, and keeps nothing of it
-    entries = header.values() if isinstance(header, dict) else ()
-    if len(entries) > MAX_TENSORS or not all(_small(one) for one in entries):
-        raise BROKEN
-
-
-def _small(entry: Any) -> bool:
-    """At most a few fields, each a word, a number or a short list of numbers."""
-    fields = entry.values() if isinstance(entry, dict) else (entry,)
-    return len(fields) <= 64 and all(not isinstance(one, dict) and _flat(one) for one in fields)
-
-
-def _flat(field: Any) -> bool:
-    return not isinstance(field, list) or (len(field) <= 64 and not any(isinstance(one, list | dict) for one in field))
+        tensors, notes = read_all(path)
+    except CorruptCheckpoint as error:
+        # Its own message names the file on our disk, which means nothing to the caller
+        message = error.message.replace(path.name, "the file")
+        raise BadUpload(message, "save the weights with safetensors; pickled weights are refused") from error
+    if not tensors:
+        raise BadUpload("the file holds no tensors", "save the weights with safetensors")
+    if notes != PLAIN:
+        raise BadUpload(
+            "the file holds metadata of its own, which may say more than numbers do",
+            'save the weights with save_pretrained, which says only {"format": "pt"}',
+        )
 
 
 def _ids(path: Path) -> None:
