@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.modelview import Model
+from milkglass.noise.declared import AddedNoise
 from milkglass.paper import Paper
 from milkglass.sequences import Ids, Sequences
 from milkglass.shared_step import SharedStep
@@ -178,23 +179,6 @@ class Candidates:
     def solved(self) -> tuple[Group, ...]:
         """Groups that were worked out; the others are a solver's best guess for what was left over."""
         return tuple(one for one in self.groups if one.weights is not None or len(one.members) == 1)
-
-
-@dataclass(frozen=True)
-class AddedNoise:
-    """What is public of the noise that a mechanism adds to real numbers: its parameters (Kerckhoffs).
-
-    Attributes:
-        law: the distribution.
-        width: its standard deviation (gaussian) or scale (laplace), in units of what is sent.
-        clip: what was bounded before; None: nothing.
-        bounded: "text", the L2 norm of all numbers of a text, or "row", the mean absolute coordinate of each row.
-    """
-
-    law: Literal["gaussian", "laplace"]
-    width: float
-    clip: float | None = None
-    bounded: Literal["text", "row"] = "text"
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from milkglass.encoders.textobfuscator import TextObfuscator
 from milkglass.metrics.interval import Interval
 from milkglass.models import resolve
 from milkglass.modelview import Model
+from milkglass.noise.declared import AddedNoise
 from milkglass.noise.stream import Stream
 from milkglass.sequences import Sequences
-from milkglass.threat import Activations, AddedNoise, Budget, Knowledge, Transcript, why_not
+from milkglass.threat import Activations, Budget, Knowledge, Transcript, why_not
 from milkglass.truth import Truth, score
 from tests.attacks import old_noise
 

@@ -15,7 +15,7 @@ from milkglass.client.connection import Patience
 from milkglass.client.remote import Remote, Sampling
 from milkglass.errors import RemoteError, Unreachable
 from tests.cli.test_processes import self_signed
-from tests.client.stub import TOKEN, Handler, Stub, running
+from tests.client.stub import TOKEN, Handler, Stub
 from tests.client.test_remote import chunk, told
 
 SHORT = 0.3  # seconds; a deadline that is met late only makes a test slower
@@ -23,11 +23,9 @@ ONCE = Patience(attempts=1)
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+def stub(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
     monkeypatch.setattr(connection, "ANSWER_TIME", 0.0)
-    with running() as server:
-        yield server
+    return stub
 
 
 @pytest.fixture

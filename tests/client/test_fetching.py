@@ -15,15 +15,8 @@ from milkglass.client.connection import Patience
 from milkglass.client.remote import Remote
 from milkglass.errors import RemoteError, UsageError
 from tests import tiny
-from tests.client.stub import TOKEN, Stub, running
+from tests.client.stub import TOKEN, Stub
 from tests.client.test_remote import serve_model
-
-
-@pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
-    with running() as server:
-        yield server
 
 
 @pytest.fixture

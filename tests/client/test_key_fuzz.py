@@ -16,6 +16,7 @@ from milkglass.client import keyheader
 from milkglass.client.key import Key
 from milkglass.client.keyfile import seal, unseal
 from milkglass.errors import KeyFileError
+from tests.mutations import mutated
 
 KEY = Key.new("sha256:" + "ab" * 32, 64, (0, 3), {"model": "m", "kind": "encoder", "labels": {"a": 0}})
 FILE = seal(KEY, "pw", scrypt_n=4)
@@ -77,18 +78,7 @@ def other_header(draw: random.Random) -> bytes:
 
 
 def other_bytes(draw: random.Random) -> bytes:
-    data = bytearray(BODY)
-    for _ in range(draw.randint(1, 8)):
-        at, kind = draw.randrange(len(data) + 1), draw.random()
-        if kind < 0.4:
-            data[at : at + 1] = draw.randbytes(1)
-        elif kind < 0.6:
-            del data[at : at + draw.randint(1, 30)]
-        elif kind < 0.8:
-            data[at:at] = draw.randbytes(draw.randint(1, 30))
-        else:
-            data[at : at + 4] = draw.choice([b"\xff" * 4, b"\n\n\n\n", b"{}[]", b"9999", b'"":,'])
-    return bytes(data)
+    return mutated(BODY, draw, 8, [b"\xff" * 4, b"\n\n\n\n", b"{}[]", b"9999", b'"":,'])
 
 
 MAKERS: dict[str, Callable[[random.Random], bytes]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,16 @@ from milkglass.client.outgoing import Outgoing, require_scrambled
 from milkglass.client.remote import Remote
 from milkglass.errors import CorruptCheckpoint, MilkglassError, ModelNotFound, UsageError
 from tests import tiny
-from tests.client.stub import TOKEN, Stub, running
+from tests.client.stub import TOKEN, Stub
 
 SECRET = "John-Doe"
 INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
-    with running() as server:
-        server.chunk_bytes = 1 << 20
-        yield server
+def stub(stub: Stub) -> Stub:
+    stub.chunk_bytes = 1 << 20
+    return stub
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from milkglass.errors import (
     UsageError,
 )
 from tests import tiny
-from tests.client.stub import TOKEN, Handler, Stub, busy, fine, hang_up, lose_answer, running
+from tests.client.stub import TOKEN, Handler, Stub, busy, fine, hang_up, lose_answer
 
 QUICK = Patience(attempts=5, pause=lambda seconds: None)
 DATA = bytes(range(256)) * 20  # 5,120 bytes: 6 chunks
@@ -38,13 +38,6 @@ DATA = bytes(range(256)) * 20  # 5,120 bytes: 6 chunks
 def upload(remote: Remote, path: Path, progress: Stage = no_stage) -> str:
     """Any bytes, as `Remote.upload` sends them once it has looked at them."""
     return remote._send(path, "fine-tune", "data.parquet", path.name, progress)
-
-
-@pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
-    with running() as server:
-        yield server
 
 
 @pytest.fixture

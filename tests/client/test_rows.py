@@ -19,7 +19,7 @@ from milkglass.client.remote import Remote
 from milkglass.client.rows import Mark, beside, mark, require_marked, rewritten
 from milkglass.errors import UsageError
 from tests import tiny
-from tests.client.stub import TOKEN, Stub, running
+from tests.client.stub import TOKEN, Stub
 
 SECRET = b"PRIVATE"
 List32, List8 = pa.list_(pa.int32()), pa.list_(pa.int8())
@@ -34,11 +34,9 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
-    with running() as server:
-        server.chunk_bytes = 1 << 20
-        yield server
+def stub(stub: Stub) -> Stub:
+    stub.chunk_bytes = 1 << 20
+    return stub
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from milkglass.errors import CorruptCheckpoint
 from milkglass.tensorheader import MAX_TENSORS, has_notes, read_all, read_header
+from tests.mutations import mutated
 
 ENTRY = {"dtype": "F32", "shape": [6], "data_offsets": [0, 24]}
 PLAIN = '{"a":{"dtype":"F32","shape":[6],"data_offsets":[0,24]}}'
@@ -210,18 +211,8 @@ def other_entries(draw: random.Random) -> bytes:
 
 
 def other_bytes(draw: random.Random) -> bytes:
-    data = bytearray(file_of(json.dumps(TWO).encode()))
-    for _ in range(draw.randint(1, 6)):
-        at, kind = draw.randrange(len(data) + 1), draw.random()
-        if kind < 0.5:
-            data[at : at + 1] = draw.randbytes(1)
-        elif kind < 0.7:
-            del data[at : at + draw.randint(1, 20)]
-        elif kind < 0.9:
-            data[at:at] = draw.randbytes(draw.randint(1, 10))
-        else:
-            data[at : at + 8] = struct.pack("<Q", draw.choice([0, 1, 2**31, 2**63, len(data)]))
-    return bytes(data)
+    original = file_of(json.dumps(TWO).encode())
+    return mutated(original, draw, 6, [struct.pack("<Q", one) for one in (0, 1, 2**31, 2**63, len(original))])
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,14 @@ def test_what_is_said_of_a_value_of_another_type(change: tuple[str, str], messag
 )
 def test_what_is_said_of_a_defences_entry(entry: str, message: str, tmp_path: Path) -> None:
     base = 'kind = "comparison"\npaper = "p"\nmodel = "m"\nseeds = [1]\n[data.x]\ntrain = "a"\nheld_out = "b"\n'
+    assert message in refusal("comparison", base, entry, tmp_path)
+
+
+def refusal(kind: str, base: str, entry: str, folder: Path) -> str:
+    """What a recipe with this defence is refused with."""
     with pytest.raises(UsageError) as refused:
-        READERS["comparison"].read(recipe(tmp_path, f"[defences.d]\n{entry}\n", base))
-    assert message in refused.value.message
+        READERS[kind].read(recipe(folder, f"[defences.d]\n{entry}\n", base))
+    return refused.value.message
 
 
 @pytest.mark.parametrize(
@@ -150,6 +155,4 @@ def test_what_is_said_of_a_defences_entry(entry: str, message: str, tmp_path: Pa
 )
 def test_what_is_said_of_a_defence_of_gradients(entry: str, message: str, tmp_path: Path) -> None:
     base = 'kind = "shared-training"\npaper = "p"\nmodel = "m"\nseed = 1\ndata = "a"\n[training]\n'
-    with pytest.raises(UsageError) as refused:
-        READERS["shared-training"].read(recipe(tmp_path, f"[defences.d]\n{entry}\n", base))
-    assert message in refused.value.message
+    assert message in refusal("shared-training", base, entry, tmp_path)

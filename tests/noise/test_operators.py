@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from milkglass.errors import UnsupportedModel
 from milkglass.noise.operators import drawing_from
 from milkglass.noise.stream import Stream
 from tests.noise.kit import KEY
@@ -58,5 +59,5 @@ def test_attention_drops_from_the_stream_too() -> None:
     ids=["randn", "rand", "randperm", "randint", "multinomial", "uniform_", "normal_", "rrelu"],
 )  # fmt: skip
 def test_any_other_random_operator_is_refused(draw: object) -> None:
-    with drawing_from(Stream(KEY)), pytest.raises(NotImplementedError, match="secret stream"):
+    with drawing_from(Stream(KEY)), pytest.raises(UnsupportedModel, match="32 bits of a seed"):
         draw()  # type: ignore[operator]

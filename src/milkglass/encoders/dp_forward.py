@@ -33,8 +33,8 @@ from milkglass.encoders.limits import limited
 from milkglass.encoders.training import Training
 from milkglass.errors import UsageError
 from milkglass.noise import clipping, grid
+from milkglass.noise.declared import AddedNoise
 from milkglass.paper import Paper
-from milkglass.threat import AddedNoise
 
 
 @dataclass(frozen=True)

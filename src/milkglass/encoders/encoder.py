@@ -33,8 +33,8 @@ from milkglass.encoders.serving import EncoderServer
 from milkglass.encoders.training import Step, Training, train
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UnsupportedModel, UsageError
 from milkglass.network import classifier
+from milkglass.noise.declared import AddedNoise
 from milkglass.sequences import Ids
-from milkglass.threat import AddedNoise
 
 # Weights and dropout come from torch's own generator, which all threads share: one training at a time.
 ALONE = threading.Lock()

@@ -36,8 +36,8 @@ from milkglass.encoders.limits import limited
 from milkglass.encoders.reader import Encoded
 from milkglass.encoders.training import Step, Training
 from milkglass.noise import clipping, grid
+from milkglass.noise.declared import AddedNoise
 from milkglass.paper import Paper
-from milkglass.threat import AddedNoise
 
 ROUNDS = 10  # of k-means
 KEPT = 0.9  # of a centre, when a batch has tokens of its cluster

@@ -33,10 +33,10 @@ from milkglass.accounting import epsilon_of, upward, worth
 from milkglass.errors import UsageError
 from milkglass.gradients.shield import Shield, Tensors, require
 from milkglass.noise import clipping, grid
+from milkglass.noise.declared import AddedNoise
 from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 from milkglass.shared_step import SharedStep
-from milkglass.threat import AddedNoise
 
 DELTA = 1e-5  # of a guarantee in words
 INTERVAL = 1e-3  # of losses, rounded up: ten times dp-accounting's, a sixth of the time, under 0.1 % more epsilon

@@ -25,9 +25,9 @@ import torch
 from milkglass.accounting import epsilon_of, upward, worth
 from milkglass.gradients.shield import Shield, Tensors, require
 from milkglass.noise import clipping, grid
+from milkglass.noise.declared import AddedNoise
 from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
-from milkglass.threat import AddedNoise
 
 DELTA = 1e-5  # of a guarantee in words
 _PAPER = Paper(

@@ -22,11 +22,12 @@ import torch
 
 from milkglass.errors import UsageError
 from milkglass.noise.binding import bound
+from milkglass.noise.declared import AddedNoise
 from milkglass.noise.operators import drawing_from
 from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 from milkglass.shared_step import SharedStep
-from milkglass.threat import AddedNoise, Gradients
+from milkglass.threat import Gradients
 
 Tensors = dict[str, torch.Tensor]
 

@@ -6,6 +6,7 @@
     grid.py         the grid that inputs and noise lie on; the additive mechanisms
     clipping.py     bounds in L1 and L2 that hold in floating point as well
     selection.py    report-noisy-max and the exponential mechanism, over integers
+    declared.py     what is public of a mechanism's noise
     operators.py    PyTorch's random operators (dropout), drawn from a stream
 
 No other file of Milkglass may draw what is secret or what a guarantee rests on; tests/noise/test_sources.py searches

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from milkglass.errors import UnsupportedModel
 from milkglass.noise.stream import Stream
 
 aten = torch.ops.aten
@@ -42,7 +43,10 @@ class _Drawing(TorchDispatchMode):
         if func in self._drawn:
             return self._drawn[func](*args, **given)
         if torch.Tag.nondeterministic_seeded in func.tags and not _drops_nothing(func, args, given):
-            raise NotImplementedError(f"{func} is not drawn from a secret stream; add it to noise/operators.py")
+            raise UnsupportedModel(
+                f"this model draws with {func}, whose randomness PyTorch keeps in 32 bits of a seed",
+                "use a model whose only random operator is dropout, or train it without dropout",
+            )
         return func(*args, **given)
 
     def _fill(self, target: torch.Tensor, p: float = 0.5, generator: None = None) -> torch.Tensor:
@@ -67,7 +71,7 @@ def _drops_nothing(func: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -
 
 @contextmanager
 def drawing_from(stream: Stream) -> Iterator[None]:
-    """PyTorch's random operators are drawn from the stream in here, in this thread. Raises NotImplementedError for an
-    unknown one. Not for gradient checkpointing, which would draw a second mask."""
+    """PyTorch's random operators are drawn from the stream in here, in this thread. Raises UnsupportedModel for any
+    other. Not for gradient checkpointing, which would draw a second mask."""
     with _Drawing(stream):
         yield

@@ -28,12 +28,12 @@ from milkglass.attacks.embedding.near_hidden import embedded, frame, hidden_of
 from milkglass.attacks.forward import body
 from milkglass.attacks.holes import Floats, Holes
 from milkglass.modelview import Model
+from milkglass.noise.declared import AddedNoise
 from milkglass.paper import Paper
 from milkglass.sequences import Ids
 from milkglass.threat import (
     NO_BELIEF,
     Activations,
-    AddedNoise,
     Attack,
     Budget,
     Guess,

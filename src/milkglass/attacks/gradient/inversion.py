@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from milkglass.errors import UsageError
+from milkglass.noise.declared import AddedNoise
 from milkglass.sequences import Ids, Sequences
 from milkglass.shared_step import SharedStep
-from milkglass.threat import AddedNoise, Attack, Budget, Gradients, Guess, Knowledge, Observation, Transcript
+from milkglass.threat import Attack, Budget, Gradients, Guess, Knowledge, Observation, Transcript
 
 
 @dataclass(frozen=True, eq=False)
