@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from milkglass.errors import CorruptCheckpoint
+from milkglass.uniquekeys import unique_keys
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +107,7 @@ def parse_table(header: bytes, name: str) -> dict[str, Any]:
     try:
         table: dict[str, Any] = json.loads(
             header.decode("utf-8"),
-            object_pairs_hook=_unique,
+            object_pairs_hook=unique_keys,
             parse_int=_whole,
             parse_float=_not_whole,
             parse_constant=_not_whole,
@@ -157,13 +158,6 @@ def _outline(text: bytes) -> bytes:
     for one in ENTRIES:
         outline = outline.replace(one, b"E")
     return outline
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return table
 
 
 def _whole(text: str) -> int:

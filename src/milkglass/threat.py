@@ -325,7 +325,7 @@ _SAID: Mapping[str, str] = {
     "rehearse": "no sanitizer stands in front",
     "step": "the attacker does not know which model is trained",
     "lengths": "the attacker does not know how long the texts are",
-    "noise": "no noise is declared: give the defence of the run, if it had one",
+    "noise": "the attacker does not know what noise was added, if any was",
 }
 
 

@@ -133,7 +133,7 @@ def test_where_it_does_not_apply(public: Model) -> None:
     assert why_not(FloatHoles(), there, knowledge) is None
     later = sent(public, private, new(defence), layer=1)
     assert "whole texts" in str(why_not(FloatHoles(), later, knowledge))
-    assert "no noise" in str(why_not(FloatHoles(), there, Knowledge(public_model=public, corpus=private)))
+    assert "what noise was added" in str(why_not(FloatHoles(), there, Knowledge(public_model=public, corpus=private)))
     power = Knowledge(public_model=public, corpus=private, noise=AddedNoise("gaussian", 2.0, 1.0))
     assert "every number" in str(why_not(FloatHoles(), there, power))
     mixed = Sequences.of([np.array([5, 6, 7]), np.array([8, 6, 7])])

@@ -22,7 +22,7 @@ from milkglass.audit.scene import Scene, build
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.codec import Codec
 from milkglass.client.making import new_key
-from milkglass.client.streams import Stream
+from milkglass.noise.stream import Stream
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
 from milkglass.threat import Budget, Candidates, Group, Guess, Knowledge, Tokens, Transcript, why_not

@@ -13,8 +13,8 @@ from milkglass.client.choices import Choices
 from milkglass.client.codec import Codec
 from milkglass.client.key import Key
 from milkglass.client.making import new_key, reserved_ids
-from milkglass.client.streams import Stream
 from milkglass.errors import CodecError, ModelError
+from milkglass.noise.stream import Stream
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 

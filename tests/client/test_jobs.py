@@ -15,9 +15,9 @@ from milkglass.client.key import Key
 from milkglass.client.keyfile import seal, unseal
 from milkglass.client.making import new_key, scheme_of
 from milkglass.client.scramble import mix, scramble
-from milkglass.client.streams import subkey
 from milkglass.client.verifying import verify
 from milkglass.errors import UsageError
+from milkglass.noise.stream import subkey
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny

@@ -16,7 +16,7 @@ import pytest
 
 from milkglass.client.key import Key
 from milkglass.client.keyfile import MAX_FILE, read_key, require_key_file, seal, unseal, write_key
-from milkglass.client.streams import Stream, permutation, subkey
+from milkglass.client.streams import permutation
 from milkglass.errors import (
     DamagedKey,
     KeyExists,
@@ -27,6 +27,7 @@ from milkglass.errors import (
     UnknownKeyVersion,
     WrongPassphrase,
 )
+from milkglass.noise.stream import Stream, subkey
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import embed_cluster, weight_synth
 

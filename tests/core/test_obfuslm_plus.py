@@ -17,9 +17,10 @@ from milkglass.client.key import Key
 from milkglass.client.making import new_key, no_progress, scheme_of
 from milkglass.client.outgoing import require_scrambled
 from milkglass.client.scramble import replacements, scramble
-from milkglass.client.streams import permutation, subkey
+from milkglass.client.streams import permutation
 from milkglass.client.verifying import verify
 from milkglass.errors import UnsupportedModel, UsageError
+from milkglass.noise.stream import subkey
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.obfuslm_plus import FORMS, Form, Plus, Turn

@@ -20,9 +20,10 @@ from milkglass.client.codec import Codec  # noqa: E402
 from milkglass.client.key import Key, unpacked_groups  # noqa: E402
 from milkglass.client.making import new_key, visited  # noqa: E402
 from milkglass.client.scramble import mix, replacements, scramble  # noqa: E402
-from milkglass.client.streams import Stream, permutation, subkey  # noqa: E402
+from milkglass.client.streams import permutation  # noqa: E402
 from milkglass.client.verifying import verify  # noqa: E402
 from milkglass.errors import UnsupportedModel, UsageError  # noqa: E402
+from milkglass.noise.stream import Stream, subkey  # noqa: E402
 from milkglass.schemes.aliases import Aliased, Slots  # noqa: E402
 from milkglass.schemes.mixture import Mixture  # noqa: E402
 from milkglass.schemes.obfuslm import ObfusLM, noise_labels, weight_synth  # noqa: E402

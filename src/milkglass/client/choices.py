@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.key import Key
-from milkglass.client.streams import Stream
+from milkglass.noise.stream import Stream
 
 Draw = Callable[[int], NDArray[np.float64]]  # that many numbers strictly between 0 and 1
 

@@ -21,7 +21,8 @@ from milkglass.architectures import Architecture
 from milkglass.architectures.residual import Residual
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.key import Key
-from milkglass.client.streams import permutation, subkey
+from milkglass.client.streams import permutation
+from milkglass.noise.stream import subkey
 from milkglass.schemes.obfuslm_plus import Plus, Turn
 from milkglass.tensorfile import Rows
 

@@ -32,8 +32,8 @@ from milkglass.architectures import of
 from milkglass.checkpoint import Checkpoint
 from milkglass.client.key import Key, packed_groups
 from milkglass.client.making import Stage, new_key, no_progress, scheme_of, with_groups
-from milkglass.client.streams import subkey
 from milkglass.errors import UsageError
+from milkglass.noise.stream import subkey
 
 Clusters = Literal["kept", "new"]
 LONGEST = 200  # characters of a job's name

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.streams import Stream, permutation, subkey
+from milkglass.client.streams import permutation
 from milkglass.errors import DamagedKey, KeyForOtherModel
+from milkglass.noise.stream import Stream, subkey
 from milkglass.schemes.aliases import Slots
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from milkglass.errors import DamagedKey, KeyFileError, TruncatedKey, UnknownKeyVersion
+from milkglass.uniquekeys import unique_keys
 
 FORMAT, VERSION = "milkglass-key", 1
 CIPHER, KDF = "chacha20-poly1305", "scrypt"
@@ -81,7 +82,7 @@ def parse(data: bytes, whole: bool) -> tuple[Header, bytes]:
 
 def _header(line: bytes, whole: bool) -> Header:
     """Raises DamagedKey, or the ValueError, KeyError or TypeError of what no writer of version 1 writes."""
-    found = json.loads(line.decode("ascii"), object_pairs_hook=_unique)
+    found = json.loads(line.decode("ascii"), object_pairs_hook=unique_keys)
     if whole and found["format"] != FORMAT:
         raise _foreign()
     if whole and type(found["version"]) is int and found["version"] != VERSION:
@@ -111,13 +112,6 @@ def _require_types(found: Mapping[str, Any], kdf: Mapping[str, Any]) -> None:
     numbers = (found["version"], found["length"], kdf["n"], kdf["r"], kdf["p"])
     if any(type(one) is not int for one in numbers):
         raise TypeError("a number of the header is not a whole number")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return table
 
 
 def _line(header: Mapping[str, Any]) -> bytes:

@@ -14,7 +14,8 @@ import secrets
 from collections.abc import Sequence
 
 from milkglass.client.key import Key
-from milkglass.client.streams import permutation, subkey
+from milkglass.client.streams import permutation
+from milkglass.noise.stream import subkey
 
 
 def in_secret_order(names: Sequence[str], key: Key) -> tuple[str, ...]:

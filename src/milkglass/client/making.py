@@ -20,8 +20,9 @@ from milkglass.checkpoint import Checkpoint, read_json
 from milkglass.client.folder import TOKENIZER_FILES
 from milkglass.client.key import Key, packed_groups
 from milkglass.client.specials import special_ids
-from milkglass.client.streams import hashed_permutation, permutation, subkey
+from milkglass.client.streams import hashed_permutation, permutation
 from milkglass.errors import CorruptCheckpoint, UnsupportedModel, UsageError
+from milkglass.noise.stream import subkey
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.catalogue import scheme_named
 from milkglass.schemes.obfuslm import ObfusLM

@@ -10,9 +10,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.noise.stream import Stream, subkey
-
-__all__ = ["Stream", "hashed_permutation", "permutation", "subkey"]
+from milkglass.noise.stream import Stream
 
 
 def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:

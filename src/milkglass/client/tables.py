@@ -19,10 +19,10 @@ from milkglass.client.codec import Codec, Encoded
 from milkglass.client.key import Key
 from milkglass.client.making import new_key, scheme_of
 from milkglass.client.scramble import scramble
-from milkglass.client.streams import Stream
 from milkglass.client.tokens import TokenClient, TokenServer, read_saved
 from milkglass.defence import Defence, Labelled
 from milkglass.errors import UnsupportedModel, UsageError
+from milkglass.noise.stream import Stream
 from milkglass.paper import Paper
 from milkglass.schemes.bands import Bands
 from milkglass.schemes.catalogue import scheme_named
