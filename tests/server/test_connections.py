@@ -182,7 +182,8 @@ def test_an_answer_that_nobody_reads_is_late_and_one_that_is_read_is_not(tmp_pat
                 _read(one, 8 << 20)
                 until(lambda: clock.session.flow.write_paused)
             assert clock.late(9) is None and clock.late(9) is None
-            assert clock.late(9) == "an answer was not read"
+            # The kernel may still have carried a little, and with it a new window began.
+            until(lambda: clock.late(9) == "an answer was not read")
 
 
 def _read(one: socket.socket, size: int) -> None:
