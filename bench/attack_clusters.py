@@ -14,18 +14,20 @@ import time
 import numpy as np
 import torch
 
-from milkglass.architectures import of
 from milkglass.attacks.assignment import ranked
-from milkglass.attacks.embedding.clusters import ClusterSolve
-from milkglass.attacks.embedding.matching import Matching
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.making import reserved_ids
-from milkglass.models import resolve
-from milkglass.modelview import Model
+from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
+from milkglass.attacks.embeddings.matching import Matching
+from milkglass.client.key.generate import reserved_ids
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import of
+from milkglass.models.resolve import resolve
+from milkglass.models.view import Model
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM, zero_rows
 from milkglass.sequences import Ids
-from milkglass.threat import Budget, Candidates, Knowledge, Transcript, Weights
+from milkglass.threat.attack import Budget
+from milkglass.threat.knowledge import Candidates, Knowledge
+from milkglass.threat.observations import Transcript, Weights
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -18,15 +18,17 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from milkglass.attacks.embedding.conditional import Conditional
-from milkglass.attacks.embedding.decipherment import Decipherment
-from milkglass.attacks.embedding.tfa import TFA
-from milkglass.models import resolve
-from milkglass.modelview import Model
+from milkglass.attacks.token_ids.cluster_conditional import ClusterConditional
+from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
+from milkglass.attacks.token_ids.tfa import TFA
+from milkglass.models.resolve import resolve
+from milkglass.models.view import Model
 from milkglass.schemes.obfuslm import ObfusLM, zero_rows
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Attack, Budget, Candidates, Group, Knowledge, Tokens, Transcript, Weights
-from milkglass.truth import Truth, content_tokens, score
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.knowledge import Candidates, Group, Knowledge
+from milkglass.threat.observations import Tokens, Transcript, Weights
+from milkglass.threat.truth import Truth, content_tokens, score
 
 
 def texts(path: Path) -> list[str]:
@@ -90,7 +92,7 @@ def main() -> None:
         private.mapped(sigma),
     )
     knowledge = Knowledge(public_model=model if candidates else None, corpus=public, candidates=candidates)
-    attacks: list[Attack] = [TFA(), *([Conditional()] if candidates else []), Decipherment()]
+    attacks: list[Attack] = [TFA(), *([ClusterConditional()] if candidates else []), Decipherment()]
     print(f"{len(private.ids)} private tokens, {len(public.ids)} public ones")
     for attack in attacks:
         began = time.process_time()

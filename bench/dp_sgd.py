@@ -16,9 +16,9 @@ import torch
 from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.grad_sample import GradSampleModule
 
-from milkglass.gradients.dp_sgd import epsilon
-from milkglass.models import resolve
-from milkglass.shared_step import SharedStep, batch
+from milkglass.gradient_defences.dp_sgd import epsilon
+from milkglass.models.resolve import resolve
+from milkglass.threat.training_step import SharedStep, batch
 
 TEXTS = 8
 

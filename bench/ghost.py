@@ -27,12 +27,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "reference"))
 import ghost as literal  # noqa: E402
 
-from milkglass.models import resolve  # noqa: E402
+from milkglass.models.resolve import resolve  # noqa: E402
 from milkglass.sanitizers.ghost.ghost import Ghost  # noqa: E402
 from milkglass.sanitizers.ghost.lemmas import lemmas_of  # noqa: E402
 from milkglass.sanitizers.ghost.search import Search, search  # noqa: E402
 from milkglass.sanitizers.ghost.selection import drawn  # noqa: E402
-from milkglass.sanitizers.vocabulary import opened, table_of  # noqa: E402
+from milkglass.sanitizers.tables.vocabulary import opened, table_of  # noqa: E402
 
 SHORTEST, LONGEST = 14, 18  # tokens of a sentence
 

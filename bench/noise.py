@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import torch
 
-from milkglass.models import resolve
+from milkglass.models.resolve import resolve
 from milkglass.noise import grid, rounded
 from milkglass.noise.stream import Stream
-from milkglass.shared_step import SharedStep, batch
+from milkglass.threat.training_step import SharedStep, batch
 
 COUNT = 4_000_000
 

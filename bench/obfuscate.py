@@ -20,9 +20,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "reference"))
 import obfuslm as literal  # noqa: E402
 
-from milkglass.architectures import of  # noqa: E402
-from milkglass.checkpoint import Checkpoint  # noqa: E402
-from milkglass.models import resolve  # noqa: E402
+from milkglass.models.checkpoint import Checkpoint  # noqa: E402
+from milkglass.models.families import of  # noqa: E402
+from milkglass.models.resolve import resolve  # noqa: E402
 from milkglass.schemes.mixture import Mixture  # noqa: E402
 from milkglass.schemes.obfuslm import ObfusLM  # noqa: E402
 

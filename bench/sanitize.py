@@ -24,16 +24,16 @@ import numpy as np  # noqa: E402
 sys.path.insert(0, str(Path(__file__).parent.parent / "reference"))
 import sanitizers as literal  # noqa: E402
 
-from milkglass.models import resolve  # noqa: E402
+from milkglass.models.resolve import resolve  # noqa: E402
 from milkglass.noise.stream import Stream  # noqa: E402
 from milkglass.sanitizers.custext import CusText  # noqa: E402
-from milkglass.sanitizers.neighbours import groups, nearest  # noqa: E402
 from milkglass.sanitizers.rnm import Rnm  # noqa: E402
 from milkglass.sanitizers.sanitizer import Sanitizer  # noqa: E402
 from milkglass.sanitizers.santext import SanText  # noqa: E402
-from milkglass.sanitizers.table import Table  # noqa: E402
-from milkglass.sanitizers.text import Tally, TextSanitizer  # noqa: E402
-from milkglass.sanitizers.vocabulary import tokens_of_model, words_of_model  # noqa: E402
+from milkglass.sanitizers.tables.neighbours import groups, nearest  # noqa: E402
+from milkglass.sanitizers.tables.table import WordVectors  # noqa: E402
+from milkglass.sanitizers.tables.vocabulary import tokens_of_model, words_of_model  # noqa: E402
+from milkglass.sanitizers.text import TextSanitizer, WordTally  # noqa: E402
 
 K, GROUP = 30, 20
 
@@ -98,14 +98,14 @@ def literal_draws(vectors: np.ndarray, ids: np.ndarray) -> None:
     print(f"  {'santext, literal':20} {100 / (time.perf_counter() - began):,.0f} words/s")
 
 
-def texts(table: Table, ids: np.ndarray) -> None:
+def texts(table: WordVectors, ids: np.ndarray) -> None:
     lines = [" ".join(table.words[i % len(table)] for i in ids[at : at + 20]) + "." for at in range(0, len(ids), 20)]
     for name, sanitizer in (("custext", CusText(table, 1.0)), ("santext", SanText(table, 1.0))):
         text, stream = TextSanitizer(sanitizer), Stream.of_seed(0)
         text.prepare()
-        text.texts(lines, stream, Tally())
+        text.texts(lines, stream, WordTally())
         began = time.perf_counter()
-        text.texts(lines, stream, Tally())
+        text.texts(lines, stream, WordTally())
         print(
             f"  {name:20} {len(ids) / (time.perf_counter() - began):>10,.0f} words/s of text, split, drawn and joined"
         )
@@ -121,7 +121,7 @@ def main() -> None:
     whole = tokens_of_model(folder, "demo:minilm")
     vectors = np.ascontiguousarray(whole.vectors[: asked.rows])
     candidates(vectors, asked.sample)
-    table = Table(whole.words[: len(vectors)], vectors, name="demo:minilm")
+    table = WordVectors(whole.words[: len(vectors)], vectors, name="demo:minilm")
     rank = np.random.default_rng(0).zipf(1.1, 4 * asked.words) - 1
     ids = rank[rank < len(table)][: asked.words]
     print(f"draws, {len(ids)} words after Zipf's law, {len(np.unique(ids))} distinct, one core:")

@@ -1,7 +1,7 @@
 """Mechanisms and losses of the defences of encoders, transcribed literally: loops over numbers, nothing clever.
 
-The oracle of `milkglass.encoders`. Needs the standard library and NumPy, and imports nothing of milkglass. Noise is
-given, not drawn.
+The oracle of `milkglass.hidden_states`. Needs the standard library and NumPy, and imports nothing of milkglass. Noise
+is given, not drawn.
 """
 
 from __future__ import annotations

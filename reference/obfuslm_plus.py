@@ -1,7 +1,7 @@
 """ObfusLM+, equation 2, transcribed literally on arrays by name, one statement for one line.
 
-The oracle of `milkglass.schemes.obfuslm_plus` and `milkglass.client.dimensions`. Needs NumPy only, imports nothing of
-milkglass, and knows the Llama family's names only.
+The oracle of `milkglass.schemes.obfuslm_plus` and `milkglass.client.obfuscate.plus`. Needs NumPy only, imports nothing
+of milkglass, and knows the Llama family's names only.
 """
 
 from __future__ import annotations

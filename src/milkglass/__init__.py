@@ -19,33 +19,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from milkglass.checkpoint import Checkpoint
-    from milkglass.client.codec import Codec
-    from milkglass.client.key import Key
-    from milkglass.client.keyfile import read_key, write_key
-    from milkglass.client.making import new_key
-    from milkglass.client.remote import Remote
-    from milkglass.client.scramble import scramble
-    from milkglass.client.verifying import verify
+    from milkglass.client.codec.codec import Codec
+    from milkglass.client.key.file import read_key, write_key
+    from milkglass.client.key.generate import new_key
+    from milkglass.client.key.key import Key
+    from milkglass.client.obfuscate.scramble import scramble
+    from milkglass.client.obfuscate.verify import verify
+    from milkglass.client.remote.remote import Remote
     from milkglass.errors import MilkglassError
-    from milkglass.models import resolve
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
     from milkglass.schemes.obfuslm import ObfusLM
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Checkpoint": "milkglass.checkpoint",
-    "Codec": "milkglass.client.codec",
-    "Key": "milkglass.client.key",
+    "Checkpoint": "milkglass.models.checkpoint",
+    "Codec": "milkglass.client.codec.codec",
+    "Key": "milkglass.client.key.key",
     "MilkglassError": "milkglass.errors",
     "ObfusLM": "milkglass.schemes.obfuslm",
-    "Remote": "milkglass.client.remote",
-    "new_key": "milkglass.client.making",
-    "read_key": "milkglass.client.keyfile",
-    "resolve": "milkglass.models",
-    "scramble": "milkglass.client.scramble",
-    "verify": "milkglass.client.verifying",
-    "write_key": "milkglass.client.keyfile",
+    "Remote": "milkglass.client.remote.remote",
+    "new_key": "milkglass.client.key.generate",
+    "read_key": "milkglass.client.key.file",
+    "resolve": "milkglass.models.resolve",
+    "scramble": "milkglass.client.obfuscate.scramble",
+    "verify": "milkglass.client.obfuscate.verify",
+    "write_key": "milkglass.client.key.file",
 }
 
 __all__ = [

@@ -1,102 +1,105 @@
-"""Every attack by name. Adding a method is one file and one line here; the shared tests then run on it.
+"""Things by name: every scheme, sanitizer, defence and attack is an instance in a catalogue.
 
-ATTACKS are those of an audit: of a key, or of halves. GRADIENT_ATTACKS are of what a site shares in federated training,
-and of GHOST's shadows; recipes have them all (EVERY).
-
-Importing this page imports them all, PyTorch too: commands do so only when they need it.
+An instance is a frozen dataclass whose fields are its parameters, with the paper's values as defaults. `make` returns
+one with other values. Adding a method is one file and one line in its catalogue; commands, recipes and the conformance
+tests find it there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, Protocol, TypeVar
 
-from milkglass.attacks.adaptive.decoding import ShadowDecoding
-from milkglass.attacks.adaptive.generation import ShadowGeneration
-from milkglass.attacks.adaptive.max_similarity import ShadowMaximum
-from milkglass.attacks.adaptive.mean_embedding import ShadowMean
-from milkglass.attacks.adaptive.median_similarity import ShadowMedian
-from milkglass.attacks.adaptive.sampling import ShadowSampling
-from milkglass.attacks.embedding.clusters import ClusterSolve
-from milkglass.attacks.embedding.conditional import Conditional
-from milkglass.attacks.embedding.context import TextInContext
-from milkglass.attacks.embedding.decipherment import Decipherment
-from milkglass.attacks.embedding.ednn import EDNN
-from milkglass.attacks.embedding.era import ERA
-from milkglass.attacks.embedding.era_plus import ERAPlus
-from milkglass.attacks.embedding.float_holes import FloatHoles
-from milkglass.attacks.embedding.gram import Gram
-from milkglass.attacks.embedding.hidden_words import HiddenWords
-from milkglass.attacks.embedding.invbert import InvBert
-from milkglass.attacks.embedding.invert_hidden import InvertHidden
-from milkglass.attacks.embedding.knn import KNN
-from milkglass.attacks.embedding.knn_plus import KNNPlus
-from milkglass.attacks.embedding.known_weight import KnownWeight
-from milkglass.attacks.embedding.language import LanguageModel
-from milkglass.attacks.embedding.matching import Matching
-from milkglass.attacks.embedding.means import MeanSolve
-from milkglass.attacks.embedding.mlc import MLC
-from milkglass.attacks.embedding.near_hidden import NearHidden
-from milkglass.attacks.embedding.sda import SDA
-from milkglass.attacks.embedding.sorted_rows import SortedRows
-from milkglass.attacks.embedding.tfa import TFA
-from milkglass.attacks.embedding.tuned_rows import TunedRows
-from milkglass.attacks.gradient.dager import DAGER
-from milkglass.attacks.gradient.dlg import DLG
-from milkglass.attacks.gradient.float_holes_rows import FloatHolesRows
-from milkglass.attacks.gradient.free_tokens import FreeTokens
-from milkglass.attacks.gradient.grab import GRAB
-from milkglass.attacks.gradient.lamp import LAMP
-from milkglass.attacks.gradient.seed_search import SeedSearch
-from milkglass.attacks.gradient.surviving import SurvivingEntries
-from milkglass.attacks.gradient.tag import TAG
-from milkglass.attacks.words.channel import ChannelAttack
-from milkglass.threat import Attack
+from milkglass.errors import MilkglassError, UsageError
 
-# In the order in which an audit hands candidates from one to the next.
-ATTACKS: Mapping[str, type[Attack]] = {
-    "cluster-solve": ClusterSolve,
-    "mean-solve": MeanSolve,
-    "matching": Matching,
-    "knn": KNN,
-    "ednn": EDNN,
-    "knn+": KNNPlus,
-    "sorted-rows": SortedRows,
-    "gram": Gram,
-    "known-weight": KnownWeight,
-    "tfa": TFA,
-    "cluster-conditional": Conditional,
-    "text-in-context": TextInContext,
-    "decipherment": Decipherment,
-    "language-model": LanguageModel,
-    "tuned-rows": TunedRows,
-    "era": ERA,
-    "era+": ERAPlus,
-    "mlc": MLC,
-    "sda": SDA,
-    "invbert": InvBert,
-    "channel": ChannelAttack,
-    "near-hidden": NearHidden,
-    "invert-hidden": InvertHidden,
-    "hidden-words": HiddenWords,
-    "float-holes": FloatHoles,
-}
 
-GRADIENT_ATTACKS: Mapping[str, type[Attack]] = {
-    "free-tokens": FreeTokens,
-    "dlg": DLG,
-    "tag": TAG,
-    "lamp": LAMP,
-    "grab": GRAB,
-    "dager": DAGER,
-    "surviving-entries": SurvivingEntries,
-    "float-holes-rows": FloatHolesRows,
-    "seed-search": SeedSearch,
-    "shadow-sampling": ShadowSampling,
-    "shadow-max": ShadowMaximum,
-    "shadow-median": ShadowMedian,
-    "shadow-mean": ShadowMean,
-    "shadow-generation": ShadowGeneration,
-    "shadow-decoding": ShadowDecoding,
-}
+class HasName(Protocol):
+    """A frozen dataclass with a name."""
 
-EVERY: Mapping[str, type[Attack]] = {**ATTACKS, **GRADIENT_ATTACKS}
+    @property
+    def name(self) -> str: ...
+
+
+E = TypeVar("E", bound=HasName)
+
+
+class Catalogue(Mapping[str, E], Generic[E]):
+    """Instances by name, in the order in which they were given.
+
+    Attributes:
+        what: what an instance is, in words for messages: "scheme", "attack".
+    """
+
+    def __init__(self, what: str, *entries: E) -> None:
+        self.what = what
+        self._entries = {entry.name: entry for entry in entries}
+        if len(self._entries) != len(entries):
+            raise ValueError(f"two instances of the catalogue of {what}s have one name")
+
+    def __getitem__(self, name: str) -> E:
+        """Raises UsageError, with the names that there are, for another name."""
+        if name not in self._entries:
+            raise UsageError(f"there is no {self.what} {name!r}", self._suggestion(name, self._entries, "one of"))
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def make(self, name: str, parameters: Mapping[str, Any]) -> E:
+        """The instance of that name with these parameters in place of its own.
+
+        Args:
+            name: in the catalogue.
+            parameters: by field. A value that is not of the field's kind is refused.
+
+        Raises:
+            UsageError: an unknown name, a field that the method does not have, or a value that it refuses.
+        """
+        entry: Any = self[name]
+        fields = {field.name for field in dataclasses.fields(entry) if field.init}
+        for parameter, value in parameters.items():
+            if parameter not in fields:
+                hint = self._suggestion(parameter, fields, "its parameters are") if fields else "it has no parameters"
+                raise UsageError(f"{name} has no parameter {parameter!r}", hint)
+            self._require_kind(name, parameter, getattr(entry, parameter), value)
+        try:
+            result: E = dataclasses.replace(entry, **parameters)
+        except MilkglassError:
+            raise
+        except (TypeError, ValueError) as error:
+            given = ", ".join(f"{parameter} = {value!r}" for parameter, value in parameters.items())
+            raise UsageError(f"{name} refuses {given}: {error}", "give other values") from error
+        return result
+
+    @staticmethod
+    def _require_kind(name: str, parameter: str, default: Any, value: Any) -> None:
+        """A number where there is a number, text where there is text. A default of None or of another kind allows
+        anything: the method checks it."""
+        numbers = isinstance(default, int | float) and not isinstance(default, bool)
+        right = (
+            isinstance(value, bool)
+            if isinstance(default, bool)
+            else isinstance(value, int | float) and not isinstance(value, bool)
+            if numbers
+            else isinstance(value, str)
+            if isinstance(default, str)
+            else True
+        )
+        whole = isinstance(default, int) and isinstance(value, float) and not value.is_integer()
+        if value is not None and (not right or whole):
+            kind = "true or false" if isinstance(default, bool) else "a number" if numbers else "a word"
+            kind = "a whole number" if isinstance(default, int) and not isinstance(default, bool) else kind
+            raise UsageError(f"{name}: {parameter} is {value!r}, which is not {kind}", f"its default is {default!r}")
+
+    @staticmethod
+    def _suggestion(name: str, names: Any, words: str) -> str:
+        near = difflib.get_close_matches(name, sorted(names), n=1)
+        return f"did you mean {near[0]}?" if near else f"{words} {', '.join(sorted(names))}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from milkglass.modelview import Model
+from milkglass.models.view import Model
 from tests.attacks.tiny_scenes import TABLE
 from tests.tiny import save
 

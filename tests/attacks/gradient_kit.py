@@ -23,9 +23,11 @@ from transformers import (
 )
 
 from milkglass.sequences import Sequences
-from milkglass.shared_step import SharedStep, Task, adapt, batch
-from milkglass.threat import Gradients, Guess, Knowledge, Transcript
-from milkglass.truth import Truth, score
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Gradients, Transcript
+from milkglass.threat.training_step import SharedStep, Task, adapt, batch
+from milkglass.threat.truth import Truth, score
 from tests.tiny import BERT, LLAMA, VOCAB
 
 DEEP = {"num_hidden_layers": 3}

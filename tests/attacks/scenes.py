@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from milkglass.modelview import Model
+from milkglass.models.view import Model
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Knowledge, Tokens, Transcript, Weights
-from milkglass.truth import Truth
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Tokens, Transcript, Weights
+from milkglass.threat.truth import Truth
 
 SPECIAL = 2  # the first ids are special tokens: [CLS] and [SEP]
 CONFIG = {"model_type": "bert"}

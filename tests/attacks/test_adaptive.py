@@ -10,18 +10,21 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from milkglass.attacks.adaptive.decoding import ShadowDecoding
-from milkglass.attacks.adaptive.generation import ShadowGeneration
-from milkglass.attacks.adaptive.inverse import Rule, inverse
-from milkglass.attacks.adaptive.max_similarity import ShadowMaximum
-from milkglass.attacks.adaptive.mean_embedding import ShadowMean
-from milkglass.attacks.adaptive.median_similarity import ShadowMedian
-from milkglass.attacks.adaptive.sampling import ShadowSampling
-from milkglass.attacks.words.channel import Channel
+from milkglass.attacks.shadows.decoding import ShadowDecoding
+from milkglass.attacks.shadows.generation import ShadowGeneration
+from milkglass.attacks.shadows.inverse import Rule, inverse
+from milkglass.attacks.shadows.max_similarity import ShadowMaximum
+from milkglass.attacks.shadows.mean_embedding import ShadowMean
+from milkglass.attacks.shadows.median_similarity import ShadowMedian
+from milkglass.attacks.shadows.sampling import ShadowSampling
+from milkglass.attacks.text.channel import Channel
 from milkglass.errors import UsageError
-from milkglass.modelview import Model
+from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import NO_BELIEF, Attack, Budget, Knowledge, Tokens, Transcript, why_not
+from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.guess import NO_BELIEF
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Tokens, Transcript
 from tests import tiny
 
 # 5 is the shadow of 1, 2, 3 and 4; 0 stands for itself; 6 is nobody's shadow

@@ -7,9 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milkglass.attacks.words.channel import Channel, ChannelAttack, Neighbours, learnt, posterior
+from milkglass.attacks.text.channel import Channel, ChannelAttack, Neighbours, learnt, posterior
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import NO_BELIEF, Budget, Knowledge, Tokens, Transcript
+from milkglass.threat.attack import Budget
+from milkglass.threat.guess import NO_BELIEF
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Tokens, Transcript
 
 SIZE = 6
 

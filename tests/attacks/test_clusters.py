@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.embedding import clusters, sparse
-from milkglass.attacks.embedding.clusters import ClusterSolve
-from milkglass.modelview import Model
+from milkglass.attacks.embeddings import cluster_solve, sparse
+from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
+from milkglass.models.view import Model
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM
-from milkglass.threat import Budget, Candidates, Group, Knowledge, Transcript, Weights, why_not
+from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.knowledge import Candidates, Group, Knowledge
+from milkglass.threat.observations import Transcript, Weights
 from tests.attacks.scenes import SPECIAL, clumped, model
 
 Ids = np.ndarray
@@ -135,7 +137,7 @@ def test_a_table_that_training_moved() -> None:
 @pytest.mark.parametrize("cells", [N * N, 100])
 def test_a_table_that_is_no_mixture(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows are the rest, by cosine: one group, or lists where that would be too large. Nothing is claimed."""
-    monkeypatch.setattr(clusters, "REST_CELLS", cells)
+    monkeypatch.setattr(cluster_solve, "REST_CELLS", cells)
     found = learn(clumped(N, D, 8), clumped(N, D, 7))
     covered(found, N)
     assert all(group.weights is None for group in found.groups)
@@ -185,9 +187,9 @@ def test_another_public_model_is_refused() -> None:
 @pytest.mark.parametrize("name", ["bert", "llama-untied"])
 def test_through_the_scrambler(name: str, tmp_path: Path) -> None:
     """What the product writes; an untied head is solved together with the table."""
-    from milkglass.checkpoint import Checkpoint
-    from milkglass.client.making import new_key, scheme_for
-    from milkglass.client.scramble import scramble
+    from milkglass.client.key.generate import new_key, scheme_for
+    from milkglass.client.obfuscate.scramble import scramble
+    from milkglass.models.checkpoint import Checkpoint
     from tests.tiny import save
 
     folder = save(name, tmp_path / "model")

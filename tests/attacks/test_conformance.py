@@ -8,9 +8,11 @@ import inspect
 import numpy as np
 import pytest
 
-from milkglass.catalogue import EVERY
-from milkglass.paper import Paper
-from milkglass.threat import Attack, Budget, Knowledge, Observation, Transcript, why_not
+from milkglass.attacks.catalogue import EVERY
+from milkglass.papers import Paper
+from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Observation, Transcript
 
 EMPTY = Transcript((), 10)
 

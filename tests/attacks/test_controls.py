@@ -19,23 +19,25 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from milkglass.attacks.assignment import ranked
-from milkglass.attacks.embedding.clusters import ClusterSolve
-from milkglass.attacks.embedding.ednn import EDNN
-from milkglass.attacks.embedding.invariants import find
-from milkglass.attacks.embedding.invbert import InvBert
-from milkglass.attacks.embedding.knn import KNN
-from milkglass.attacks.embedding.knn_plus import KNNPlus
-from milkglass.attacks.embedding.known_weight import KnownWeight, Layered
-from milkglass.attacks.embedding.sda import SDA
-from milkglass.catalogue import ATTACKS
+from milkglass.attacks.catalogue import ATTACKS
+from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
+from milkglass.attacks.embeddings.ednn import EDNN
+from milkglass.attacks.embeddings.invariants import find
+from milkglass.attacks.embeddings.knn import KNN
+from milkglass.attacks.embeddings.knn_plus import KNNPlus
+from milkglass.attacks.embeddings.known_weight import KnownWeight, OverlaidTensors
+from milkglass.attacks.hidden_states.invbert import InvBert
+from milkglass.attacks.token_ids.sda import SDA
 from milkglass.metrics.recovery import Recovery
-from milkglass.models import resolve
-from milkglass.modelview import Model
+from milkglass.models.resolve import resolve
+from milkglass.models.view import Model
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Attack, Budget, Candidates, Knowledge, Tokens, Transcript, Weights, why_not
-from milkglass.truth import Truth, score
+from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.knowledge import Candidates, Knowledge
+from milkglass.threat.observations import Tokens, Transcript, Weights
+from milkglass.threat.truth import Truth, score
 from tests.attacks.scenes import Change, plain
 from tests.attacks.transformed import glided, mixing, papers, scrambled
 
@@ -104,7 +106,7 @@ class Real:
         sigma = np.random.default_rng(seed).permutation(len(self.kept)).astype(np.int64)
         moved = torch.empty_like(self.model.table)
         moved[torch.from_numpy(sigma)] = change(self.model.table, seed)
-        return Model(Layered(self.model.tensors, {TABLE: moved}), self.model.config), sigma
+        return Model(OverlaidTensors(self.model.tensors, {TABLE: moved}), self.model.config), sigma
 
     def scene(self, change: Change, most: int = 120) -> tuple[Transcript, Knowledge, Truth]:
         model, sigma = self.simulate(change, 5)
@@ -127,7 +129,7 @@ def real(size: int) -> Real:
     kept = np.sort(np.append(used, np.random.default_rng(0).choice(others, size - len(used), replace=False)))
     number = np.full(ALL, -1, np.int64)
     number[kept] = np.arange(size)
-    smaller = Layered(whole.tensors, {TABLE: whole.table[torch.from_numpy(kept)]})
+    smaller = OverlaidTensors(whole.tensors, {TABLE: whole.table[torch.from_numpy(kept)]})
     return Real(Model(smaller, {**whole.config, "vocab_size": size}), kept, sent.mapped(number), known.mapped(number))
 
 
@@ -305,7 +307,9 @@ def obfuslm_plus(size: int, seed: int) -> tuple[Model, Model, Ids]:
 
 def only(model: Model, rows: Tensor) -> Transcript:
     """A transcript of some rows of the table: the others are not graded, and each costs as much."""
-    return Transcript((Weights(Model(Layered(model.tensors, {TABLE: model.table[rows]}), model.config)),), len(rows))
+    return Transcript(
+        (Weights(Model(OverlaidTensors(model.tensors, {TABLE: model.table[rows]}), model.config)),), len(rows)
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)

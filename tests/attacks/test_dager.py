@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.gradient import layers, spans
-from milkglass.attacks.gradient.dager import DAGER
-from milkglass.attacks.gradient.first_layer import depends_on_position
-from milkglass.shared_step import SharedStep, Task, batch
-from milkglass.threat import Budget, Gradients, Guess, Knowledge, Transcript, why_not
+from milkglass.attacks.gradients import spans
+from milkglass.attacks.gradients.dager import layers
+from milkglass.attacks.gradients.dager.dager import DAGER
+from milkglass.attacks.gradients.dager.first_layer import depends_on_position
+from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Gradients, Transcript
+from milkglass.threat.training_step import SharedStep, Task, batch
 from tests.attacks.gradient_kit import Shared, shared, step
 
 ONE = [[1, 17, 203, 44, 44, 9, 2]]

@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.embedding import cribs
-from milkglass.attacks.embedding.bigrams import Bigrams, unseen
-from milkglass.attacks.embedding.blocks import Blocks, Meeting
-from milkglass.attacks.embedding.decipherment import Decipherment, confidence
-from milkglass.attacks.embedding.dense import Growth
-from milkglass.attacks.embedding.tuning import Rehearsal, halves, tune
+from milkglass.attacks.token_ids.decipherment import cribs
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, unseen
+from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment
+from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment, confidence
+from milkglass.attacks.token_ids.decipherment.dense_mean_field import GrowthSchedule
+from milkglass.attacks.token_ids.decipherment.tuning import Rehearsal, halves, tune
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import NO_BELIEF, Budget, Candidates, Group, Knowledge, Tokens, Transcript
+from milkglass.threat.attack import Budget
+from milkglass.threat.guess import NO_BELIEF
+from milkglass.threat.knowledge import Candidates, Group, Knowledge
+from milkglass.threat.observations import Tokens, Transcript
 from tests.attacks.scenes import SPECIAL, chain, model
 
 N = 302
@@ -60,7 +63,7 @@ def test_more_text_gives_more_away() -> None:
 
 
 def test_without_groups_it_reads_an_easy_language() -> None:
-    growth = Growth(sizes=(30, 60, 120, 300), sweeps=(20, 15, 12, 10))
+    growth = GrowthSchedule(sizes=(30, 60, 120, 300), sweeps=(20, 15, 12, 10))
     assert Play.of(3000, 3000, grouped=False).run(replace(ATTACK, growth=growth)) > 0.9
 
 
@@ -160,9 +163,9 @@ def test_embeddings_help_where_text_is_scarce() -> None:
 def test_meetings_are_what_a_loop_finds() -> None:
     rng = np.random.default_rng(0)
     groups = (Group(np.array([3, 1]), np.array([0, 2, 4])), Group(np.array([5, 0]), np.array([4, 1])))
-    blocks = Blocks.of(Candidates(groups, (np.zeros((2, 3)), np.zeros((2, 2)))), 6)
+    blocks = BlockAssignment.of(Candidates(groups, (np.zeros((2, 3)), np.zeros((2, 2)))), 6)
     seen, public = (Bigrams.of(Sequences.of(rng.integers(0, 6, size=(9, 6))), 6) for _ in range(2))
-    met = Meeting.of(blocks, seen, public)
+    met = BigramJoin.of(blocks, seen, public)
     count = {(a, b): c for a, b, c in zip(public.left.tolist(), public.right.tolist(), public.count, strict=True)}
     expected = []
     for a, b in zip(seen.left, seen.right, strict=True):
@@ -179,7 +182,7 @@ def test_meetings_are_what_a_loop_finds() -> None:
 
 def test_a_soft_assignment_gives_no_public_id_twice() -> None:
     groups = (Group(np.arange(4), np.arange(4)), Group(np.array([4, 5]), np.arange(4, 9)))
-    blocks = Blocks.of(Candidates(groups, (np.zeros((4, 4)), np.zeros((2, 5)))), 9)
+    blocks = BlockAssignment.of(Candidates(groups, (np.zeros((4, 4)), np.zeros((2, 5)))), 9)
     belief = blocks.balanced(np.random.default_rng(0).normal(size=26), 1.0)
     assert np.allclose(np.bincount(blocks.row, belief), 1)
     assert np.bincount(blocks.column, belief).max() < 1.05

@@ -10,23 +10,16 @@ import pytest
 import torch
 
 from milkglass.attacks.assignment import ranked
-from milkglass.attacks.embedding.decipherment import Decipherment
-from milkglass.attacks.embedding.era import ERA, states
-from milkglass.attacks.embedding.era_plus import ERAPlus
-from milkglass.attacks.embedding.language import LanguageModel
-from milkglass.modelview import Model
+from milkglass.attacks.hidden_states.era import ERA, states
+from milkglass.attacks.hidden_states.era_plus import ERAPlus
+from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
+from milkglass.attacks.token_ids.language import LanguageModel
+from milkglass.models.view import Model
 from milkglass.sequences import Sequences
-from milkglass.threat import (
-    NO_BELIEF,
-    Attack,
-    Budget,
-    Candidates,
-    Knowledge,
-    Outputs,
-    Tokens,
-    Transcript,
-    why_not,
-)
+from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.guess import NO_BELIEF
+from milkglass.threat.knowledge import Candidates, Knowledge
+from milkglass.threat.observations import Outputs, Tokens, Transcript
 from tests.attacks.scenes import chain
 from tests.attacks.tiny_scenes import TABLE, generated, right, unsolved
 from tests.tiny import VOCAB, save

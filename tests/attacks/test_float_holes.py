@@ -14,20 +14,22 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from milkglass.attacks.embedding.float_holes import FloatHoles
 from milkglass.attacks.forward import body, hidden
+from milkglass.attacks.hidden_states.float_holes import FloatHoles
 from milkglass.attacks.holes import Holes
-from milkglass.encoders.dp_forward import DPForward
-from milkglass.encoders.draws import Draws
-from milkglass.encoders.textobfuscator import TextObfuscator
+from milkglass.hidden_states.dp_forward import DPForward
+from milkglass.hidden_states.textobfuscator import TextObfuscator
 from milkglass.metrics.interval import Interval
-from milkglass.models import resolve
-from milkglass.modelview import Model
+from milkglass.models.resolve import resolve
+from milkglass.models.view import Model
 from milkglass.noise.declared import AddedNoise
+from milkglass.noise.root import NoiseStream
 from milkglass.noise.stream import Stream
 from milkglass.sequences import Sequences
-from milkglass.threat import Activations, Budget, Knowledge, Transcript, why_not
-from milkglass.truth import Truth, score
+from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Activations, Transcript
+from milkglass.threat.truth import Truth, score
 from tests.attacks import old_noise
 
 SIZE, WIDTH, FIRST = 400, 256, 2
@@ -77,7 +79,7 @@ def old(defence: DPForward) -> Mechanism:
 
 
 def new(defence: DPForward | TextObfuscator) -> Mechanism:
-    return lambda x, stream: defence.mechanism(x, Draws(stream.bytes(32)))
+    return lambda x, stream: defence.mechanism(x, NoiseStream(stream.bytes(32)))
 
 
 # --- what has holes ---------------------------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.gradient.dager import DAGER
-from milkglass.attacks.gradient.free_tokens import FreeTokens, bag
-from milkglass.attacks.gradient.inversion import batches
-from milkglass.attacks.gradient.surviving import SurvivingEntries, matched, position_rows
-from milkglass.shared_step import Task
-from milkglass.threat import Attack, Budget, Gradients, Knowledge, Transcript, why_not
+from milkglass.attacks.gradients.dager.dager import DAGER
+from milkglass.attacks.gradients.free_tokens import FreeTokens, bag
+from milkglass.attacks.gradients.inversion import batches
+from milkglass.attacks.gradients.surviving_entries import SurvivingEntries, matched, position_rows
+from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Gradients, Transcript
+from milkglass.threat.training_step import Task
 from tests.attacks.gradient_kit import Shared, shared, step
 
 ONE = [[1, 17, 203, 44, 44, 9, 2]]

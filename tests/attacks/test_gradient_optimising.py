@@ -11,25 +11,27 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from milkglass.attacks.gradient.dager import DAGER
-from milkglass.attacks.gradient.distance import Distance, Kind, product
-from milkglass.attacks.gradient.dlg import DLG
-from milkglass.attacks.gradient.dropout import Masks
-from milkglass.attacks.gradient.frame import Frame
-from milkglass.attacks.gradient.grab import GRAB, neighbours
-from milkglass.attacks.gradient.inversion import Batch, Inversion
-from milkglass.attacks.gradient.lamp import LAMP
-from milkglass.attacks.gradient.moves import MOVES, proposals, rotated, span_moved, swapped, token_moved
-from milkglass.attacks.gradient.optimising import Descent, Optimising, Pace
-from milkglass.attacks.gradient.prior import Prior
-from milkglass.attacks.gradient.problem import Problem, comparable
-from milkglass.attacks.gradient.surviving import SurvivingEntries
-from milkglass.attacks.gradient.tag import TAG
+from milkglass.attacks.gradients.dager.dager import DAGER
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
+from milkglass.attacks.gradients.optimisation.distance import Distance, Kind, product
+from milkglass.attacks.gradients.optimisation.dlg import DLG
+from milkglass.attacks.gradients.optimisation.dropout import Masks
+from milkglass.attacks.gradients.optimisation.frame import Frame
+from milkglass.attacks.gradients.optimisation.grab import GRAB, neighbours
+from milkglass.attacks.gradients.optimisation.lamp import LAMP
+from milkglass.attacks.gradients.optimisation.moves import MOVES, proposals, rotated, span_moved, swapped, token_moved
+from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
+from milkglass.attacks.gradients.optimisation.prior import Prior
+from milkglass.attacks.gradients.optimisation.problem import Problem, comparable
+from milkglass.attacks.gradients.optimisation.tag import TAG
+from milkglass.attacks.gradients.surviving_entries import SurvivingEntries
 from milkglass.errors import UsageError
-from milkglass.paper import Paper
+from milkglass.papers import Paper
 from milkglass.sequences import Sequences
-from milkglass.shared_step import SharedStep, Task
-from milkglass.threat import Budget, Gradients, Knowledge, Transcript, why_not
+from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Gradients, Transcript
+from milkglass.threat.training_step import SharedStep, Task
 from tests.attacks import gradient_kit
 from tests.attacks.gradient_kit import step
 
@@ -74,10 +76,10 @@ def shared(one: SharedStep, texts: list[list[int]]) -> tuple[Transcript, Knowled
     return scene.transcript, scene.knowledge
 
 
-def seen(one: SharedStep, texts: list[list[int]]) -> Batch:
+def seen(one: SharedStep, texts: list[list[int]]) -> SharedBatch:
     """What an attack is given of a step's gradients."""
     transcript, knowledge = shared(one, texts)
-    return Batch(transcript.all(Gradients)[0], one, knowledge.labels, knowledge.lengths, knowledge.corpus)
+    return SharedBatch(transcript.all(Gradients)[0], one, knowledge.labels, knowledge.lengths, knowledge.corpus)
 
 
 def attacked(attack: Inversion, one: SharedStep, texts: list[list[int]], seed: int = 0) -> list[list[int]]:
@@ -207,7 +209,7 @@ def test_proposals_are_different_and_no_more_than_wanted() -> None:
 
 def test_an_order_moves_what_adam_remembers_and_leaves_specials_and_padding() -> None:
     problem = Problem.of(seen(step("bert"), PAIR), Distance("cosine"), FRAME)
-    descent = Descent(problem, problem.noise(np.random.default_rng(0)), Pace(3, 0.01))
+    descent = Descent(problem, problem.noise(np.random.default_rng(0)), AdamSchedule(3, 0.01))
     descent.step()
     before = descent.x.detach().clone()
     moments = {name: descent._adam.state[descent.x][name].clone() for name in ("exp_avg", "exp_avg_sq")}
@@ -230,7 +232,7 @@ def test_a_wrong_order_is_put_right() -> None:
     """The true tokens swapped: one round of proposals finds the true order by the distance alone."""
     problem = Problem.of(seen(step("bert"), [TEXT]), Distance("cosine"), FRAME)
     mixed = torch.tensor([[FIRST, 57, 90, 118, 203, LAST]])
-    descent = Descent(problem, problem.embeddings[mixed], Pace(0, 0.01))
+    descent = Descent(problem, problem.embeddings[mixed], AdamSchedule(0, 0.01))
     LAMP(proposals=80).reordered(descent, None, Budget(), np.random.default_rng(0))
     assert problem.nearest(descent.x)[0].tolist() == TEXT
 
@@ -342,7 +344,7 @@ def test_masks_are_found_along_with_the_text_and_stay_between_0_and_1() -> None:
     torch.manual_seed(3)
     masks = Masks(1)
     problem = Problem.of(seen(tiny, [TEXT]), Distance("norms"), FRAME, masks)
-    descent = Descent(problem, problem.embeddings[torch.tensor([TEXT])], Pace(25, 0.05))
+    descent = Descent(problem, problem.embeddings[torch.tensor([TEXT])], AdamSchedule(25, 0.05))
     descent.step()
     first = descent.least
     descent.run(Budget())
@@ -356,7 +358,7 @@ def test_masks_are_found_along_with_the_text_and_stay_between_0_and_1() -> None:
 def test_the_best_on_the_way_is_kept() -> None:
     """From the true text with a rate far too high: the start stays the best."""
     problem = Problem.of(seen(step("bert"), [TEXT]), Distance("squares"), FRAME)
-    descent = Descent(problem, problem.embeddings[torch.tensor([TEXT])], Pace(5, 1.0))
+    descent = Descent(problem, problem.embeddings[torch.tensor([TEXT])], AdamSchedule(5, 1.0))
     assert problem.nearest(descent.run(Budget()))[0].tolist() == TEXT
     assert descent.done == 5
     assert not torch.allclose(descent.x.detach(), descent.best)
@@ -364,7 +366,7 @@ def test_the_best_on_the_way_is_kept() -> None:
 
 def test_the_rate_falls_by_the_schedule() -> None:
     problem = Problem.of(seen(step("bert"), [TEXT]), Distance("cosine"), FRAME)
-    descent = Descent(problem, problem.noise(np.random.default_rng(0)), Pace(5, 0.1, decay=0.5, every=2))
+    descent = Descent(problem, problem.noise(np.random.default_rng(0)), AdamSchedule(5, 0.1, decay=0.5, every=2))
     rates: list[float] = []
     descent.run(Budget(), lambda one: rates.append(one._adam.param_groups[0]["lr"]))
     assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025])
@@ -372,7 +374,7 @@ def test_the_rate_falls_by_the_schedule() -> None:
 
 def test_a_pull_brings_embeddings_to_the_tables_length() -> None:
     problem = Problem.of(seen(step("bert"), [TEXT]), Distance("cosine"), FRAME)
-    descent = Descent(problem, problem.noise(np.random.default_rng(0)), Pace(15, 0.05, pull=10.0))
+    descent = Descent(problem, problem.noise(np.random.default_rng(0)), AdamSchedule(15, 0.05, pull=10.0))
     before = float(descent.x.detach().norm(dim=2).mean())
     descent.run(Budget())
     assert abs(float(descent.x.detach().norm(dim=2).mean()) - problem.size) < 0.9 * (before - problem.size)
@@ -492,7 +494,7 @@ def test_settings_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="evaluations is 0"):
         SurvivingEntries(evaluations=0)
     with pytest.raises(UsageError, match="-1 steps"):
-        Pace(-1, 0.1)
+        AdamSchedule(-1, 0.1)
 
 
 def test_texts_beside_a_text() -> None:

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.embedding.ednn import EDNN, differences
-from milkglass.attacks.embedding.knn import KNN, ROWS, nearest
-from milkglass.attacks.embedding.knn_plus import KNNPlus
+from milkglass.attacks.embeddings.ednn import EDNN, differences
+from milkglass.attacks.embeddings.knn import KNN, ROWS, nearest
+from milkglass.attacks.embeddings.knn_plus import KNNPlus
 from milkglass.schemes.sentinel import SentinelLMs
-from milkglass.threat import NO_BELIEF, Attack, Budget, Knowledge, Transcript, Weights, why_not
-from milkglass.truth import score
+from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.guess import NO_BELIEF
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Transcript, Weights
+from milkglass.threat.truth import score
 from tests.attacks.scenes import Change, model, obfuslm, plain, scene
 from tests.attacks.transformed import glided
 

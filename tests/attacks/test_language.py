@@ -20,14 +20,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from milkglass.attacks.assignment import ranked
-from milkglass.attacks.embedding.decipherment import Decipherment
-from milkglass.attacks.embedding.hearing import Board, restricted
-from milkglass.attacks.embedding.language import LanguageModel
-from milkglass.attacks.embedding.reader import Reader, Spelling
-from milkglass.catalogue import ATTACKS
-from milkglass.modelview import Model
+from milkglass.attacks.catalogue import ATTACKS
+from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
+from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable, restricted
+from milkglass.attacks.token_ids.decipherment.reader import CausalReader, Spelling
+from milkglass.attacks.token_ids.language import LanguageModel
+from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import NO_BELIEF, Budget, Candidates, Group, Knowledge, Tokens, Transcript, why_not
+from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.guess import NO_BELIEF
+from milkglass.threat.knowledge import Candidates, Group, Knowledge
+from milkglass.threat.observations import Tokens, Transcript
 
 TOPICS, WORDS, FILLERS, FIRST = 4, 16, 16, 2
 N = FIRST + FILLERS + TOPICS * WORDS  # the topics' words come last, word by word
@@ -213,7 +216,7 @@ def test_hardly_any_text_is_no_obstacle(sent: list[list[int]], llama: LlamaForCa
 
 def test_a_place_is_judged_by_the_state_before_it(llama: LlamaForCausalLM) -> None:
     """In parts as long as the model reads at once, and not where nothing is believed."""
-    reader = Reader.of(view(llama), Spelling.itself(N))
+    reader = CausalReader.of(view(llama), Spelling.itself(N))
     rng = np.random.default_rng(0)
     texts = Sequences.of([rng.integers(2, N, 9), [], [5, NO_BELIEF, 7], rng.integers(2, N, 100)])
     found = {int(w): s for one in reader.reads(texts, np.arange(4)) for w, s in zip(one.where, one.states, strict=True)}
@@ -244,7 +247,7 @@ def test_evidence_of_one_place_is_bounded_and_of_many_damped() -> None:
     groups = (Group(np.array([3, 1]), np.array([0, 2])), Group(np.array([0]), np.array([1])))
     found = Candidates(groups, (np.log([[0.6, 0.4], [0.5, 0.5]]), np.zeros((1, 1))))
     texts = Sequences.of([[3, 0], [1, 3, 3], [0, 0]])
-    board = Board.of(found, texts, 0.99, np.log(np.full(4, 0.25)), contexts=2)
+    board = EvidenceTable.of(found, texts, 0.99, np.log(np.full(4, 0.25)), contexts=2)
     assert board.urgent(texts, np.random.default_rng(0)).tolist() == [1, 0]  # the last has nothing uncertain
     assert board.asked(np.array([0, 1, 3])).tolist() == [False, True, True]
     line = board.line[3]

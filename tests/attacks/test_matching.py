@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 
-from milkglass.attacks.embedding import matching
-from milkglass.attacks.embedding.clusters import ClusterSolve
-from milkglass.attacks.embedding.matching import Matching
+from milkglass.attacks.embeddings import matching
+from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
+from milkglass.attacks.embeddings.matching import Matching
 from milkglass.errors import UsageError
-from milkglass.threat import Budget, Candidates, Group, Knowledge, why_not
+from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from tests.attacks.scenes import SPECIAL, Scene, obfuslm, scene
 
 N = 1000

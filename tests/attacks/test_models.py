@@ -10,23 +10,16 @@ import pytest
 import torch
 
 from milkglass.attacks import forward
-from milkglass.attacks.embedding import mlc
-from milkglass.attacks.embedding.invbert import InvBert
-from milkglass.attacks.embedding.knn import KNN
-from milkglass.attacks.embedding.mlc import MLC
-from milkglass.attacks.embedding.sda import SDA
+from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.forward import batches, body, hidden
-from milkglass.modelview import Model
+from milkglass.attacks.hidden_states import mlc
+from milkglass.attacks.hidden_states.invbert import InvBert
+from milkglass.attacks.hidden_states.mlc import MLC
+from milkglass.attacks.token_ids.sda import SDA
+from milkglass.models.view import Model
 from milkglass.sequences import Sequences
-from milkglass.threat import (
-    Activations,
-    Attack,
-    Budget,
-    Tokens,
-    Transcript,
-    Weights,
-    why_not,
-)
+from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.observations import Activations, Tokens, Transcript, Weights
 from tests.attacks.scenes import obfuslm, plain
 from tests.attacks.tiny_scenes import graded, setting
 from tests.tiny import VOCAB

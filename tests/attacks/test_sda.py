@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.embedding.sda import SDA, Scorer
-from milkglass.modelview import Model
+from milkglass.attacks.token_ids.sda import SDA, Scorer
+from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Budget, Tokens, Transcript, Weights
+from milkglass.threat.attack import Budget
+from milkglass.threat.observations import Tokens, Transcript, Weights
 from tests.attacks.scenes import chain
 from tests.tiny import VOCAB, save
 

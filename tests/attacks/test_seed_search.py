@@ -13,16 +13,18 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from milkglass.attacks.gradient.float_holes_rows import FloatHolesRows
-from milkglass.attacks.gradient.mersenne import outputs, search
-from milkglass.attacks.gradient.seed_search import SeedSearch
-from milkglass.gradients.dp_sgd import DPSGD
-from milkglass.gradients.noise import GaussianNoise, LaplaceNoise
-from milkglass.gradients.shield import Bare, Shield, share
-from milkglass.models import resolve
+from milkglass.attacks.gradients.float_holes_rows import FloatHolesRows
+from milkglass.attacks.gradients.mersenne import outputs, search
+from milkglass.attacks.gradients.seed_search import SeedSearch
+from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share
+from milkglass.gradient_defences.dp_sgd import DPSGD
+from milkglass.gradient_defences.noise import GaussianNoise, LaplaceNoise
+from milkglass.models.resolve import resolve
 from milkglass.noise.stream import Stream
-from milkglass.shared_step import SharedStep, batch
-from milkglass.threat import Attack, Budget, Gradients, Knowledge, Transcript, why_not
+from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Gradients, Transcript
+from milkglass.threat.training_step import SharedStep, batch
 from tests.attacks import old_noise
 from tests.noise.kit import without_generators
 
@@ -46,16 +48,16 @@ def step() -> SharedStep:
 
 def bare(count: int = len(TEXTS)) -> Gradients:
     ids, mask = batch(TEXTS[:count], pad=0)
-    return share(step(), ids, mask, torch.tensor([0, 1, 0][:count]), Bare(), 0, Stream.of_seed(0))
+    return share(step(), ids, mask, torch.tensor([0, 1, 0][:count]), NoDefence(), 0, Stream.of_seed(0))
 
 
-def shared(shield: Shield, seed: int = 0) -> Transcript:
+def shared(shield: GradientDefence, seed: int = 0) -> Transcript:
     ids, mask = batch(TEXTS, pad=0)
     seen = share(step(), ids, mask, torch.tensor([0, 1, 0]), shield, 0, Stream.of_seed(seed))
     return Transcript((seen,), 3000)
 
 
-def before(shield: Shield, seed: int = SEED) -> Transcript:
+def before(shield: GradientDefence, seed: int = SEED) -> Transcript:
     """What the same defence shared with the old noise."""
     noise, seen = shield.added_noise(len(TEXTS)), bare()
     assert noise is not None
@@ -67,7 +69,7 @@ def before(shield: Shield, seed: int = SEED) -> Transcript:
     return Transcript((Gradients(tensors, len(TEXTS), 0),), 3000)
 
 
-def read(attack: Attack, transcript: Transcript, shield: Shield) -> set[int]:
+def read(attack: Attack, transcript: Transcript, shield: GradientDefence) -> set[int]:
     knowledge = Knowledge(step=step(), noise=shield.added_noise(len(TEXTS)))
     guess = attack(transcript, knowledge, Budget(), np.random.default_rng(0))
     assert guess.texts is not None and len(guess.texts) == len(TEXTS)
@@ -101,18 +103,18 @@ def test_a_search_finds_the_seed_and_can_be_stopped() -> None:
 
 # --- the control and the cure -----------------------------------------------------------------------------------------
 @each
-def test_the_old_noise_is_taken_off_and_every_token_is_read(shield: Shield) -> None:
+def test_the_old_noise_is_taken_off_and_every_token_is_read(shield: GradientDefence) -> None:
     assert read(WINDOW, before(shield), shield) == READ
 
 
 @each
-def test_a_seed_outside_the_window_is_not_found_and_nothing_is_named(shield: Shield) -> None:
+def test_a_seed_outside_the_window_is_not_found_and_nothing_is_named(shield: GradientDefence) -> None:
     assert read(WINDOW, before(shield, SEED + (1 << 20)), shield) == set()
 
 
 @each
 def test_the_present_noise_is_drawn_from_no_generator_that_has_a_seed(
-    shield: Shield, monkeypatch: pytest.MonkeyPatch
+    shield: GradientDefence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a search could find is not there: PyTorch's, NumPy's and Python's generators are not asked."""
     there = step()
@@ -124,19 +126,19 @@ def test_the_present_noise_is_drawn_from_no_generator_that_has_a_seed(
 
 
 @each
-def test_old_seeds_equal_modulo_2_to_the_32_gave_one_noise(shield: Shield) -> None:
+def test_old_seeds_equal_modulo_2_to_the_32_gave_one_noise(shield: GradientDefence) -> None:
     old = [before(shield, one).all(Gradients)[0].tensors for one in (SEED, LOW)]
     assert all(torch.equal(one, old[1][name]) for name, one in old[0].items())
 
 
 @pytest.mark.parametrize("shield", SHIELDS[:2], ids=lambda one: one.name)
-def test_rows_of_fp32_noise_alone_are_distinguished(shield: Shield) -> None:
+def test_rows_of_fp32_noise_alone_are_distinguished(shield: GradientDefence) -> None:
     """Laplacian noise was drawn in fp64, whose holes are too fine to be seen in fp32."""
     assert read(FloatHolesRows(), before(shield), shield) == READ
 
 
 @each
-def test_rows_of_noise_on_a_grid_are_not(shield: Shield) -> None:
+def test_rows_of_noise_on_a_grid_are_not(shield: GradientDefence) -> None:
     assert not read(FloatHolesRows(), shared(shield), shield) & READ
 
 
@@ -161,7 +163,7 @@ def test_many_seeds_of_a_real_models_gradient() -> None:
     there = SharedStep.open(resolve("demo:minilm"), "classification", 2, 0)
     texts = [[101, 5776, 2003, 9820, 102], [101, 4604, 4278, 9944, 102]]
     ids, mask = batch(texts, pad=0)
-    seen = share(there, ids, mask, torch.tensor([0, 1]), Bare(), 0, Stream.of_seed(0))
+    seen = share(there, ids, mask, torch.tensor([0, 1]), NoDefence(), 0, Stream.of_seed(0))
     noisy = old_noise.gaussian(old_noise.clipped(seen.tensors, 1.0), 0.5, SEED)
     found = SeedSearch(first=LOW >> 26 << 26, count=1 << 26).seed(noisy[str(there.table_name)], Budget())
     assert found == LOW

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.embedding.invbert import InvBert
-from milkglass.attacks.embedding.mlc import MLC
-from milkglass.attacks.embedding.sda import SDA
-from milkglass.modelview import Model
+from milkglass.attacks.hidden_states.invbert import InvBert
+from milkglass.attacks.hidden_states.mlc import MLC
+from milkglass.attacks.token_ids.sda import SDA
+from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Attack, Budget, Guess, Knowledge, Tokens, Transcript, Weights
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Tokens, Transcript, Weights
 from tests.attacks.scenes import chain
 from tests.tiny import VOCAB, save
 

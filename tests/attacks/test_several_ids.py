@@ -8,25 +8,28 @@ import numpy as np
 import pytest
 
 from milkglass.attacks.assignment import best, copies
-from milkglass.attacks.embedding.bigrams import Public
-from milkglass.attacks.embedding.clusters import ClusterSolve
-from milkglass.attacks.embedding.conditional import Conditional
-from milkglass.attacks.embedding.context import Chain, TextInContext
-from milkglass.attacks.embedding.cribs import consistent, pinned
-from milkglass.attacks.embedding.decipherment import Decipherment
-from milkglass.attacks.embedding.frequency import Fit
-from milkglass.attacks.embedding.matching import Matching
-from milkglass.attacks.embedding.means import MeanSolve
-from milkglass.attacks.embedding.tfa import TFA
+from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
+from milkglass.attacks.embeddings.matching import Matching
+from milkglass.attacks.embeddings.mean_solve import MeanSolve
+from milkglass.attacks.token_ids.cluster_conditional import ClusterConditional
+from milkglass.attacks.token_ids.decipherment.bigrams import PublicBigrams
+from milkglass.attacks.token_ids.decipherment.cribs import consistent, pinned
+from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
+from milkglass.attacks.token_ids.decipherment.frequency import FrequencyFit
+from milkglass.attacks.token_ids.text_in_context import Chain, TextInContext
+from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.scene import Scene, build
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.codec import Codec
-from milkglass.client.making import new_key
+from milkglass.client.codec.codec import Codec
+from milkglass.client.key.generate import new_key
+from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.stream import Stream
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
-from milkglass.threat import Budget, Candidates, Group, Guess, Knowledge, Tokens, Transcript, why_not
-from milkglass.truth import score
+from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Candidates, Group, Knowledge
+from milkglass.threat.observations import Tokens, Transcript
+from milkglass.threat.truth import score
 from tests import tiny
 
 NOTHING = np.random.default_rng(0)
@@ -97,7 +100,7 @@ def test_matching_uses_each_member_for_all_of_its_aliases(aliased: Scene) -> Non
 def test_decipherment_reads_aliased_text_better_than_naming_the_commonest(aliased: Scene) -> None:
     solved = ClusterSolve().learn(aliased.transcript, knowledge(aliased), Budget(), np.random.default_rng(1))
     given = knowledge(aliased, solved)
-    naming = read(aliased, Conditional()(aliased.transcript, given, Budget(), NOTHING))
+    naming = read(aliased, ClusterConditional()(aliased.transcript, given, Budget(), NOTHING))
     assert read(aliased, Decipherment()(aliased.transcript, given, Budget(), NOTHING)) > max(0.9, naming)
 
 
@@ -122,9 +125,9 @@ def test_ranks_are_repeated_for_aliases() -> None:
 
 
 def test_an_alias_is_expected_to_be_sent_a_part_of_its_tokens_count() -> None:
-    public = Public.of(Sequences.of([[1] * 600 + [2] * 400]), 3)
+    public = PublicBigrams.of(Sequences.of([[1] * 600 + [2] * 400]), 3)
     seen = np.array([0.0, 300, 300, 200, 200])
-    one, two = (Fit.of(seen, public, np.arange(1, 5), np.array([1, 2]), r) for r in (1, 2))
+    one, two = (FrequencyFit.of(seen, public, np.arange(1, 5), np.array([1, 2]), r) for r in (1, 2))
     assert two.expected == pytest.approx(one.expected / 2)
     assert two.expected[[1, 2]] == pytest.approx([300, 200], rel=0.02)
     assert (
@@ -168,8 +171,8 @@ def test_the_tokens_of_every_mean_are_found(shared: Scene) -> None:
 def test_a_mean_of_half_precision_is_solved(shared: Scene) -> None:
     import torch
 
-    from milkglass.modelview import Model
-    from milkglass.threat import Weights
+    from milkglass.models.view import Model
+    from milkglass.threat.observations import Weights
 
     weights = shared.transcript.weights(tuned=False)
     assert weights is not None
@@ -184,7 +187,7 @@ def test_a_mean_of_half_precision_is_solved(shared: Scene) -> None:
 def test_neighbours_read_what_the_cluster_alone_does_not(shared: Scene) -> None:
     solved = MeanSolve().learn(shared.transcript, knowledge(shared), Budget(), NOTHING)
     given = knowledge(shared, solved)
-    naming = read(shared, Conditional()(shared.transcript, given, Budget(), NOTHING))
+    naming = read(shared, ClusterConditional()(shared.transcript, given, Budget(), NOTHING))
     context = TextInContext()(shared.transcript, given, Budget(), NOTHING)
     assert context.running is not None and context.table is None
     assert read(shared, context) > naming + 0.02

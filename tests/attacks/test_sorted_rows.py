@@ -7,13 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkglass.attacks.embedding import gram, knn, sorted_rows
-from milkglass.attacks.embedding.gram import Gram
-from milkglass.attacks.embedding.knn import KNN
-from milkglass.attacks.embedding.sorted_rows import SortedRows
-from milkglass.modelview import Model
+from milkglass.attacks.embeddings import gram, knn, sorted_rows
+from milkglass.attacks.embeddings.gram import Gram
+from milkglass.attacks.embeddings.knn import KNN
+from milkglass.attacks.embeddings.sorted_rows import SortedRows
+from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import NO_BELIEF, Budget, Knowledge, Tokens, Transcript, Weights, why_not
+from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.guess import NO_BELIEF
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Tokens, Transcript, Weights
 from tests.attacks.scenes import Change, clumped, obfuslm, plain
 from tests.attacks.scenes import model as of_table
 from tests.attacks.transformed import Layers, function_preserving, public, right, scrambled, seen, uploads

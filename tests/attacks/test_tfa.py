@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milkglass.attacks.embedding.conditional import Conditional
-from milkglass.attacks.embedding.tfa import TFA
+from milkglass.attacks.token_ids.cluster_conditional import ClusterConditional
+from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.errors import UsageError
 from milkglass.sequences import Sequences
-from milkglass.threat import NO_BELIEF, Budget, Candidates, Group, Guess, Knowledge, Tokens, Transcript, Weights
+from milkglass.threat.attack import Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Candidates, Group, Knowledge
+from milkglass.threat.observations import Tokens, Transcript, Weights
 from tests.attacks.scenes import clumped, model
 
 RNG = np.random.default_rng(0)
@@ -89,6 +92,6 @@ def test_the_commonest_member_of_a_cluster_is_guessed_for_all_its_rows() -> None
     candidates = Candidates(groups, (np.zeros((3, 3)), np.zeros((1, 1))))
     corpus = Sequences.of([[4, 4, 4, 1], [1, 5, 5, 5, 5, 5]])
     transcript = Transcript((Weights(model(clumped(6, 4, 0))),), 6)
-    found = Conditional(k=3)(transcript, Knowledge(corpus=corpus, candidates=candidates), Budget(), RNG)
+    found = ClusterConditional(k=3)(transcript, Knowledge(corpus=corpus, candidates=candidates), Budget(), RNG)
     nothing = [NO_BELIEF] * 3
     assert table(found) == [[4, 1, 2], [0, NO_BELIEF, NO_BELIEF], nothing, [4, 1, 2], nothing, [4, 1, 2]]

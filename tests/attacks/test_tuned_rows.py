@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.embedding.tuned_rows import TunedRows
+from milkglass.attacks.embeddings.tuned_rows import TunedRows
 from milkglass.attacks.forward import batches, body, stacked
-from milkglass.modelview import Model
+from milkglass.models.view import Model
 from milkglass.sequences import Sequences
-from milkglass.threat import (
-    Budget,
-    Knowledge,
-    Transcript,
-    Weights,
-    why_not,
-)
+from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Transcript, Weights
 from tests.attacks.scenes import plain
 from tests.attacks.tiny_scenes import TABLE, right, setting, unsolved
 from tests.tiny import VOCAB

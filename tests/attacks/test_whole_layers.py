@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.embedding import known_weight
-from milkglass.attacks.embedding.decipherment import Decipherment
-from milkglass.attacks.embedding.invariants import find
-from milkglass.attacks.embedding.knn import KNN
-from milkglass.attacks.embedding.known_weight import KnownWeight, undo
-from milkglass.attacks.embedding.layer_fit import Normal, kinds
-from milkglass.attacks.embedding.layer_fit import find as find_layers
-from milkglass.attacks.embedding.sda import SDA
+from milkglass.attacks.embeddings import known_weight
+from milkglass.attacks.embeddings.invariants import find
+from milkglass.attacks.embeddings.knn import KNN
+from milkglass.attacks.embeddings.known_weight import KnownWeight, undo
+from milkglass.attacks.embeddings.layer_fit import Normal, kinds
+from milkglass.attacks.embeddings.layer_fit import find as find_layers
+from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
+from milkglass.attacks.token_ids.sda import SDA
 from milkglass.errors import UsageError
-from milkglass.modelview import Model
+from milkglass.models.view import Model
 from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.sequences import Ids
-from milkglass.threat import Budget, Knowledge, why_not
+from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.knowledge import Knowledge
 from tests.attacks.scenes import model as of_table
 from tests.attacks.transformed import FORMS, glided, public, right, seen, uploads
 

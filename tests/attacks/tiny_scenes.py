@@ -7,10 +7,13 @@ import torch
 
 from milkglass.attacks.assignment import ranked
 from milkglass.attacks.forward import body
-from milkglass.modelview import Model
+from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Attack, Budget, Candidates, Group, Guess, Knowledge, Outputs, Tokens, Transcript, Weights
-from milkglass.truth import Truth, score
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Candidates, Group, Knowledge
+from milkglass.threat.observations import Outputs, Tokens, Transcript, Weights
+from milkglass.threat.truth import Truth, score
 from tests.attacks.scenes import SPECIAL, Change, chain, plain
 from tests.tiny import VOCAB
 

@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from milkglass.architectures import family_of
-from milkglass.modelview import Model
+from milkglass.models.families import family_of
+from milkglass.models.view import Model
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.sequences import Ids
-from milkglass.threat import Attack, Budget, Knowledge, Transcript, Weights
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Transcript, Weights
 from tests.attacks.scenes import SPECIAL, clumped
 from tests.tiny import VOCAB, build
 

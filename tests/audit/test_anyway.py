@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from milkglass.audit.anyway import LONG, anyway, entropy, pattern
+from milkglass.audit.metadata_leakage import LONG, anyway, entropy, pattern
 from milkglass.sequences import Sequences
 
 

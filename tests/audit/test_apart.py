@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from milkglass.audit.apart import apart, bare
+from milkglass.audit.decontaminate import apart, bare
 
 PRIVATE = ["the caf\u00e9 is n't open , sadly", "good film", "[UNK] a long road"]
 

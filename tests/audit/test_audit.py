@@ -15,48 +15,39 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass import transcript as on_disk
-from milkglass.attacks.embedding.clusters import ClusterSolve
-from milkglass.attacks.embedding.decipherment import Decipherment
-from milkglass.attacks.embedding.knn import KNN
-from milkglass.attacks.embedding.knn_plus import KNNPlus
-from milkglass.attacks.embedding.known_weight import KnownWeight
-from milkglass.attacks.embedding.matching import Matching
-from milkglass.attacks.embedding.mlc import MLC
-from milkglass.attacks.embedding.tfa import TFA
+from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
+from milkglass.attacks.embeddings.knn import KNN
+from milkglass.attacks.embeddings.knn_plus import KNNPlus
+from milkglass.attacks.embeddings.known_weight import KnownWeight
+from milkglass.attacks.embeddings.matching import Matching
+from milkglass.attacks.hidden_states.mlc import MLC
+from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
+from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.audit import audit, write
-from milkglass.audit.cells import Cell, strongest
-from milkglass.audit.findings import verdict, warnings
-from milkglass.audit.page import percent
-from milkglass.audit.result import Audit, Point
+from milkglass.audit.outcome import AttackResult, strongest
+from milkglass.audit.report.findings import verdict, warnings
+from milkglass.audit.report.page import percent
+from milkglass.audit.report.result import Audit, BudgetPoint
+from milkglass.audit.resume import ResumeStore, packed, unpacked
 from milkglass.audit.run import CHAIN, planned
 from milkglass.audit.scene import Scene, build
-from milkglass.audit.texts import CLASSES, classes, read
-from milkglass.audit.work import Work, packed, unpacked
-from milkglass.checkpoint import Checkpoint
 from milkglass.cli.audit import line
-from milkglass.client.codec import Codec
-from milkglass.client.key import Key
-from milkglass.client.making import new_key, scheme_for
+from milkglass.client.codec.codec import Codec
+from milkglass.client.data.texts import CLASSES, classes, read
+from milkglass.client.key.generate import new_key, scheme_for
+from milkglass.client.key.key import Key
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.metrics.interval import Interval
-from milkglass.modelview import Model
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.view import Model
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.sequences import Sequences
-from milkglass.threat import (
-    Activations,
-    Attack,
-    Budget,
-    Candidates,
-    Group,
-    Guess,
-    Knowledge,
-    Outputs,
-    Tokens,
-    Transcript,
-    Weights,
-)
+from milkglass.threat import transcript_file as on_disk
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Candidates, Group, Knowledge
+from milkglass.threat.observations import Activations, Outputs, Tokens, Transcript, Weights
 from tests.tiny import save
 
 TEXT = "the wound on my left arm is open since Monday and Runa said 3 stitches may not be enough"
@@ -89,15 +80,15 @@ def scene(it: Setting) -> Scene:
 
 
 def run(it: Setting, folder: Path, attacks: Mapping[str, type[Attack]] = SMALL, seconds: float = 600) -> Audit:
-    return audit(scene(it), attacks, Work.open(folder, {"of": "this"}), Budget(seconds), seed=1)
+    return audit(scene(it), attacks, ResumeStore.open(folder, {"of": "this"}), Budget(seconds), seed=1)
 
 
 WHO = {"model only": "has the public model and no text"}
 
 
 def test_the_scene_is_what_is_uploaded_and_sent(setting: Setting, tmp_path: Path) -> None:
-    from milkglass.client.scramble import scramble
-    from milkglass.modelview import Model
+    from milkglass.client.obfuscate.scramble import scramble
+    from milkglass.models.view import Model
 
     it = scene(setting)
     scramble(Checkpoint.open(setting.folder), setting.key, tmp_path / "out")
@@ -146,7 +137,7 @@ def test_an_audit_writes_all_it_found(setting: Setting, tmp_path: Path) -> None:
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     raw = json.loads((tmp_path / "out" / "audit.json").read_text("utf-8"))
     assert raw["milkglass_audit"] == 1
-    assert [Cell.from_json(one).to_json() for one in raw["cells"]] == [one.to_json() for one in result.cells]
+    assert [AttackResult.from_json(one).to_json() for one in raw["cells"]] == [one.to_json() for one in result.cells]
     for svg in (tmp_path / "out").glob("*.svg"):
         ElementTree.fromstring(svg.read_text("utf-8"))
     assert (tmp_path / "out").stat().st_mode & 0o077 == 0
@@ -172,7 +163,7 @@ def test_a_stopped_audit_goes_on(setting: Setting, tmp_path: Path) -> None:
     assert again.cells[0].to_json() == first.cells[0].to_json()
     assert {cell.attack for cell in again.cells} == {"counted", "knn"}
     with pytest.raises(UsageError, match="another key, text or setting"):
-        Work.open(tmp_path / "work", {"of": "another"})
+        ResumeStore.open(tmp_path / "work", {"of": "another"})
 
 
 @dataclass(frozen=True)
@@ -209,7 +200,11 @@ def test_attacks_that_read_text_are_run_by_those_who_have_some(setting: Setting,
     assert line(bags).startswith("Words in a text (multi-label) (same kind of text): ")
     write(result, tmp_path / "out")
     alone = audit(
-        replace(it, adversaries=it.adversaries[:1]), {"tfa": TFA}, Work.open(tmp_path / "more", {}), Budget(), seed=1
+        replace(it, adversaries=it.adversaries[:1]),
+        {"tfa": TFA},
+        ResumeStore.open(tmp_path / "more", {}),
+        Budget(),
+        seed=1,
     )
     assert alone.cells[0].reason == "the attacker has no public text"
 
@@ -222,11 +217,11 @@ def test_a_spent_budget_is_said_and_the_verdict_is_no_comfort(setting: Setting, 
     write(result, tmp_path / "out")
 
 
-def cell(tokens: float, content: float, attack: str = "knn") -> Cell:
+def cell(tokens: float, content: float, attack: str = "knn") -> AttackResult:
     made = {
         name: Interval(value, value, value, 9) for name, value in (("tokens top-1", tokens), ("content top-1", content))
     }
-    return Cell(attack, attack, "model only", "done", measures=made)
+    return AttackResult(attack, attack, "model only", "done", measures=made)
 
 
 def test_the_verdict_follows_the_strongest_attack_and_never_reassures() -> None:
@@ -412,7 +407,7 @@ def test_a_solver_that_failed_hands_nothing_on(setting: Setting, tmp_path: Path)
     hidden = Model({"bert.embeddings.word_embeddings.weight": table @ turn}, it.transcript.all(Weights)[0].model.config)
     rotated = replace(it, transcript=replace(it.transcript, observations=(Weights(hidden), Tokens(it.truth.sent))))
     chain = {"cluster-solve": ClusterSolve, "matching": Matching, "decipherment": Decipherment}
-    result = audit(rotated, chain, Work.open(tmp_path / "work", {"of": "this"}), Budget(600), seed=1)
+    result = audit(rotated, chain, ResumeStore.open(tmp_path / "work", {"of": "this"}), Budget(600), seed=1)
     found = {one.attack: one for one in result.cells}
     assert (found["cluster-solve"].in_group or 0) < 0.1
     assert found["matching"].reason == "no earlier attack found candidates"
@@ -432,16 +427,18 @@ def test_solvers_start_from_what_known_weights_undo(tmp_path: Path) -> None:
     it = build(key, Codec.open(key, folder), folder, text, None, None, seed=1)
     assert it.promise.condition is not None
     chain = {"cluster-solve": ClusterSolve, "known-weight": KnownWeight}
-    with_it = audit(it, chain, Work.open(tmp_path / "with", {}), Budget(600), seed=1)
-    without = audit(it, {"cluster-solve": ClusterSolve}, Work.open(tmp_path / "without", {}), Budget(600), seed=1)
+    with_it = audit(it, chain, ResumeStore.open(tmp_path / "with", {}), Budget(600), seed=1)
+    without = audit(
+        it, {"cluster-solve": ClusterSolve}, ResumeStore.open(tmp_path / "without", {}), Budget(600), seed=1
+    )
     solved = [next(c.in_group or 0 for c in one.cells if c.attack == "cluster-solve") for one in (with_it, without)]
     assert solved[0] > 0.9 and solved[1] < 0.1
 
 
 def test_the_verdict_names_what_was_too_long_to_begin() -> None:
     measures = {name: Interval(0.6, 0.5, 0.7, 9) for name in ("tokens top-1", "content top-1")}
-    done = Cell("decipherment", "Corpus decipherment", "model only", "done", measures=measures)
-    costly = Cell("language-model", "Language model", "model only", "not run", costly=True, joint=True)
+    done = AttackResult("decipherment", "Corpus decipherment", "model only", "done", measures=measures)
+    costly = AttackResult("language-model", "Language model", "model only", "not run", costly=True, joint=True)
     assert "not begun" not in verdict(done, WHO, (done,))
     assert verdict(done, WHO, (done, costly)).endswith("likely to read more: language model.")
 
@@ -579,7 +576,7 @@ def test_an_attack_on_answers_is_told_apart_from_those_on_what_was_sent(setting:
     seen = replace(it.transcript, observations=(*it.transcript.observations, answered))
     Answered.truth[:] = [it.truth.inverse]
     attacks: dict[str, type[Attack]] = {"answered": Answered, "knn": KNN}
-    work = Work.open(tmp_path / "work", {})
+    work = ResumeStore.open(tmp_path / "work", {})
     result = audit(replace(it, transcript=seen), attacks, work, Budget(), seed=1)
     cells = {cell.attack: cell for cell in result.cells}
     assert cells["answered"].value("tokens top-1") == 1
@@ -602,7 +599,7 @@ def test_candidates_come_back_from_their_arrays() -> None:
 
 def test_a_page_with_a_budget_curve_and_hostile_text(setting: Setting, tmp_path: Path) -> None:
     result = run(setting, tmp_path / "work", {"knn": KNN})
-    points = tuple(Point(who, n, n / 1e5, n / 2e5) for who in ("a <b>", "same") for n in (1000, 10_000, 40_000))
+    points = tuple(BudgetPoint(who, n, n / 1e5, n / 2e5) for who in ("a <b>", "same") for n in (1000, 10_000, 40_000))
     result = replace(
         result,
         model="<script>alert(1)</script>",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from milkglass.audit.curve import crossing, sizes, spent
-from milkglass.audit.result import Point
+from milkglass.audit.key_budget import crossing, sizes, spent
+from milkglass.audit.report.result import BudgetPoint
 
 
 def test_sizes_grow_by_half_decades_and_end_with_everything() -> None:
@@ -15,15 +15,19 @@ def test_sizes_grow_by_half_decades_and_end_with_everything() -> None:
 
 
 def test_a_crossing_lies_between_two_points_on_a_logarithmic_scale() -> None:
-    points = [Point("a", 1000, 0.0, 0.0), Point("a", 100_000, 0.0, 0.5)]
+    points = [BudgetPoint("a", 1000, 0.0, 0.0), BudgetPoint("a", 100_000, 0.0, 0.5)]
     assert crossing(points, 0.25) == 10_000
     assert crossing(points, 0.5) == 100_000
     assert crossing(points, 0.6) is None
-    assert crossing([Point("a", 1000, 0.0, 0.7)], 0.1) == 1000
+    assert crossing([BudgetPoint("a", 1000, 0.0, 0.7)], 0.1) == 1000
 
 
 def test_each_attacker_has_its_own_thresholds() -> None:
-    points = [Point("same", 1000, 0.5, 0.3), Point("other", 1000, 0.1, 0.0), Point("other", 10_000, 0.2, 0.2)]
+    points = [
+        BudgetPoint("same", 1000, 0.5, 0.3),
+        BudgetPoint("other", 1000, 0.1, 0.0),
+        BudgetPoint("other", 10_000, 0.2, 0.2),
+    ]
     found = spent(points)
     assert found["same"] == {"10 %": 1000, "25 %": 1000}
     assert found["other"]["10 %"] == pytest.approx(3162, abs=1)

@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milkglass.audit.findings import warnings
-from milkglass.audit.halves import WHO, _pieces, _places, crossed, scene_of
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.codec import Codec
-from milkglass.client.sanitized import SanitizedClient
-from milkglass.client.tables import key_from
-from milkglass.defence import Client, Labelled
-from milkglass.defences import defence_of
-from milkglass.encoders.encoder import EncoderDefence
-from milkglass.encoders.training import Training
+from milkglass.audit.defence_scene import WHO, _pieces, _places, crossed, scene_of
+from milkglass.audit.report.findings import warnings
+from milkglass.client.codec.codec import Codec
+from milkglass.defences.catalogue import defence_of
+from milkglass.defences.obfuscated_tables import key_from
+from milkglass.defences.sanitized_text import SanitizedClient
 from milkglass.errors import UsageError
-from milkglass.threat import NO_BELIEF, Guess
-from milkglass.truth import score
+from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.training import HalvesTraining
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.threat.defence import Client, LabelledTexts
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.truth import score
 from tests import tiny
 
 
@@ -65,7 +65,7 @@ def test_pieces_of_a_word_belong_to_the_word_in_its_place(codec: Codec) -> None:
 def test_nothing_replaced_is_read_whole(base: Checkpoint, words: Path, tmp_path: Path) -> None:
     """Words that are allowed cross as they are: reading what was sent reads everything."""
     entry = {"sanitizer": "custext", "epsilon": 1.0, "k": 3, "words": "words.txt", "allow": frozenset(tokens())}
-    corpus = Labelled(tiny.TEXTS, [0] * 4)
+    corpus = LabelledTexts(tiny.TEXTS, [0] * 4)
     client, server = defence_of(entry, words.parent).split(base, corpus, bytes(32), tmp_path / "s")
     assert isinstance(client, SanitizedClient)
     sent, original, origin = crossed(client, tiny.TEXTS)
@@ -124,8 +124,8 @@ def test_an_audit_says_first_of_a_broken_defence_that_it_is(
     texts = [f"{one} {number}" for number in range(4) for one in tiny.TEXTS]
     defence = defence_of(entry, tmp_path)
     if isinstance(defence, EncoderDefence):
-        defence = replace(defence, training=Training(epochs=1, max_steps=1, max_length=32))
-    client, server = defence.split(base, Labelled(texts, [0, 1] * 8), bytes(32), tmp_path / "server")
+        defence = replace(defence, training=HalvesTraining(epochs=1, max_steps=1, max_length=32))
+    client, server = defence.split(base, LabelledTexts(texts, [0, 1] * 8), bytes(32), tmp_path / "server")
     told = warnings(scene_of(base, client, server, texts[:6], {}), (), {})
     if says is None:
         assert told[0].title != "This defence is broken"

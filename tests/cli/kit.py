@@ -8,13 +8,13 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from milkglass.checkpoint import Checkpoint
 from milkglass.cli.main import app
-from milkglass.client.codec import Codec
-from milkglass.client.key import Key
-from milkglass.client.keyfile import read_key, write_key
-from milkglass.client.making import new_key
-from milkglass.client.scramble import scramble
+from milkglass.client.codec.codec import Codec
+from milkglass.client.key.file import read_key, write_key
+from milkglass.client.key.generate import new_key
+from milkglass.client.key.key import Key
+from milkglass.client.obfuscate.scramble import scramble
+from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 from tests.client.stub import Stub

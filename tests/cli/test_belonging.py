@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from milkglass.checkpoint import Checkpoint, read_json
-from milkglass.client.keyfile import write_key
-from milkglass.client.making import new_key
-from milkglass.client.scramble import scramble
+from milkglass.client.key.file import write_key
+from milkglass.client.key.generate import new_key
+from milkglass.client.obfuscate.scramble import scramble
+from milkglass.models.checkpoint import Checkpoint, read_json
 from tests.cli.kit import PASSPHRASE, SCHEME, SECRET, Owner, call, document, has_model_of, refused
 from tests.client.stub import Stub
 

@@ -17,10 +17,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-import milkglass.cli.terminal as terminal
-from milkglass.checkpoint import Checkpoint
-from milkglass.cli.options import Opened
-from milkglass.client.keyfile import read_key, write_key
+import milkglass.cli.ui.terminal as terminal
+from milkglass.cli.ui.options import UnlockedKey
+from milkglass.client.key.file import read_key, write_key
+from milkglass.models.checkpoint import Checkpoint
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SECRET, SMALL, Owner, call, document, has_model_of, refused
 from tests.client.stub import Handler, Stub
@@ -47,7 +47,7 @@ def test_interruption(encoder: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("milkglass.models.resolve", interrupt)
+    monkeypatch.setattr("milkglass.models.resolve.resolve", interrupt)
     result = call("models", "demo:minilm")
     assert result.exit_code == 130 and result.stderr == "interrupted\n"
 
@@ -92,12 +92,12 @@ def test_wrong_and_missing_passphrases(encoder: Owner, monkeypatch: pytest.Monke
     refused(call("decode", "--key", encoder.path, "5", passphrase="wrong"), 4, "the passphrase is wrong")
     refused(call("decode", "--key", tmp_path / "none", "5"), 4, "there is no key file")
     refused(call("decode", "--key", encoder.path, "5", "--passphrase-file", tmp_path / "no"), 2, "no passphrase file")
-    monkeypatch.setattr("milkglass.cli.passphrase._has_terminal", lambda: False)
+    monkeypatch.setattr("milkglass.cli.ui.passphrase._has_terminal", lambda: False)
     refused(call("decode", "--key", encoder.path, "5", passphrase=None), 2, "no passphrase was given")
 
 
 def test_a_new_passphrase_is_asked_twice(encoder: Owner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("milkglass.cli.passphrase._has_terminal", lambda: True)
+    monkeypatch.setattr("milkglass.cli.ui.passphrase._has_terminal", lambda: True)
     given = iter(["one long passphrase", "another long passphrase"] * 3)
     monkeypatch.setattr("getpass.getpass", lambda prompt: next(given))
     out, key = tmp_path / "out", tmp_path / "k"
@@ -134,10 +134,10 @@ def test_the_passphrase_is_asked_before_bars_are_drawn(
         order.append("asked")
         return PASSPHRASE
 
-    monkeypatch.setattr("milkglass.cli.obfuscate.bars", bars)
-    monkeypatch.setattr("milkglass.cli.passphrase._has_terminal", lambda: True)
+    monkeypatch.setattr("milkglass.cli.obfuscation.obfuscate.bars", bars)
+    monkeypatch.setattr("milkglass.cli.ui.passphrase._has_terminal", lambda: True)
     monkeypatch.setattr("getpass.getpass", ask)
-    monkeypatch.setattr("milkglass.models.resolve", lambda ref: encoder.model)
+    monkeypatch.setattr("milkglass.models.resolve.resolve", lambda ref: encoder.model)
     unpacked = ["bars", "prepare demo:minilm", "closed"]  # the first time this takes long
     for number, (model, expected) in enumerate(
         (
@@ -454,12 +454,12 @@ def test_interrupting_leaves_the_job(
         raise KeyboardInterrupt
         yield {}
 
-    monkeypatch.setattr("milkglass.client.remote.Remote.follow", interrupt)
+    monkeypatch.setattr("milkglass.client.remote.remote.Remote.follow", interrupt)
     result = call("finetune", "mine", tickets, "--key", encoder.path)
     assert result.exit_code == 130
     assert "milkglass job ftjob-77aa --follow" in result.stderr
     assert not stub.count("POST /v1/fine_tuning/jobs/ftjob-77aa/cancel")
-    monkeypatch.setattr("milkglass.cli.watching.watched", lambda: True)
+    monkeypatch.setattr("milkglass.cli.ui.job_progress.watched", lambda: True)
     stub.replies["POST /v1/fine_tuning/jobs/ftjob-77aa/cancel"] = lambda h: h.answer(200, {})
     result = call("finetune", "mine", tickets, "--key", encoder.path, stdin="n\n")
     assert result.exit_code == 130 and "cancelled ftjob-77aa" in result.stderr
@@ -562,7 +562,7 @@ def test_names_that_do_not_fit_are_not_said(stub: Stub, encoder: Owner) -> None:
 
 def test_label_names_of_two_commands_are_both_kept(encoder: Owner) -> None:
     encoder.reset()
-    one, two = (Opened(encoder.path, encoder.key, PASSPHRASE) for _ in range(2))
+    one, two = (UnlockedKey(encoder.path, encoder.key, PASSPHRASE) for _ in range(2))
     threads = [
         threading.Thread(target=opened.remember, args=({name: 0}, f"ftjob-{name}"))
         for opened, name in ((one, "a"), (two, "b"), (one, "c"), (two, "d"))
@@ -656,7 +656,7 @@ def test_a_stage_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypat
 
 
 def test_an_opened_key_shows_nothing(encoder: Owner) -> None:
-    assert PASSPHRASE not in repr(Opened(encoder.path, encoder.key, PASSPHRASE))
+    assert PASSPHRASE not in repr(UnlockedKey(encoder.path, encoder.key, PASSPHRASE))
 
 
 def test_obfuscate_with_plus(decoder: Owner, encoder: Owner, tmp_path: Path) -> None:

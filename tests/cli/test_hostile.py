@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from typer.testing import Result
 
-import milkglass.cli.terminal as terminal
+import milkglass.cli.ui.terminal as terminal
 from tests.cli.kit import Owner, call, document, has_model_of, refused
 from tests.client.odd_json import objects, written
 from tests.client.stub import Handler, Stub
@@ -42,7 +42,7 @@ def sends(stub: Stub, *data: str, **state: Any) -> None:
 @pytest.fixture
 def bar(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bar of a terminal, drawn into the test's own stderr."""
-    monkeypatch.setattr("milkglass.cli.watching.watched", lambda: True)
+    monkeypatch.setattr("milkglass.cli.ui.job_progress.watched", lambda: True)
 
 
 # --- strings ----------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_json_of_a_models_own_text_is_printable(stub: Stub, decoder: Owner, monk
     has_model_of(stub, decoder)
     lines = [f"data: {json.dumps({'choices': [{'token_ids': [5]}]})}\n\n", "data: [DONE]\n\n"]
     stub.replies["POST /v1/completions"] = lambda h: h.events(lines)
-    monkeypatch.setattr("milkglass.client.streaming.StreamDecoder.push", lambda self, ids: "\x9b31m\u202e")
+    monkeypatch.setattr("milkglass.client.codec.streaming.StreamDecoder.push", lambda self, ids: "\x9b31m\u202e")
     result = call("generate", "m", "hello", "--json", "--key", decoder.path)
     harmless(result)
     assert document(result)["text"].startswith("\x9b31m\u202e")
@@ -251,7 +251,7 @@ def test_what_was_answered_is_counted_however_the_answer_ends(stub: Stub, decode
 
 
 def test_a_killed_command_has_counted_nearly_all(stub: Stub, decoder: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    from milkglass.client import usage
+    from milkglass.client.key import usage
 
     added: list[int] = []
     monkeypatch.setattr(usage, "add", lambda key, texts, count: (added.append(count), usage.read(key))[1])
@@ -271,7 +271,7 @@ def test_more_than_was_asked_for_is_not_shown(stub: Stub, decoder: Owner) -> Non
 def test_what_is_fetched_after_training_fits_the_model(
     stub: Stub, encoder: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("milkglass.client.beforehand.HEAD", 1_000_000)
+    monkeypatch.setattr("milkglass.client.obfuscate.preflight.HEAD", 1_000_000)
     has_model_of(stub, encoder)
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps({"text": "the nurse", "label": name}) + "\n" for name in "ab"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from milkglass.client.connection import Patience
+from milkglass.client.remote.connection import RetryPolicy
 from tests.cli.kit import Owner, call, document, refused
 from tests.client.stub import Stub
 
@@ -78,7 +78,7 @@ def test_deleting_asks_first(stub: Stub, monkeypatch: pytest.MonkeyPatch, words:
     stub.replies["GET /v1/fine_tuning/jobs/ftjob-1"] = lambda h: h.answer(200, {"id": "ftjob-1"})
     stub.replies[route] = lambda h: h.answer(200, {"deleted": True})
     refused(call(*words), 2, "there is no terminal to ask at")
-    monkeypatch.setattr("milkglass.cli.terminal._asked_at_a_terminal", lambda: True)
+    monkeypatch.setattr("milkglass.cli.ui.terminal._asked_at_a_terminal", lambda: True)
     assert call(*words, stdin="n\n").exit_code == 130 and not stub.count(route)
     assert call(*words, stdin="y\n").exit_code == 0 and stub.count(route) == 1
     assert document(call(*words, "--yes", "--json")) == {"id": words[-1 if words[0] != "job" else 1], "deleted": True}
@@ -106,10 +106,10 @@ def test_what_is_not_there_and_what_cannot_be_read(stub: Stub, words: tuple[str,
 def test_a_server_that_is_down_is_told_soon(encoder: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
-    def wait(self: Patience, attempt: int, answer: object = None) -> None:
+    def wait(self: RetryPolicy, attempt: int, answer: object = None) -> None:
         waits.append(min(self.longest, self.first * 2**attempt))  # at most
 
-    monkeypatch.setattr(Patience, "wait", wait)
+    monkeypatch.setattr(RetryPolicy, "wait", wait)
     classify = ("classify", "m", "x", "--key", encoder.path)
     for words in (("models",), ("jobs",), ("job", "ftjob-1", "--follow"), classify):
         waits.clear()

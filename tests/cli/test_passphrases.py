@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.client.keyfile import read_key, write_key
+from milkglass.client.key.file import read_key, write_key
 from tests.cli.kit import SMALL, Owner, call, refused
 
 STRONG = "four unrelated words here"
@@ -17,8 +17,8 @@ STRONG = "four unrelated words here"
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is written to the terminal."""
     texts: list[str] = []
-    monkeypatch.setattr("milkglass.cli.passphrase._has_terminal", lambda: True)
-    monkeypatch.setattr("milkglass.cli.passphrase._show", texts.append)
+    monkeypatch.setattr("milkglass.cli.ui.passphrase._has_terminal", lambda: True)
+    monkeypatch.setattr("milkglass.cli.ui.passphrase._show", texts.append)
     return texts
 
 
@@ -92,7 +92,7 @@ def test_a_generated_passphrase_is_written_to_a_new_file(encoder: Owner, tmp_pat
 
 def test_where_a_passphrase_is_not_generated(encoder: Owner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     new = ("obfuscate", encoder.model, tmp_path / "out", "--key", tmp_path / "k", *SMALL, "--generate-passphrase")
-    monkeypatch.setattr("milkglass.cli.passphrase._has_terminal", lambda: False)
+    monkeypatch.setattr("milkglass.cli.ui.passphrase._has_terminal", lambda: False)
     refused(call(*new, passphrase=None), 2, "no terminal to show a generated passphrase on")
     refused(call(*new), 2, "MILKGLASS_PASSPHRASE is set")
     refused(call(*new, "--weak-passphrase", passphrase=None), 2, "exclude each other")

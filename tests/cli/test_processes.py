@@ -20,12 +20,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.codec import Codec
-from milkglass.client.keyfile import write_key
-from milkglass.client.making import new_key
-from milkglass.client.remote import Remote, Sampling
-from milkglass.client.scramble import scramble
+from milkglass.client.codec.codec import Codec
+from milkglass.client.key.file import write_key
+from milkglass.client.key.generate import new_key
+from milkglass.client.obfuscate.scramble import scramble
+from milkglass.client.remote.remote import Remote, Sampling
+from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 
@@ -37,8 +37,8 @@ SERVER = """
 import sys
 from pathlib import Path
 from milkglass.server.app import serve
-from milkglass.server.settings import Settings
-serve(Settings(home=Path(sys.argv[1]), port=int(sys.argv[2]), chunk_bytes=4096))
+from milkglass.server.settings import ServerSettings
+serve(ServerSettings(home=Path(sys.argv[1]), port=int(sys.argv[2]), chunk_bytes=4096))
 """
 
 

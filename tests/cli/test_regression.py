@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from milkglass.client.keyfile import write_key
-from milkglass.client.scores import Scale
+from milkglass.client.data.label_scale import Scale
+from milkglass.client.key.file import write_key
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SECRET, Owner, call, document, has_model_of, refused
 from tests.cli.test_commands import job_server

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milkglass.audit.cells import Cell
-from milkglass.audit.findings import verdict
+from milkglass.audit.outcome import AttackResult
+from milkglass.audit.report.findings import verdict
 from milkglass.metrics.interval import Interval
 from tests import tiny
 from tests.cli.kit import SECRET, call, document, refused
@@ -190,7 +190,7 @@ def test_an_audit_of_halves(halves: tuple[Path, Path], place: Path, tmp_path: Pa
 def test_the_verdict_where_only_words_are_read() -> None:
     bag = {name: Interval(value, value, value, 9) for name, value in (("bag recall", 0.25), ("bag precision", 0.5))}
     bag["bag f1"] = Interval(1 / 3, 0.3, 0.4, 9)
-    cell = Cell("hidden-words", "Words", "who", "done", measures=bag, costly=True)
+    cell = AttackResult("hidden-words", "Words", "who", "done", measures=bag, costly=True)
     said = verdict(None, {"who": "has text"}, (cell,))
     assert said.startswith("Words of your texts come back, without their order: 25.0 %") and "has text" in said
     assert "says nothing" in verdict(None, {"who": "has text"}, (replace(cell, state="not run", measures={}),))

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import milkglass.cli.terminal as terminal
+import milkglass.cli.ui.terminal as terminal
 from milkglass.cli.main import app
-from milkglass.client.keyfile import read_key
+from milkglass.client.key.file import read_key
 from milkglass.server.spec import Hyperparameters
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SMALL, Owner, call, has_model_of, refused
@@ -115,7 +115,7 @@ def test_progress_in_a_log_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("milkglass.cli.terminal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("milkglass.cli.ui.terminal.time.monotonic", lambda: now[0])
     with terminal.bars() as stage:
         tell = stage("compare", 200)
         for _ in range(200):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.choices import Choices
-from milkglass.client.codec import Codec
-from milkglass.client.key import Key
-from milkglass.client.making import new_key, reserved_ids
+from milkglass.client.codec.aliases import AliasChoices
+from milkglass.client.codec.codec import Codec
+from milkglass.client.key.generate import new_key, reserved_ids
+from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, ModelError
+from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.stream import Stream
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
@@ -57,7 +57,7 @@ def test_an_id_of_a_cluster_says_nothing_of_its_member(base: Checkpoint) -> None
 def test_special_tokens_have_one_id(base: Checkpoint) -> None:
     for scheme in (ObfusLM(4, 0.1, 0.9, aliases=4), ObfusLM(4, 0.1, 0.9, rows="shared")):
         key, _ = codec_of(base, scheme)
-        choices = Choices.of(key)
+        choices = AliasChoices.of(key)
         assert choices is not None
         special = reserved_ids(base, tiny.VOCAB)
         assert (choices.counts[special] == 1).all()

@@ -11,20 +11,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from milkglass.client.codec import IGNORED, Codec
-from milkglass.client.key import Key
-from milkglass.client.making import tokenizer_digest
-from milkglass.client.streaming import StreamDecoder
-from milkglass.errors import (
-    CodecError,
-    EmptyText,
-    IdOutOfRange,
-    KeyForOtherModel,
-    NoChatTemplate,
-    TooLong,
-    UsageError,
-)
-from milkglass.models import resolve
+from milkglass.client.codec.codec import IGNORED, Codec
+from milkglass.client.codec.streaming import StreamDecoder
+from milkglass.client.key.generate import tokenizer_digest
+from milkglass.client.key.key import Key
+from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, NoChatTemplate, TooLong, UsageError
+from milkglass.models.resolve import resolve
 from tests import tiny
 
 HARD = [

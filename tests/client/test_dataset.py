@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from milkglass.client.codec import IGNORED, Codec
-from milkglass.client.dataset import number_labels, read_examples, summarise
-from milkglass.client.key import Key
-from milkglass.client.making import tokenizer_digest
-from milkglass.client.parquet import BATCH, write_parquet
+from milkglass.client.codec.codec import IGNORED, Codec
+from milkglass.client.data.dataset import number_labels, read_examples, summarise
+from milkglass.client.data.parquet import BATCH, write_parquet
+from milkglass.client.key.generate import tokenizer_digest
+from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, TooLong
 from tests import tiny
 

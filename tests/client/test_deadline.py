@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from milkglass.client import connection, events, remote, transfer
-from milkglass.client.connection import Patience
-from milkglass.client.remote import Remote, Sampling
+from milkglass.client.remote import connection, events, remote, transfer
+from milkglass.client.remote.connection import RetryPolicy
+from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.errors import RemoteError, Unreachable
 from tests.cli.test_processes import self_signed
 from tests.client.stub import TOKEN, Handler, Stub
 from tests.client.test_remote import chunk, told
 
 SHORT = 0.3  # seconds; a deadline that is met late only makes a test slower
-ONCE = Patience(attempts=1)
+ONCE = RetryPolicy(attempts=1)
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.checkpoint import Checkpoint
-from milkglass.client import usage
-from milkglass.client.jobs import for_job
-from milkglass.client.key import Key
-from milkglass.client.keyfile import seal, unseal
-from milkglass.client.making import new_key, scheme_of
-from milkglass.client.scramble import mix, scramble
-from milkglass.client.verifying import verify
+from milkglass.client.key import usage
+from milkglass.client.key.file import seal, unseal
+from milkglass.client.key.generate import new_key, scheme_of
+from milkglass.client.key.job_keys import for_job
+from milkglass.client.key.key import Key
+from milkglass.client.obfuscate.scramble import mix, scramble
+from milkglass.client.obfuscate.verify import verify
 from milkglass.errors import UsageError
+from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.stream import subkey
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM

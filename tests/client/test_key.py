@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkglass.client.key import Key
-from milkglass.client.keyfile import MAX_FILE, read_key, require_key_file, seal, unseal, write_key
-from milkglass.client.streams import permutation
+from milkglass.client.key.file import MAX_FILE, read_key, require_key_file, seal, unseal, write_key
+from milkglass.client.key.key import Key
+from milkglass.client.key.keystream import permutation
 from milkglass.errors import (
     DamagedKey,
     KeyExists,
@@ -217,7 +217,7 @@ def test_a_key_that_appears_meanwhile_is_not_overwritten(
     key = a_key()
     write_key(late, key, STRONG, scrypt_n=2)
     assert read_key(late, STRONG).root == key.root and stat.S_IMODE(late.stat().st_mode) == 0o600
-    monkeypatch.setattr("milkglass.client.keyfile.seal", sealing)
+    monkeypatch.setattr("milkglass.client.key.file.seal", sealing)
     with pytest.raises(KeyExists):
         write_key(path, a_key(), STRONG, scrypt_n=2)
     assert path.read_bytes() == b"another's" and {p.name for p in tmp_path.iterdir()} == {"k", "other"}

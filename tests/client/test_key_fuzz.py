@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from milkglass.client import keyheader
-from milkglass.client.key import Key
-from milkglass.client.keyfile import seal, unseal
+from milkglass.client.key import header as keyheader
+from milkglass.client.key.file import seal, unseal
+from milkglass.client.key.key import Key
 from milkglass.errors import KeyFileError
 from tests.mutations import mutated
 

@@ -6,9 +6,9 @@ from collections import Counter
 from itertools import permutations
 from pathlib import Path
 
-from milkglass.client.dataset import number_labels, summarise
-from milkglass.client.key import Key
-from milkglass.client.labels import in_fresh_order, in_secret_order
+from milkglass.client.data.dataset import number_labels, summarise
+from milkglass.client.data.label_order import in_fresh_order, in_secret_order
+from milkglass.client.key.key import Key
 
 NAMES = ("billing", "other", "urgent")
 

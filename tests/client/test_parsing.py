@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milkglass.client import answers, fetching, parsing, records
-from milkglass.client.cleaning import escaped, one_line, running_text
+from milkglass.client.remote import model_download, records, responses, strict_json
+from milkglass.client.remote.safe_text import escaped, one_line, running_text
 from milkglass.errors import MilkglassError, RemoteError
 from tests.client.odd_json import objects, written
 
@@ -25,7 +25,7 @@ def readable(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(readable, value))
     if isinstance(value, str):
-        return value.isprintable() and len(value) <= parsing.MAX_STRING
+        return value.isprintable() and len(value) <= strict_json.MAX_STRING
     return value is None or (math.isfinite(value) if isinstance(value, float) else abs(value) < 1 << 63)
 
 
@@ -33,7 +33,7 @@ def readable(value: Any) -> bool:
 @given(objects)
 def test_what_is_read_is_readable(value: dict[str, Any]) -> None:
     try:
-        found = parsing.document(written(value))
+        found = strict_json.document(written(value))
     except RemoteError as error:
         assert str(error).replace("\n", "").isprintable()
         return
@@ -41,12 +41,12 @@ def test_what_is_read_is_readable(value: dict[str, Any]) -> None:
 
 
 def test_strings_are_cleaned_at_any_depth() -> None:
-    found = parsing.document(json.dumps({STEERING: [{"a": [STEERING]}]}))
+    found = strict_json.document(json.dumps({STEERING: [{"a": [STEERING]}]}))
     ((name, (inner,)),) = found.items()
     assert name == inner["a"][0] == one_line(STEERING, 500)
     assert len(name) == len(STEERING) and name.isprintable() and "PWNED" in name
-    assert parsing.document(json.dumps({"a": "x" * 9999}))["a"] == "x" * 500
-    assert parsing.document('{"a": "na\u00efve \u4e2d\u6587 \U0001f469"}')["a"] == "naïve 中文 👩"
+    assert strict_json.document(json.dumps({"a": "x" * 9999}))["a"] == "x" * 500
+    assert strict_json.document('{"a": "na\u00efve \u4e2d\u6587 \U0001f469"}')["a"] == "naïve 中文 👩"
 
 
 @pytest.mark.parametrize(
@@ -58,18 +58,18 @@ def test_strings_are_cleaned_at_any_depth() -> None:
         (b'{"a": 1e999}', "a number beyond 64 bits"),
         (b"[]", "not a JSON object"),
         (b"\xff\xfe{}", "not a JSON object"),
-        (b'{"a":' * 100_000, "lists and objects" if parsing.MAX_CONTAINERS < 100_000 else "not a JSON object"),
+        (b'{"a":' * 100_000, "lists and objects" if strict_json.MAX_CONTAINERS < 100_000 else "not a JSON object"),
         (b'{"a":' + b"[" * 40 + b"]" * 40 + b"}", "more than 32 levels"),
         (b'{"a":[' + b"[]," * 200_000 + b"1]}", "200002 lists and objects, at most 200000"),
     ],
 )
 def test_what_cannot_be_computed_with_is_refused(raw: bytes, said: str) -> None:
     with pytest.raises(RemoteError, match=said):
-        parsing.document(raw)
+        strict_json.document(raw)
 
 
 def test_numbers_that_json_does_not_have_are_null() -> None:
-    assert parsing.document('{"a": NaN, "b": [Infinity, -Infinity], "c": -9223372036854775807}') == {
+    assert strict_json.document('{"a": NaN, "b": [Infinity, -Infinity], "c": -9223372036854775807}') == {
         "a": None, "b": [None, None], "c": -9223372036854775807,
     }  # fmt: skip
 
@@ -81,14 +81,14 @@ READERS = (
     records.UPLOAD.rows,
     records.job,
     lambda answer: records.event(json.dumps(answer)),
-    lambda answer: [answers.classified(row) for row in answers.in_order(records.rows(answer), 1)],
-    answers.classified,
-    lambda answer: answers.delta(json.dumps(answer)),
-    lambda answer: answers.token_ids(records.rows(answer, "choices")[0]) if records.rows(answer, "choices") else [],
-    fetching.promised,
-    fetching.promised_model,
-    answers.told_id,
-    lambda answer: answers.told_number(answer, "received"),
+    lambda answer: [responses.classified(row) for row in responses.in_order(records.rows(answer), 1)],
+    responses.classified,
+    lambda answer: responses.delta(json.dumps(answer)),
+    lambda answer: responses.token_ids(records.rows(answer, "choices")[0]) if records.rows(answer, "choices") else [],
+    model_download.promised,
+    model_download.promised_model,
+    responses.told_id,
+    lambda answer: responses.told_number(answer, "received"),
 )
 
 
@@ -109,7 +109,7 @@ def test_an_answer_that_cannot_be_is_one_error_of_many(reader: Any, value: dict[
 
 def require_one_error(reader: Any, value: dict[str, Any]) -> None:
     try:
-        reader(parsing.document(written(value)))
+        reader(strict_json.document(written(value)))
     except MilkglassError as error:
         assert error.exit_code == 6 and error.message
 

@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.client import passphrases
-from milkglass.client.keyfile import read_key, write_key
-from milkglass.client.passphrases import REQUIRED_GUESSES, WORDS, duration, generated, guesses, require_strong, weakness
+from milkglass.client.key import passphrases
+from milkglass.client.key.file import read_key, write_key
+from milkglass.client.key.passphrases import (
+    REQUIRED_GUESSES,
+    WORDS,
+    duration,
+    generated,
+    guesses,
+    require_strong,
+    weakness,
+)
 from milkglass.errors import KeyExists, WeakPassphrase
 from tests.client.test_key import STRONG, a_key
 

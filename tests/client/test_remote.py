@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkglass.client import connection, events
-from milkglass.client.connection import Patience
-from milkglass.client.fetching import Stage
-from milkglass.client.outgoing import require_scrambled
-from milkglass.client.remote import Remote, Sampling, no_stage
+from milkglass.client.obfuscate.upload_check import require_scrambled
+from milkglass.client.remote import connection, events
+from milkglass.client.remote.connection import RetryPolicy
+from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.errors import (
     CorruptCheckpoint,
     JobFailed,
@@ -28,10 +27,11 @@ from milkglass.errors import (
     Unreachable,
     UsageError,
 )
+from milkglass.progress import Stage, no_stage
 from tests import tiny
 from tests.client.stub import TOKEN, Handler, Stub, busy, fine, hang_up, lose_answer
 
-QUICK = Patience(attempts=5, pause=lambda seconds: None)
+QUICK = RetryPolicy(attempts=5, pause=lambda seconds: None)
 DATA = bytes(range(256)) * 20  # 5,120 bytes: 6 chunks
 
 
@@ -79,7 +79,7 @@ def test_a_proxy_of_the_environment_is_not_asked_about_this_machine(
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     stub.replies["GET /v1/models"] = lambda h: h.answer(200, {"data": [{"id": "m"}]})
-    with Remote(stub.url, TOKEN, patience=Patience(attempts=1)) as remote:
+    with Remote(stub.url, TOKEN, patience=RetryPolicy(attempts=1)) as remote:
         assert remote.models() == [{"id": "m"}]
 
 
@@ -106,7 +106,7 @@ def test_somebody_listens_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(connection, "FIRST_SILENCE", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
-        patience = Patience(pause=lambda seconds: pytest.fail("a wrong address must not look like a slow command"))
+        patience = RetryPolicy(pause=lambda seconds: pytest.fail("a wrong address must not look like a slow command"))
         with Remote(url, TOKEN, patience=patience) as remote, pytest.raises(Unreachable, match="does not answer"):
             remote.models()
 
@@ -184,7 +184,7 @@ def test_a_strange_retry_after_is_not_obeyed(stub: Stub, remote: Remote, asked: 
 
 def test_long_waits_are_told(stub: Stub) -> None:
     told: list[str] = []
-    patience = Patience(attempts=5, pause=lambda seconds: None, tell=told.append)
+    patience = RetryPolicy(attempts=5, pause=lambda seconds: None, progress=told.append)
     stub.replies["GET /v1/models"] = lambda h: h.answer(200, {"data": []})
     stub.faults["GET"] = [hang_up, busy, hang_up, hang_up]
     with Remote(stub.url, TOKEN, patience=patience) as remote:
@@ -202,7 +202,7 @@ def test_a_server_that_answered_once_is_waited_for(stub: Stub) -> None:
         handler.close_connection = True
 
     stub.replies["GET /v1/models"] = once
-    with Remote(stub.url, TOKEN, patience=Patience(attempts=6, pause=waits.append)) as remote:
+    with Remote(stub.url, TOKEN, patience=RetryPolicy(attempts=6, pause=waits.append)) as remote:
         remote.models()
         stub.shutdown()
         stub.server_close()
@@ -258,7 +258,7 @@ def test_a_compressed_answer_is_refused(stub: Stub, remote: Remote) -> None:
 
 def test_waiting_grows_and_obeys_the_server() -> None:
     waits: list[float] = []
-    patience = Patience(first=1, longest=8, pause=waits.append)
+    patience = RetryPolicy(first=1, longest=8, pause=waits.append)
     for attempt in range(6):
         patience.wait(attempt)
     assert all(0.5 * bound <= wait <= bound for wait, bound in zip(waits, (1, 2, 4, 8, 8, 8), strict=True))
@@ -645,7 +645,7 @@ def test_a_restart_late_in_a_long_stream_is_waited_for(
         handler.cut()
 
     now = [0.0]
-    monkeypatch.setattr("milkglass.client.remote.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("milkglass.client.remote.remote.time.monotonic", lambda: now[0])
     parts = iter(
         [
             broken,

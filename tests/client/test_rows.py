@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from milkglass.client.codec import Codec
-from milkglass.client.key import Key
-from milkglass.client.making import tokenizer_digest
-from milkglass.client.parquet import write_parquet
-from milkglass.client.remote import Remote
-from milkglass.client.rows import Mark, beside, mark, require_marked, rewritten
+from milkglass.client.codec.codec import Codec
+from milkglass.client.data.marked_rows import RowsMark, beside, mark, require_marked, rewritten
+from milkglass.client.data.parquet import write_parquet
+from milkglass.client.key.generate import tokenizer_digest
+from milkglass.client.key.key import Key
+from milkglass.client.remote.remote import Remote
 from milkglass.errors import UsageError
 from tests import tiny
 from tests.client.stub import TOKEN, Stub
@@ -113,7 +113,7 @@ def test_a_mark_that_is_none(codec: Codec, tmp_path: Path, change: Callable[[dic
         require_marked(out)
     beside(out).write_text("zanzibar")
     with pytest.raises(UsageError, match="is not a mark of the format milkglass-rows/1"):
-        Mark.read(out)
+        RowsMark.read(out)
 
 
 def test_a_codec_that_does_not_scramble_leaves_no_mark(codec: Codec, tmp_path: Path) -> None:

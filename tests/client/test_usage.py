@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.client import usage
+from milkglass.client.key import usage
 from milkglass.errors import KeyFileError
 
 

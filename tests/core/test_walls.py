@@ -1,75 +1,144 @@
-"""The walls of the house (docs/design.md): dependencies point inward."""
+"""The walls of the house (docs/design.md): dependencies point inward, and each room names what it may import."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "milkglass"
-ROOMS = {  # a room (or file), and what it must not import
-    "server": ("client", "schemes", "sanitizers", "encoders", "attacks", "cli", "demo", "experiments"),
-    "attacks": (
-        *("client", "schemes", "sanitizers", "encoders", "defence", "defences"),
-        *("server", "cli", "demo", "experiments", "truth", "audit"),
-    ),
-    "threat.py": (
-        "client",
-        "schemes",
-        "sanitizers",
-        "server",
-        "attacks",
-        "truth",
-        "metrics",
-        "audit",
-        "cli",
-        "experiments",
-    ),
-    "schemes": ("client", "server", "attacks", "cli", "demo", "experiments", "architectures", "models"),
-    "architectures": ("client", "schemes", "server", "attacks", "cli", "demo", "experiments"),
-    "datasets": ("server", "attacks", "schemes", "cli", "demo", "experiments"),
-    "sanitizers": ("client", "server", "attacks", "schemes", "cli", "demo", "experiments"),
-    "encoders": ("server", "attacks", "schemes", "sanitizers", "cli", "demo", "experiments", "audit"),
-    "gradients": (
-        *("client", "schemes", "sanitizers", "server", "attacks", "cli", "demo", "experiments", "audit", "federated"),
-        *("defence", "defences"),
-    ),
-    "federated": ("schemes", "encoders", "server", "attacks", "cli", "demo", "experiments", "defence", "defences"),
-    "defence.py": ("client", "schemes", "sanitizers", "encoders", "server", "attacks", "cli", "experiments"),
-    "split": ("attacks", "schemes", "sanitizers", "cli", "demo", "experiments"),
-    "metrics": ("client", "server", "attacks", "schemes", "cli", "demo", "experiments"),
-    "client": ("server.app", "server.training", "attacks", "cli", "demo", "experiments"),
-    "accounting.py": ("client", "schemes", "encoders", "gradients", "server", "attacks", "cli", "experiments"),
-    "checkpoint.py": ("client", "schemes", "server", "attacks", "architectures", "cli"),
-    "tensorheader.py": ("client", "schemes", "server", "attacks", "architectures", "cli", "checkpoint"),
-    "tensorfile.py": ("client", "schemes", "server", "attacks", "architectures", "cli", "checkpoint"),
-    "staging.py": ("client", "schemes", "server", "attacks", "architectures", "cli"),
-    "errors.py": ("",),
+
+# A room, or a file of the root, and the rooms that it may import. A file of the root that imports only errors.py may be
+# imported by every room: GROUND.
+GROUND = {
+    *("accounting", "catalogue", "errors", "files", "papers", "progress", "sequences", "system", "unique_keys"),
 }
+ALLOWED = {
+    "models": "",
+    "noise": "",
+    "metrics": "",
+    "schemes": "",
+    "threat": "metrics models noise",
+    "sanitizers": "metrics models noise",
+    "gradient_defences": "noise threat",
+    "hidden_states": "models noise threat",
+    "attacks": "models noise threat",
+    "client": "models noise schemes",
+    "server": "models threat",
+    "datasets": "client",
+    "defences": "client hidden_states models noise sanitizers schemes threat",
+    "federated": "client gradient_defences models noise sanitizers threat",
+    "audit": (
+        "attacks client defences federated gradient_defences hidden_states metrics models sanitizers schemes threat"
+    ),
+    "split": "audit client hidden_states models noise server threat",
+    "experiments": (
+        "attacks audit client datasets defences gradient_defences hidden_states metrics models noise sanitizers schemes"
+        " server threat"
+    ),
+    "demo": "attacks client models schemes",
+    "cli": (
+        "attacks audit client datasets demo experiments federated gradient_defences hidden_states models sanitizers"
+        " schemes server split threat"
+    ),
+    "__init__": "client models schemes",
+}
+SUBROOMS = (
+    "attacks",
+    "client",
+    "server",
+    "models",
+    "audit",
+    "sanitizers",
+    "experiments",
+)  # whose folders form no circle
 
 
 def imports(path: Path) -> set[str]:
-    found = set()
+    """Full names that a file imports of milkglass, without that word."""
+    names = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name.removeprefix("milkglass.") for name in found if name.split(".")[0] == "milkglass"}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.removeprefix("milkglass.") for name in names if name.split(".")[0] == "milkglass"}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_nothing_from_outside_its_walls(room: str) -> None:
-    place = SOURCE / room
-    files = [place] if place.is_file() else sorted(place.rglob("*.py"))
-    assert files
-    for path in files:
-        used = imports(path)
-        bad = {n for n in used for wall in ROOMS[room] if n == wall or n.startswith(wall + ".") or wall == ""}
-        assert not bad, f"{path.relative_to(SOURCE)} imports {sorted(bad)}"
+def room_of(name: str) -> str:
+    return name.split(".")[0]
+
+
+def files_of(room: str) -> list[Path]:
+    folder = SOURCE / room
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [SOURCE / f"{room}.py"]
+
+
+def module_of(name: str) -> str:
+    """The module of an imported name, by its path without a suffix."""
+    parts = name.split(".")
+    while parts and not (SOURCE.joinpath(*parts).is_dir() or SOURCE.joinpath(*parts).with_suffix(".py").is_file()):
+        parts.pop()
+    return "/".join(parts)
+
+
+def test_every_room_has_a_row() -> None:
+    rooms = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert rooms == set(ALLOWED) | GROUND
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_a_room_imports_what_its_row_allows_and_no_more(room: str) -> None:
+    allowed = set(ALLOWED[room].split())
+    used = set()
+    for path in files_of(room):
+        names = {room_of(name) for name in imports(path)} - {room, "__version__"}
+        assert names <= allowed | GROUND, f"{path.relative_to(SOURCE)} imports {sorted(names - allowed - GROUND)}"
+        used |= names
+    assert allowed <= used, f"{room} need not be allowed {sorted(allowed - used)}"
+
+
+@pytest.mark.parametrize("name", sorted(GROUND))
+def test_the_ground_imports_nothing_above_it(name: str) -> None:
+    assert {room_of(one) for one in imports(SOURCE / f"{name}.py")} <= GROUND
+
+
+def test_no_rooms_form_a_circle() -> None:
+    TopologicalSorter({room: set(row.split()) for room, row in ALLOWED.items()}).prepare()  # raises CycleError
+
+
+def test_no_files_form_a_circle() -> None:
+    """Imports for type checkers alone count too: two files that name each other are one conversation."""
+    graph = {}
+    for path in SOURCE.rglob("*.py"):
+        if path.name != "__init__.py":
+            own = str(path.relative_to(SOURCE).with_suffix(""))
+            graph[own] = {module_of(name) for name in imports(path)} - {own, ""}
+    TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("room", SUBROOMS)
+def test_no_folders_of_a_room_form_a_circle(room: str) -> None:
+    graph: dict[str, set[str]] = {}
+    for folder in [path for path in (SOURCE / room).iterdir() if (path / "__init__.py").is_file()]:
+        names: set[str] = set()
+        for path in folder.rglob("*.py"):
+            for name in imports(path):
+                parts = name.split(".")
+                if parts[0] == room and len(parts) > 2 and (SOURCE / room / parts[1]).is_dir():
+                    names.add(parts[1])
+        graph[folder.name] = names - {folder.name}
+    TopologicalSorter(graph).prepare()
+
+
+def test_rooms_are_small_enough_to_look_over() -> None:
+    for folder in [SOURCE, *(path.parent for path in SOURCE.rglob("__init__.py"))]:
+        files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(files) <= 13, f"{folder.relative_to(SOURCE)} has {len(files)} files: make a folder of some"
 
 
 def test_no_scheme_names_a_model() -> None:
@@ -77,6 +146,15 @@ def test_no_scheme_names_a_model() -> None:
     for path in (SOURCE / "schemes").glob("*.py"):
         text = path.read_text("utf-8").lower()
         assert not [name for name in names if name in text.replace("invbert", "")], path.name
+
+
+def test_no_class_name_has_two_meanings() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert not {name: places for name, places in homes.items() if len(places) > 1}
 
 
 def test_the_literal_programs_import_nothing_of_milkglass() -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from milkglass.client.dataset import Example
+from milkglass.client.data.dataset import Example
 from milkglass.datasets.own import Columns, columns_of, read
 from milkglass.errors import CodecError, EmptyText, UsageError
 

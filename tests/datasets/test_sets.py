@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.client.dataset import Example, read_examples
+from milkglass.client.data.dataset import Example, read_examples
 from milkglass.datasets import export
 from milkglass.datasets.sets import SETS, describe, files, load
 from milkglass.errors import CodecError, EmptyText, UsageError

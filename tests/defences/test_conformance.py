@@ -15,26 +15,27 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.audit.halves import WHO, scene_of
+from milkglass.attacks.catalogue import ATTACKS
+from milkglass.audit.defence_scene import WHO, scene_of
+from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import run
-from milkglass.audit.work import Work
-from milkglass.catalogue import ATTACKS
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.tokens import TokenClient
-from milkglass.defence import Client, Defence, Labelled, Server
-from milkglass.defences import defence_of
-from milkglass.encoders.catalogue import ENCODERS
-from milkglass.encoders.training import Training
+from milkglass.defences.catalogue import defence_of
+from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
-from milkglass.sanitizers.methods import METHODS
+from milkglass.hidden_states.catalogue import ENCODERS
+from milkglass.hidden_states.training import HalvesTraining
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.sanitizers.catalogue import METHODS
 from milkglass.schemes.catalogue import SCHEMES
-from milkglass.threat import Activations, Budget, Tokens, Weights
+from milkglass.threat.attack import Budget
+from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
+from milkglass.threat.observations import Activations, Tokens, Weights
 from tests import tiny
 
 SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))
 TEXTS = tiny.TEXTS
-CORPUS = Labelled([*TEXTS, *(one.replace("the", "a") for one in TEXTS)], [0, 1] * 4)
-SHORT = Training(learning_rate=1e-3, batch_size=4, epochs=1, max_length=64)
+CORPUS = LabelledTexts([*TEXTS, *(one.replace("the", "a") for one in TEXTS)], [0, 1] * 4)
+SHORT = HalvesTraining(learning_rate=1e-3, batch_size=4, epochs=1, max_length=64)
 GLOVE = "words.txt"
 
 
@@ -229,7 +230,7 @@ def test_attacks_run_on_it(case: Case, tmp_path: Path) -> None:
     client, server = case.defence.load(case.base, case.root / "client", case.root / "server")
     scene = scene_of(case.base, client, server, TEXTS, {WHO: list(CORPUS.texts[4:])})
     chosen = {name: ATTACKS[name] for name in ("knn", "channel", "near-hidden", "hidden-words")}
-    work = Work.open(tmp_path / "work", {"case": case.target.name})
+    work = ResumeStore.open(tmp_path / "work", {"case": case.target.name})
     cells = run(scene, chosen, work, Budget(), 1, threads=1).cells
     assert {cell.state for cell in cells} <= {"done", "does not apply"}
     assert all(cell.reason for cell in cells if cell.state != "done")

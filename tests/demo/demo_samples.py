@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from milkglass.demo.result import Classified, DemoResult, Generated, ModelRun, Piece, Recovery, Step, View
+from milkglass.demo.result import (
+    ClassifiedText,
+    DemoResult,
+    DemoStep,
+    DemoToken,
+    Generated,
+    ModelRun,
+    NeighbourRecovery,
+    View,
+)
 
 HOSTILE = '<script>alert("x")</script> & <img src=http://evil.example/x.png>'
 
 
 def view(text: str, right: int = 2) -> View:
     words = text.split()
-    pieces = tuple(Piece(word if at < right else "quartz", at < right) for at, word in enumerate(words))
+    pieces = tuple(DemoToken(word if at < right else "quartz", at < right) for at, word in enumerate(words))
     return View(text, tuple(7919 * (at + 3) % 30_000 for at in range(len(words))), pieces)
 
 
@@ -21,9 +30,9 @@ def model_run(ref: str) -> ModelRun:
         vocabulary=30_522,
         kept={"clusters": 2481, "below_k": 0, "singletons": 0, "verbatim": 5, "largest": 128},
         sizes={"the model": 90_900_000, "training data": 21_300},
-        steps=(Step("scramble", 4.2, "the key never leaves"), Step("fine-tune", 75.0, "45 steps")),
+        steps=(DemoStep("scramble", 4.2, "the key never leaves"), DemoStep("fine-tune", 75.0, "45 steps")),
         losses=(1.1, 0.4),
-        recovery=Recovery(0.114, 0.31, 4000, 0.2, 0.4, 2900, 1 / 30_522, 0.1),
+        recovery=NeighbourRecovery(0.114, 0.31, 4000, 0.2, 0.4, 2900, 1 / 30_522, 0.1),
     )
 
 
@@ -36,8 +45,8 @@ def result(text: str = "My inhaler is empty and I can hardly speak") -> DemoResu
         correct=104,
         labels=("appointment", "billing", "urgent"),
         classified=(
-            Classified(view(text), "urgent", "urgent"),
-            Classified(view("Invoice A-17512 says more than I owe"), "appointment", "billing"),
+            ClassifiedText(view(text), "urgent", "urgent"),
+            ClassifiedText(view("Invoice A-17512 says more than I owe"), "appointment", "billing"),
         ),
         generator=model_run("demo:smollm2"),
         generated=(

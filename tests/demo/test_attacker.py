@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.client.codec import Codec
+from milkglass.client.codec.codec import Codec
 from milkglass.demo.attacker import Attacker, ordinary
 
 N, D = 300, 32

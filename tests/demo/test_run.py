@@ -38,7 +38,7 @@ def test_the_server_is_given_no_tokenizer(tmp_path: Path, monkeypatch: pytest.Mo
             given.extend(path.name for folder in base_models for path in folder.rglob("*"))
             raise Enough
 
-    monkeypatch.setattr("milkglass.models.resolve", lambda ref: cached)
+    monkeypatch.setattr("milkglass.models.resolve.resolve", lambda ref: cached)
     monkeypatch.setattr("milkglass.demo.service.Service", Given)
     with pytest.raises(Enough):
         run_demo(tmp_path / "out", console=Console(file=io.StringIO()))

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.types import is_list
 
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.key import Key
-from milkglass.client.keyfile import read_key
+from milkglass.client.key.file import read_key
+from milkglass.client.key.key import Key
+from milkglass.models.checkpoint import Checkpoint
 from tests import tiny
 from tests.e2e.proxy import Tap
 

@@ -12,16 +12,17 @@ import pytest
 import torch
 
 from milkglass.errors import UsageError
-from milkglass.experiments import bilstm, lstm
 from milkglass.experiments.__main__ import run
-from milkglass.experiments.bilstm import BiLSTMRecipe, mixed, scrambled, seeded_key
-from milkglass.experiments.lstm import BiLSTM, Training, batched, padded, predicted, train
-from milkglass.experiments.words import PADDING, SPECIAL, UNKNOWN, WordTable, ordinary, split
+from milkglass.experiments.kinds import bilstm
+from milkglass.experiments.kinds.bilstm import BiLSTMRecipe, mixed, scrambled, seeded_key
+from milkglass.experiments.procedures import lstm
+from milkglass.experiments.procedures.lstm import BiLSTM, LSTMTraining, batched, padded, predicted, train
+from milkglass.experiments.procedures.lstm_words import PADDING, SPECIAL, UNKNOWN, WordTable, ordinary, split
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
 
 SCHEME = ObfusLM(4, 1.0, beta=0.9)
-SMALL = Training(hidden=8, layers=2, epochs=6, batch_size=16, learning_rate=1e-2)
+SMALL = LSTMTraining(hidden=8, layers=2, epochs=6, batch_size=16, learning_rate=1e-2)
 SHIPPED = Path(__file__).parents[2] / "recipes"
 
 
@@ -134,7 +135,7 @@ def test_training_learns_and_is_of_the_seed_alone(table: WordTable) -> None:
     assert torch.equal(net.table.weight, table.rows)  # the vectors stay
     again = train(table.rows, texts, labels, 2, SMALL, 3, told.append)
     assert all(torch.equal(one, other) for one, other in zip(net.parameters(), again.parameters(), strict=True))
-    open_table = Training(**{**asdict(SMALL), "epochs": 1, "train_table": True})
+    open_table = LSTMTraining(**{**asdict(SMALL), "epochs": 1, "train_table": True})
     moved = train(table.rows, texts, labels, 2, open_table, 3, told.append).table.weight
     seen = np.unique(texts.ids)
     changed = (moved != table.rows).any(1).numpy()
@@ -144,7 +145,7 @@ def test_training_learns_and_is_of_the_seed_alone(table: WordTable) -> None:
 @pytest.mark.parametrize("wrong", [{"epochs": 0}, {"hidden": 1.5}, {"learning_rate": 0}, {"train_table": 1}])
 def test_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"training: {next(iter(wrong))} is"):
-        Training(**wrong)
+        LSTMTraining(**wrong)
 
 
 # --- the recipe -------------------------------------------------------------------------------------------------------

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.tokens import TokenClient
-from milkglass.defence import Labelled
-from milkglass.defences import defence_of
-from milkglass.encoders.training import Training
+from milkglass.defences.catalogue import defence_of
+from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import UsageError
-from milkglass.experiments import comparison
-from milkglass.experiments.cells import Problem, _write, secret_of
-from milkglass.experiments.comparison import Comparison
-from milkglass.experiments.leakage import Attacked, apart
+from milkglass.experiments.kinds import comparison
+from milkglass.experiments.kinds.comparison import Comparison
+from milkglass.experiments.procedures.leakage import LeakageTexts, apart
+from milkglass.experiments.procedures.trials import TrialData, _write, secret_of
 from milkglass.experiments.reproduce import reproduce
-from milkglass.server.data import Rows
-from milkglass.threat import Tokens
+from milkglass.hidden_states.training import HalvesTraining
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.server.jobs.data import TrainingDataset
+from milkglass.threat.defence import LabelledTexts
+from milkglass.threat.observations import Tokens
 from tests import tiny
 
 RECIPE = """# a comment
@@ -144,13 +144,13 @@ def test_other_settings_need_another_folder(done: tuple[Path, dict[str, Any]], r
 
 def test_what_the_server_trains_on_is_what_the_client_sends(recipe: Path, data: Path, tmp_path: Path) -> None:
     base = Checkpoint.open(recipe.parent / "model")
-    rows = Labelled(tiny.TEXTS, [0, 1, 0, 1])
+    rows = LabelledTexts(tiny.TEXTS, [0, 1, 0, 1])
     client, _ = defence_of({"k": 4, "beta": 0.9}).split(base, rows, secret_of(1), tmp_path / "server")
     assert isinstance(client, TokenClient)
     _write(client, rows, rows.labels, "classification", tmp_path / "rows.parquet")
     (sent,) = client.send(rows.texts)
     assert isinstance(sent, Tokens)
-    kept = Rows(tmp_path / "rows.parquet", "classification", 512)
+    kept = TrainingDataset(tmp_path / "rows.parquet", "classification", 512)
     assert [kept[i]["input_ids"].tolist() for i in range(4)] == [one.tolist() for one in sent.ids]
     assert [int(kept[i]["labels"]) for i in range(4)] == [0, 1, 0, 1]
 
@@ -172,7 +172,7 @@ def test_rows_are_drawn_by_the_seed(data: Path) -> None:
 
     def texts(seed: int) -> list[str]:
         found = comparison.problem("small", entry, data, seed)
-        assert isinstance(found, Problem)
+        assert isinstance(found, TrialData)
         return list(found.train.texts)
 
     assert texts(1) == texts(1)
@@ -245,8 +245,8 @@ def test_a_text_is_sent_alike_whatever_is_sent_beside_it(recipe: Path, data: Pat
 
 
 def test_two_encoders_at_once_are_the_two_alone(recipe: Path, tmp_path: Path) -> None:
-    base, rows = Checkpoint.open(recipe.parent / "model"), Labelled(tiny.TEXTS, [0, 1, 0, 1])
-    short = Training(learning_rate=1e-3, batch_size=2, epochs=2, max_length=64)
+    base, rows = Checkpoint.open(recipe.parent / "model"), LabelledTexts(tiny.TEXTS, [0, 1, 0, 1])
+    short = HalvesTraining(learning_rate=1e-3, batch_size=2, epochs=2, max_length=64)
 
     def weights(place: tuple[str, str]) -> bytes:
         folder = tmp_path / place[0]
@@ -265,8 +265,8 @@ def test_a_defence_may_have_an_attacked_of_its_own(tmp_path: Path) -> None:
     more = "[defences.anew]\nk = 4\nepsilon = 0.1\nattacked = { rows = 4 }\n[published]"
     path.write_text(RECIPE.replace("[published]", more), "utf-8")
     recipe = Comparison.read(path)
-    assert recipe.attacked_of(recipe.defences["obfuslm"]) == Attacked(8, 8)
-    assert recipe.attacked_of(recipe.defences["anew"]) == Attacked(4, 8)
+    assert recipe.attacked_of(recipe.defences["obfuslm"]) == LeakageTexts(8, 8)
+    assert recipe.attacked_of(recipe.defences["anew"]) == LeakageTexts(4, 8)
     path.write_text(RECIPE.replace("[published]", more.replace("rows = 4", "row = 4")), "utf-8")
     with pytest.raises(UsageError, match="row"):
         Comparison.read(path)

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.codec import Codec
-from milkglass.client.scramble import scramble
-from milkglass.experiments.generation import Answers, answers, ended, graded, read, rouge
-from milkglass.experiments.recipe import Recipe, Variant, seeded_key
+from milkglass.client.codec.codec import Codec
+from milkglass.client.obfuscate.scramble import scramble
+from milkglass.experiments.kinds.generation import GeneratedAnswers, answers, ended, graded, read, rouge
+from milkglass.experiments.runs import Recipe, Variant, seeded_key
+from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
 from milkglass.server.spec import Hyperparameters
-from milkglass.threat import NO_BELIEF, Guess
+from milkglass.threat.guess import NO_BELIEF, Guess
 from tests import tiny
 
 MEASURES = ("rouge-1", "rouge-l", "tokens top-1 of the client's", "rouge-1 of the client's", "rouge-l of the client's")
@@ -48,7 +48,7 @@ def variant(base: Checkpoint, folder: Path, scheme: ObfusLM | None) -> Variant:
     return Variant("v", model, key, folder / "job", scheme is None)
 
 
-def run(base: Checkpoint, one: Variant, questions: Path) -> tuple[Codec, Answers, dict[str, float]]:
+def run(base: Checkpoint, one: Variant, questions: Path) -> tuple[Codec, GeneratedAnswers, dict[str, float]]:
     recipe = Recipe("r", "generation", "", "", 1, {}, Hyperparameters(task="causal-lm"), {}, {}, {}, {})
     codec = Codec.open(one.key, base.folder)
     model = AutoModelForCausalLM.from_pretrained(one.model).eval()
@@ -77,7 +77,7 @@ def test_a_reading_is_graded_against_both(base: Checkpoint) -> None:
     codec = Codec.open(key, base.folder)
     texts = ["the nurse called", "my father has a fever"]
     sent = Sequences.of(codec.encode(texts).ids)
-    made = Answers(sent, sent, ("the nurse called", "nothing of this"))
+    made = GeneratedAnswers(sent, sent, ("the nurse called", "nothing of this"))
     perfect = graded(Guess(table=codec.inverse[:, None]), codec, made, np.random.default_rng(0))
     assert perfect == {**dict.fromkeys(MEASURES, 100.0), "rouge-1": 50.0, "rouge-l": 50.0}
     nothing = Guess(table=np.full((tiny.VOCAB, 1), NO_BELIEF, np.int64))

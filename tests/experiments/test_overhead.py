@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from milkglass.errors import JobFailed, UsageError
-from milkglass.experiments import overhead
 from milkglass.experiments.__main__ import run
-from milkglass.experiments.overhead import OverheadRecipe, Parts, step_seconds, timed
+from milkglass.experiments.kinds import overhead
+from milkglass.experiments.kinds.overhead import OverheadRecipe, PartialResults, step_seconds, timed
 from milkglass.server.spec import Event
 from tests import tiny
 
@@ -91,7 +91,7 @@ def test_time_is_of_the_wall_clock() -> None:
 
 
 def test_a_part_that_failed_is_measured_again(tmp_path: Path) -> None:
-    parts = Parts(tmp_path / "parts.json")
+    parts = PartialResults(tmp_path / "parts.json")
 
     def fails() -> dict[str, float]:
         raise JobFailed("no", "")
@@ -99,7 +99,7 @@ def test_a_part_that_failed_is_measured_again(tmp_path: Path) -> None:
     with pytest.raises(JobFailed):
         parts.get("a", fails)
     assert parts.get("a", lambda: {"x": 1.0}) == {"x": 1.0}
-    assert Parts(tmp_path / "parts.json").get("a", fails) == {"x": 1.0}
+    assert PartialResults(tmp_path / "parts.json").get("a", fails) == {"x": 1.0}
 
 
 def lines(*told: tuple[float, dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from milkglass.errors import MilkglassError, UsageError
-from milkglass.experiments import settings as settings_module
+from milkglass.experiments import recipe_file as settings_module
 from tests.experiments.test_recipes import ALL
 from tests.experiments.test_settings import BASE, READERS, recipe
 

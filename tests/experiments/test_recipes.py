@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkglass.attacks.embedding.knn import KNN
-from milkglass.attacks.embedding.sda import SDA
+from milkglass.attacks.embeddings.knn import KNN
+from milkglass.attacks.token_ids.sda import SDA
 from milkglass.audit.scene import assemble
-from milkglass.audit.texts import encoded
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.codec import Codec
-from milkglass.client.dataset import Example
+from milkglass.client.codec.codec import Codec
+from milkglass.client.data.dataset import Example
+from milkglass.client.data.texts import encoded
 from milkglass.errors import UsageError
-from milkglass.experiments import recipe as recipes
 from milkglass.experiments import reproduce
+from milkglass.experiments import runs as recipes
 from milkglass.experiments.__main__ import run
-from milkglass.experiments.attacks import MEASURES, AttackRecipe, leaked
-from milkglass.experiments.attacks import split as split_texts
-from milkglass.experiments.gradients import GradientRecipe
-from milkglass.experiments.named import Entries, kinds
-from milkglass.experiments.recipe import Recipe, seeded_key
-from milkglass.experiments.shared_training import SharedTraining
+from milkglass.experiments.attack_specs import Entries, kinds
+from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked
+from milkglass.experiments.kinds.attacks import split as split_texts
+from milkglass.experiments.kinds.gradients import GradientRecipe
+from milkglass.experiments.kinds.shared_training import SharedTraining
+from milkglass.experiments.runs import Recipe, seeded_key
+from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
 from tests import tiny

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.experiments import sources
-from milkglass.experiments.attacks import AttackRecipe
-from milkglass.experiments.bilstm import BiLSTMRecipe
-from milkglass.experiments.comparison import Comparison
-from milkglass.experiments.gradients import GradientRecipe
-from milkglass.experiments.overhead import OverheadRecipe
-from milkglass.experiments.progress import newest
-from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.result import figures, reason_for
-from milkglass.experiments.settings import settings
-from milkglass.experiments.shared_training import SharedTraining
+from milkglass.experiments import data_refs
+from milkglass.experiments.figures import figures, reason_for
+from milkglass.experiments.kinds.attacks import AttackRecipe
+from milkglass.experiments.kinds.bilstm import BiLSTMRecipe
+from milkglass.experiments.kinds.comparison import Comparison
+from milkglass.experiments.kinds.gradients import GradientRecipe
+from milkglass.experiments.kinds.overhead import OverheadRecipe
+from milkglass.experiments.kinds.shared_training import SharedTraining
+from milkglass.experiments.procedures.training_progress import newest
+from milkglass.experiments.recipe_file import settings
+from milkglass.experiments.runs import Recipe
 from tests.experiments.test_recipes import ALL, RUN, shipped
 
 BASE = """kind = "attacks"
@@ -193,28 +193,28 @@ def test_data_by_name_and_by_path(tmp_path: Path) -> None:
     train = tmp_path / "cola" / "train.tsv"
     train.write_text("s\t1\t\tIt works.\ns\t0\t*\tWorks it.\n", "utf-8")
     (tmp_path / "plain.txt").write_text("one\ntwo\n", "utf-8")
-    assert sources.named("cola/train.tsv") is None
-    assert [one.label for one in sources.examples(tmp_path, "cola:train")] == ["acceptable", "unacceptable"]
-    assert [one.text for one in sources.examples(tmp_path, "plain.txt")] == ["one", "two"]
-    out = sources.as_file(tmp_path, "cola:train", tmp_path / "run" / "data")
+    assert data_refs.named("cola/train.tsv") is None
+    assert [one.label for one in data_refs.examples(tmp_path, "cola:train")] == ["acceptable", "unacceptable"]
+    assert [one.text for one in data_refs.examples(tmp_path, "plain.txt")] == ["one", "two"]
+    out = data_refs.as_file(tmp_path, "cola:train", tmp_path / "run" / "data")
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert rows == [{"text": "It works.", "label": "acceptable"}, {"text": "Works it.", "label": "unacceptable"}]
-    assert sources.numbers("cola:train", out) == {"unacceptable": 0, "acceptable": 1}  # not by the alphabet
-    before = sources.sums(tmp_path, ["cola:train", "plain.txt"])
+    assert data_refs.numbers("cola:train", out) == {"unacceptable": 0, "acceptable": 1}  # not by the alphabet
+    before = data_refs.sums(tmp_path, ["cola:train", "plain.txt"])
     train.write_text("s\t1\t\tIt works!\n", "utf-8")
-    after = sources.sums(tmp_path, ["cola:train", "plain.txt"])
+    after = data_refs.sums(tmp_path, ["cola:train", "plain.txt"])
     assert before["plain.txt"] == after["plain.txt"]
     assert before["cola:train"] != after["cola:train"]
     with pytest.raises(UsageError, match="there is no data set 'imdb'"):
-        sources.examples(tmp_path, "imdb:train")
+        data_refs.examples(tmp_path, "imdb:train")
     with pytest.raises(UsageError, match=r"there is no .*other\.txt"):
-        sources.sums(tmp_path, ["other.txt"])
+        data_refs.sums(tmp_path, ["other.txt"])
 
 
 def test_scores_are_not_trained_as_classes(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t2.5\n", "utf-8")
     with pytest.raises(UsageError, match="stsb is data for regression, which is not trained here"):
-        sources.as_file(tmp_path, "stsb:train", tmp_path / "data")
+        data_refs.as_file(tmp_path, "stsb:train", tmp_path / "data")
 
 
 def test_what_a_worker_told_last(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_measures_of_a_data_set_come_from_the_models_own_answers(tmp_path: Path)
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from milkglass.experiments.predictions import predicted
+    from milkglass.experiments.procedures.predictions import predicted
     from milkglass.metrics.glue import MEASURES
     from tests import tiny
 

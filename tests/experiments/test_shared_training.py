@@ -10,21 +10,21 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from milkglass.attacks.gradient import grab
-from milkglass.client.dataset import Example
+from milkglass.attacks.gradients.optimisation import grab
+from milkglass.client.data.dataset import Example
 from milkglass.errors import UsageError
-from milkglass.experiments import theory
-from milkglass.experiments.fitting import Training, constant, fit, utility
-from milkglass.experiments.gradients import Attacked, GradientRecipe, _rows, shared
-from milkglass.experiments.owner import Guard, Rows, Wanted, rows_of
+from milkglass.experiments.kinds.gradients import GradientRecipe, GradientTexts, _rows, shared
+from milkglass.experiments.kinds.shared_training import SharedTraining, held_out
+from milkglass.experiments.procedures import theory
+from milkglass.experiments.procedures.local_training import LocalTraining, constant, fit, utility
+from milkglass.experiments.procedures.private_rows import DefenceSpec, PrivateRows, RowFilter, rows_of
+from milkglass.experiments.recipe_file import made_of
 from milkglass.experiments.reproduce import reproduce
-from milkglass.experiments.settings import made_of
-from milkglass.experiments.shared_training import SharedTraining, held_out
-from milkglass.gradients.noise import GaussianNoise
-from milkglass.gradients.shield import Bare
+from milkglass.gradient_defences.defence import NoDefence
+from milkglass.gradient_defences.noise import GaussianNoise
+from milkglass.models.tokenizer import load_tokenizer
 from milkglass.sequences import Sequences
-from milkglass.shared_step import SharedStep, batch
-from milkglass.tokenizer import load_tokenizer
+from milkglass.threat.training_step import SharedStep, batch
 from tests import tiny
 
 TRAINING = """
@@ -101,7 +101,7 @@ def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monk
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     recipe = written(TRAINING, data / "bert", tmp_path)
     said: list[str] = []
-    result = json.loads(reproduce(recipe, data, tmp_path / "run", tell=said.append).read_text("utf-8"))
+    result = json.loads(reproduce(recipe, data, tmp_path / "run", progress=said.append).read_text("utf-8"))
     figures = result["figures"]
     assert figures["f1, none"]["published"] == 0.9
     for name in ("untrained", "none", "ghost", "noise"):
@@ -127,7 +127,7 @@ def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monk
     assert again["figures"] == figures
     (tmp_path / "run" / "figures.json").unlink()  # shadows and trained models are still there
     said.clear()
-    once_more = json.loads(reproduce(recipe, data, tmp_path / "run", tell=said.append).read_text("utf-8"))
+    once_more = json.loads(reproduce(recipe, data, tmp_path / "run", progress=said.append).read_text("utf-8"))
     assert once_more["figures"] == figures
     assert not [one for one in said if "epoch" in one or "have their shadows" in one]
 
@@ -142,7 +142,7 @@ def test_recipes_share_shadows_and_trained_models(data: Path, tmp_path: Path, mo
     records = sorted(cells.rglob("*.made"))
     assert len(records) == len([*cells.rglob("*.jsonl"), *cells.rglob("*.safetensors")])
     records[0].write_text('["an earlier one"]\n', "utf-8")
-    second = json.loads(reproduce(other, data, tmp_path / "two", tell=said.append, cache=cells).read_text("utf-8"))
+    second = json.loads(reproduce(other, data, tmp_path / "two", progress=said.append, cache=cells).read_text("utf-8"))
     for name, one in first["figures"].items():
         assert one["measured"] == second["figures"][name]["measured"]
     assert second["made"]["cells"] == ["an earlier one"]
@@ -162,9 +162,9 @@ def test_language_modelling(data: Path, tmp_path: Path) -> None:
 
 def test_training_without_defence_is_ordinary_training(data: Path) -> None:
     """The same steps by transformers' own loss and AdamW."""
-    rows = Rows(Sequences.of([[5, 6, 7], [8, 9], [10, 11, 12], [13, 14, 15]]), np.array([0, 1, 1, 0]))
+    rows = PrivateRows(Sequences.of([[5, 6, 7], [8, 9], [10, 11, 12], [13, 14, 15]]), np.array([0, 1, 1, 0]))
     ours, theirs = SharedStep.open(data / "bert"), SharedStep.open(data / "bert")
-    fit(ours, rows, Bare(), Training(epochs=2, batch=2, learning_rate=1e-3), 3, 0, lambda said: None)
+    fit(ours, rows, NoDefence(), LocalTraining(epochs=2, batch=2, learning_rate=1e-3), 3, 0, lambda said: None)
     rng = np.random.default_rng(3)
     optimizer = torch.optim.AdamW(theirs.module.parameters(), lr=1e-3)
     for _ in range(2):
@@ -182,18 +182,18 @@ def test_training_without_defence_is_ordinary_training(data: Path) -> None:
 
 
 def test_noise_reaches_the_weights(data: Path) -> None:
-    rows = Rows(Sequences.of([[5, 6, 7], [8, 9]]), np.array([0, 1]))
+    rows = PrivateRows(Sequences.of([[5, 6, 7], [8, 9]]), np.array([0, 1]))
     found = []
-    for shield in (Bare(), GaussianNoise()):
+    for shield in (NoDefence(), GaussianNoise()):
         step = SharedStep.open(data / "bert")
-        fit(step, rows, shield, Training(epochs=1, batch=2), 3, 0, lambda said: None)
+        fit(step, rows, shield, LocalTraining(epochs=1, batch=2), 3, 0, lambda said: None)
         found.append(step.module.classifier.weight.detach().clone())
     assert not torch.equal(*found)
 
 
 def test_utility_is_that_of_the_rows(data: Path) -> None:
     step = SharedStep.open(data / "bert")
-    rows = Rows(Sequences.of([[5, 6, 7], [8, 9], [10, 11, 12]]), np.array([0, 1, 1]))
+    rows = PrivateRows(Sequences.of([[5, 6, 7], [8, 9], [10, 11, 12]]), np.array([0, 1, 1]))
     with torch.no_grad():
         step.module.classifier.weight.zero_()
         step.module.classifier.bias.copy_(torch.tensor([0.0, 1.0]))
@@ -208,7 +208,7 @@ def test_utility_is_that_of_the_rows(data: Path) -> None:
 
 def test_a_language_model_s_loss_is_that_of_all_predicted_tokens(data: Path) -> None:
     step = SharedStep.open(data / "gpt2", "next-token")
-    rows = Rows(Sequences.of([[5, 6, 7], [8], [9, 10, 11, 12, 13]]), None)
+    rows = PrivateRows(Sequences.of([[5, 6, 7], [8], [9, 10, 11, 12, 13]]), None)
     found = utility(step, rows, 0, seed=0)
     ids, mask = batch([[5, 6, 7], [9, 10, 11, 12, 13]], 0)
     with torch.no_grad():
@@ -226,8 +226,8 @@ def test_of_each_class_alike_many_are_held_out() -> None:
         with pytest.raises(UsageError, match="2 of 10 rows are held out: of a class none, or all"):
             held_out(odd, 10, 0.2)
     with pytest.raises(UsageError, match="10 of 10 rows are held out"):
-        Training(rows=10, held_out=10)
-    assert Training(rows=10, held_out=4).share == pytest.approx(0.4) and Training().share == 0.2
+        LocalTraining(rows=10, held_out=10)
+    assert LocalTraining(rows=10, held_out=4).share == pytest.approx(0.4) and LocalTraining().share == 0.2
 
 
 def test_theory_by_hand(data: Path) -> None:
@@ -235,13 +235,13 @@ def test_theory_by_hand(data: Path) -> None:
     with torch.no_grad():
         after.module.classifier.bias += torch.tensor([3.0, 4.0])
     assert theory.drift(before, after) == pytest.approx(5)
-    texts = Rows(Sequences.of([[5, 6, 7], [8, 9]]), np.array([0, 1]))
+    texts = PrivateRows(Sequences.of([[5, 6, 7], [8, 9]]), np.array([0, 1]))
     losses, gradients = theory.deviations(before, texts, texts)
     assert losses.tolist() == [0, 0] and gradients.tolist() == [0, 0]
-    other = Rows(Sequences.of([[5, 6, 20], [8, 21]]), np.array([0, 1]))
+    other = PrivateRows(Sequences.of([[5, 6, 20], [8, 21]]), np.array([0, 1]))
     losses, gradients = theory.deviations(before, texts, other)
     assert (losses > 0).all() and (gradients > 0).all()
-    assert theory.line(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 5.0])) == theory.Line(2, -1)
+    assert theory.line(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 5.0])) == theory.FittedLine(2, -1)
 
 
 def test_no_slope_is_made_of_rounding() -> None:
@@ -277,16 +277,16 @@ def test_where_the_drift_is_epsilon_no_slope_is_told_but_the_local_one() -> None
 def test_rows_are_alike_many_of_each_class(data: Path) -> None:
     tokenizer = load_tokenizer(data / "bert")
     examples = [Example(i, "x", f"word {'more ' * (i % 7)}end", label=str(int(i % 5 == 0))) for i in range(60)]
-    found = rows_of(tokenizer, examples, {"0": 0, "1": 1}, Wanted(20, least=3, most=8), np.random.default_rng(0))
+    found = rows_of(tokenizer, examples, {"0": 0, "1": 1}, RowFilter(20, least=3, most=8), np.random.default_rng(0))
     assert found.labels is not None and np.bincount(found.labels).tolist() == [10, 10]
     with pytest.raises(UsageError, match="50 texts of 3 to 8 words are asked for"):
-        rows_of(tokenizer, examples, {"0": 0, "1": 1}, Wanted(50, least=3, most=8), np.random.default_rng(0))
+        rows_of(tokenizer, examples, {"0": 0, "1": 1}, RowFilter(50, least=3, most=8), np.random.default_rng(0))
 
 
 def test_what_is_shared_is_what_was_asked_for(data: Path) -> None:
-    rows = Rows(Sequences.of([[5, 6, 7], [8, 9], [10, 11], [12, 13, 14]]), np.array([0, 1, 1, 0]))
+    rows = PrivateRows(Sequences.of([[5, 6, 7], [8, 9], [10, 11], [12, 13, 14]]), np.array([0, 1, 1, 0]))
     step = SharedStep.open(data / "bert")
-    seen = shared(step, rows, Bare(), 2, 1, 0)
+    seen = shared(step, rows, NoDefence(), 2, 1, 0)
     assert [one.batch_size for one in seen.observations] == [2, 2]  # type: ignore[attr-defined]
 
 
@@ -306,7 +306,7 @@ def test_recipes_that_cannot_be(data: Path, tmp_path: Path, change: tuple[str, s
 
 
 def test_a_guard_is_both() -> None:
-    guard = Guard.of("x", {"ghost": {"k": 7, "way": "nearest"}, "shield": "gaussian"})
+    guard = DefenceSpec.of("x", {"ghost": {"k": 7, "way": "nearest"}, "shield": "gaussian"})
     assert isinstance(guard.shield, GaussianNoise)
     assert guard.ghost is not None and guard.ghost[0].k == 7 and guard.ghost[1].way == "nearest"
 
@@ -344,7 +344,7 @@ def test_a_recipe_of_gradients_end_to_end(data: Path, tmp_path: Path, monkeypatc
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     recipe = written(GRADIENTS, data / "deep", tmp_path)
     said: list[str] = []
-    result = json.loads(reproduce(recipe, data, tmp_path / "run", tell=said.append).read_text("utf-8"))
+    result = json.loads(reproduce(recipe, data, tmp_path / "run", progress=said.append).read_text("utf-8"))
     figures = {name: row["measured"] for name, row in result["figures"].items()}
     assert figures["token recall, dager, none"] == 1
     assert figures["rouge-1, dager, none"] == 1
@@ -384,7 +384,7 @@ def test_no_public_text_gives_a_private_one_away(data: Path, tmp_path: Path) -> 
     text = text.replace("texts = 4", "texts = 16")
     recipe = GradientRecipe.read(written(text, data / "bert", tmp_path))
     tokenizer = load_tokenizer(data / "bert")
-    private, public, _ = _rows(recipe, made_of(Attacked, recipe.texts), tokenizer, data)
+    private, public, _ = _rows(recipe, made_of(GradientTexts, recipe.texts), tokenizer, data)
     assert public is not None and len(public) == 10
     secret = [tokenizer.decode(one, skip_special_tokens=True).replace(" ", "") for one in private.ids]
     read = [tokenizer.decode(one, skip_special_tokens=True).replace(" ", "") for one in public]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.experiments import table
+from milkglass.experiments.report import table
 from tests.experiments.test_recipes import RUN, shipped
 
 NASTY = '<script>alert(1)</script> | `x` *y* [z](http://w) \\ & "q" $m$\nnext'
@@ -151,7 +151,7 @@ def test_a_quick_table_says_so() -> None:
     assert "<b>A quick run" not in table.html(full)
 
 
-def nasty() -> table.Table:
+def nasty() -> table.ResultTable:
     figures = {
         NASTY: {"measured": 1.0, "published": 2.0, "asked": NASTY, "why": NASTY},
         f"x, {NASTY}": {"measured": 3.0},

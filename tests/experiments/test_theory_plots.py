@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from milkglass.experiments import theory, theory_plots
-from milkglass.experiments.theory_plots import WIDE, Axis
+from milkglass.experiments.procedures import theory
+from milkglass.experiments.report import theory_plots
+from milkglass.experiments.report.theory_plots import WIDE, Axis
 
 NAME = "{http://www.w3.org/2000/svg}"
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import torch
 
-from milkglass.checkpoint import Checkpoint
-from milkglass.federated.mod import Demand
+from milkglass.federated.checks import GhostDemand
 from milkglass.federated.prepare import labels_of, prepare
-from milkglass.federated.run import Here, Sites, job_of, settings_of, train
-from milkglass.federated.site import Site, Training, weights_of
-from milkglass.federated.state import Run
-from milkglass.gradients.shield import Bare, Shield
+from milkglass.federated.run import InProcessSites, Sites, job_of, settings_of, train
+from milkglass.federated.site import FederatedTraining, Site, weights_of
+from milkglass.federated.state import FederatedRun
+from milkglass.gradient_defences.defence import GradientDefence, NoDefence
+from milkglass.models.checkpoint import Checkpoint
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection
-from milkglass.shared_step import SharedStep
+from milkglass.threat.training_step import SharedStep
 from tests import tiny
 
 SECRET = "zanzibar"
@@ -43,26 +43,30 @@ class World:
     def step(self) -> SharedStep:
         return SharedStep.open(self.model, "classification", 2)
 
-    def sites(self, place: Path, shield: Shield = Bare()) -> list[Site]:
+    def sites(self, place: Path, shield: GradientDefence = NoDefence()) -> list[Site]:
         """Copies, which a test may spoil."""
         shutil.copytree(self.ready, place)
         return self.at(place, shield)
 
-    def at(self, place: Path, shield: Shield = Bare()) -> list[Site]:
+    def at(self, place: Path, shield: GradientDefence = NoDefence()) -> list[Site]:
         """Those in a folder."""
         return [Site(name, place / name, shield) for name in NAMES]
 
-    def here(self, sites: list[Site], step: SharedStep) -> Here:
-        return Here(sites, step, self.demand)
+    def here(self, sites: list[Site], step: SharedStep) -> InProcessSites:
+        return InProcessSites(sites, step, self.demand)
 
     @property
-    def demand(self) -> Demand:
+    def demand(self) -> GhostDemand:
         """What these sites' rows passed through."""
-        return Demand(self.model, self.digest, self.ghost.searching, self.ghost.selection.way)
+        return GhostDemand(self.model, self.digest, self.ghost.searching, self.ghost.selection.way)
 
-    def run(self, out: Path, sites: list[Site], training: Training, with_: Sites | None = None) -> Run:
+    def run(
+        self, out: Path, sites: list[Site], training: FederatedTraining, with_: Sites | None = None
+    ) -> FederatedRun:
         step = self.step()
-        run = Run.open(out, job_of(self.digest, sites, training, 2, 0), weights_of(step), settings_of(training, 2, 0))
+        run = FederatedRun.open(
+            out, job_of(self.digest, sites, training, 2, 0), weights_of(step), settings_of(training, 2, 0)
+        )
         return train(run, with_ or self.here(sites, step), step, training)
 
 

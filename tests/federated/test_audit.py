@@ -14,28 +14,28 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from milkglass.attacks.gradient.free_tokens import FreeTokens
-from milkglass.audit.inverting import ADAPTIVE, INVERSIONS, leakage, require_names
-from milkglass.audit.leakage import AS_THEY_ARE, Found, Leakage, Public, Reading, tokens, verdict
-from milkglass.audit.public import Given
-from milkglass.audit.updates import Recorded, Texts
+from milkglass.attacks.gradients.free_tokens import FreeTokens
+from milkglass.audit.updates.attack import ADAPTIVE, INVERSIONS, leakage, require_names
+from milkglass.audit.updates.auxiliary_text import PublicSource
+from milkglass.audit.updates.replay import RecordedRun, SiteTexts
+from milkglass.audit.updates.report import AS_THEY_ARE, Found, Leakage, PublicTexts, Reading, tokens, verdict
 from milkglass.errors import PoisonedUpdate, UsageError
 from milkglass.federated.prepare import labels_of, prepare
 from milkglass.federated.rounds import Tensors
-from milkglass.federated.run import Here, Replies, Sites
-from milkglass.federated.site import Training
-from milkglass.gradients.dropout import Dropout
-from milkglass.gradients.shield import Bare
+from milkglass.federated.run import InProcessSites, Replies, Sites
+from milkglass.federated.site import FederatedTraining
+from milkglass.gradient_defences.defence import NoDefence
+from milkglass.gradient_defences.dropout import Dropout
 from milkglass.metrics.interval import Interval
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.selection import Selection
-from milkglass.sanitizers.vocabulary import opened
-from milkglass.threat import Budget
+from milkglass.sanitizers.tables.vocabulary import opened
+from milkglass.threat.attack import Budget
 from tests import tiny
 from tests.cli.kit import call, document, refused
 from tests.federated.kit import NAMES, SECRET, World, equal, rows_file
 
-SGD, AVG = Training("fedsgd", 2, 0.1, 1), Training("fedavg", 1, 0.1, 2)
+SGD, AVG = FederatedTraining("fedsgd", 2, 0.1, 1), FederatedTraining("fedavg", 1, 0.1, 2)
 
 
 def deep(folder: Path) -> Path:
@@ -54,10 +54,10 @@ def deep(folder: Path) -> Path:
 class Heard(Sites):
     """What all sites were sent in each round. Site b does not answer the first time."""
 
-    def __init__(self, inner: Here) -> None:
+    def __init__(self, inner: InProcessSites) -> None:
         self.inner, self.sent = inner, list[Tensors]()
 
-    def ask(self, round: int, weights: Tensors, training: Training) -> Replies:
+    def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
         self.sent.append({name: one.clone() for name, one in weights.items()})
         found = self.inner.ask(round, weights, training)
         if round:
@@ -89,16 +89,16 @@ def heard(scene: Mapping[str, World]) -> dict[str, Heard]:
     for kind, world in scene.items():
         step = world.step()
         sites = world.at(world.ready)
-        found[kind] = Heard(Here(sites, step, world.demand if kind == "ghost" else None))
+        found[kind] = Heard(InProcessSites(sites, step, world.demand if kind == "ghost" else None))
         world.run(world.ready.parent, sites, SGD, found[kind])
     return found
 
 
 def audited(
-    world: World, site: str = "a", names: list[str] | None = None, public: Given = Given()
+    world: World, site: str = "a", names: list[str] | None = None, public: PublicSource = PublicSource()
 ) -> tuple[Leakage, list[Reading]]:
-    texts = Texts.of(world.files / f"{site}.jsonl", world.ready / site, world.model)
-    recorded = Recorded.open(world.ready.parent, site, world.model)
+    texts = SiteTexts.of(world.files / f"{site}.jsonl", world.ready / site, world.model)
+    recorded = RecordedRun.open(world.ready.parent, site, world.model)
     return leakage(recorded, texts, opened(world.model)[0], names, Budget(60), public=public)
 
 
@@ -108,11 +108,11 @@ def of(found: Leakage, name: str) -> Found:
 
 def test_the_rounds_are_done_again_to_the_last_bit(scene: Mapping[str, World], heard: Mapping[str, Heard]) -> None:
     world = scene["ghost"]
-    rounds = [*Recorded.open(world.ready.parent, "a", world.model).rounds()]
+    rounds = [*RecordedRun.open(world.ready.parent, "a", world.model).rounds()]
     assert [one.number for one in rounds] == [0, 1]
     assert all(equal(dict(one.weights), dict(sent)) for one, sent in zip(rounds, heard["ghost"].sent, strict=True))
     assert not equal(dict(rounds[0].weights), dict(rounds[1].weights))
-    assert [one.number for one in Recorded.open(world.ready.parent, "b", world.model).rounds()] == [1]
+    assert [one.number for one in RecordedRun.open(world.ready.parent, "b", world.model).rounds()] == [1]
 
 
 def test_bare_texts_come_back_in_every_round(scene: Mapping[str, World], heard: Mapping[str, Heard]) -> None:
@@ -164,7 +164,7 @@ def test_with_public_text_shadows_are_decoded_and_the_verdict_tells_it(
     lines = [json.loads(line)["text"] for line in (world.files / "a.jsonl").read_text().splitlines()]
     alike = [f"{' '.join(reversed(one.split()))} {SECRET}" for one in lines for _ in range(4)]
     rules = [*ADAPTIVE]
-    found, _ = audited(world, names=rules, public=Given([*alike, *lines], "f.txt", chosen=True))
+    found, _ = audited(world, names=rules, public=PublicSource([*alike, *lines], "f.txt", chosen=True))
     assert found.public.left_out == 2, "who has the very text needs no attack"
     assert found.public.given == len(alike) + 1 and found.public.own == 1, "the third text is behind no update"
     best = of(found, "shadow-decoding")
@@ -186,14 +186,14 @@ def test_sums_of_several_steps_are_refused_and_one_step_is_not(scene: Mapping[st
     shutil.copytree(world.ready, tmp_path / "run" / "sites")
     many = replace(world, ready=tmp_path / "run" / "sites")
     sites = many.at(many.ready)
-    many.run(tmp_path / "run", sites, AVG, Here(sites, many.step(), None))
+    many.run(tmp_path / "run", sites, AVG, InProcessSites(sites, many.step(), None))
     found, _ = audited(many)
     assert found.rounds == () and found.refused == {0: "the sum of 2 steps is not the gradient of a batch"}
     assert all(one.state == "does not apply" for one in found.found)
     assert found.to_json()["verdict"].startswith("Nothing could be attacked (the sum of 2 steps")
     shutil.copytree(world.ready, tmp_path / "one" / "sites")
     single = replace(world, ready=tmp_path / "one" / "sites")
-    single.run(tmp_path / "one", sites, replace(AVG, batch_size=3), Here(sites, single.step(), None))
+    single.run(tmp_path / "one", sites, replace(AVG, batch_size=3), InProcessSites(sites, single.step(), None))
     found, _ = audited(single, names=["free-tokens", "surviving-entries", "shadow-max"])
     assert found.rounds == (0,) and found.texts == 3 and of(found, "free-tokens").state == "done"
     assert of(found, "surviving-entries").reason.startswith("a batch holds 3 texts")
@@ -206,31 +206,31 @@ def test_what_does_not_belong_together_is_refused(
     world = scene["plain"]
     run, model = world.ready.parent, world.model
     with pytest.raises(UsageError, match="no update of site z") as told:
-        Recorded.open(run, "z", model)
+        RecordedRun.open(run, "z", model)
     assert told.value.hint == "its sites: a, b, c"
     with pytest.raises(UsageError, match="is no run"):
-        Recorded.open(tmp_path, "a", model)
+        RecordedRun.open(tmp_path, "a", model)
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     state = json.loads((copy / "run.json").read_text())
     for wrong in ({"seed": 1}, {"lr": 0.2}):
         (copy / "run.json").write_text(json.dumps(state | {"settings": state["settings"] | wrong}))
         with pytest.raises(UsageError, match="do not lead from this model to the run's weights"):
-            Recorded.open(copy, "a", model)
+            RecordedRun.open(copy, "a", model)
     (copy / "run.json").write_text(json.dumps({name: one for name, one in state.items() if name != "settings"}))
     with pytest.raises(UsageError, match="does not say its settings"):
-        Recorded.open(copy, "a", model)
+        RecordedRun.open(copy, "a", model)
     with pytest.raises((UsageError, PoisonedUpdate)):
         (copy / "run.json").write_text(json.dumps(state))
-        Recorded.open(copy, "a", tiny.save("bert", tmp_path / "other"))
+        RecordedRun.open(copy, "a", tiny.save("bert", tmp_path / "other"))
     lines = (world.files / "a.jsonl").read_text().splitlines()
     for other in (lines[:2], [lines[1], lines[0], lines[2]], [*lines[:2], lines[2].replace(SECRET, "the nurse")]):
         path = tmp_path / "other.jsonl"
         path.write_text("\n".join(other) + "\n")
         with pytest.raises(UsageError, match="other.jsonl holds other"):
-            Texts.of(path, world.ready / "a", model)
+            SiteTexts.of(path, world.ready / "a", model)
     with pytest.raises(UsageError, match="obfuscated for another model"):
-        Texts.of(world.files / "a.jsonl", scene["ghost"].ready / "a", tmp_path / "other")
+        SiteTexts.of(world.files / "a.jsonl", scene["ghost"].ready / "a", tmp_path / "other")
 
 
 def test_attackers_are_told_the_shield_and_the_weights_of_the_round(
@@ -245,9 +245,9 @@ def test_attackers_are_told_the_shield_and_the_weights_of_the_round(
 
     monkeypatch.setattr(FreeTokens, "invert", told)
     world = scene["plain"]
-    texts = Texts.of(world.files / "a.jsonl", world.ready / "a", world.model)
-    recorded = Recorded.open(world.ready.parent, "a", world.model)
-    for shield in (Bare(), Dropout()):
+    texts = SiteTexts.of(world.files / "a.jsonl", world.ready / "a", world.model)
+    recorded = RecordedRun.open(world.ready.parent, "a", world.model)
+    for shield in (NoDefence(), Dropout()):
         leakage(recorded, texts, opened(world.model)[0], ["free-tokens"], Budget(60), shield=shield)
     assert seen == [(False, True)] * 2 + [(True, True)] * 2
 
@@ -303,7 +303,7 @@ def test_what_is_known_of_a_batch_is_told_and_is_no_reading() -> None:
         Found("free-tokens", "done", texts={**bag, "tokens named": one}, trained=bag),
         Found("shadow-decoding", "done", texts=decoded),
     )
-    public = Public("no file", 0, 0, 0, 0)
+    public = PublicTexts("no file", 0, 0, 0, 0)
     told = verdict(Leakage("a", True, (0,), {}, 8, of_ghost, {}, public))
     assert told.startswith(
         "Of the shadows that were trained on, 30.0 % were read from these updates, and 100.0 % of the"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from milkglass.federated import app
-from milkglass.federated.site import Training
+from milkglass.federated.site import FederatedTraining
 
 PAGE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text("utf-8")
 OWN = {"model", "out", "classes", "sites", "seed"}
@@ -39,7 +39,7 @@ def test_the_configuration_is_one_that_the_server_takes() -> None:
     assert flower["components"] == {"serverapp": "milkglass_app:server", "clientapp": "milkglass_app:client"}
     config = flower["config"]
     training = {name: one for name, one in config.items() if name not in OWN}
-    assert {*training} <= {one.name for one in fields(Training)} and Training(**training)
+    assert {*training} <= {one.name for one in fields(FederatedTraining)} and FederatedTraining(**training)
     assert {"model", "out", "classes", "sites"} <= {*config}
     address = superlink["superlink"][superlink["superlink"]["default"]]["address"]
     assert address.startswith("127.0.0.1:") and PAGE.count(address) == 3

@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from milkglass.errors import MissingExtra, NotObfuscated, PoisonedUpdate, TooFewSites, UsageError
-from milkglass.federated import app, node
-from milkglass.federated.node import FAILED, Node
-from milkglass.federated.site import Site, Training, weights_of
+from milkglass.federated import app
+from milkglass.federated import site_config as node
+from milkglass.federated.site import FederatedTraining, Site, weights_of
+from milkglass.federated.site_config import FAILED, Node
 from tests.federated import standin
 from tests.federated.kit import NAMES, SECRET, World, equal
 
-SGD = Training("fedsgd", 2, 0.1, 3)
+SGD = FederatedTraining("fedsgd", 2, 0.1, 3)
 STANDINS = standin.modules()  # asked before any is put in its place
 NODES = {101: "a", 102: "b", 103: "c"}
 
@@ -76,7 +77,7 @@ def own_config(there: World, rows: Path) -> dict[str, Any]:
     return {"rows": str(rows), "model": str(there.model), "k": 10, "overlap": 0.5}
 
 
-def config(there: World, out: Path, training: Training = SGD) -> dict[str, Any]:
+def config(there: World, out: Path, training: FederatedTraining = SGD) -> dict[str, Any]:
     return {"model": str(there.model), "out": str(out), "classes": 2, "sites": 3, **training.document()}
 
 
@@ -273,14 +274,14 @@ def test_a_task_that_cannot_be_is_refused_in_words_of_ours(there: World, task: d
     assert asked(there, task).error.reason.startswith("RefusedTask: the server")
 
 
-@pytest.mark.parametrize("place", ["train", "mod"])
+@pytest.mark.parametrize("place", ["train", "checks"])
 def test_what_nobody_foresaw_is_one_sentence_and_a_class_in_the_log(
     there: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     def broken(*given: Any) -> Any:
         raise RuntimeError(f"{SECRET} {there.ready}")
 
-    monkeypatch.setattr(*((Site, "train", broken) if place == "train" else (app.mod, "before", broken)))
+    monkeypatch.setattr(*((Site, "train", broken) if place == "train" else (app.checks, "before", broken)))
     reply = asked(there, {})
     assert reply.error.reason == FAILED
     assert "RuntimeError" in caplog.text and SECRET not in caplog.text and str(there.ready) not in caplog.text

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from milkglass.errors import CorruptCheckpoint, UsageError
-from milkglass.federated import passing
-from milkglass.federated.passing import TOGETHER, parts_folder
+from milkglass.federated import ghost_stage
+from milkglass.federated.ghost_stage import TOGETHER, parts_folder
 from milkglass.federated.prepare import matches, prepare
 from milkglass.federated.rows import load, report_of
 from milkglass.sanitizers.ghost.ghost import Ghost
@@ -47,8 +47,8 @@ def interrupted(there: World, source: Path, site: Path, seed: int | None, ghost:
 
 def made_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many texts each call of GHOST is given from now on."""
-    counts, real = list[int](), passing._made
-    monkeypatch.setattr(passing, "_made", lambda ghost, texts: counts.append(len(texts)) or real(ghost, texts))
+    counts, real = list[int](), ghost_stage._made
+    monkeypatch.setattr(ghost_stage, "_made", lambda ghost, texts: counts.append(len(texts)) or real(ghost, texts))
     return counts
 
 
@@ -105,7 +105,7 @@ def test_what_died_after_the_folder_had_its_name_goes(
 ) -> None:
     site = tmp_path / "site"
     with monkeypatch.context() as patched:
-        patched.setattr(passing.Parts, "remove", lambda self: None)
+        patched.setattr(ghost_stage.FinishedParts, "remove", lambda self: None)
         prepare(source, site, LABELS, there.model, there.ghost, None)
     assert parts_folder(site).is_dir()
     assert '"seed": null' in (parts_folder(site) / "job.json").read_text("utf-8")
@@ -138,19 +138,19 @@ def test_rows_of_another_model_or_text_are_not_taken_up(there: World, source: Pa
 
 def test_a_run_has_one_seed_and_its_sites(tmp_path: Path) -> None:
     for _ in range(2):
-        passing.begin(tmp_path / "sites", ["b", "a"], 7)
+        ghost_stage.begin(tmp_path / "sites", ["b", "a"], 7)
     assert (tmp_path / "sites" / "begun.json").stat().st_mode & 0o777 == 0o600
     for other in (None, 0):
         with pytest.raises(UsageError, match="the run was begun with --seed 7"):
-            passing.begin(tmp_path / "sites", ["a", "b"], other)
+            ghost_stage.begin(tmp_path / "sites", ["a", "b"], other)
     with pytest.raises(UsageError, match="the run was begun without c"):
-        passing.begin(tmp_path / "sites", ["a", "b", "c"], 7)
+        ghost_stage.begin(tmp_path / "sites", ["a", "b", "c"], 7)
     (tmp_path / "sites" / "begun.json").write_text("{")
     with pytest.raises(CorruptCheckpoint, match="begun.json is damaged"):
-        passing.begin(tmp_path / "sites", ["a", "b"], 7)
-    passing.begin(tmp_path / "more", ["a"], None)
+        ghost_stage.begin(tmp_path / "sites", ["a", "b"], 7)
+    ghost_stage.begin(tmp_path / "more", ["a"], None)
     with pytest.raises(UsageError, match="the run was begun without --seed"):
-        passing.begin(tmp_path / "more", ["a"], 0)
+        ghost_stage.begin(tmp_path / "more", ["a"], 0)
 
 
 def test_plain_takes_up_no_shadows(there: World, source: Path, tmp_path: Path) -> None:

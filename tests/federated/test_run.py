@@ -15,29 +15,29 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from milkglass.errors import CorruptCheckpoint, NotObfuscated, PoisonedUpdate, TooFewSites, UsageError
-from milkglass.federated import mod
-from milkglass.federated.draws import noise_of, order_of
-from milkglass.federated.mod import Demand, weaker
+from milkglass.federated import checks
+from milkglass.federated.checks import GhostDemand, weaker
 from milkglass.federated.prepare import files_of, labels_of, prepare, require_name
 from milkglass.federated.recording import read, transcript
 from milkglass.federated.rounds import Tensors, Update
 from milkglass.federated.rows import load, report_of, save, secret_of, stamp_of
 from milkglass.federated.run import Replies, Sites, job_of
-from milkglass.federated.site import Site, Trained, Training, weights_of
-from milkglass.gradients.dp_sgd import DPSGD
-from milkglass.gradients.dropout import Dropout
-from milkglass.gradients.freezing import FrozenEmbeddings
-from milkglass.gradients.noise import GaussianNoise
-from milkglass.gradients.shield import Shield
+from milkglass.federated.seeds import noise_of, order_of
+from milkglass.federated.site import FederatedTraining, LocalResult, Site, weights_of
+from milkglass.gradient_defences.defence import GradientDefence
+from milkglass.gradient_defences.dp_sgd import DPSGD
+from milkglass.gradient_defences.dropout import Dropout
+from milkglass.gradient_defences.freezing import FrozenEmbeddings
+from milkglass.gradient_defences.noise import GaussianNoise
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection
-from milkglass.shared_step import batch
-from milkglass.threat import Gradients
+from milkglass.threat.observations import Gradients
+from milkglass.threat.training_step import batch
 from tests import tiny
 from tests.federated.kit import NAMES, SECRET, World, equal, rows_file
 
-SGD, AVG = Training("fedsgd", 2, 0.1, 3), Training("fedavg", 2, 0.1, 3)
+SGD, AVG = FederatedTraining("fedsgd", 2, 0.1, 3), FederatedTraining("fedavg", 2, 0.1, 3)
 
 
 class Through(Sites):
@@ -46,7 +46,7 @@ class Through(Sites):
     def __init__(self, inner: Sites) -> None:
         self.inner = inner
 
-    def ask(self, round: int, weights: Tensors, training: Training) -> Replies:
+    def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
         found = self.inner.ask(round, weights, training)
         return Replies([self.changed(round, one) for one in found.updates], found.missing)
 
@@ -143,7 +143,7 @@ def test_a_row_that_cannot_be_prepared_is_named_by_its_line_alone(there: World, 
 def test_fedsgd_is_gradient_descent_on_all_batches(there: World, tmp_path: Path) -> None:
     """One round, each site's whole data: the weights are those of one step on all rows together."""
     sites = there.sites(tmp_path / "sites")
-    run = there.run(tmp_path / "run", sites, Training("fedsgd", 1, 0.1, 100))
+    run = there.run(tmp_path / "run", sites, FederatedTraining("fedsgd", 1, 0.1, 100))
     every = [load(site.folder) for site in sites]
     ids, mask = batch([one.tolist() for rows in every for one in rows.ids], pad=0)
     step = there.step()
@@ -204,7 +204,7 @@ def test_what_is_recorded_is_what_the_server_saw(there: World, tmp_path: Path) -
     ids=["gaussian", "dp-sgd", "dropout", "frozen"],
 )
 def test_a_site_s_shield_is_in_front_of_all_that_it_sends(
-    there: World, tmp_path: Path, shield: Shield, training: Training
+    there: World, tmp_path: Path, shield: GradientDefence, training: FederatedTraining
 ) -> None:
     training = replace(training, rounds=1)
     sites = there.sites(tmp_path / "sites", shield)
@@ -258,14 +258,14 @@ def _third(site: Site, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.T
 @pytest.fixture(params=[SGD, AVG], ids=lambda one: one.method)
 def whole(
     request: pytest.FixtureRequest, there: World, tmp_path: Path
-) -> Iterator[tuple[Training, dict[str, torch.Tensor]]]:
+) -> Iterator[tuple[FederatedTraining, dict[str, torch.Tensor]]]:
     training = replace(request.param, rounds=3)
     yield training, there.run(tmp_path / "whole", there.sites(tmp_path / "own"), training).weights()
 
 
 @pytest.mark.parametrize(("hand", "error"), [(Dies, KeyboardInterrupt), (Poisons, PoisonedUpdate)])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
-    there: World, tmp_path: Path, whole: tuple[Training, dict[str, torch.Tensor]],
+    there: World, tmp_path: Path, whole: tuple[FederatedTraining, dict[str, torch.Tensor]],
     hand: type[Through], error: type[BaseException],
 ) -> None:  # fmt: skip
     training, weights = whole
@@ -285,7 +285,10 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
 
 
 def test_a_death_between_the_weights_and_the_word_of_them_loses_nothing(
-    there: World, tmp_path: Path, whole: tuple[Training, dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+    there: World,
+    tmp_path: Path,
+    whole: tuple[FederatedTraining, dict[str, torch.Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     training, weights = whole
     sites, out, calls = there.sites(tmp_path / "sites"), tmp_path / "run", 0
@@ -339,7 +342,7 @@ def test_a_site_that_drops_out_is_told_and_the_others_go_on(there: World, tmp_pa
     kept = rows.read_bytes()
 
     class Gone(Through):
-        def ask(self, round: int, weights: Tensors, training: Training) -> Replies:
+        def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
             rows.unlink(missing_ok=True)
             return self.inner.ask(round, weights, training)
 
@@ -458,13 +461,13 @@ def test_nothing_is_sent_for_rows_that_did_not_pass(
 
 def test_rows_that_change_between_the_check_and_the_training_are_not_sent(there: World, tmp_path: Path) -> None:
     site = there.sites(tmp_path / "sites")[0]
-    passed = mod.before(site, there.demand)
+    passed = checks.before(site, there.demand)
     swapped(there, [Site("b", tmp_path / "sites" / "b"), site])
     step = there.step()
     trained = site.train(step, 0, weights_of(step), SGD)
     with pytest.raises(NotObfuscated, match="site a trained on other rows"):
-        mod.after(trained, passed)
-    assert mod.after(Trained(trained.update, passed, 0.0), passed) is trained.update
+        checks.after(trained, passed)
+    assert checks.after(LocalResult(trained.update, passed, 0.0), passed) is trained.update
 
 
 @pytest.mark.parametrize(
@@ -485,10 +488,10 @@ def test_rows_that_change_between_the_check_and_the_training_are_not_sent(there:
 def test_a_ghost_that_is_weaker_than_what_a_site_demands(search: dict[str, object], way: str, said: str | None) -> None:
     """By default the paper's is demanded."""
     told = Search().document() | search
-    found = weaker(told, Selection().document() | {"way": way, "beams": 3}, Demand(Path(), ""))
+    found = weaker(told, Selection().document() | {"way": way, "beams": 3}, GhostDemand(Path(), ""))
     assert found is said is None or (found is not None and said is not None and said in found)
     del told["k"]
-    assert "k = None where 70" in str(weaker(told, Selection().document(), Demand(Path(), "")))
+    assert "k = None where 70" in str(weaker(told, Selection().document(), GhostDemand(Path(), "")))
 
 
 def test_rows_of_a_weak_ghost_are_not_sent(there: World, tmp_path: Path) -> None:
@@ -505,7 +508,7 @@ def test_a_stamp_of_the_version_before_is_told(there: World, tmp_path: Path) -> 
     site = there.sites(tmp_path / "sites")[0]
     (site.folder / "stamp.json").write_text('{"milkglass_stamp": 1, "method": "ghost", "model": "", "rows": ""}')
     with pytest.raises(CorruptCheckpoint, match="not of version 2"):
-        mod.before(site, there.demand)
+        checks.before(site, there.demand)
 
 
 def test_the_state_of_a_run_is_closed_and_confirms_no_guess_of_rows(there: World, tmp_path: Path) -> None:
@@ -541,4 +544,4 @@ def test_rows_of_another_vocabulary_are_told(there: World, tmp_path: Path) -> No
 )
 def test_trainings_that_cannot_be(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        Training(**wrong)  # type: ignore[arg-type]
+        FederatedTraining(**wrong)  # type: ignore[arg-type]

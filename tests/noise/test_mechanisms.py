@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.encoders.cape import CAPE
-from milkglass.encoders.dp_forward import DPForward
-from milkglass.encoders.draws import Draws
-from milkglass.encoders.textobfuscator import TextObfuscator
-from milkglass.gradients.dp_sgd import DPSGD
-from milkglass.gradients.noise import GaussianNoise, LaplaceNoise
-from milkglass.gradients.shield import Shield
+from milkglass.gradient_defences.defence import GradientDefence
+from milkglass.gradient_defences.dp_sgd import DPSGD
+from milkglass.gradient_defences.noise import GaussianNoise, LaplaceNoise
+from milkglass.hidden_states.cape import CAPE
+from milkglass.hidden_states.dp_forward import DPForward
+from milkglass.hidden_states.textobfuscator import TextObfuscator
 from milkglass.noise import grid
 from milkglass.noise.binding import bound
+from milkglass.noise.root import NoiseStream
 from milkglass.noise.stream import Stream
 from tests.noise.kit import KEY, without_generators
 
@@ -47,11 +47,11 @@ def test_states_are_sent_on_the_grid(mechanism: Any, width: float, most: float |
     step = grid.step_of(width, most)
     for seed in range(10):
         hidden = torch.from_numpy(np.random.default_rng(seed).normal(size=(9, 64))).float()
-        assert whole(mechanism.mechanism(hidden, Draws(Stream.of_seed(seed))), step)
+        assert whole(mechanism.mechanism(hidden, NoiseStream(Stream.of_seed(seed))), step)
 
 
 @pytest.mark.parametrize(("shield", "width"), SHIELDS, ids=lambda one: getattr(one, "name", None))
-def test_gradients_are_shared_on_the_grid(shield: Shield, width: float) -> None:
+def test_gradients_are_shared_on_the_grid(shield: GradientDefence, width: float) -> None:
     """One text, so that DP-SGD divides by 1; the tensors that DP-SGD is given here are cut by it before."""
     step = grid.step_of(width, getattr(shield, "clip", None))
     tensors = {"a": torch.from_numpy(np.random.default_rng(0).normal(size=(40, 8))).float() / 20}
@@ -64,7 +64,7 @@ def test_states_are_drawn_from_the_stream_alone(
 ) -> None:
     hidden = torch.linspace(-1, 1, 192).reshape(3, 64)
     without_generators(monkeypatch)
-    mechanism.mechanism(hidden, Draws(KEY))
+    mechanism.mechanism(hidden, NoiseStream(KEY))
 
 
 def test_noise_is_bound_to_every_bit_of_the_data() -> None:

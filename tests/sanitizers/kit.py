@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
-from milkglass.sanitizers.table import Table
+from milkglass.sanitizers.tables.table import WordVectors
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import sanitizers as literal  # noqa: E402, F401
@@ -21,12 +21,12 @@ orange yellow purple winter summer autumn spring monday friday north south west
 WORDS = _NAMES.split()
 
 
-def table(n: int = 12, d: int = 3, seed: int = 0, special: tuple[int, ...] = ()) -> Table:
+def table(n: int = 12, d: int = 3, seed: int = 0, special: tuple[int, ...] = ()) -> WordVectors:
     """n words with random vectors."""
     vectors = np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
     mask = np.isin(np.arange(n), special) if special else None
     words = [*WORDS, *(f"{a}{b}ish" for a in "abcdefghijklmnopqrstuvwxyz" for b in "abcdefghijklmnopqrstuvwxyz")]
-    return Table(tuple(words[:n]), vectors, mask)
+    return WordVectors(tuple(words[:n]), vectors, mask)
 
 
 def fits(drawn: NDArray[np.int64], law: NDArray[np.float64], least: float = 1e-3) -> None:

@@ -15,14 +15,14 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, IdOutOfRange, TooLong, UsageError
-from milkglass.sanitizers.files import report_path
+from milkglass.sanitizers.files.files import report_path
+from milkglass.sanitizers.files.rows import shape_of
 from milkglass.sanitizers.ghost import cache, files
-from milkglass.sanitizers.ghost.files import Plan, sanitize_dataset
+from milkglass.sanitizers.ghost.files import GhostJob, sanitize_dataset
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection
-from milkglass.sanitizers.rows import shape_of
-from milkglass.sanitizers.table import Table
+from milkglass.sanitizers.tables.table import WordVectors
 from milkglass.sequences import Sequences
 from tests import tiny
 from tests.cli.kit import call, document, refused
@@ -50,7 +50,7 @@ def lines_file(path: Path, count: int) -> Path:
 
 
 def run(ghost: Ghost, source: Path, out: Path, seed: int | None = 3) -> dict[str, Any]:
-    return sanitize_dataset(ghost, Plan.of(source, shape_of(source), out), seed)
+    return sanitize_dataset(ghost, GhostJob.of(source, shape_of(source), out), seed)
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_what_texts_and_ids_are_refused(ghost: Ghost) -> None:
 # --- kept searches ----------------------------------------------------------------------------------------------------
 def test_the_digest_follows_everything_that_a_search_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    table, texts = Table(("a", "b", "c"), rng.normal(size=(3, 4)).astype(np.float32)), ["a", "b", "c"]
+    table, texts = WordVectors(("a", "b", "c"), rng.normal(size=(3, 4)).astype(np.float32)), ["a", "b", "c"]
     changes = {"k": 71, "overlap": 0.2, "indirect": False, "direct": False, "lemma": False, "language": "de"}
     assert changes.keys() == asdict(Search()).keys()
     given = [(table, texts, replace(Search(), **{name: value})) for name, value in changes.items()]
@@ -212,7 +212,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
     work, calls = files._sanitized, list[int]()
 
     def until(last: int) -> Any:
-        def stop(ghost: Ghost, plan: Plan, part: Any) -> Any:
+        def stop(ghost: Ghost, plan: GhostJob, part: Any) -> Any:
             calls.append(part.number)
             if part.number == last:
                 raise KeyboardInterrupt
@@ -253,7 +253,7 @@ def test_a_death_when_the_file_has_its_name_leaves_no_seed_and_the_next_call_cle
         return own(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.Parts, "remove", dying)
+        patch.setattr(files.FinishedParts, "remove", dying)
         patch.setattr(files, "appearing", watched)
         with pytest.raises(KeyboardInterrupt):
             run(ghost, source, out, None)
@@ -317,7 +317,7 @@ def test_an_unfinished_run_of_another_job_is_not_thrown_away(
     source, out = lines_file(tmp_path / "in.jsonl", 4), tmp_path / "out.jsonl"
     work = files._sanitized
 
-    def once(ghost: Ghost, plan: Plan, part: Any) -> Any:
+    def once(ghost: Ghost, plan: GhostJob, part: Any) -> Any:
         if part.number:
             raise KeyboardInterrupt
         return work(ghost, plan, part)

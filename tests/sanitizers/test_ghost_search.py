@@ -13,8 +13,8 @@ from milkglass.errors import UsageError
 from milkglass.sanitizers.ghost import near
 from milkglass.sanitizers.ghost.lemmas import lemmas_of, marker, whole_words
 from milkglass.sanitizers.ghost.search import Search, Shadows, search
-from milkglass.sanitizers.neighbours import directions, nearest
-from milkglass.sanitizers.table import Table
+from milkglass.sanitizers.tables.neighbours import directions, nearest
+from milkglass.sanitizers.tables.table import WordVectors
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import ghost as literal  # noqa: E402
@@ -22,12 +22,12 @@ import ghost as literal  # noqa: E402
 SPECIAL = (0, 1, 7, 50)
 
 
-def vocabulary(n: int = 150, d: int = 6, seed: int = 0, groups: int = 12) -> Table:
+def vocabulary(n: int = 150, d: int = 6, seed: int = 0, groups: int = 12) -> WordVectors:
     """Random vectors in groups, so that neighbourhoods overlap as they do in a real table."""
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(groups, d))
     vectors = (centres[rng.integers(groups, size=n)] + 0.6 * rng.normal(size=(n, d))).astype(np.float32)
-    return Table(tuple(f"t{i}" for i in range(n)), vectors, np.isin(np.arange(n), SPECIAL))
+    return WordVectors(tuple(f"t{i}" for i in range(n)), vectors, np.isin(np.arange(n), SPECIAL))
 
 
 def agree(found: Shadows, told: dict[int, tuple[list[int], int, bool]]) -> None:

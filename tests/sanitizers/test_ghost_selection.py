@@ -18,7 +18,7 @@ from milkglass.sanitizers.ghost import selection, states
 from milkglass.sanitizers.ghost.screening import worth
 from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.selection import Selection, drawn, nearest, select
-from milkglass.sanitizers.ghost.states import Network, Prefix
+from milkglass.sanitizers.ghost.states import Encoder, Prefix
 from tests import tiny
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
@@ -30,9 +30,9 @@ CAUSAL = ("gpt2", "llama-tied")
 OTHERS = ("roberta", "distilbert", "xlm-roberta", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "smollm3")
 
 
-def network(name: str, quick: bool = False) -> Network:
+def network(name: str, quick: bool = False) -> Encoder:
     causal = name not in ("bert", "roberta", "distilbert", "xlm-roberta")
-    return replace(Network.over(tiny.build(name).base_model, causal), quick=quick)
+    return replace(Encoder.over(tiny.build(name).base_model, causal), quick=quick)
 
 
 def shadows(most: int = 5, seed: int = 0) -> Shadows:
@@ -62,7 +62,7 @@ def starts_of(originals: list[np.ndarray], of: Shadows) -> list[np.ndarray]:
     return [drawn(one, of, stream) for one in originals]
 
 
-def literally(net: Network, of: Shadows, original: np.ndarray, start: np.ndarray, chosen: Selection) -> Any:
+def literally(net: Encoder, of: Shadows, original: np.ndarray, start: np.ndarray, chosen: Selection) -> Any:
     lists = {token: of.of(token).tolist() for token in range(len(of))}
     given = (literal.states_of(net.model), original.tolist(), lists, start.tolist(), chosen.threshold)
     return literal.select(*given, chosen.beams, chosen.sweeps, together=True)
@@ -102,13 +102,13 @@ def test_what_bf16_shows_to_be_worse_is_not_measured_again(monkeypatch: pytest.M
     originals = sentences((9,))
     starts = starts_of(originals, of)
     measured = {True: 0, False: 0}
-    losses = Network.losses
+    losses = Encoder.losses
 
-    def counted(self: Network, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def counted(self: Encoder, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
         measured[torch.is_autocast_enabled("cpu")] += len(ids)
         return losses(self, ids, *rest)
 
-    monkeypatch.setattr(Network, "losses", counted)
+    monkeypatch.setattr(Encoder, "losses", counted)
     select(net, of, originals, starts, Selection())
     alone = measured[False]
     assert alone and not measured[True]
@@ -151,7 +151,7 @@ def test_a_folder_is_opened_in_silence_and_without_a_draw(tmp_path: Path, capfd:
     folder = tiny.save("roberta", tmp_path / "model")  # saved with a head and without a pooler
     capfd.readouterr()
     before = torch.get_rng_state()
-    opened = Network.open(folder)
+    opened = Encoder.open(folder)
     assert capfd.readouterr() == ("", "") and torch.equal(before, torch.get_rng_state())
     ids = torch.arange(4, 12)[None]
     assert torch.equal(opened.traces(ids), network("roberta").traces(ids)) and not opened.causal
@@ -244,5 +244,5 @@ def test_models_without_one_list_of_layers_are_refused() -> None:
     model = tiny.build("bert").base_model
     model.config.num_hidden_layers = 7
     with pytest.raises(UnsupportedModel, match="0 lists of 7 layers"):
-        Network.over(model, False)
+        Encoder.over(model, False)
     assert states.TOKENS == selection.TOKENS

@@ -15,7 +15,7 @@ from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
 from milkglass.sanitizers.santext import SanText, SanTextPlus
-from milkglass.sanitizers.table import Table
+from milkglass.sanitizers.tables.table import WordVectors
 from tests.sanitizers.kit import fits, literal, table
 
 DRAWS = 200_000
@@ -35,7 +35,7 @@ def test_santext_draws_by_the_closed_form(epsilon: float, word: int) -> None:
 
 
 def test_santext_on_three_words_on_a_line() -> None:
-    words = Table(("a", "b", "c"), np.array([[0.0], [1.0], [3.0]], np.float32))
+    words = WordVectors(("a", "b", "c"), np.array([[0.0], [1.0], [3.0]], np.float32))
     weights = np.array([1, math.exp(-1), math.exp(-3)])
     fits(drawn(SanText(words, 2.0), 0), weights / weights.sum())
     weights = np.array([math.exp(-4 / 3), math.exp(-1 / 3), math.exp(-5 / 3)])  # from the mean, 4/3
@@ -129,11 +129,11 @@ def test_the_promise_of_custext_holds_within_every_list() -> None:
 
 
 def test_flat_lists_are_drawn_from_evenly() -> None:
-    words = Table(tuple("abcd"), np.array([[1, 0], [1, 0], [0, 0], [0, 0]], np.float32))
+    words = WordVectors(tuple("abcd"), np.array([[1, 0], [1, 0], [0, 0], [0, 0]], np.float32))
     fits(drawn(CusText(words, 9.0, k=2), 0), np.array([0.5, 0.5, 0, 0]))
     strict = Rnm(words, 9.0, k=2, guaranteed="strict")
     fits(drawn(strict, 0), np.array([0.5, 0.5, 0, 0]))
-    same = Table(tuple("abcd"), np.ones((4, 2), np.float32))
+    same = WordVectors(tuple("abcd"), np.ones((4, 2), np.float32))
     fits(drawn(Rnm(same, 9.0, k=3), 1), np.array([1, 0, 1, 1]) / 3)
 
 
@@ -157,7 +157,7 @@ def noisy_max_law(scores: np.ndarray, scale: float) -> np.ndarray:
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_rnm_of_two_candidates_has_the_closed_form(epsilon: float) -> None:
-    words = Table(("a", "b", "c"), np.array([[1, 0], [1, 0.2], [0, 1]], np.float32))  # b is nearer to a than c is
+    words = WordVectors(("a", "b", "c"), np.array([[1, 0], [1, 0.2], [0, 1]], np.float32))  # b is nearer to a than c is
     better = first_wins(1.0, epsilon)
     assert better == pytest.approx(noisy_max_law(np.array([1.0, 0.0]), 1 / epsilon)[0], abs=1e-7)
     fits(drawn(Rnm(words, epsilon, k=2), 0), np.array([0, better, 1 - better]))

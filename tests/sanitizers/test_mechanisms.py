@@ -12,15 +12,15 @@ from milkglass.errors import BadTable, UnknownWord, UsageError
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.frequency import sensitive_words
-from milkglass.sanitizers.neighbours import best, groups, nearest
 from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
 from milkglass.sanitizers.santext import SanText, SanTextPlus
-from milkglass.sanitizers.table import Table
+from milkglass.sanitizers.tables.neighbours import best, groups, nearest
+from milkglass.sanitizers.tables.table import WordVectors
 from tests.sanitizers.kit import literal, table
 
 
-def every(words: Table, epsilon: float = 1.0) -> list[Sanitizer]:
+def every(words: WordVectors, epsilon: float = 1.0) -> list[Sanitizer]:
     spared = Spared(np.arange(len(words)) % 2 == 0, 0.5)
     return [
         SanText(words, epsilon),
@@ -89,15 +89,15 @@ def test_parameters_that_cannot_be() -> None:
 def test_tables_that_cannot_be() -> None:
     good = np.ones((2, 3), np.float32)
     with pytest.raises(BadTable, match="1 words do not fit"):
-        Table(("a",), good)
+        WordVectors(("a",), good)
     with pytest.raises(BadTable, match="not finite"):
-        Table(("a", "b"), good * np.nan)
+        WordVectors(("a", "b"), good * np.nan)
     with pytest.raises(BadTable, match="too large"):
-        Table(("a", "b"), good * 1e30)
+        WordVectors(("a", "b"), good * 1e30)
     with pytest.raises(BadTable, match="has 1 words to draw from"):
-        Table(("a", "b"), good, np.array([True, False]))
+        WordVectors(("a", "b"), good, np.array([True, False]))
     with pytest.raises(BadTable, match="has 0 words"):
-        Table((), np.zeros((0, 3), np.float32))
+        WordVectors((), np.zeros((0, 3), np.float32))
 
 
 # --- candidate lists --------------------------------------------------------------------------------------------------

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
+from milkglass.sanitizers.catalogue import METHODS, Method
 from milkglass.sanitizers.custext import CusText
-from milkglass.sanitizers.methods import METHODS, Method
 from milkglass.sanitizers.sanitizer import Spared
 from milkglass.sanitizers.santext import SanText, SanTextPlus
-from milkglass.sanitizers.table import Table
-from milkglass.sanitizers.text import CLASSES, Tally, TextSanitizer
-from milkglass.sanitizers.words import CONTRACTIONS, is_number, is_word, passes, pattern
+from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.tables.words import CONTRACTIONS, is_number, is_word, passes, pattern
+from milkglass.sanitizers.text import CLASSES, TextSanitizer, WordTally
 from tests.sanitizers.kit import WORDS, table
 
 TABLE = table(30, 4)
@@ -29,8 +29,8 @@ def rng(seed: int = 0) -> Stream:
     return Stream.of_seed(seed)
 
 
-def named(*words: str) -> Table:
-    return Table(words, np.random.default_rng(0).normal(size=(len(words), 3)).astype(np.float32))
+def named(*words: str) -> WordVectors:
+    return WordVectors(words, np.random.default_rng(0).normal(size=(len(words), 3)).astype(np.float32))
 
 
 CHARACTERS = "aA1\u0661\u00b2\u216b\u0301\u200b\u200d\u2028\x00\x1f\ud800\U0001f600$\u20ac'\u2019-_ \t\n"
@@ -117,7 +117,7 @@ def test_the_tally_counts_every_word_once() -> None:
     text = TextSanitizer(
         SanTextPlus(words, 1.0, spared=Spared(sensitive, 0.0)), keep_stopwords=True, allow=frozenset({"house", "wort"})
     )
-    tally = Tally()
+    tally = WordTally()
     text.texts(["The apple, the pear; 1990 and 17 wort", "house wort xyzzy pear"], rng(), tally)
     found = tally.document()
     assert tally.texts == 2
@@ -133,7 +133,7 @@ def test_the_tally_counts_every_word_once() -> None:
 
 
 def test_replaced_counts_what_came_out_different() -> None:
-    tally = Tally()
+    tally = WordTally()
     lines = [" ".join(WORDS)] * 300
     out = SANITIZERS["custext"].texts(lines, rng(), tally)
     same = sum(

@@ -14,21 +14,21 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import aliases as literal  # noqa: E402
 
-from milkglass.checkpoint import Checkpoint  # noqa: E402
-from milkglass.client.choices import Choices  # noqa: E402
-from milkglass.client.codec import Codec  # noqa: E402
-from milkglass.client.key import Key, unpacked_groups  # noqa: E402
-from milkglass.client.making import new_key, visited  # noqa: E402
-from milkglass.client.scramble import mix, replacements, scramble  # noqa: E402
-from milkglass.client.streams import permutation  # noqa: E402
-from milkglass.client.verifying import verify  # noqa: E402
+from milkglass.client.codec.aliases import AliasChoices  # noqa: E402
+from milkglass.client.codec.codec import Codec  # noqa: E402
+from milkglass.client.key.generate import new_key, visited  # noqa: E402
+from milkglass.client.key.key import Key, unpacked_groups  # noqa: E402
+from milkglass.client.key.keystream import permutation  # noqa: E402
+from milkglass.client.obfuscate.scramble import mix, replacements, scramble  # noqa: E402
+from milkglass.client.obfuscate.verify import verify  # noqa: E402
 from milkglass.errors import UnsupportedModel, UsageError  # noqa: E402
+from milkglass.models.checkpoint import Checkpoint  # noqa: E402
+from milkglass.models.staging import assemble  # noqa: E402
 from milkglass.noise.stream import Stream, subkey  # noqa: E402
 from milkglass.schemes.aliases import Aliased, Slots  # noqa: E402
 from milkglass.schemes.mixture import Mixture  # noqa: E402
 from milkglass.schemes.obfuslm import ObfusLM, noise_labels, weight_synth  # noqa: E402
 from milkglass.schemes.obfuslm_plus import Plus  # noqa: E402
-from milkglass.staging import assemble  # noqa: E402
 from tests import tiny  # noqa: E402
 
 VECTOR = json.loads((Path(__file__).parents[2] / "vectors" / "key-aliases.json").read_text("utf-8"))
@@ -45,7 +45,7 @@ def made(base: Checkpoint, scheme: ObfusLM) -> Key:
 
 def table_of(base: Checkpoint, key: Key) -> torch.Tensor:
     """(n, d) the scrambled input embeddings."""
-    from milkglass.architectures import of
+    from milkglass.models.families import of
 
     found = replacements(base, of(base), key, lambda name, total: lambda done: None)
     return found.rows[of(base).table].rows(0, len(key.sigma))
@@ -69,7 +69,7 @@ def test_a_key_with_aliases_has_known_answers() -> None:
     key = Key.new(digest, len(slots.origin), (4,), about, permutation, root)
     assert key.sigma.tolist() == VECTOR["sigma"]
     assert (key.slots.origin == slots.origin).all() and key.slots.tokens == 9
-    choices = Choices.of(key)
+    choices = AliasChoices.of(key)
     assert choices is not None
     for token, ids in enumerate(VECTOR["ids"]):
         start = choices.starts[token]
@@ -97,7 +97,7 @@ def test_a_scrambled_table_is_the_literal_programs(bert: Checkpoint) -> None:
     assert isinstance(mixture, Aliased)
     first = mixture.parts[0]
     assert isinstance(first, Mixture)
-    from milkglass.client.making import reserved_ids, scheme_of
+    from milkglass.client.key.generate import reserved_ids, scheme_of
 
     special = reserved_ids(bert, tiny.VOCAB)
     clusters = scheme_of(key).groups(plain, visited(key), special, lambda done: None)

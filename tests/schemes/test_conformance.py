@@ -9,26 +9,28 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.embedding.ednn import EDNN
+from milkglass.attacks.embeddings.ednn import EDNN
 from milkglass.audit.scene import build
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.choices import Choices
-from milkglass.client.codec import Codec
-from milkglass.client.key import Key
-from milkglass.client.keyfile import seal, unseal
-from milkglass.client.making import new_key, scheme_of
-from milkglass.client.outgoing import require_scrambled
-from milkglass.client.scramble import scramble
-from milkglass.client.streams import hashed_permutation, permutation
-from milkglass.client.verifying import verify
+from milkglass.client.codec.aliases import AliasChoices
+from milkglass.client.codec.codec import Codec
+from milkglass.client.key.file import seal, unseal
+from milkglass.client.key.generate import new_key, scheme_of
+from milkglass.client.key.key import Key
+from milkglass.client.key.keystream import hashed_permutation, permutation
+from milkglass.client.obfuscate.scramble import scramble
+from milkglass.client.obfuscate.upload_check import require_scrambled
+from milkglass.client.obfuscate.verify import verify
 from milkglass.errors import UsageError
+from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.bands import Bands
 from milkglass.schemes.catalogue import SCHEMES, scheme_named
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.sentinel import SentinelLMs
-from milkglass.threat import Budget, Knowledge, Tokens, Weights
+from milkglass.threat.attack import Budget
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Tokens, Weights
 from tests import tiny
 
 TEXTS = tiny.TEXTS * 8
@@ -110,7 +112,7 @@ def test_what_the_client_sends_is_permuted_and_comes_back(case: Case) -> None:
     codec = Codec.open(case.key, case.base.folder)
     (sent,) = codec.encode([TEXTS[0]]).ids
     plain = codec.tokenizer(TEXTS[0])["input_ids"]
-    choices = Choices.of(case.key)
+    choices = AliasChoices.of(case.key)
     if choices is None:
         assert [int(one) for one in sent] == [int(case.key.sigma[one]) for one in plain]
     else:
@@ -159,8 +161,8 @@ def test_refusals_name_the_value() -> None:
 
 def test_sentinel_is_read_whole_by_ednn(tmp_path: Path) -> None:
     """From the folder that would be uploaded, and with W = I nothing but the glide."""
-    from milkglass.modelview import Model
-    from milkglass.threat import Transcript
+    from milkglass.models.view import Model
+    from milkglass.threat.observations import Transcript
 
     base = Checkpoint.open(tiny.save("bert", tmp_path / "base"))
     key = new_key(base, "x", SentinelLMs(), base.digest())

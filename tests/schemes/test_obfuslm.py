@@ -14,18 +14,12 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import obfuslm as literal  # noqa: E402
 
-from milkglass.attacks.embedding.knn import nearest  # noqa: E402
-from milkglass.checkpoint import Checkpoint  # noqa: E402
+from milkglass.attacks.embeddings.knn import nearest  # noqa: E402
 from milkglass.errors import UsageError  # noqa: E402
-from milkglass.models import resolve  # noqa: E402
+from milkglass.models.checkpoint import Checkpoint  # noqa: E402
+from milkglass.models.resolve import resolve  # noqa: E402
 from milkglass.schemes.mixture import Mixture  # noqa: E402
-from milkglass.schemes.obfuslm import (  # noqa: E402
-    ObfusLM,
-    embed_cluster,
-    merge_small,
-    weight_synth,
-    zero_rows,
-)
+from milkglass.schemes.obfuslm import ObfusLM, embed_cluster, merge_small, weight_synth, zero_rows
 
 
 def table_of(seed: int, n: int, d: int, duplicates: int = 0) -> torch.Tensor:

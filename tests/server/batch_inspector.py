@@ -11,7 +11,7 @@ import resource
 import sys
 from pathlib import Path
 
-from milkglass.server import inspector
+from milkglass.server.storage import inspector
 
 memory, cpu_seconds = int(sys.argv[1]), int(sys.argv[2])
 inspector.limit(cpu_seconds, memory)

@@ -16,20 +16,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from starlette.testclient import TestClient
 
-from milkglass.checkpoint import read_json
+from milkglass.models.checkpoint import read_json
 from milkglass.server.app import create_app
-from milkglass.server.settings import Settings
+from milkglass.server.settings import ServerSettings
 from tests import tiny
 
 TOKEN = "a-token-for-the-tests"
 FAKE_WORKER = (sys.executable, "-P", str(Path(__file__).with_name("fake_worker.py")))
 
 
-def settings(home: Path, **more: Any) -> Settings:
+def settings(home: Path, **more: Any) -> ServerSettings:
     chosen: dict[str, Any] = {
         "token": TOKEN, "worker": FAKE_WORKER, "spare_disk": 1, "inference_threads": 1, "shutdown_grace": 10.0,
     }  # fmt: skip
-    return Settings(home, **(chosen | more))
+    return ServerSettings(home, **(chosen | more))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 
 from milkglass.server.app import create_app
-from milkglass.server.running import Server as WebServer
+from milkglass.server.connections.process import WebServer as WebServer
 from tests.server.kit import TOKEN, settings, until
 
 ROOT = Path(__file__).parents[2]
@@ -26,10 +26,10 @@ _PROGRAM = """
 import json, sys
 from pathlib import Path
 from milkglass.server.app import serve
-from milkglass.server.settings import Settings
+from milkglass.server.settings import ServerSettings
 given = json.loads(sys.argv[1])
 worker = tuple(given.pop("worker"))
-serve(Settings(Path(given.pop("home")), worker=worker, **given))
+serve(ServerSettings(Path(given.pop("home")), worker=worker, **given))
 """
 
 

@@ -11,23 +11,23 @@ import pytest
 from starlette.types import Message
 
 from milkglass.errors import Busy, MilkglassError, TooSlow
-from milkglass.server import bodies
-from milkglass.server.answers import Refused
-from milkglass.server.bodies import Body, BodyRule, Memory
-from milkglass.server.limits import Limits
+from milkglass.server.connections.limits import Limits
+from milkglass.server.http import bodies
+from milkglass.server.http.bodies import BodyMemory, BodyRule, CountedBody
+from milkglass.server.http.errors import Refused
 
 
 class Scene:
     """Bodies that share one memory, and a clock that the test moves."""
 
     def __init__(self, limit: int, **limits: Any) -> None:
-        self.now, self.memory, self.limits = 0.0, Memory(limit), Limits(**limits)
+        self.now, self.memory, self.limits = 0.0, BodyMemory(limit), Limits(**limits)
 
-    def body(self, claimed: int = 0) -> tuple[Body, asyncio.Queue[Message]]:
+    def body(self, claimed: int = 0) -> tuple[CountedBody, asyncio.Queue[Message]]:
         queue: asyncio.Queue[Message] = asyncio.Queue()
-        return Body(queue.get, BodyRule(1 << 20), self.memory, self.limits, claimed), queue
+        return CountedBody(queue.get, BodyRule(1 << 20), self.memory, self.limits, claimed), queue
 
-    async def arrives(self, one: tuple[Body, asyncio.Queue[Message]], size: int, whole: bool = False) -> None:
+    async def arrives(self, one: tuple[CountedBody, asyncio.Queue[Message]], size: int, whole: bool = False) -> None:
         one[1].put_nowait({"type": "http.request", "body": bytes(size), "more_body": not whole})
         await one[0]()
 
@@ -42,7 +42,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scene]:
     return make
 
 
-async def refusal(body: Body) -> MilkglassError:
+async def refusal(body: CountedBody) -> MilkglassError:
     with pytest.raises(Refused) as caught:
         await asyncio.wait_for(body(), 30)
     return caught.value.error

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from milkglass.server import inspection
+from milkglass.server.storage import inspection
 from tests.server import craft
 from tests.server.kit import error, parquet
 from tests.server.real import Server

@@ -11,10 +11,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from milkglass.errors import Conflict, UsageError
-from milkglass.server import answers
 from milkglass.server.app import create_app
-from milkglass.server.home import Home
-from milkglass.server.settings import Settings
+from milkglass.server.http import errors
+from milkglass.server.settings import ServerSettings
+from milkglass.server.storage.data_dir import DataDir
 from tests.server.kit import error, register, running, settings
 
 SECRET = "the-private-diagnosis"
@@ -187,7 +187,7 @@ def test_a_fault_of_ours_says_nothing_private(
     def broken(*_: object) -> None:
         raise ZeroDivisionError(SECRET)
 
-    monkeypatch.setattr("milkglass.server.routes_inference.require_rows", broken)
+    monkeypatch.setattr("milkglass.server.http.routes_inference.require_rows", broken)
     with caplog.at_level(logging.INFO, "milkglass.server"):
         answer = served.post("/classify", json={"model": "bert", "input": [1]})
     assert answer.status_code == 500 and error(answer)["code"] == "internal_error"
@@ -204,30 +204,30 @@ def test_the_access_log_holds_no_names_bodies_or_tokens(served: TestClient, capl
 
 
 def test_the_token_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
-    first = create_app(Settings(tmp_path / "home")).state.token
+    first = create_app(ServerSettings(tmp_path / "home")).state.token
     path = tmp_path / "home" / "token"
     assert path.stat().st_mode & 0o777 == 0o600 and len(first) >= 43
-    assert create_app(Settings(tmp_path / "home")).state.token == first
+    assert create_app(ServerSettings(tmp_path / "home")).state.token == first
     path.write_text("")
     with pytest.raises(UsageError):
-        create_app(Settings(tmp_path / "home"))
+        create_app(ServerSettings(tmp_path / "home"))
 
 
 def test_one_home_is_for_one_server(tmp_path: Path) -> None:
     with running(tmp_path / "home"), pytest.raises(Conflict), running(tmp_path / "home"):
         pytest.fail("two servers in one home")
-    Home(tmp_path / "home", 0).lock().close()
+    DataDir(tmp_path / "home", 0).lock().close()
 
 
 def test_a_home_is_closed_to_others(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir(mode=0o755)
     home.chmod(0o755)
-    create_app(Settings(home))
+    create_app(ServerSettings(home))
     assert home.stat().st_mode & 0o777 == 0o700
     home.chmod(0o755)
     (home / "token").chmod(0o644)
-    create_app(Settings(home))
+    create_app(ServerSettings(home))
     assert home.stat().st_mode & 0o777 == 0o700 and (home / "token").stat().st_mode & 0o777 == 0o600
 
     foreign = tmp_path / "foreign"
@@ -235,7 +235,7 @@ def test_a_home_is_closed_to_others(tmp_path: Path) -> None:
     foreign.chmod(0o755)
     (foreign / "diary").touch()
     with pytest.raises(UsageError, match="not a server's home"):
-        create_app(Settings(foreign))
+        create_app(ServerSettings(foreign))
     assert foreign.stat().st_mode & 0o777 == 0o755 and [path.name for path in foreign.iterdir()] == ["diary"]
 
 
@@ -264,12 +264,12 @@ def test_a_body_of_faults_is_refused_at_the_first(
 ) -> None:
     """One error an item took ten seconds of everybody's time."""
     counted: list[int] = []
-    message = answers.validation_message
+    message = errors.validation_message
 
     def counting(found: Any) -> str:
         counted.append(len(found.errors()))
         return message(found)
 
-    monkeypatch.setattr(answers, "validation_message", counting)
+    monkeypatch.setattr(errors, "validation_message", counting)
     assert served.post(path, content=body, headers=JSON).status_code == 400
     assert counted and counted[0] < 5

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from milkglass.errors import Busy, MilkglassError
-from milkglass.server.classifying import Classifier, Row
-from milkglass.server.generating import Generator, Sequence
-from milkglass.server.sampling import Sampling, draw
+from milkglass.server.inference.classifier import Classifier, ClassifierRow
+from milkglass.server.inference.generator import Generator, Sequence
+from milkglass.server.inference.sampling import SamplingParams, draw
 from tests import tiny
 
 DECODERS = ("llama-untied", "llama-tied", "gpt2", "gemma2", "mistral", "qwen3")
@@ -25,7 +25,7 @@ class Heard:
         self.tokens: list[int] = []
         self.reason: str | None = None
         self.error: MilkglassError | None = None
-        self.sequence = Sequence(prompt, Sampling(**sampling), self._token, self._error)
+        self.sequence = Sequence(prompt, SamplingParams(**sampling), self._token, self._error)
 
     def _token(self, token: int, reason: str | None) -> None:
         self.tokens.append(token)
@@ -124,7 +124,7 @@ def test_a_cancelled_row_leaves_and_the_others_go_on() -> None:
 
 
 def test_long_prompts_wait_for_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkglass.server.generating.PREFILL", 40)
+    monkeypatch.setattr("milkglass.server.inference.generator.PREFILL", 40)
     model = tiny.build("gpt2")
     heard = [Heard([4] * 30, temperature=0, max_tokens=3) for _ in range(3)]
     engine = Generator(model, max_batch=8, max_waiting=8)
@@ -153,13 +153,13 @@ def test_an_engine_that_meets_an_error_fails_the_batch_and_lives() -> None:
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engine = Generator(model, max_batch=2, max_waiting=2)
     engine.start()
-    engine.submit([Sequence([10**6], Sampling(max_tokens=1), lambda *a: answers.put(a), answers.put)])
+    engine.submit([Sequence([10**6], SamplingParams(max_tokens=1), lambda *a: answers.put(a), answers.put)])
     assert "failed on this batch" in answers.get(timeout=20).message
-    engine.submit([Sequence([1], Sampling(max_tokens=1), lambda *a: answers.put(a), answers.put)])
+    engine.submit([Sequence([1], SamplingParams(max_tokens=1), lambda *a: answers.put(a), answers.put)])
     assert answers.get(timeout=20)[1] == "length"
     engine.close()
     with pytest.raises(Busy):
-        engine.submit([Sequence([1], Sampling(), lambda *a: None, answers.put)])
+        engine.submit([Sequence([1], SamplingParams(), lambda *a: None, answers.put)])
 
 
 def test_too_many_waiting_is_busy() -> None:
@@ -174,7 +174,9 @@ def test_classification_in_company_is_classification_alone(folders: dict[str, An
 
     model = AutoModelForSequenceClassification.from_pretrained(folders["classifier"]).eval()
     found: dict[int, list[float]] = {}
-    rows = [Row(p, None, lambda c, i=i: found.__setitem__(i, c), pytest.fail) for i, p in enumerate(prompts(6))]
+    rows = [
+        ClassifierRow(p, None, lambda c, i=i: found.__setitem__(i, c), pytest.fail) for i, p in enumerate(prompts(6))
+    ]
     engine = Classifier(model, max_batch=4, max_waiting=8)
     engine.submit(rows)
     with torch.inference_mode():
@@ -188,19 +190,19 @@ def test_classification_in_company_is_classification_alone(folders: dict[str, An
 @pytest.mark.parametrize(
     ("sampling", "allowed"),
     [
-        (Sampling(top_k=1), {3}),
-        (Sampling(top_k=2), {2, 3}),
-        (Sampling(top_p=0.5), {3}),
-        (Sampling(top_p=0.8), {2, 3}),
-        (Sampling(top_p=1e-9), {3}),
-        (Sampling(temperature=1e-12), {3}),
-        (Sampling(temperature=1e-39), {3}),
-        (Sampling(temperature=5e-324), {3}),
-        (Sampling(temperature=2e-6), {3}),
-        (Sampling(), {0, 1, 2, 3}),
+        (SamplingParams(top_k=1), {3}),
+        (SamplingParams(top_k=2), {2, 3}),
+        (SamplingParams(top_p=0.5), {3}),
+        (SamplingParams(top_p=0.8), {2, 3}),
+        (SamplingParams(top_p=1e-9), {3}),
+        (SamplingParams(temperature=1e-12), {3}),
+        (SamplingParams(temperature=1e-39), {3}),
+        (SamplingParams(temperature=5e-324), {3}),
+        (SamplingParams(temperature=2e-6), {3}),
+        (SamplingParams(), {0, 1, 2, 3}),
     ],
 )
-def test_what_sampling_leaves_in(sampling: Sampling, allowed: set[int]) -> None:
+def test_what_sampling_leaves_in(sampling: SamplingParams, allowed: set[int]) -> None:
     logits = torch.tensor([0.05, 0.1, 0.25, 0.6]).log()
     rng = torch.Generator().manual_seed(0)
     assert {draw(logits, sampling, rng) for _ in range(400)} == allowed
@@ -209,24 +211,24 @@ def test_what_sampling_leaves_in(sampling: Sampling, allowed: set[int]) -> None:
 def test_draws_follow_the_temperature() -> None:
     logits = torch.tensor([0.2, 0.8]).log()
     rng = torch.Generator().manual_seed(0)
-    hits = sum(draw(logits, Sampling(temperature=2.0), rng) for _ in range(4000)) / 4000
+    hits = sum(draw(logits, SamplingParams(temperature=2.0), rng) for _ in range(4000)) / 4000
     assert abs(hits - 2 / 3) < 0.03  # (0.8/0.2) ** (1/2) = 2 : 1; four standard deviations
 
 
 def test_large_logits_at_a_low_temperature_are_no_nan() -> None:
     logits = torch.tensor([-3e38, 0.0, 3e38])
-    assert draw(logits, Sampling(temperature=1e-5, top_p=0.9), torch.Generator().manual_seed(0)) == 2
+    assert draw(logits, SamplingParams(temperature=1e-5, top_p=0.9), torch.Generator().manual_seed(0)) == 2
 
 
 def test_a_draw_that_fails_ends_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    from milkglass.server import generating
+    from milkglass.server.inference import generator
 
-    def fragile(logits: torch.Tensor, sampling: Sampling, rng: torch.Generator) -> int:
+    def fragile(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -> int:
         if sampling.seed == 13:
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         return draw(logits, sampling, rng)
 
-    monkeypatch.setattr(generating, "draw", fragile)
+    monkeypatch.setattr(generator, "draw", fragile)
     good, bad = Heard([5, 6], seed=1, max_tokens=3), Heard([7], seed=13, max_tokens=3)
     engine = Generator(tiny.build("gpt2"), max_batch=2, max_waiting=2)
     engine.submit([good.sequence, bad.sequence])
@@ -263,7 +265,7 @@ def classified(
     found: dict[int, list[float]] = {}
     failed: dict[int, MilkglassError] = {}
     rows = [
-        Row(ids, None, lambda c, i=i: found.__setitem__(i, c), lambda e, i=i: failed.__setitem__(i, e))
+        ClassifierRow(ids, None, lambda c, i=i: found.__setitem__(i, c), lambda e, i=i: failed.__setitem__(i, e))
         for i, ids in enumerate(asked)
     ]
     engine = Classifier(model, max_batch=8, max_waiting=8)
@@ -279,7 +281,7 @@ def test_broken_weights_fail_their_own_row_of_a_classification(folders: dict[str
 
 
 def test_a_pass_of_a_classifier_is_bounded(folders: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkglass.server.classifying.TOKENS", 40)
+    monkeypatch.setattr("milkglass.server.inference.classifier.TOKENS", 40)
     engine, found, _ = classified(folders, [[5] * 15, [6] * 20, [7] * 30, [8]])
     seen = []
     with torch.inference_mode():

@@ -177,9 +177,9 @@ def test_weights_go_before_new_ones_come(
     import gc
     import weakref
 
-    from milkglass.server import loading
+    from milkglass.server.inference import model_cache
 
-    build, made, alive = loading.build, [], []
+    build, made, alive = model_cache.build, [], []
 
     def watched(*given: Any) -> Any:
         alive.append([weights() is not None for weights in made])
@@ -187,7 +187,7 @@ def test_weights_go_before_new_ones_come(
         made.append(weakref.ref(next(engine._model.parameters())))
         return engine
 
-    monkeypatch.setattr(loading, "build", watched)
+    monkeypatch.setattr(model_cache, "build", watched)
     with running(tmp_path / "home", max_loaded_models=1) as client:
         register(client, "llama", folders["llama-untied"])
         register(client, "bert", folders["classifier"])
@@ -226,9 +226,9 @@ def test_a_model_that_loads_slowly_holds_up_nobody_else(
     """More requests wait for the model than the server has threads."""
     import threading
 
-    from milkglass.server import loading
+    from milkglass.server.inference import model_cache
 
-    build, go = loading.build, threading.Event()
+    build, go = model_cache.build, threading.Event()
 
     def slow(*given: Any) -> Any:
         assert go.wait(60)
@@ -236,7 +236,7 @@ def test_a_model_that_loads_slowly_holds_up_nobody_else(
 
     with Server(tmp_path / "home", in_thread=True) as server, server.client() as client:
         register(client, "llama", folders["llama-untied"])
-        monkeypatch.setattr(loading, "build", slow)
+        monkeypatch.setattr(model_cache, "build", slow)
         loader = server.app.state.context.loader
 
         def ask() -> int:
@@ -259,7 +259,7 @@ def test_a_load_that_fails_is_told_to_all_and_tried_again(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from milkglass.errors import CorruptCheckpoint
-    from milkglass.server import loading
+    from milkglass.server.inference import model_cache
 
     def broken(*_: object) -> None:
         raise CorruptCheckpoint("the weights are broken", "")
@@ -267,6 +267,6 @@ def test_a_load_that_fails_is_told_to_all_and_tried_again(
     with running(tmp_path / "home") as client:
         register(client, "llama", folders["llama-untied"])
         with monkeypatch.context() as patch:
-            patch.setattr(loading, "build", broken)
+            patch.setattr(model_cache, "build", broken)
             assert client.post("/v1/completions", json={**GREEDY, "prompt": [1]}).status_code == 400
         assert client.post("/v1/completions", json={**GREEDY, "prompt": [1]}).status_code == 200

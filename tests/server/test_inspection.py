@@ -16,12 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
-from milkglass import tensorheader
 from milkglass.errors import BadUpload
-from milkglass.server import formats, inspection, spec
-from milkglass.server import parquet as parquets
-from milkglass.server.recording import Recording
-from milkglass.server.store import Model, Store
+from milkglass.models import safetensors_header
+from milkglass.server import spec
+from milkglass.server.storage import formats, inspection
+from milkglass.server.storage import parquet as parquets
+from milkglass.server.storage.recording import Recording
+from milkglass.server.storage.store import ModelRecord, Store
 from tests.server import craft
 from tests.server.kit import announce, error, parquet, put, running
 
@@ -83,7 +84,7 @@ def test_a_complete_that_could_not_be_inspected_is_asked_again(
     assert client.post(f"/v1/uploads/{key}/complete").status_code == 200
 
 
-LIMITED = "from milkglass.server.inspector import limit; import os, signal, time; limit(1, 1 << 30, 100)\n"
+LIMITED = "from milkglass.server.storage.inspector import limit; import os, signal, time; limit(1, 1 << 30, 100)\n"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def forbid_parsing(monkeypatch: pytest.MonkeyPatch) -> None:
     def parsed(header: bytes, name: str) -> Any:
         pytest.fail("the server parsed it")
 
-    monkeypatch.setattr(tensorheader, "parse_table", parsed)
+    monkeypatch.setattr(safetensors_header, "parse_table", parsed)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_a_key_twice_hides_nothing_large_from_the_server(
 def test_the_inspector_starts_quickly_and_leaves_no_core() -> None:
     program = (
         "import sys, resource\n"
-        "from milkglass.server import inspector, parquet\n"
+        "from milkglass.server.storage import inspector, parquet\n"
         "inspector.limit(9, 1 << 30)\n"
         "assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)\n"
         "print([name for name in ('torch', 'pydantic', 'fastapi', 'transformers') if name in sys.modules])\n"
@@ -209,7 +210,7 @@ def test_a_worker_reads_what_was_checked(tmp_path: Path) -> None:
 def test_recording_survives_a_file_that_crashes_its_reader(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "bad").write_bytes(craft.histogram_of_another_size())
     store = Store(tmp_path / "state.sqlite")
-    model = Model(id="m", kind="encoder", vocab_size=9, positions=9, token_types=0, sha256={})
+    model = ModelRecord(id="m", kind="encoder", vocab_size=9, positions=9, token_types=0, sha256={})
     Recording(tmp_path / "seen", store).trained(model, tmp_path / "bad")
     store.close()
     assert "could not record (BadUpload)" in caplog.text

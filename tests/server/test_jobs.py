@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from milkglass.server import events
-from milkglass.server.worker import Worker
+from milkglass.server.jobs import events
+from milkglass.server.jobs.worker import Worker
 from tests.server.fake_modes import CRASH, FAIL, GETTING_ON, LONG, STUBBORN, SUCCEED, UNREADABLE
 from tests.server.kit import error, events_of, job_state, parquet, register, running, until, upload
 
@@ -81,12 +81,12 @@ def test_events_as_a_list_and_as_a_stream(client: TestClient, folders: dict[str,
 
 
 def test_a_line_cut_by_a_kill_is_not_an_event(tmp_path: Path) -> None:
-    events.tell(tmp_path, "one")
+    events.emit(tmp_path, "one")
     with (tmp_path / "events.jsonl").open("ab") as file:
         file.write(b'{"time": 1, "mess')
     assert [told.event.message for told in events.read(tmp_path)] == ["one"]
     events.mend(tmp_path)
-    events.tell(tmp_path, "two")
+    events.emit(tmp_path, "two")
     told = events.read(tmp_path)
     assert [one.event.message for one in told] == ["one", "two"]
     assert [one.event.message for one in events.read(tmp_path, told[0].id)] == ["two"]
@@ -126,16 +126,16 @@ def test_a_worker_that_keeps_dying_on_a_full_disk(
     client: TestClient, tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Too full for its status, and for the server's words until what the job left half-written is gone."""
-    body, tell = ready(client, folders), events.tell
+    body, emit = ready(client, folders), events.emit
 
     def tell_in_what_is_left(folder: Path, message: str, level: str = "info") -> None:
         if message.startswith("job failed") and (folder / "result.partial").exists():
             raise OSError(errno.ENOSPC, "No space left on device")
         if message.startswith("job started"):
             (folder / "result.partial").mkdir(exist_ok=True)
-        tell(folder, message, level)
+        emit(folder, message, level)
 
-    monkeypatch.setattr(events, "tell", tell_in_what_is_left)
+    monkeypatch.setattr(events, "emit", tell_in_what_is_left)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     job = over(client, create(client, body, CRASH))
     words = "the server's disk is full; free space and start the job again"
@@ -147,7 +147,7 @@ def test_a_worker_that_keeps_dying_on_a_full_disk(
 def test_a_job_that_is_given_up_leaves_no_worker(
     client: TestClient, tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from milkglass.server.jobs import Jobs
+    from milkglass.server.jobs.queue import Jobs
 
     watch = Jobs._watch
 
@@ -216,7 +216,7 @@ def test_a_result_that_is_no_model_fails_the_job(
     client: TestClient, tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from milkglass.errors import CorruptCheckpoint
-    from milkglass.server.registry import Registry
+    from milkglass.server.storage.registry import Registry
 
     def broken(*_: object) -> None:
         raise CorruptCheckpoint("the result is broken", "")
@@ -230,9 +230,9 @@ def test_a_result_that_is_no_model_fails_the_job(
 
 
 def _model() -> Any:
-    from milkglass.server.store import Model
+    from milkglass.server.storage.store import ModelRecord
 
-    return Model(id="bert", kind="encoder", vocab_size=300, positions=128, token_types=2, sha256={})
+    return ModelRecord(id="bert", kind="encoder", vocab_size=300, positions=128, token_types=2, sha256={})
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_an_unreadable_record_hides_and_stops_nothing(tmp_path: Path, folders: d
 def test_a_queue_that_cannot_be_read_is_asked_again(
     tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from milkglass.server.jobs import Jobs
+    from milkglass.server.jobs.queue import Jobs
 
     found, asked = Jobs._next, []
 
@@ -343,7 +343,7 @@ def test_a_queue_that_cannot_be_read_is_asked_again(
             raise OSError("the-private-diagnosis")
         return found(self)
 
-    monkeypatch.setattr("milkglass.server.jobs.RETRY", 0.01)
+    monkeypatch.setattr("milkglass.server.jobs.queue.RETRY", 0.01)
     monkeypatch.setattr(Jobs, "_next", sometimes)
     with running(tmp_path / "home") as client:
         assert over(client, create(client, ready(client, folders), SUCCEED))["status"] == "succeeded"
@@ -417,7 +417,7 @@ def test_a_decoder_without_a_padding_id_classifies_one_by_one(client: TestClient
 
 
 def test_the_log_of_a_worker_that_dies_often_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from milkglass.server import worker
+    from milkglass.server.jobs import worker
 
     monkeypatch.setattr(worker, "LOG", 1000)
     for number in range(5):

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save
 from starlette.testclient import TestClient
 
-from milkglass.checkpoint import Checkpoint, read_json, write_json
 from milkglass.errors import CorruptCheckpoint, UnsupportedModel
-from milkglass.server.description import check_config, check_ids, describe
-from milkglass.staging import Configs, Staging, write_delta
+from milkglass.models.checkpoint import Checkpoint, read_json, write_json
+from milkglass.models.staging import Configs, Staging, write_delta
+from milkglass.server.storage.model_info import check_config, check_ids, describe
 from tests import tiny
 from tests.server.kit import error, parquet, register, registration, running, sha256, upload
 
@@ -276,7 +276,7 @@ def test_a_disk_that_fills_meanwhile_leaves_nothing(
     if place == "the store":
         monkeypatch.setattr(client.app.state.context.store.models, "add", full)
     else:
-        monkeypatch.setattr(f"milkglass.server.registry.{place}", full)
+        monkeypatch.setattr(f"milkglass.server.storage.registry.{place}", full)
     answer = client.post("/v1/models", json=body)
     assert answer.status_code == 507 and "private" not in answer.text
     assert left_over(tmp_path) == []
@@ -354,16 +354,16 @@ def test_an_identifier_that_cannot_be(client: TestClient, folders: dict[str, Pat
 
 
 def test_digests_are_remembered_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from milkglass.server.bases import Bases
-    from milkglass.server.store import Store
-    from milkglass.tensorfile import read_header
+    from milkglass.models.safetensors_file import read_header
+    from milkglass.server.storage.base_models import BaseModels
+    from milkglass.server.storage.store import Store
 
     folder = tiny.save("gpt2", tmp_path / "bases" / "gpt2")
     digest, calls = Checkpoint.open(folder).digest(), []
     counted = Checkpoint.digest
     monkeypatch.setattr(Checkpoint, "digest", lambda self: (calls.append(1), counted(self))[1])
     store = Store(tmp_path / "state.sqlite")
-    bases, changed = Bases((tmp_path / "bases",), store), read_header(folder / "model.safetensors")
+    bases, changed = BaseModels((tmp_path / "bases",), store), read_header(folder / "model.safetensors")
     assert bases.find(digest, changed).folder == bases.find(digest, changed).folder == folder
     assert len(calls) == 1
     (folder / "model.safetensors").touch()

@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from milkglass.server import loading
-from milkglass.server.settings import Settings
+from milkglass.server.inference import model_cache
+from milkglass.server.settings import ServerSettings
 from tests import tiny
 
 
@@ -19,7 +19,7 @@ def test_loads_side_by_side_leave_heads_tied(tmp_path: Path) -> None:
     tie, model = PreTrainedModel.tie_weights, SimpleNamespace(kind="decoder")
 
     def load(number: int) -> Any:
-        engine = loading.build(folder, model, "generate", Settings(home=tmp_path))  # type: ignore[arg-type]
+        engine = model_cache.build(folder, model, "generate", ServerSettings(home=tmp_path))  # type: ignore[arg-type]
         engine.close()
         return PreTrainedModel.tie_weights
 

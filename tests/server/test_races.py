@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from milkglass.server import events
+from milkglass.server.jobs import events
 from tests.server.fake_modes import LONG
 from tests.server.kit import error
 from tests.server.test_jobs import ready
@@ -21,15 +21,15 @@ def test_what_is_deleted_while_a_job_is_made(
 ) -> None:
     body = ready(client, folders)
     gone = "/v1/models/bert" if what == "model" else f"/v1/files/{body['training_file']}"
-    tell, deleted = events.tell, []
+    emit, deleted = events.emit, []
 
     def late(folder: Path, message: str, *more: Any) -> None:
         """The job was checked and is not yet in the store."""
         if message == "job queued":
             deleted.append(client.delete(gone).status_code)
-        tell(folder, message, *more)
+        emit(folder, message, *more)
 
-    monkeypatch.setattr(events, "tell", late)
+    monkeypatch.setattr(events, "emit", late)
     answer = client.post("/v1/fine_tuning/jobs", json=body)
     assert deleted == [200]
     assert answer.status_code == 404 and error(answer)["code"] == "not_found"
@@ -64,7 +64,7 @@ def test_a_job_that_is_made_while_something_is_deleted(
 def test_a_file_that_is_deleted_while_a_model_is_made_of_it(
     client: TestClient, tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from milkglass.server import registry
+    from milkglass.server.storage import registry
     from tests.server.kit import registration
 
     body = registration(client, "bert", folders["classifier"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from milkglass.threat import Outputs, Tokens, Weights
-from milkglass.transcript import load
+from milkglass.threat.observations import Outputs, Tokens, Weights
+from milkglass.threat.transcript_file import load
 from tests.server.fake_modes import SUCCEED
 from tests.server.kit import register, running
 from tests.server.test_jobs import create, over, ready

@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification, EvalPrediction
 from milkglass.errors import BadUpload
 from milkglass.metrics import glue
 from milkglass.server import training
-from milkglass.server.data import Collate, Rows
+from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from tests import tiny
 from tests.server.kit import classifier, error, register, running, upload
@@ -67,7 +67,7 @@ def test_a_worker_learns_numbers(name: str, tmp_path: Path) -> None:
 def test_the_loss_is_the_mean_squared_error(tmp_path: Path) -> None:
     net = training.load(str(tiny.save("bert", tmp_path / "model")), Hyperparameters(task="regression")).eval()
     (tmp_path / "a.parquet").write_bytes(rows(IDS[:4], SCORES[:4]))
-    data = Rows(tmp_path / "a.parquet", "regression", 8)
+    data = TrainingDataset(tmp_path / "a.parquet", "regression", 8)
     batch = Collate(0)([data[i] for i in range(4)])
     assert batch["labels"].dtype == torch.float32
     torch.testing.assert_close(batch["labels"], torch.tensor(SCORES[:4]))
@@ -96,7 +96,7 @@ def test_a_regression_has_one_number() -> None:
 def test_a_worker_reads_no_other_numbers(tmp_path: Path, task: Any, kind: pa.DataType) -> None:
     (tmp_path / "a.parquet").write_bytes(rows([[1, 2]], [1], kind))
     with pytest.raises(BadUpload, match=f"does not hold the numbers of {task}"):
-        Rows(tmp_path / "a.parquet", task, 8)
+        TrainingDataset(tmp_path / "a.parquet", task, 8)
 
 
 def test_jobs_and_their_data(client: TestClient, folders: dict[str, Path]) -> None:

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from milkglass.client.specials import NAMES
+from milkglass.client.config_ids import NAMES
 from milkglass.server import training
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from tests import tiny

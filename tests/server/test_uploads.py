@@ -229,7 +229,7 @@ def test_a_chunk_needs_a_length(client: TestClient) -> None:
 
 
 def test_a_chunk_is_cut_where_it_goes_beyond_its_length(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    from milkglass.server.arrival import Arrival
+    from milkglass.server.storage.arrival import Arrival
 
     written: list[int] = []
     add = Arrival._add
@@ -338,7 +338,7 @@ def test_a_file_in_use_stays(client: TestClient, folders: dict[str, Path]) -> No
 
 def test_a_small_file_that_claims_gigabytes_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from milkglass.errors import BadUpload
-    from milkglass.server import parquet as parquets
+    from milkglass.server.storage import parquet as parquets
 
     count = 20_000_000
     zeros = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.nulls(count, pa.int32()).fill_null(0))
@@ -358,7 +358,7 @@ def test_a_small_file_that_claims_gigabytes_is_refused_unread(tmp_path: Path, mo
 def test_rows_are_counted_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     """What the file says of itself may be a lie, and one long row hides among short ones."""
     from milkglass.errors import BadUpload
-    from milkglass.server import parquet as parquets
+    from milkglass.server.storage import parquet as parquets
 
     path = tmp_path / "t.parquet"
     path.write_bytes(parquet([[1]] * 300 + [[1] * 40] + [[1]] * 300, [0] * 601))
@@ -412,7 +412,7 @@ def test_announced_uploads_share_the_free_space(client: TestClient, monkeypatch:
     """What was announced and has not come counts, so that a disk is not promised twice."""
     from shutil import disk_usage
 
-    from milkglass.server import home
+    from milkglass.server.storage import data_dir as home
 
     free = 10_000
     monkeypatch.setattr(home.shutil, "disk_usage", lambda path: disk_usage(path)._replace(free=free))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.checkpoint import Checkpoint
-from tests.encoders.kit import SMALL, base
+from milkglass.models.checkpoint import Checkpoint
+from tests.hidden_states.kit import SMALL, base
 from tests.split.kit import Made, made
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from milkglass.checkpoint import Checkpoint
-from milkglass.defence import Labelled
-from milkglass.encoders.training import Training
-from milkglass.split import folders, making
-from milkglass.split.making import Data
-from milkglass.split.sending import ClientHalf
-from milkglass.split.serving import ServerHalf
-from tests.encoders.kit import SMALL
+from milkglass.hidden_states.training import HalvesTraining
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.split import folders, train
+from milkglass.split.client import ClientHalf
+from milkglass.split.server import ServerHalf
+from milkglass.split.train import TrainingTexts
+from milkglass.threat.defence import LabelledTexts
+from tests.hidden_states.kit import SMALL
 from tests.tiny import TEXTS
 
-HOW = Training(learning_rate=1e-3, batch_size=4, epochs=1, max_length=64)
+HOW = HalvesTraining(learning_rate=1e-3, batch_size=4, epochs=1, max_length=64)
 LABELS = {"billing-zanzibar": 0, "clinic-zanzibar": 1}
-DATA = Data(Labelled([*TEXTS, *(one[:20] for one in TEXTS)], [0, 1, 1, 0] * 2), LABELS)
+DATA = TrainingTexts(LabelledTexts([*TEXTS, *(one[:20] for one in TEXTS)], [0, 1, 1, 0] * 2), LABELS)
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Made:
         return ServerHalf.open(self.server)
 
 
-def made(method: str, base: Checkpoint, folder: Path, data: Data = DATA) -> Made:
+def made(method: str, base: Checkpoint, folder: Path, data: TrainingTexts = DATA) -> Made:
     defence = replace(SMALL[method], training=HOW)
     client, server = folder / "client", folder / "server"
-    making.make(defence, base, str(base.folder), data, client, server, lambda count: None)
+    train.make(defence, base, str(base.folder), data, client, server, lambda count: None)
     return Made(base, client, server)

@@ -19,15 +19,15 @@ from fastapi import FastAPI
 from safetensors.torch import save
 from starlette.testclient import TestClient
 
-from milkglass.encoders import frames
 from milkglass.errors import CorruptCheckpoint
-from milkglass.server.limits import Limits
-from milkglass.server.running import Server
-from milkglass.server.settings import Settings
+from milkglass.hidden_states import frames
+from milkglass.server.connections.limits import Limits
+from milkglass.server.connections.process import WebServer
+from milkglass.server.settings import ServerSettings
 from milkglass.split import app as apps
 from milkglass.split.app import create_app
-from milkglass.split.serving import ServerHalf
-from milkglass.threat import Activations
+from milkglass.split.server import ServerHalf
+from milkglass.threat.observations import Activations
 from tests.server.kit import TOKEN, error, until
 from tests.server.test_stalled import memory_of
 from tests.split.kit import Made
@@ -137,7 +137,7 @@ def test_too_many_at_a_time_are_sent_away(served: TestClient, monkeypatch: pytes
 def test_bodies_that_stop_coming_take_nobodys_place(noisy: Made, tmp_path: Path) -> None:
     """As many as may wait, and more, each with the first bytes of its body."""
     app = create_app(noisy.other(), TOKEN)
-    settings = Settings(tmp_path, token=TOKEN)
+    settings = ServerSettings(tmp_path, token=TOKEN)
     with listening(app, settings, Limits(head=60, window=60)) as (host, port), ExitStack() as stack:
         head = f"POST /v1/split HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 60000\r\n\r\n0"
         for _ in range(apps.MAX_WAITING + 4):
@@ -154,7 +154,7 @@ def test_frames_that_drip_keep_nobody_out(noisy: Made, tmp_path: Path) -> None:
     app = create_app(replace(half, told=replace(half.told, max_body=len(frame))), TOKEN)
     part = len(frame) * 9 // 10
     with (
-        listening(app, Settings(tmp_path, token=TOKEN), Limits(head=60, window=60, linger=60)) as (host, port),
+        listening(app, ServerSettings(tmp_path, token=TOKEN), Limits(head=60, window=60, linger=60)) as (host, port),
         ExitStack() as stack,
     ):
         head = f"POST /v1/split HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
@@ -173,7 +173,10 @@ def test_frames_that_drip_keep_nobody_out(noisy: Made, tmp_path: Path) -> None:
 def test_a_body_that_stops_coming_is_cut(noisy: Made, tmp_path: Path) -> None:
     app = create_app(noisy.other(), TOKEN)
     limits = Limits(window=0.5, tick=0.1)
-    with listening(app, Settings(tmp_path, token=TOKEN), limits) as address, socket.create_connection(address) as one:
+    with (
+        listening(app, ServerSettings(tmp_path, token=TOKEN), limits) as address,
+        socket.create_connection(address) as one,
+    ):
         one.settimeout(30)
         head = f"POST /v1/split HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 60000\r\n\r\n0"
         one.sendall(head.encode())
@@ -181,9 +184,9 @@ def test_a_body_that_stops_coming_is_cut(noisy: Made, tmp_path: Path) -> None:
 
 
 @contextmanager
-def listening(app: FastAPI, settings: Settings, limits: Limits) -> Iterator[tuple[str, int]]:
+def listening(app: FastAPI, settings: ServerSettings, limits: Limits) -> Iterator[tuple[str, int]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Server(app, settings, limits)
+        server = WebServer(app, settings, limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milkglass.checkpoint import Checkpoint
-from milkglass.defence import Labelled
-from milkglass.encoders import frames
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, KeyForOtherModel, UsageError
-from milkglass.split import folders, making
-from milkglass.split.judging import Asked, judge
-from milkglass.split.making import Data
+from milkglass.hidden_states import frames
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.split import folders, train
+from milkglass.split.audit_scene import build
+from milkglass.split.client import parts, softmax
+from milkglass.split.evaluate import EvaluationTexts, judge
 from milkglass.split.parameters import rebuilt
-from milkglass.split.sending import parts, softmax
-from milkglass.split.staging import build
-from tests.encoders.kit import SMALL
+from milkglass.split.train import TrainingTexts
+from milkglass.threat.defence import LabelledTexts
+from tests.hidden_states.kit import SMALL
 from tests.split.kit import DATA, HOW, LABELS, Made, made
 from tests.tiny import TEXTS
 
@@ -42,7 +42,7 @@ def test_texts_are_classified_and_numbers_go_on_from_batch_to_batch(
     each: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Noise is bound to the last bits of states, which batches decide: without that, batches change nothing."""
-    monkeypatch.setattr("milkglass.encoders.draws.bound", lambda stream, tensors: stream)
+    monkeypatch.setattr("milkglass.noise.root.bound", lambda stream, tensors: stream)
     other = each.other()
     one = each.half().classify(TEXTS, None, other.told, other.answer)
     few = replace(other.told, max_texts=1)
@@ -87,7 +87,7 @@ def test_ctrl_c_leaves_nothing(bert: Checkpoint, tmp_path: Path, after: int) -> 
 
     defence = replace(SMALL["dp-forward"], training=HOW)
     with pytest.raises(KeyboardInterrupt):
-        making.make(defence, bert, "m", DATA, tmp_path / "c", tmp_path / "s", tell)
+        train.make(defence, bert, "m", DATA, tmp_path / "c", tmp_path / "s", tell)
     assert list(tmp_path.iterdir()) == []
     assert len(steps) == after + 1
 
@@ -102,7 +102,7 @@ def test_one_half_alone_is_taken_away(bert: Checkpoint, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Path, "rename", second_fails)
     with pytest.raises(OSError, match="no room"):
-        making.make(replace(SMALL["dp-forward"], training=HOW), bert, "m", DATA, tmp_path / "c", tmp_path / "s", int)
+        train.make(replace(SMALL["dp-forward"], training=HOW), bert, "m", DATA, tmp_path / "c", tmp_path / "s", int)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,16 +111,16 @@ def test_steps_are_counted(bert: Checkpoint, tmp_path: Path) -> None:
     for number, most in enumerate((None, 3)):
         defence = replace(SMALL["dp-forward"], training=replace(HOW, epochs=2, max_steps=most))
         steps.clear()
-        making.make(defence, bert, "m", DATA, tmp_path / f"c{number}", tmp_path / f"s{number}", steps.append)
-        assert sum(steps) == making.steps_of(defence, len(DATA.corpus.texts)) == (most or 4)
+        train.make(defence, bert, "m", DATA, tmp_path / f"c{number}", tmp_path / f"s{number}", steps.append)
+        assert sum(steps) == train.steps_of(defence, len(DATA.corpus.texts)) == (most or 4)
 
 
 def test_places_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exists already"):
-        making.require_free(tmp_path, tmp_path / "s")
+        train.require_free(tmp_path, tmp_path / "s")
     for client, server in (("a", "a"), ("a/b", "a"), ("a", "a/b")):
         with pytest.raises(UsageError, match="one folder, or one is in the other"):
-            making.require_free(tmp_path / client, tmp_path / server)
+            train.require_free(tmp_path / client, tmp_path / server)
 
 
 def test_halves_of_two_trainings_are_no_model(noisy: Made, fresh: Made, bert: Checkpoint, tmp_path: Path) -> None:
@@ -136,16 +136,16 @@ def test_halves_of_two_trainings_are_no_model(noisy: Made, fresh: Made, bert: Ch
 
 
 def test_what_a_model_cannot_read_is_told_before_it_is_trained(bert: Checkpoint) -> None:
-    def required(data: Data, length: int | None = None) -> None:
-        making.require_readable(SMALL["dp-forward"], bert, data, length)
+    def required(data: TrainingTexts, length: int | None = None) -> None:
+        train.require_readable(SMALL["dp-forward"], bert, data, length)
 
     required(DATA)
     required(DATA, 1)  # this tokenizer adds no special token
     with pytest.raises(
         UsageError, match="max_length is 1048576, and this model reads 2 to .* tokens, 0 of them special"
     ):
-        required(Data(Labelled(["a", "b"], [0, 1], ["c", "d"]), LABELS), 1 << 20)
-    blank = Data(Labelled(["a", ""], [0, 1]), LABELS, ["line 2 of a.tsv", "line 7 of a.tsv"])
+        required(TrainingTexts(LabelledTexts(["a", "b"], [0, 1], ["c", "d"]), LABELS), 1 << 20)
+    blank = TrainingTexts(LabelledTexts(["a", ""], [0, 1]), LABELS, ["line 2 of a.tsv", "line 7 of a.tsv"])
     with pytest.raises(EmptyText, match=r"line 7 of a\.tsv has no token"):
         required(blank)
 
@@ -189,20 +189,20 @@ def test_data_is_read_with_its_labels(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     given = [{"text": text, "text_pair": "x", "label": label} for text, label in (("a", "y"), ("b", "n"), ("c", "y"))]
     rows.write_text("".join(json.dumps(one) + "\n" for one in given))
-    data = making.read_data(rows)
+    data = train.read_data(rows)
     yes, no = data.labels["y"], data.labels["n"]  # in an order drawn anew
     assert {yes, no} == {0, 1} and [*data.labels] == sorted(data.labels, key=data.labels.__getitem__)
     assert (list(data.corpus.labels), data.corpus.pairs) == ([yes, no, yes], ["x"] * 3)
     rows.write_text('{"text": "a"}\n')
     with pytest.raises(CodecError, match="has no labels"):
-        making.read_data(rows)
+        train.read_data(rows)
     rows.write_text('{"text": "a", "label": "one"}\n')
     with pytest.raises(CodecError, match="1 label only"):
-        making.read_data(rows)
+        train.read_data(rows)
 
 
 def test_a_model_of_pairs_reads_pairs(bert: Checkpoint, tmp_path: Path) -> None:
-    paired = making.Data(Labelled(TEXTS, [0, 1, 1, 0], SECOND), LABELS)
+    paired = train.TrainingTexts(LabelledTexts(TEXTS, [0, 1, 1, 0], SECOND), LABELS)
     it = made("dp-forward", bert, tmp_path, paired)
     other = it.other()
     assert it.half().classify(TEXTS, SECOND, other.told, other.answer).shape == (4, 2)
@@ -216,10 +216,10 @@ def test_judging_counts_what_is_right(each: Made) -> None:
     found = half.classify(TEXTS, None, other.told, other.answer).argmax(1).tolist()
     wrong = [1 - found[0], *found[1:], 0]
     told: list[int] = []
-    judged = judge(each.half(), other, Asked(texts, None, wrong), told.append)
+    judged = judge(each.half(), other, EvaluationTexts(texts, None, wrong), told.append)
     assert (judged.right, judged.texts, judged.left_out, sum(told)) == (0.75, 4, 1, 4)
     with pytest.raises(CodecError, match="all 1 texts are too long"):
-        judge(each.half(), other, Asked(texts[-1:], None, [0]), told.append)
+        judge(each.half(), other, EvaluationTexts(texts[-1:], None, [0]), told.append)
 
 
 def test_an_audits_texts(noisy: Made, tmp_path: Path) -> None:
@@ -245,12 +245,12 @@ def test_an_audits_texts(noisy: Made, tmp_path: Path) -> None:
         staged()
 
 
-@pytest.mark.parametrize("name", ["serving.py", "app.py", "told.py", "folders.py", "parameters.py"])
+@pytest.mark.parametrize("name", ["server.py", "app.py", "server_info.py", "folders.py", "parameters.py"])
 def test_what_the_server_runs_imports_nothing_of_the_clients(name: str) -> None:
     found = set()
     for node in ast.walk(ast.parse((SOURCE / name).read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
     walls = ("milkglass.client", "milkglass.attacks", "milkglass.schemes", "milkglass.audit", "milkglass.cli")
-    walls += ("milkglass.split.sending", "milkglass.split.making", "milkglass.split.wire", "milkglass.models")
+    walls += ("milkglass.split.client", "milkglass.split.train", "milkglass.split.wire", "milkglass.models.resolve")
     assert not [one for one in found if one.startswith(walls)]

@@ -6,9 +6,9 @@ import typing
 
 import pytest
 
-from milkglass.cli.split import train
-from milkglass.encoders.catalogue import ENCODERS
+from milkglass.cli.split.commands import train
 from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.hidden_states.catalogue import ENCODERS
 from milkglass.split.parameters import chosen, kind_of, listed, rebuilt, told
 
 

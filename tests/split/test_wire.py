@@ -19,14 +19,14 @@ import pytest
 import torch
 from scipy import stats
 
-from milkglass.client.connection import Connection
-from milkglass.encoders import frames
-from milkglass.encoders.dp_forward import DPForward
-from milkglass.encoders.reader import in_batches
+from milkglass.client.remote.connection import Connection
 from milkglass.errors import RemoteError
-from milkglass.split.told import Told
+from milkglass.hidden_states import frames
+from milkglass.hidden_states.dp_forward import DPForward
+from milkglass.hidden_states.tokens import in_batches
+from milkglass.split.server_info import ServerInfo
 from milkglass.split.wire import Wire, _logits
-from milkglass.threat import Activations
+from milkglass.threat.observations import Activations
 from tests.cli.kit import call, document, refused
 from tests.client.stub import TOKEN, running
 from tests.e2e.proxy import Tap
@@ -138,7 +138,7 @@ def test_the_noise_that_crosses_has_its_law(noisy: Made) -> None:
 
 
 # --- servers that are not what they say -------------------------------------------------------------------------------
-GOOD = Told("dp-forward", 1, False, 32, 2, 130, "0" * 64).document()
+GOOD = ServerInfo("dp-forward", 1, False, 32, 2, 130, "0" * 64).document()
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ GOOD = Told("dp-forward", 1, False, 32, 2, 130, "0" * 64).document()
     [{"width": "32"}, {"width": 0}, {"layer": -1}, {"classes": True}, {"max_body": 1 << 60}, {"weights": None}],
 )
 def test_what_a_server_says_of_itself_is_checked(change: dict[str, Any]) -> None:
-    assert Told.of(GOOD).document() == GOOD
+    assert ServerInfo.of(GOOD).document() == GOOD
     with pytest.raises(RemoteError):
-        Told.of({**GOOD, **change})
+        ServerInfo.of({**GOOD, **change})
 
 
 def test_frames_stay_below_the_limit_that_was_told() -> None:
-    told = replace(Told.of(GOOD), width=384, max_body=1 << 20)
+    told = replace(ServerInfo.of(GOOD), width=384, max_body=1 << 20)
     full = Activations(torch.zeros(told.max_rows, 384), np.array([told.max_rows]), 1)
     assert 0.9 * told.max_body < len(frames.encode(full)) <= told.max_body
 

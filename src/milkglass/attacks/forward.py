@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from milkglass.errors import CorruptCheckpoint
-from milkglass.modelview import Model
+from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Budget
+from milkglass.threat.attack import Budget
 
 TOKENS = 2048  # in a batch
 _SHALLOWER = ("num_hidden_layers", "n_layers", "n_layer")
@@ -31,8 +31,8 @@ def body(model: Model, layers: int | None = None) -> PreTrainedModel:
             raw["layer_types"] = raw["layer_types"][:layers]
     kind = raw.pop("model_type")
     built = AutoModel.from_config(AutoConfig.for_model(kind, **raw), dtype=torch.float32)
-    wanted = built.state_dict()
-    missing, _ = built.load_state_dict(_matching(model.tensors, wanted, built.base_model_prefix), strict=False)
+    expected = built.state_dict()
+    missing, _ = built.load_state_dict(_matching(model.tensors, expected, built.base_model_prefix), strict=False)
     copies = set(getattr(built, "_tied_weights_keys", None) or ())
     lost = [name for name in missing if "pooler" not in name and name not in copies]
     if lost:
@@ -47,15 +47,15 @@ def tied(model: Model) -> bool:
     return bool(AutoConfig.for_model(kind, **raw).tie_word_embeddings)
 
 
-def _matching(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, Any], prefix: str) -> dict[str, torch.Tensor]:
+def _matching(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, Any], prefix: str) -> dict[str, torch.Tensor]:
     """Checkpoints of a model with a head name its body's tensors with a prefix."""
-    found = {}
+    result = {}
     for name in tensors:
         short = name.removeprefix(f"{prefix}.") if prefix else name
-        target = name if name in wanted else short
-        if target in wanted:
-            found[target] = tensors[name].float()
-    return found
+        target = name if name in expected else short
+        if target in expected:
+            result[target] = tensors[name].float()
+    return result
 
 
 def batches(sequences: Sequences, tokens: int = TOKENS) -> Iterator[Ids]:
@@ -112,8 +112,8 @@ def sampled(
     out = torch.zeros(len(sequences.ids), model.config.hidden_size)
     read = np.zeros(len(sequences), np.bool_)
     for numbers in groups:
-        found = state(model, stacked(sequences, numbers), layer)
-        out[torch.from_numpy(places(sequences, numbers))] = found.flatten(0, 1)
+        result = state(model, stacked(sequences, numbers), layer)
+        out[torch.from_numpy(places(sequences, numbers))] = result.flatten(0, 1)
         read[numbers] = True
     return out, read
 
@@ -121,3 +121,16 @@ def sampled(
 def hidden(model: PreTrainedModel, sequences: Sequences, layer: int | None = None) -> torch.Tensor:
     """(total, d) the state of every token."""
     return sampled(model, sequences, batches(sequences), layer)[0]
+
+
+def headless(model: Model) -> str | None:
+    """Why `public_head` is not the model's: its head is no table, and its checkpoint has none."""
+    if model.head is None and not tied(model):
+        return "the public model's head is not its table, and its checkpoint holds no head"
+    return None
+
+
+def public_head(model: Model) -> torch.Tensor:
+    """(n, d) the output embeddings, or the table where the two are tied; ask `headless` before."""
+    head = model.head
+    return model.table if head is None else head

@@ -49,6 +49,6 @@ class Holes:
         up, down = np.nextafter(middle, UP), np.nextafter(middle, DOWN)
         hit = np.zeros(x.shape, np.bool_)
         for n in (middle, up, down, np.nextafter(up, UP), np.nextafter(down, DOWN)):
-            some = ~hit & ((x + n) == y)
-            hit[some] = self.noise(n[some])
+            part = ~hit & ((x + n) == y)
+            hit[part] = self.noise(n[part])
         return hit

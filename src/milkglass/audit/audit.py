@@ -10,18 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
-from milkglass.audit import curve
-from milkglass.audit.anyway import anyway
-from milkglass.audit.cells import Cell, strongest
-from milkglass.audit.findings import distortion, verdict, warnings
-from milkglass.audit.page import drawn, render
-from milkglass.audit.result import Audit, Example, Piece, Point
-from milkglass.audit.run import Done, run
+from milkglass.audit import key_budget as curve
+from milkglass.audit.metadata_leakage import anyway
+from milkglass.audit.outcome import AttackResult, strongest
+from milkglass.audit.report.findings import distortion, verdict, warnings
+from milkglass.audit.report.page import drawn, render
+from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
+from milkglass.audit.resume import ResumeStore, private_folder, write_private
+from milkglass.audit.run import AuditRun, run
 from milkglass.audit.scene import Scene
-from milkglass.audit.work import Work, private_folder, write_private
 from milkglass.metrics.recovery import floors
 from milkglass.sequences import Ids
-from milkglass.threat import Attack, Budget
+from milkglass.threat.attack import Attack, Budget
 
 SHOWN = 6  # examples
 ATTACKING = 0.75  # share of the budget for the attacks; the rest is for the key's budget
@@ -30,14 +30,14 @@ ATTACKING = 0.75  # share of the budget for the attacks; the rest is for the key
 def audit(
     scene: Scene,
     attacks: Mapping[str, type[Attack]],
-    work: Work,
+    work: ResumeStore,
     budget: Budget,
     seed: int,
     threads: int = 2,
-    tell: Callable[[Cell], None] = lambda cell: None,
+    progress: Callable[[AttackResult], None] = lambda cell: None,
 ) -> Audit:
     started = time.monotonic()
-    done = run(scene, attacks, work, Budget(ATTACKING * budget.left()), seed, threads, tell)
+    done = run(scene, attacks, work, Budget(ATTACKING * budget.left()), seed, threads, progress)
     best = strongest(done.cells)
     points = key_budget(scene, attacks, done, best, budget, seed)
     spent = curve.spent(points)
@@ -75,8 +75,13 @@ def audit(
 
 
 def key_budget(
-    scene: Scene, attacks: Mapping[str, type[Attack]], done: Done, best: Cell | None, budget: Budget, seed: int
-) -> tuple[Point, ...]:
+    scene: Scene,
+    attacks: Mapping[str, type[Attack]],
+    done: AuditRun,
+    best: AttackResult | None,
+    budget: Budget,
+    seed: int,
+) -> tuple[BudgetPoint, ...]:
     """By the strongest attack that any audit begins, since it is run for every point, and where more text can make a
     difference to it. States have none: each text is read by itself."""
     if scene.of_states:
@@ -92,26 +97,26 @@ def _ordinary_counts(scene: Scene, counts: Ids) -> Ids:
     return np.where(scene.truth.ordinary, counts, 0)
 
 
-def examples(scene: Scene, done: Done, best: Cell | None, seed: int) -> tuple[Example, ...]:
+def examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int) -> tuple[ReadExample, ...]:
     """Texts drawn at random, as the strongest attack reads them."""
     if best is None:
         return ()
     sent = scene.truth.tokens
     reading = done.readings[best.adversary, best.attack]
     ends = np.cumsum(sent.lengths)
-    chosen = np.random.default_rng(seed).permutation(np.flatnonzero(sent.lengths > 4))[:SHOWN]
-    found = []
-    for number in sorted(chosen.tolist()):
+    selected = np.random.default_rng(seed).permutation(np.flatnonzero(sent.lengths > 4))[:SHOWN]
+    result = []
+    for number in sorted(selected.tolist()):
         place = slice(ends[number] - sent.lengths[number], ends[number])
         counted = scene.truth.ordinary[sent.ids[place]]
         was, read = sent.ids[place][counted], reading[place][counted]
         pieces = tuple(
-            Piece(scene.truth.read(np.array([one])).strip() if one >= 0 else "?", one == other,
+            TokenReading(scene.truth.read(np.array([one])).strip() if one >= 0 else "?", one == other,
                   scene.truth.read(np.array([other])).strip())
             for one, other in zip(read.tolist(), was.tolist(), strict=True)
         )  # fmt: skip
-        found.append(Example(scene.truth.read(was), pieces))
-    return tuple(found)
+        result.append(ReadExample(scene.truth.read(was), pieces))
+    return tuple(result)
 
 
 def write(result: Audit, out: Path) -> Path:
@@ -122,8 +127,8 @@ def write(result: Audit, out: Path) -> Path:
             write_private(out / f"{name}.svg", svg)
         else:
             (out / f"{name}.svg").unlink(missing_ok=True)  # of an audit before this one
-    told = json.dumps(result.to_json(), ensure_ascii=False, indent=1, allow_nan=False)
-    write_private(out / "audit.json", told + "\n")
+    info = json.dumps(result.to_json(), ensure_ascii=False, indent=1, allow_nan=False)
+    write_private(out / "audit.json", info + "\n")
     page = out / "audit.html"
     write_private(page, render(result))
     return page

@@ -16,27 +16,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.attacks.assignment import Solver, ranked
-from milkglass.audit.cells import Cell
+from milkglass.audit.outcome import AttackResult
+from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import Adversary, Scene
-from milkglass.audit.texts import CLASSES, classes
-from milkglass.audit.work import Work
+from milkglass.client.data.texts import CLASSES, classes
 from milkglass.errors import MilkglassError
 from milkglass.metrics.interval import Interval, ratio
 from milkglass.sequences import Ids
-from milkglass.threat import Attack, Budget, Candidates, Guess, Knowledge, Transcript, Undoer, why_not
-from milkglass.truth import score
+from milkglass.threat.attack import Attack, Budget, Preprocessor, why_not
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Candidates, Knowledge
+from milkglass.threat.observations import Transcript
+from milkglass.threat.truth import score
 
-Tell = Callable[[Cell], None]
+Report = Callable[[AttackResult], None]
 GRACE = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
 PLACED = 0.01  # of the ids; candidates that place fewer are the guesses of a solver that failed, and would mislead
 CHAIN = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
 
 
 @dataclass(frozen=True)
-class Done:
+class AuditRun:
     """cells, and for each done one the public id read for each token sent, (total,)."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[AttackResult, ...]
     readings: Mapping[tuple[str, str], Ids]
     candidates: Candidates | None  # what the solvers that need no text arrived at
 
@@ -44,48 +47,48 @@ class Done:
 def run(
     scene: Scene,
     attacks: Mapping[str, type[Attack]],
-    work: Work,
+    work: ResumeStore,
     budget: Budget,
     seed: int,
     threads: int = 2,
-    tell: Tell = lambda cell: None,
-) -> Done:
+    progress: Report = lambda cell: None,
+) -> AuditRun:
     """attacks: by name, in the order in which candidates are handed on."""
-    chosen = [kind() for kind in attacks.values()]
-    runner = _Runner(scene, work, budget, seed, tell)
+    selected = [kind() for kind in attacks.values()]
+    runner = _Runner(scene, work, budget, seed, progress)
     with ThreadPoolExecutor(threads) as pool:  # the chain is submitted first, so whoever waits for it waits in turn
         try:
-            undoers = [one for one in chosen if isinstance(one, Undoer)]
-            early = [one for one in chosen if _early(one)]
+            undoers = [one for one in selected if isinstance(one, Preprocessor)]
+            early = [one for one in selected if _early(one)]
             chain = pool.submit(runner.chain, early, undoers, scene.adversaries[0].knowledge)
-            rest = [pool.submit(runner.cell, attack, who, chain) for who, attack in _pairs(scene, chosen)]
-            found = [*chain.result()[0], *(one.result() for one in rest)]
+            rest = [pool.submit(runner.cell, attack, who, chain) for who, attack in _pairs(scene, selected)]
+            result = [*chain.result()[0], *(one.result() for one in rest)]
         except BaseException:  # Ctrl-C above all: what runs stops at its next look at the budget, nothing more begins
             runner.stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-    readings = {(cell.adversary, cell.attack): read for cell, read in found if read is not None}
-    return Done(tuple(cell for cell, _ in found), readings, chain.result()[1])
+    readings = {(cell.adversary, cell.attack): read for cell, read in result if read is not None}
+    return AuditRun(tuple(cell for cell, _ in result), readings, chain.result()[1])
 
 
 def planned(scene: Scene, attacks: Mapping[str, type[Attack]]) -> int:
     """How many cells there will be."""
-    chosen = [kind() for kind in attacks.values()]
-    return sum(map(_early, chosen)) + len(_pairs(scene, chosen))
+    selected = [kind() for kind in attacks.values()]
+    return sum(map(_early, selected)) + len(_pairs(scene, selected))
 
 
 def _pairs(scene: Scene, chosen: Sequence[Attack]) -> list[tuple[Adversary, Attack]]:
     """Who runs what beside the chain: an attack without text is run once, one that reads text by whoever has some, and
     by nobody else unless nobody has any, so that the reason is said."""
     bare, *others = scene.adversaries
-    found = []
+    result = []
     for adversary in scene.adversaries:
         for attack in chosen:
             reads = "corpus" in attack.assumes | attack.helped_by
-            wanted = not others or not reads if adversary is bare else reads
-            if wanted and not _early(attack):
-                found.append((adversary, attack))
-    return sorted(found, key=lambda pair: _turn(pair[1]))
+            expected = not others or not reads if adversary is bare else reads
+            if expected and not _early(attack):
+                result.append((adversary, attack))
+    return sorted(result, key=lambda pair: _turn(pair[1]))
 
 
 def _turn(attack: Attack) -> int:
@@ -107,21 +110,21 @@ def _waits(attack: Attack) -> bool:
     return "candidates" in attack.assumes | attack.helped_by and not attack.needs and not _early(attack)
 
 
-Chain = tuple[list[tuple[Cell, Ids | None]], Candidates | None]
+Chain = tuple[list[tuple[AttackResult, Ids | None]], Candidates | None]
 
 
 @dataclass(frozen=True)
 class _Runner:
     scene: Scene
-    work: Work
+    work: ResumeStore
     budget: Budget
     seed: int
-    tell: Tell
+    progress: Report
     stop: Event = field(default_factory=Event)
 
-    def chain(self, solvers: Sequence[Attack], undoers: Sequence[Undoer], knowledge: Knowledge) -> Chain:
+    def chain(self, solvers: Sequence[Attack], undoers: Sequence[Preprocessor], knowledge: Knowledge) -> Chain:
         """Where an attack can undo a part of the scheme, the solvers start from what it leaves."""
-        found, candidates, transcript = [], None, self.scene.transcript
+        result, candidates, transcript = [], None, self.scene.transcript
         for undoer in undoers if solvers else ():
             try:
                 if not self.stop.is_set() and why_not(undoer, transcript, knowledge) is None:
@@ -130,19 +133,19 @@ class _Runner:
                 continue
         for solver in solvers:
             assert isinstance(solver, Solver)
-            given = replace(knowledge, candidates=candidates)
-            cell, reading, learnt = self._solve(solver, given, transcript)
+            provided = replace(knowledge, candidates=candidates)
+            cell, reading, learnt = self._solve(solver, provided, transcript)
             if (
                 learnt is not None
                 and sum(len(one.rows) for one in learnt.solved) >= PLACED * self.scene.transcript.size
             ):
                 candidates = learnt
-            found.append((cell, reading))
-        return found, candidates
+            result.append((cell, reading))
+        return result, candidates
 
     def _solve(
         self, solver: Solver, knowledge: Knowledge, transcript: Transcript
-    ) -> tuple[Cell, Ids | None, Candidates | None]:
+    ) -> tuple[AttackResult, Ids | None, Candidates | None]:
         learnt: list[Candidates] = []
         name = self.scene.adversaries[0].name
         kept = self.work.candidates(solver.name)
@@ -169,7 +172,7 @@ class _Runner:
 
         return share
 
-    def cell(self, attack: Attack, adversary: Adversary, chain: Future[Chain]) -> tuple[Cell, Ids | None]:
+    def cell(self, attack: Attack, adversary: Adversary, chain: Future[Chain]) -> tuple[AttackResult, Ids | None]:
         knowledge = adversary.knowledge
         if "candidates" in attack.assumes | attack.helped_by:
             knowledge = replace(knowledge, candidates=chain.result()[1])
@@ -196,12 +199,12 @@ class _Runner:
         attempt: Callable[[Budget], Guess],
         in_group: Callable[[], float | None],
         reusable: bool = True,
-    ) -> tuple[Cell, Ids | None]:
+    ) -> tuple[AttackResult, Ids | None]:
         name = f"{adversary}-{attack.name}".replace(" ", "_")
         if reusable and (kept := self.work.cell(name)):
-            self.tell(kept[0])
+            self.progress(kept[0])
             return kept
-        blank = Cell(
+        blank = AttackResult(
             attack.name,
             attack.title,
             adversary,
@@ -219,17 +222,17 @@ class _Runner:
             cell = replace(blank, state="failed", reason=type(error).__name__)  # its text may quote what it saw
         if cell.state == "done" and not self.stop.is_set():
             self.work.keep(name, cell, reading)
-        self.tell(cell)
+        self.progress(cell)
         return cell, reading
 
     def _tried(
         self,
-        blank: Cell,
+        blank: AttackResult,
         attack: Attack,
         knowledge: Knowledge,
         attempt: Callable[[Budget], Guess],
         in_group: Callable[[], float | None],
-    ) -> tuple[Cell, Ids | None]:
+    ) -> tuple[AttackResult, Ids | None]:
         if reason := why_not(attack, self.scene.transcript, knowledge):
             return replace(blank, state="does not apply", reason=reason), None
         if self.stop.is_set() or (self.budget.left() <= 0 and not _waits(attack)):
@@ -259,11 +262,11 @@ def by_class(scene: Scene, reading: Ids, rng: np.random.Generator) -> dict[str, 
     sent = scene.truth.tokens
     counted: NDArray[np.bool_] = scene.truth.ordinary[sent.ids]
     which = classes(scene.texts, scene.content, sent.counts(len(scene.content)))
-    found: dict[str, Interval] = {}
+    result: dict[str, Interval] = {}
     for number, name in enumerate(CLASSES):
         inside = counted & (which == number)
         if inside.any():
             weights = np.bincount(sent.owner, inside, len(sent)).astype(np.float64)
             hits = np.bincount(sent.owner, inside & (reading == sent.ids), len(sent)).astype(np.float64)
-            found[name] = ratio(hits, weights, rng)
-    return found
+            result[name] = ratio(hits, weights, rng)
+    return result

@@ -15,21 +15,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.architectures import of
-from milkglass.audit.texts import Texts, pieces, read, unmarked
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.codec import Codec
-from milkglass.client.folder import KEY_ID
-from milkglass.client.key import Key
-from milkglass.client.making import Stage, new_key, no_progress, scheme_of, shown
-from milkglass.client.scramble import replacements, scrambled_configs
+from milkglass.client.codec.codec import Codec
+from milkglass.client.data.texts import PrivateTexts, pieces, read, unmarked
+from milkglass.client.key.generate import new_key, scheme_of, shown
+from milkglass.client.key.key import Key
+from milkglass.client.layout import KEY_ID
+from milkglass.client.obfuscate.scramble import replacements, scrambled_configs
 from milkglass.errors import KeyForOtherModel, UsageError
-from milkglass.modelview import Model, Stored
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import of
+from milkglass.models.view import Model, Stored
+from milkglass.progress import Stage, no_stage
 from milkglass.schemes.mixture import Promise
 from milkglass.schemes.scheme import Scheme
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat import Activations, Knowledge, Observation, Tokens, Transcript, Weights
-from milkglass.truth import Truth, content_tokens
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Activations, Observation, Tokens, Transcript, Weights
+from milkglass.threat.truth import Truth, content_tokens
 
 LEAST = 20  # texts; with fewer nothing can be said
 FEW = 5  # texts of an attacker
@@ -52,13 +54,13 @@ class Replaced(Mapping[str, torch.Tensor]):
         return len(self.base)
 
 
-def uploaded(base: Checkpoint, key: Key, stage: Stage = no_progress) -> tuple[Model, Promise]:
+def uploaded(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, Promise]:
     """The scrambled model, as `milkglass obfuscate` would write it for this key."""
-    found = replacements(base, of(base), key, stage)
-    changed = {name: rows.rows(0, found.base.tensors[name].shape[0]) for name, rows in found.rows.items()}
+    result = replacements(base, of(base), key, stage)
+    changed = {name: rows.rows(0, result.base.tensors[name].shape[0]) for name, rows in result.rows.items()}
     config = scrambled_configs(base, key).config
-    promise = replace(found.mixture.promise(scheme_of(key).k), condition=found.condition)
-    return Model(Replaced(Stored(found.base), changed), config), promise
+    promise = replace(result.mixture.promise(scheme_of(key).k), condition=result.condition)
+    return Model(Replaced(Stored(result.base), changed), config), promise
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Scene:
     transcript: Transcript
     truth: Truth
     adversaries: tuple[Adversary, ...]
-    texts: Texts
+    texts: PrivateTexts
     promise: Promise
     scheme: Mapping[str, Any]
     model: str
@@ -102,7 +104,7 @@ def build(
     public: Path | None,
     most: int | None,
     seed: int,
-    stage: Stage = no_progress,
+    stage: Stage = no_stage,
     seen: Transcript | None = None,
     known: Path | None = None,
 ) -> Scene:
@@ -170,7 +172,7 @@ def _unread(seen: Transcript, held: Sequences, codec: Codec, text: Path) -> Tran
     ends = np.cumsum([0, *(len(one.ids) for one in seen.all(Tokens))])
     own = [fresh[(fresh >= a) & (fresh < b)] for a, b in zip(ends, ends[1:], strict=False)]
     merged: list[Observation] = [
-        Tokens(sent.chosen(some), one.purpose) for one, some in zip(seen.all(Tokens), own, strict=True)
+        Tokens(sent.chosen(part), one.purpose) for one, part in zip(seen.all(Tokens), own, strict=True)
     ]
     states = seen.all(Activations)
     for layer in sorted({one.layer for one in states}):
@@ -194,9 +196,9 @@ def assemble(
     key: Key,
     codec: Codec,
     base: Checkpoint,
-    private: Texts,
+    private: PrivateTexts,
     public: Mapping[str, Sequences],
-    stage: Stage = no_progress,
+    stage: Stage = no_stage,
     seen: Transcript | None = None,
     leaked: Mapping[str, Ids] | None = None,
     pairs: Mapping[str, Ids] | None = None,
@@ -247,24 +249,24 @@ def _common(texts: list[Sequences], size: int) -> NDArray[np.float64]:
     return np.sum([one.counts(size) / max(1, len(one.ids)) for one in texts], axis=0, dtype=np.float64)
 
 
-def _halves(whole: Texts, seed: int) -> tuple[Texts, Sequences]:
+def _halves(whole: PrivateTexts, seed: int) -> tuple[PrivateTexts, Sequences]:
     order = np.random.default_rng(seed).permutation(len(whole.original))
     middle = len(order) // 2
     return whole.chosen(order[:middle]), whole.original.chosen(np.sort(order[middle:]))
 
 
-def _transcript(model: Model, private: Texts, size: int, seen: Transcript | None, key: Key) -> Transcript:
+def _transcript(model: Model, private: PrivateTexts, size: int, seen: Transcript | None, key: Key) -> Transcript:
     if seen is None:
         return Transcript((Weights(model), Tokens(private.scrambled)), size)
     if seen.size != size:
         raise KeyForOtherModel(f"the transcript is of {seen.size} ids, the key of {size}", "give the key's transcript")
-    told = {seen.key_id, *(one.model.config.get(KEY_ID) for one in seen.all(Weights))} - {None}
-    if not told:
+    info = {seen.key_id, *(one.model.config.get(KEY_ID) for one in seen.all(Weights))} - {None}
+    if not info:
         raise KeyForOtherModel(
             "the transcript doesn't say which key it was recorded under",
             "record it again: with another key's ids every attack would seem to fail",
         )
-    if told != {key.identifier}:
+    if info != {key.identifier}:
         raise KeyForOtherModel("the transcript was recorded under another key", "give the key that it belongs to")
     held = seen.observations if seen.all(Weights) else (Weights(model), *seen.observations)
     sent = () if seen.all(Tokens) else (Tokens(private.scrambled),)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key, require_file
-from milkglass.cli.terminal import Stage, bars, emit, note, table
+from milkglass.cli.ui.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key, require_file
+from milkglass.cli.ui.terminal import bars, emit, note, table
 from milkglass.errors import UsageError
+from milkglass.progress import Stage
 
 if TYPE_CHECKING:
-    from milkglass.audit.cells import Cell
-    from milkglass.audit.result import Audit
+    from milkglass.audit.outcome import AttackResult
+    from milkglass.audit.report.result import Audit
     from milkglass.audit.scene import Scene
 
 
@@ -46,7 +47,7 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Attack your own model, key and text, and write what comes back into the folder OUT. Nothing is sent anywhere."""
-    from milkglass.threat import Budget
+    from milkglass.threat.attack import Budget
 
     for path in (text, public, known):
         if path is not None:
@@ -57,20 +58,20 @@ def audit(
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
     opened = open_key(key, passphrase_file)
 
-    from milkglass import transcript
     from milkglass.audit.scene import build
-    from milkglass.client import usage
-    from milkglass.models import resolve
+    from milkglass.client.key import usage
+    from milkglass.models.resolve import resolve
+    from milkglass.threat import transcript_file
 
     codec = open_codec(opened.key, model)
     folder = resolve(model or str(opened.key.about["model"]))
-    seen = None if server_transcript is None else transcript.load(server_transcript)
+    seen = None if server_transcript is None else transcript_file.load(server_transcript)
     about = {
         "key": opened.key.identifier,
         "text": hashlib.sha256(text.read_bytes()).hexdigest(),
         "public": None if public is None else hashlib.sha256(public.read_bytes()).hexdigest(),
         "known": None if known is None else hashlib.sha256(known.read_bytes()).hexdigest(),
-        "transcript": None if server_transcript is None else transcript.digest(server_transcript),
+        "transcript": None if server_transcript is None else transcript_file.digest(server_transcript),
         "rows": rows,
         "seed": seed,
     }
@@ -100,27 +101,27 @@ def attacked(
     """What any audit does: the scene, all attacks on it, and the report in `out`. about: what decides the result."""
     import torch
 
+    from milkglass.attacks.catalogue import ATTACKS
     from milkglass.audit.audit import audit as attack
     from milkglass.audit.audit import write
+    from milkglass.audit.resume import ResumeStore
     from milkglass.audit.run import planned
-    from milkglass.audit.work import Work
-    from milkglass.catalogue import ATTACKS
-    from milkglass.threat import Budget
+    from milkglass.threat.attack import Budget
 
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # attacks run side by side
     about = {**about, "attacks": [repr(kind()) for kind in ATTACKS.values()]}
     with bars(as_json) as stage:
         scene = staged(stage)
-        work = Work.open(out / "work", about)  # a text that cannot be read leaves nothing behind
+        work = ResumeStore.open(out / "work", about)  # a text that cannot be read leaves nothing behind
         advance = stage("attack", planned(scene, ATTACKS))
 
-        def tell(cell: Cell) -> None:
+        def progress(cell: AttackResult) -> None:
             advance(1)
             if not as_json:
                 note(f"  {line(cell)}")
 
         try:
-            result = attack(scene, ATTACKS, work, Budget.parse(budget), seed, tell=tell)
+            result = attack(scene, ATTACKS, work, Budget.parse(budget), seed, progress=progress)
         except KeyboardInterrupt:
             note(f"stopped; what was finished is kept in {work.folder}, the same command again goes on")
             raise
@@ -133,7 +134,7 @@ def told(result: Audit, page: Path, out: Path, as_json: bool) -> None:
     emit(as_json, {"out": str(out), **result.to_json()}, lambda: words(result, page))
 
 
-def line(cell: Cell) -> str:
+def line(cell: AttackResult) -> str:
     """One attack, as it ends."""
     what = f"{cell.what} ({cell.adversary})"
     if cell.state != "done":

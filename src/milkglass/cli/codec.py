@@ -1,6 +1,6 @@
 """`milkglass encode` and `decode`: text to scrambled ids and back, on this machine alone.
 
-Without arguments both read lines: `encode` reads text, or JSON Lines (cli/lines.py); `decode` reads the ids.
+Without arguments both read lines: `encode` reads text, or JSON Lines (cli/ui/text_input.py); `decode` reads the ids.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from milkglass.cli.lines import Row, arguments, line_name, named, pairs_of, require_no_messages, row_of
-from milkglass.cli.options import (
+from milkglass.cli.ui.options import (
     AsJson,
     KeyFile,
     ModelRef,
-    Opened,
     PassphraseFile,
+    UnlockedKey,
     open_codec,
     open_key,
     require_file,
     spend,
 )
-from milkglass.cli.rows import checked, labels_of, remembered, scale_of, write_rows
-from milkglass.cli.terminal import bars, emit, json_text, note, shown
+from milkglass.cli.ui.terminal import bars, emit, json_text, note, shown
+from milkglass.cli.ui.text_input import InputRow, arguments, line_name, named, pairs_of, require_no_messages, row_of
+from milkglass.cli.ui.training_rows import checked, labels_of, remembered, scale_of, write_rows
 from milkglass.errors import CodecError, UsageError
 
 if TYPE_CHECKING:
-    from milkglass.client.codec import Codec, Encoded
+    from milkglass.client.codec.codec import Codec, Encoded
 
 BATCH = 1000
 In = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")]
@@ -140,7 +140,7 @@ def _is_table(out: Path | None) -> bool:
 
 
 def _training_rows(
-    opened: Opened, source: Path, out: Path, task: str | None, max_length: int, model: str | None, as_json: bool
+    opened: UnlockedKey, source: Path, out: Path, task: str | None, max_length: int, model: str | None, as_json: bool
 ) -> None:
     codec = open_codec(opened.key, model)
     train = checked(source, task)
@@ -149,12 +149,14 @@ def _training_rows(
     with bars(as_json) as stage:
         numbers = labels if scale is None else scale
         written = write_rows(opened, codec, source, out, train, numbers, min(max_length, codec.limit), stage)
-    told = {"file": str(out), "task": train.task, "rows": written.rows, "tokens": written.tokens, "cut": written.cut}
-    emit(as_json, told, f"wrote {out}: {written.rows:,} rows, {written.tokens:,} tokens; `milkglass upload` sends it")
+    info = {"file": str(out), "task": train.task, "rows": written.rows, "tokens": written.tokens, "cut": written.cut}
+    emit(as_json, info, f"wrote {out}: {written.rows:,} rows, {written.tokens:,} tokens; `milkglass upload` sends it")
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------
-def _conversations(codec: Codec, batch: list[Row], max_length: int | None, truncate: bool) -> Iterator[dict[str, Any]]:
+def _conversations(
+    codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool
+) -> Iterator[dict[str, Any]]:
     """Raises CodecError that names a text by its own name."""
     for row in batch:
         if row.pair is not None:
@@ -166,7 +168,7 @@ def _conversations(codec: Codec, batch: list[Row], max_length: int | None, trunc
         yield {"ids": ids}
 
 
-def _plainly(codec: Codec, batch: list[Row], max_length: int | None, truncate: bool) -> Iterator[dict[str, Any]]:
+def _plainly(codec: Codec, batch: list[InputRow], max_length: int | None, truncate: bool) -> Iterator[dict[str, Any]]:
     """Raises CodecError that names a text by its own name."""
     require_no_messages(batch, "add --chat")
     with named(batch):
@@ -176,7 +178,7 @@ def _plainly(codec: Codec, batch: list[Row], max_length: int | None, truncate: b
         yield {"ids": one.tolist(), **types}
 
 
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def _batches(rows: Iterable[InputRow]) -> Iterator[list[InputRow]]:
     rows = iter(rows)
     while batch := list(islice(rows, BATCH)):
         yield batch

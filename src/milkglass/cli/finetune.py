@@ -13,32 +13,33 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from milkglass.cli.options import (
+from milkglass.cli.ui.job_progress import Fetch, comeback, finish
+from milkglass.cli.ui.options import (
     AllowHttp,
     AsJson,
     Certificate,
     KeyFile,
     ModelRef,
-    Opened,
     PassphraseFile,
+    ServerOptions,
     ServerUrl,
     TokenFile,
-    Way,
+    UnlockedKey,
     described,
     key_options,
     open_codec,
     open_key,
 )
-from milkglass.cli.rows import checked, labels_of, remembered, scale_of, write_rows
-from milkglass.cli.terminal import Stage, bars, emit, note
-from milkglass.cli.watching import Fetch, comeback, finish
+from milkglass.cli.ui.terminal import bars, emit, note
+from milkglass.cli.ui.training_rows import checked, labels_of, remembered, scale_of, write_rows
 from milkglass.errors import CodecError, UsageError
+from milkglass.progress import Stage
 
 if TYPE_CHECKING:
-    from milkglass.client.codec import Codec
-    from milkglass.client.dataset import Summary
-    from milkglass.client.remote import Remote
-    from milkglass.client.scores import Scale
+    from milkglass.client.codec.codec import Codec
+    from milkglass.client.data.dataset import Summary
+    from milkglass.client.data.label_scale import Scale
+    from milkglass.client.remote.remote import Remote
 
 SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the server's own rule
 
@@ -124,7 +125,7 @@ def finetune(
     train = checked(data, task)
     check = None if validation is None else checked(validation, train.task)
     labels, scale = labels_of(opened, train), scale_of(opened, train)
-    asked = {
+    requested = {
         "n_epochs": epochs, "max_steps": max_steps, "batch_size": batch_size, "learning_rate": learning_rate,
         "warmup_ratio": warmup_ratio, "weight_decay": weight_decay, "method": method, "lora_rank": lora_rank,
         "lora_alpha": lora_alpha, "full_first": full_first, "full_last": full_last, "train_tables": train_tables,
@@ -132,14 +133,14 @@ def finetune(
         "logging_steps": logging_steps, "max_length": min(max_length, codec.limit),
         "task": train.task, "num_labels": len(labels) if labels else None,
     }  # fmt: skip
-    hyperparameters = require_hyperparameters({n: v for n, v in asked.items() if v is not None})
-    way = Way(server, token_file, certificate, allow_http)
+    hyperparameters = require_hyperparameters({n: v for n, v in requested.items() if v is not None})
+    way = ServerOptions(server, token_file, certificate, allow_http)
     with way.open() as remote:
         _require_trainable(described(remote, opened, model_id), train.task)
         opened = remembered(opened, labels, scale)
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
-            told = labels if scale is None else scale
-            send = _Sender(remote, opened, codec, Path(scratch), told, hyperparameters["max_length"], stage)
+            info = labels if scale is None else scale
+            send = _Sender(remote, opened, codec, Path(scratch), info, hyperparameters["max_length"], stage)
             training_file = send(data, train, "train.parquet")
             validation_file = None if validation is None or check is None else send(validation, check, "val.parquet")
         job = remote.create_job(model_id, training_file, hyperparameters, validation_file, suffix)
@@ -161,12 +162,12 @@ def _require_trainable(told: Mapping[str, Any], task: str) -> None:
         raise CodecError("this data is for generation, and the model is an encoder", "give rows with a label")
 
 
-def _largest(opened: Opened, model: str | None) -> int:
+def _largest(opened: UnlockedKey, model: str | None) -> int:
     """Bytes that the fine-tuned model can have at most, by what the scrambled one has."""
-    from milkglass.checkpoint import Checkpoint
-    from milkglass.client.beforehand import largest
-    from milkglass.client.making import scheme_of
-    from milkglass.models import resolve
+    from milkglass.client.key.generate import scheme_of
+    from milkglass.client.obfuscate.preflight import largest
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
 
     base = Checkpoint.open(resolve(model or str(opened.key.about["model"])))
     return largest(base, scheme_of(opened.key))
@@ -191,7 +192,7 @@ class _Sender:
     def __init__(
         self,
         remote: Remote,
-        opened: Opened,
+        opened: UnlockedKey,
         codec: Codec,
         scratch: Path,
         labels: Mapping[str, int] | Scale | None,

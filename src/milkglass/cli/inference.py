@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.lines import named, paired, to_classify
-from milkglass.cli.options import (
+from milkglass.cli.ui.options import (
     AllowHttp,
     AsJson,
     Certificate,
     KeyFile,
     ModelRef,
-    Opened,
     PassphraseFile,
+    ServerOptions,
     ServerUrl,
     TokenFile,
-    Way,
+    UnlockedKey,
     described,
     open_codec,
     open_key,
     spend,
 )
-from milkglass.cli.terminal import bars, json_text, note, say, shown
+from milkglass.cli.ui.terminal import bars, json_text, note, say, shown
+from milkglass.cli.ui.text_input import named, paired, to_classify
 from milkglass.errors import CodecError, EmptyText, MilkglassError, TooLong, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from milkglass.client.codec import Codec
-    from milkglass.client.conversation import Message
-    from milkglass.client.remote import Remote, Sampling
+    from milkglass.client.codec.codec import Codec
+    from milkglass.client.codec.conversation import Message
+    from milkglass.client.remote.remote import Remote, Sampling
 
 BATCH = 64  # texts a request
 COUNTED = 64  # tokens of an answer that a killed command may leave uncounted
@@ -86,25 +86,25 @@ def classify(
         encoded = codec.encode(texts, pairs, truncate=truncate)
     results: list[dict[str, Any]] = []
     fits = True
-    with Way(server, token_file, certificate, allow_http).open() as remote, bars(as_json) as stage:
-        told = described(remote, opened, model_id)
-        names = _names(opened, model_id, told.get("job"), labels_of)
-        job = str(told.get("job")) if labels_of is None else labels_of
+    with ServerOptions(server, token_file, certificate, allow_http).open() as remote, bars(as_json) as stage:
+        info = described(remote, opened, model_id)
+        names = _names(opened, model_id, info.get("job"), labels_of)
+        job = str(info.get("job")) if labels_of is None else labels_of
         scale = opened.scale_of(model_id if labels_of is None else job, job, labels_of == "newest")
         spend(opened, len(texts), sum(map(len, encoded.ids)))
-        tell = stage("classify", len(texts))
+        progress = stage("classify", len(texts))
         for start in range(0, len(texts), BATCH):
             part = slice(start, start + BATCH)
             types = encoded.token_type_ids[part] if encoded.token_type_ids is not None else None
-            for found in remote.classify(model_id, encoded.ids[part], types):
-                if found.score is not None:
-                    results.append({"score": found.score if scale is None else scale.read(found.score)})
+            for matches in remote.classify(model_id, encoded.ids[part], types):
+                if matches.score is not None:
+                    results.append({"score": matches.score if scale is None else scale.read(matches.score)})
                     continue
-                known = names if sorted(names) == list(range(len(found.probabilities))) else {}
+                known = names if sorted(names) == list(range(len(matches.probabilities))) else {}
                 fits = fits and bool(known)
-                by_name = {known.get(i, f"LABEL_{i}"): p for i, p in enumerate(found.probabilities)}
-                results.append({"label": known.get(found.label, f"LABEL_{found.label}"), "probabilities": by_name})
-            tell(len(encoded.ids[part]))
+                by_name = {known.get(i, f"LABEL_{i}"): p for i, p in enumerate(matches.probabilities)}
+                results.append({"label": known.get(matches.label, f"LABEL_{matches.label}"), "probabilities": by_name})
+            progress(len(encoded.ids[part]))
     if any("score" in one for one in results):
         if scale is None:
             note(f"the key knows no scale of {model_id}, so the server's own numbers are shown; see --labels-of")
@@ -122,22 +122,22 @@ def classify(
             say(f"{result['label']}\t{max(result['probabilities'].values(), default=0.0):.3f}")
 
 
-def _names(opened: Opened, model_id: str, job: object, labels_of: str | None) -> dict[int, str]:
+def _names(opened: UnlockedKey, model_id: str, job: object, labels_of: str | None) -> dict[int, str]:
     """By number. The model's job is the server's word; its name, which has the job's number, comes first."""
     about = opened.key.about
     known: Mapping[str, Mapping[str, int]] = about.get("fine_tunes") or {}
     if labels_of is None:
-        found = opened.labels_of(model_id) or known.get(str(job)) or {}
+        result = opened.labels_of(model_id) or known.get(str(job)) or {}
     elif labels_of == "newest":
-        found = about.get("labels") or {}
+        result = about.get("labels") or {}
     elif labels_of in known:
-        found = known[labels_of]
+        result = known[labels_of]
     elif labels_of in (about.get("scales") or {}):
-        found = {}
+        result = {}
     else:
         jobs = ", ".join((*known, *(about.get("scales") or {}))) or "none"
         raise UsageError(f"the key knows no labels of the job {labels_of}", f"it knows those of: {jobs}; or newest")
-    return {number: name for name, number in found.items()}
+    return {number: name for name, number in result.items()}
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def generate(
         raise EmptyText("the prompt is empty", "give a text, or pipe one in")
     ids = codec.encode_chat(_conversation(system, text)) if templated else codec.encode([text]).ids[0]
     sampling = _sampling(codec, max_tokens, temperature, top_p, top_k, seed)
-    with Way(server, token_file, certificate, allow_http).open() as remote:
+    with ServerOptions(server, token_file, certificate, allow_http).open() as remote:
         _require_generator(described(remote, opened, model_id), model_id)
         answer, count = _answer(remote, opened, codec, model_id, ids, sampling, show=not as_json)
     if as_json:
@@ -200,13 +200,13 @@ def _conversation(system: str | None, text: str) -> list[Message]:
 def _sampling(
     codec: Codec, max_tokens: int, temperature: float, top_p: float | None, top_k: int | None, seed: int | None
 ) -> Sampling:
-    from milkglass.client.remote import Sampling
+    from milkglass.client.remote.remote import Sampling
 
     return Sampling(max_tokens, temperature, top_p, top_k, seed, tuple(codec.stop_ids.tolist()))
 
 
 def _answer(
-    remote: Remote, opened: Opened, codec: Codec, model_id: str, ids: NDArray[Any], sampling: Sampling, show: bool
+    remote: Remote, opened: UnlockedKey, codec: Codec, model_id: str, ids: NDArray[Any], sampling: Sampling, show: bool
 ) -> tuple[str, int]:
     """The answer's text and its number of tokens, written to stdout as it becomes certain."""
     spend(opened, 1, len(ids))
@@ -260,7 +260,7 @@ def chat(
     start: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     turns = list(start)
     codec.encode_chat([*start, {"role": "user", "content": "hi"}])  # no template: say so before anybody types
-    with Way(server, token_file, certificate, allow_http).open() as remote:
+    with ServerOptions(server, token_file, certificate, allow_http).open() as remote:
         _require_generator(described(remote, opened, model_id), model_id)
         while (line := _ask()) is not None:
             if line == "/exit":
@@ -272,12 +272,18 @@ def chat(
 
 
 def _turn(
-    remote: Remote, opened: Opened, codec: Codec, model_id: str, turns: list[Message], line: str, sampling: Sampling
+    remote: Remote,
+    opened: UnlockedKey,
+    codec: Codec,
+    model_id: str,
+    turns: list[Message],
+    line: str,
+    sampling: Sampling,
 ) -> list[Message]:
     """The conversation after one more turn; as it was, when that failed: the person may try again."""
-    asked: list[Message] = [*turns, {"role": "user", "content": line}]
+    requested: list[Message] = [*turns, {"role": "user", "content": line}]
     try:
-        answer, _ = _answer(remote, opened, codec, model_id, codec.encode_chat(asked), sampling, show=True)
+        answer, _ = _answer(remote, opened, codec, model_id, codec.encode_chat(requested), sampling, show=True)
     except TooLong as error:
         note(f"error: {error.message}\n  hint: /new begins a new conversation")
         return turns
@@ -287,7 +293,7 @@ def _turn(
     if not answer:
         return turns  # nothing was said: most templates refuse an empty turn
     say()
-    return [*asked, {"role": "assistant", "content": answer}]
+    return [*requested, {"role": "assistant", "content": answer}]
 
 
 def _ask() -> str | None:

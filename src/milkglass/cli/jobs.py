@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.options import AllowHttp, AsJson, Certificate, ServerUrl, TokenFile, Way, Yes
-from milkglass.cli.terminal import cell, confirm, emit, moment, table
-from milkglass.cli.watching import Fetch, finish, steps_of
+from milkglass.cli.ui.job_progress import Fetch, finish, steps_of
+from milkglass.cli.ui.options import AllowHttp, AsJson, Certificate, ServerOptions, ServerUrl, TokenFile, Yes
+from milkglass.cli.ui.terminal import cell, confirm, emit, moment, table
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
-    from milkglass.client.remote import Remote
+    from milkglass.client.remote.remote import Remote
 
 
 def jobs(
@@ -27,9 +27,9 @@ def jobs(
     as_json: AsJson = False,
 ) -> None:
     """List the server's fine-tuning jobs, the newest first."""
-    with Way(server, token_file, certificate, allow_http).open() as remote:
-        found = remote.jobs()
-    emit(as_json, {"jobs": [_document(job) for job in found]}, lambda: _words(found))
+    with ServerOptions(server, token_file, certificate, allow_http).open() as remote:
+        result = remote.jobs()
+    emit(as_json, {"jobs": [_document(job) for job in result]}, lambda: _words(result))
 
 
 def job(
@@ -50,7 +50,7 @@ def job(
     """Show a fine-tuning job's state. With an option: watch it, stop it, download its model, or delete its record."""
     if sum((follow or fetch is not None, cancel, delete)) > 1:
         raise UsageError("more than one thing to do with the job was given", "give --follow, --cancel or --delete")
-    way = Way(server, token_file, certificate, allow_http)
+    way = ServerOptions(server, token_file, certificate, allow_http)
     with way.open() as remote:
         if delete:
             _delete(remote, job_id, yes, as_json)
@@ -70,7 +70,7 @@ def job(
 
 
 def _delete(remote: Remote, job_id: str, yes: bool, as_json: bool) -> None:
-    from milkglass.client.remote import JOBS
+    from milkglass.client.remote.remote import JOBS
 
     remote.require(JOBS, job_id)  # one that is not there is told before anybody is asked
     confirm(f"Delete the record of {job_id}?", yes)

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from milkglass.cli.options import AsJson, ModelRef, PassphraseFile, open_key
-from milkglass.cli.terminal import bars, emit, moment, note, table
-from milkglass.client import usage
+from milkglass.cli.ui.options import AsJson, ModelRef, PassphraseFile, open_key
+from milkglass.cli.ui.terminal import bars, emit, moment, note, table
+from milkglass.client.key import usage
 from milkglass.errors import KeyExists, KeyFileError
 
 NEVER = "no audit yet: `milkglass audit` measures after how much text an attacker reads how much"
@@ -33,7 +33,7 @@ def status(
     """How much text was encoded under a key on this machine, and what audits say that this gives away."""
     if not key.is_file():
         raise KeyFileError(f"there is no key file at {key}", "give the file that `milkglass obfuscate` wrote")
-    from milkglass.client.keyfile import require_key_file
+    from milkglass.client.key.file import require_key_file
 
     require_key_file(key)
     used = usage.read(key)
@@ -61,18 +61,18 @@ def for_job(
     """
     if out.exists():
         raise KeyExists(f"{out} exists already", "give another file: overwriting a key makes its fine-tunes useless")
-    from milkglass.checkpoint import Checkpoint
-    from milkglass.client import jobs
-    from milkglass.client.keyfile import write_key
-    from milkglass.client.passphrases import weakness
-    from milkglass.models import resolve
+    from milkglass.client.key import job_keys
+    from milkglass.client.key.file import write_key
+    from milkglass.client.key.passphrases import weakness
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
 
     parent = open_key(key, passphrase_file)
     base = Checkpoint.open(resolve(model or str(parent.key.about["model"])))
     with bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())
         parent.key.require_model(base.digest(stage("check the model", total)))
-        child = jobs.for_job(base, parent.key, name, clusters, stage)
+        child = job_keys.for_job(base, parent.key, name, clusters, stage)
     if fault := weakness(parent.passphrase):
         note(f"warning: {fault}; {out} is sealed with it as well")
     write_key(out, child, parent.passphrase, weak=True)

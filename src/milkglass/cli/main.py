@@ -14,25 +14,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from milkglass.cli import (
-    audit,
-    codec,
-    demo,
-    federated,
-    finetune,
-    inference,
-    jobs,
-    key,
-    models,
-    obfuscate,
-    reproduce,
-    sanitize,
-    serve,
-    split,
-    upload,
-    verify,
-)
-from milkglass.cli.terminal import note, report
+from milkglass.cli import audit, codec, demo, finetune, inference, jobs, key, reproduce, serve
+from milkglass.cli.federated import commands as federated
+from milkglass.cli.obfuscation import models, obfuscate, upload, verify
+from milkglass.cli.sanitization import sanitize
+from milkglass.cli.split import commands as split
+from milkglass.cli.ui.terminal import note, report
 from milkglass.errors import MilkglassError, UsageError
 
 INTERRUPTED = 130
@@ -84,8 +71,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(expected: bool) -> None:
+    if expected:
         from importlib.metadata import version
 
         typer.echo(f"milkglass {version('milkglass')}")

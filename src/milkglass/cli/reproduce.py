@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass.cli.options import AsJson, require_file
-from milkglass.cli.terminal import emit, note, say
-from milkglass.cli.terminal import table as columns
+from milkglass.cli.ui.options import AsJson, require_file
+from milkglass.cli.ui.terminal import emit, note, say
+from milkglass.cli.ui.terminal import table as columns
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,21 +42,21 @@ def reproduce(
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file, not a folder", "give another --out")
 
-    from milkglass.experiments import table
+    from milkglass.experiments.report import table
     from milkglass.experiments.reproduce import reproduce as run
 
-    def tell(words: str) -> None:
+    def progress(words: str) -> None:
         if not as_json:
             note(f"  {words}")
 
     try:
-        found = run(recipe, data, out, quick, at_once, tell, cache)
+        results = run(recipe, data, out, quick, at_once, progress, cache)
     except KeyboardInterrupt:
         if out.exists():
             note(f"stopped; what was finished is kept in {out}, the same command again goes on")
         raise
-    result = json.loads(found.read_text("utf-8"))
-    pages = [str(found.with_suffix(kind)) for kind in (".json", ".md", ".html")]
+    result = json.loads(results.read_text("utf-8"))
+    pages = [str(results.with_suffix(kind)) for kind in (".json", ".md", ".html")]
     emit(as_json, {"files": pages, **result}, lambda: "\n".join([table.words(table.read(result)), "", *pages]))
 
 
@@ -94,22 +94,22 @@ def data(
 
     from milkglass.datasets import export, own, sets
 
-    asked = (text_column, label_column, pair_column)
+    requested = (text_column, label_column, pair_column)
     score, columns = False, None
     if Path(name).suffix.lower() in OWN or Path(name).is_file():
         if source is not None or hub:
             raise UsageError(f"{name} is a file: --from and --hub are for data sets by name", "leave them out")
-        columns = _columns(Path(name), *asked)
-        found = own.read(Path(name), columns)
+        columns = _columns(Path(name), *requested)
+        result = own.read(Path(name), columns)
     else:
-        if any(asked):
+        if any(requested):
             raise UsageError("columns are for files of your own", f"{name} has its own")
         if (source is None) != hub:
-            said = "both --from and --hub say" if hub else "it is not said"
-            raise UsageError(f"{said} where the data set is", "give --from FOLDER, or --hub")
+            words = "both --from and --hub say" if hub else "it is not said"
+            raise UsageError(f"{words} where the data set is", "give --from FOLDER, or --hub")
         score = sets.describe(name).task == "regression"
-        found = sets.load(name, source, split, note)
-    count = export.write(found, out, score, rows)
+        result = sets.load(name, source, split, note)
+    count = export.write(result, out, score, rows)
     taken = {} if columns is None else {"columns": columns.told()}
     emit(as_json, {"out": str(out), "rows": count, **taken}, f"{count:,} rows in {out}{_taken(columns)}")
 
@@ -131,13 +131,13 @@ def _taken(columns: Columns | None) -> str:
 def _list(as_json: bool) -> None:
     from milkglass.datasets.sets import SETS
 
-    found = [
+    result = [
         {"name": one.name, "task": one.task, "splits": list(one.splits), "labels": list(one.labels), "about": one.about,
          "metrics": list(one.metrics), "licence": one.licence}
         for one in SETS.values()
     ]  # fmt: skip
     if as_json:
-        say(json.dumps({"data_sets": found}, ensure_ascii=False))
+        say(json.dumps({"data_sets": result}, ensure_ascii=False))
         return
     heads = ("name", "task", "splits", "licence", "about")
     say(columns([heads, *((d.name, d.task, ", ".join(d.splits), d.licence, d.about) for d in SETS.values())]))

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from milkglass.cli.options import read_token, require_file
-from milkglass.cli.terminal import note
+from milkglass.cli.ui.options import read_token, require_file
+from milkglass.cli.ui.terminal import note
 from milkglass.errors import UsageError
-from milkglass.loopback import is_loopback
+from milkglass.system import is_loopback
 
 
 def serve(
@@ -75,9 +75,9 @@ def serve(
 
 def _serve(**settings: Any) -> None:
     from milkglass.server.app import serve as run
-    from milkglass.server.settings import Settings
+    from milkglass.server.settings import ServerSettings
 
-    run(Settings(**settings))
+    run(ServerSettings(**settings))
 
 
 def register(app: typer.Typer) -> None:

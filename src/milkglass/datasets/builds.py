@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from milkglass.client.dataset import Example
+from milkglass.client.data.dataset import Example
 from milkglass.datasets.rows import Place, Row, text_of
 from milkglass.errors import CodecError, EmptyText
 
 
 @dataclass(frozen=True, slots=True)
-class Labelled:
+class LabelledColumn:
     """values: what stands in the file, to the label's name; "" as a name: no label was agreed on, the row is left out.
     flawed: the published file has empty texts and broken rows, which are left out. also: columns joined to the text.
     """
@@ -39,15 +39,15 @@ class Labelled:
         return Example(place.number, "labelled", text, pair, name) if name else None
 
     def _name(self, place: Place, value: Any) -> str:
-        found = self.values.get(str(value).strip())
-        if found is None:
+        result = self.values.get(str(value).strip())
+        if result is None:
             known = ", ".join(dict.fromkeys(self.values))
             raise CodecError(f"{place} has a {self.label} that the data set does not have", f"it has: {known}")
-        return found
+        return result
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredPair:
     """A regression: the label is the score as the file writes it; `float` reads it."""
 
     text: str
@@ -70,7 +70,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionAnswer:
     """A question and its answer. extra: a column that is put under the question where it is not empty. before: words
     of ours before the question. flawed: the published file has empty answers, which are left out."""
 
@@ -83,17 +83,17 @@ class Asked:
     def __call__(self, place: Place, row: Row) -> Example | None:
         if self.flawed and isinstance(row.get(self.answer), str) and not row[self.answer].strip():
             return None
-        asked = self.before + text_of(place, row, self.question)
+        requested = self.before + text_of(place, row, self.question)
         more = row.get(self.extra) if self.extra else None
         if more is not None and not isinstance(more, str):
             raise CodecError(f"{place} has a {self.extra} that is no text", "give a string")
-        asked = f"{asked}\n\n{more}" if more and more.strip() else asked
+        requested = f"{requested}\n\n{more}" if more and more.strip() else requested
         answer = {"role": "assistant", "content": text_of(place, row, self.answer)}
-        return Example(place.number, "chat", messages=({"role": "user", "content": asked}, answer))
+        return Example(place.number, "chat", messages=({"role": "user", "content": requested}, answer))
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class PlainText:
     """One text and nothing else: a column of a row, or an entry of a list of texts."""
 
     column: str = "text"

@@ -4,13 +4,13 @@ its marks (` @-@ `, `<unk>`) as they stand.
 
 from __future__ import annotations
 
-from milkglass.datasets.builds import NonBlank, Plain
+from milkglass.datasets.builds import NonBlank, PlainText
 from milkglass.datasets.description import Description, Hub, Layout
 from milkglass.datasets.rows import json_lines, json_list, texts
 
 
 def _enron() -> Description:
-    build = Plain()
+    build = PlainText()
     train = (Layout(("sentences.json",), json_list, build), Layout(("enron.jsonl",), json_lines, build))
     return Description(
         "enron", "sentences of business e-mail", "text", {"train": train}, ("text",), "CC0", metrics=("perplexity",)
@@ -18,7 +18,7 @@ def _enron() -> Description:
 
 
 def _wikitext2() -> Description:
-    build = Plain()
+    build = PlainText()
     names = {"train": "train", "validation": "valid", "test": "test"}
     splits = {
         split: tuple(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from milkglass.client.dataset import Example
+from milkglass.client.data.dataset import Example
 from milkglass.datasets.rows import Place, Row
 
 Task = Literal["classification", "regression", "chat", "prompts", "text"]

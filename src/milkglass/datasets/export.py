@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from milkglass.client.dataset import Example
+from milkglass.client.data.dataset import Example
 
 
 def row(example: Example, score: bool = False) -> dict[str, Any]:

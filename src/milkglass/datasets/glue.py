@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from milkglass.datasets.builds import Labelled, Scored
+from milkglass.datasets.builds import LabelledColumn, ScoredPair
 from milkglass.datasets.description import Build, Description, Hub, Layout
 from milkglass.datasets.rows import tsv
 
@@ -26,7 +26,7 @@ def _splits(needed: tuple[str, ...], build: Build, flawed: bool = False) -> dict
 def _single(name: str, about: str, labels: tuple[str, str], licence: str, folder: str, metric: str) -> Description:
     """One sentence, labels 0 and 1."""
     values = dict(zip("01", labels, strict=True))
-    build = Labelled("sentence", "label", values)
+    build = LabelledColumn("sentence", "label", values)
     hub = Hub("nyu-mll/glue", name, HUB, build)
     if name == "cola":
         rows = partial(tsv, needed=("sentence", "label"), header=COLA)
@@ -44,7 +44,7 @@ def _single(name: str, about: str, labels: tuple[str, str], licence: str, folder
 def _entailed(name: str, about: str, text: str, pair: str, licence: str, folder: str) -> Description:
     """Two texts; the files name their labels, the hub numbers them."""
     labels = ("entailment", "not_entailment")
-    build = Labelled(text, "label", {one: one for one in labels} | dict(zip("01", labels, strict=True)), pair)
+    build = LabelledColumn(text, "label", {one: one for one in labels} | dict(zip("01", labels, strict=True)), pair)
     needed = (text, pair, "label")
     hub = Hub("nyu-mll/glue", name, HUB, build)
     return Description(
@@ -57,14 +57,16 @@ def _mrpc() -> Description:
     labels = ("not_equivalent", "equivalent")
     values = dict(zip("01", labels, strict=True))
     needed = ("#1 String", "#2 String", "Quality")
-    build = Labelled("#1 String", "Quality", values, "#2 String")
+    build = LabelledColumn("#1 String", "Quality", values, "#2 String")
     rows = partial(tsv, needed=needed)
     splits = {
         "train": (Layout(("train.tsv",), rows, build), Layout(("msr_paraphrase_train.txt",), rows, build)),
         "validation": (Layout(("dev.tsv",), rows, build),),
         "test": (Layout(("msr_paraphrase_test.txt",), rows, build),),
     }
-    hub = Hub("nyu-mll/glue", "mrpc", {**HUB, "test": "test"}, Labelled("sentence1", "label", values, "sentence2"))
+    hub = Hub(
+        "nyu-mll/glue", "mrpc", {**HUB, "test": "test"}, LabelledColumn("sentence1", "label", values, "sentence2")
+    )
     return Description(
         "mrpc", "are two sentences from the news paraphrases?", "classification", splits, needed,
         "Microsoft Research Paraphrase Corpus, research only", labels, ("accuracy", "f1"), hub, folders=("MRPC",),
@@ -72,9 +74,9 @@ def _mrpc() -> Description:
 
 
 def _stsb() -> Description:
-    build = Scored("sentence1", "sentence2", "score", 0, 5)
+    build = ScoredPair("sentence1", "sentence2", "score", 0, 5)
     needed = ("sentence1", "sentence2", "score")
-    hub = Hub("nyu-mll/glue", "stsb", HUB, Scored("sentence1", "sentence2", "label", 0, 5))
+    hub = Hub("nyu-mll/glue", "stsb", HUB, ScoredPair("sentence1", "sentence2", "label", 0, 5))
     return Description(
         "stsb", "how alike two sentences are, from 0 to 5", "regression", _splits(needed, build), needed,
         "STS Benchmark, parts under several terms", (), ("pearson", "spearman"), hub, folders=("STS-B",),
@@ -85,8 +87,8 @@ def _qqp() -> Description:
     labels = ("not_duplicate", "duplicate")
     values = dict(zip("01", labels, strict=True))
     needed = ("question1", "question2", "is_duplicate")
-    build = Labelled("question1", "is_duplicate", values, "question2", flawed=True)
-    hub = Hub("nyu-mll/glue", "qqp", HUB, Labelled("question1", "label", values, "question2", flawed=True))
+    build = LabelledColumn("question1", "is_duplicate", values, "question2", flawed=True)
+    hub = Hub("nyu-mll/glue", "qqp", HUB, LabelledColumn("question1", "label", values, "question2", flawed=True))
     return Description(
         "qqp", "do two questions ask the same?", "classification", _splits(needed, build, flawed=True), needed,
         "Quora's terms, non-commercial", labels, ("accuracy", "f1"), hub,
@@ -98,11 +100,11 @@ def _mnli() -> Description:
     labels = ("entailment", "neutral", "contradiction")
     values = {one: one for one in labels} | dict(zip("012", labels, strict=True)) | {"-": ""}
     needed = ("sentence1", "sentence2", "gold_label")
-    build = Labelled("sentence1", "gold_label", values, "sentence2")
+    build = LabelledColumn("sentence1", "gold_label", values, "sentence2")
     rows = partial(tsv, needed=needed)
     files = {"train": "train", "validation": "dev_matched", "validation_mismatched": "dev_mismatched"}
     splits = {split: (Layout((f"{file}.tsv",), rows, build),) for split, file in files.items()}
-    hub = Hub("nyu-mll/glue", "mnli", MATCHED, Labelled("premise", "label", values, "hypothesis"))
+    hub = Hub("nyu-mll/glue", "mnli", MATCHED, LabelledColumn("premise", "label", values, "hypothesis"))
     return Description(
         "mnli", "does a sentence follow from another?", "classification", splits, needed,
         "OANC and others, see the MultiNLI paper", labels, ("accuracy",), hub,

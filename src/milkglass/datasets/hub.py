@@ -33,8 +33,8 @@ def rows(place: Hub, split: str) -> Iterator[tuple[Place, dict[str, Any]]]:
     name = f"{place.path} on the hub"
     number = 0
     try:
-        found = datasets.load_dataset(place.path, place.config, split=place.splits[split], streaming=True)
-        for row in found:
+        result = datasets.load_dataset(place.path, place.config, split=place.splits[split], streaming=True)
+        for row in result:
             number += 1
             yield Place(name, number, "row"), dict(row)
     except (OSError, ValueError) as error:  # no network, no such set; a row's own errors are raised elsewhere

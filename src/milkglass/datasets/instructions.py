@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from milkglass.datasets.builds import Asked, Plain
+from milkglass.datasets.builds import PlainText, QuestionAnswer
 from milkglass.datasets.description import Description, Hub, Layout
 from milkglass.datasets.rows import Place, json_lines, json_list
 from milkglass.errors import CodecError
@@ -30,7 +30,7 @@ def objects(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
 
 
 def _alpaca() -> Description:
-    build = Asked("instruction", "output", "input", flawed=True)
+    build = QuestionAnswer("instruction", "output", "input", flawed=True)
     files = ("alpaca_data.json", "alpaca_data_cleaned.json", "alpaca_5000.json")
     train = (
         *(Layout((file,), objects, build) for file in files),
@@ -45,7 +45,7 @@ def _alpaca() -> Description:
 
 
 def _dolly() -> Description:
-    build = Asked("instruction", "response", "context")
+    build = QuestionAnswer("instruction", "response", "context")
     files = ("databricks-dolly-15k.jsonl", "dolly_6400.jsonl", "train.jsonl")
     splits = {
         "train": (*(Layout((file,), json_lines, build) for file in files), Layout(("train.json",), objects, build)),
@@ -58,8 +58,8 @@ def _dolly() -> Description:
 
 
 def _dialogsum() -> Description:
-    build = Asked("dialogue", "summary", before=SUMMARISE)
-    first = Asked("dialogue", "summary1", before=SUMMARISE)
+    build = QuestionAnswer("dialogue", "summary", before=SUMMARISE)
+    first = QuestionAnswer("dialogue", "summary1", before=SUMMARISE)
     names = {"train": "train", "validation": "dev", "test": "test"}
     splits = {
         split: tuple(
@@ -76,7 +76,7 @@ def _dialogsum() -> Description:
 
 
 def _ifeval() -> Description:
-    build = Plain("prompt")
+    build = PlainText("prompt")
     splits = {"train": (Layout(("input_data.jsonl",), json_lines, build),)}
     return Description(
         "ifeval", "instructions whose answers rules can check; prompts alone", "prompts", splits, ("prompt",),

@@ -1,6 +1,6 @@
 """The user's own tables: JSON Lines, CSV, TSV or Parquet, with columns of any name.
 
-A file whose columns have the names that `client/dataset.py` knows needs none of this.
+A file whose columns have the names that `client/data/dataset.py` knows needs none of this.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from milkglass.client.dataset import SYNONYMS, Example
+from milkglass.client.data.dataset import SYNONYMS, Example
 from milkglass.datasets.rows import Place, Row, Rows, columns_there, comma, json_lines, parquet, text_of, tsv
 from milkglass.errors import CodecError, EmptyText, UsageError
 
@@ -44,7 +44,7 @@ def read(path: Path, columns: Columns) -> Iterator[Example]:
 
 def columns_of(path: Path, label: str | None = None, pair: str | None = None) -> Columns:
     """The column of texts and, where they are not given, those of labels and second texts, by the names that
-    `client/dataset.py` knows. Raises UsageError where no column has such a name, EmptyText, CodecError."""
+    `client/data/dataset.py` knows. Raises UsageError where no column has such a name, EmptyText, CodecError."""
     rows = _rows(path, ())
     names = list(next(rows, (None, {}))[1])
     if not names:
@@ -68,16 +68,16 @@ def _rows(path: Path, needed: tuple[str, ...]) -> Rows:
 
 
 def _examples(path: Path, rows: Rows, columns: Columns) -> Iterator[Example]:
-    given = False
+    provided = False
     for place, row in rows:
-        given = True
+        provided = True
         text = text_of(place, row, columns.text)
         if columns.label is None:
             yield Example(place.number, "text", text)
             continue
         pair = None if columns.pair is None else text_of(place, row, columns.pair)
         yield Example(place.number, "labelled", text, pair, _label(place, row, columns.label))
-    if not given:
+    if not provided:
         raise EmptyText(f"{path.name} has no rows", "give at least one")
 
 
@@ -89,10 +89,10 @@ def _label(place: Place, row: Row, column: str) -> str:
         value = int(value)  # a Parquet column of whole numbers with gaps is one of floats
     if isinstance(value, float) or not isinstance(value, str | int):
         raise CodecError(f"{place} has a {column} that is no name and no whole number", "give a name such as billing")
-    found = str(value).lower() if isinstance(value, bool) else str(value).strip()
-    if not found:
+    result = str(value).lower() if isinstance(value, bool) else str(value).strip()
+    if not result:
         raise EmptyText(f"{place} has an empty {column}", "leave the row out")
-    return found
+    return result
 
 
 def _json(path: Path, needed: tuple[str, ...]) -> Rows:

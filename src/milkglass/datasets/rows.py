@@ -133,15 +133,15 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
             at, number, more = _skip(buffer, at + 1), 1, BLOCK
             while True:
                 place = Place(path.name, number, "entry")
-                found = _entry(buffer, at)
-                if found is None:  # the block ends inside the entry, or this is no JSON: only more text can tell
+                result = _entry(buffer, at)
+                if result is None:  # the block ends inside the entry, or this is no JSON: only more text can tell
                     ahead = file.read(more)
                     if not ahead:
                         raise CodecError(f"{place} is not JSON", "save the list again: it is cut off or broken")
                     buffer, more = buffer[at:] + ahead, more * 2
                     at = _skip(buffer, 0)
                     continue
-                value, at, last = found
+                value, at, last = result
                 if value is not _END:
                     yield place, value
                 if last:
@@ -169,9 +169,9 @@ def _entry(buffer: str, at: int) -> tuple[Any, int, bool] | None:
 
 
 def _skip(buffer: str, at: int) -> int:
-    found = _SPACE.match(buffer, at)
-    assert found is not None  # it matches nothing as well
-    return found.end()
+    result = _SPACE.match(buffer, at)
+    assert result is not None  # it matches nothing as well
+    return result.end()
 
 
 def parquet(path: Path, needed: Sequence[str]) -> Rows:
@@ -223,10 +223,10 @@ def text_of(place: Place, row: Row, column: str) -> str:
 
 
 def require_files(folder: Path, names: Sequence[str]) -> list[Path]:
-    found = [folder / name for name in names]
-    if lost := [path.name for path in found if not path.is_file()]:
+    result = [folder / name for name in names]
+    if lost := [path.name for path in result if not path.is_file()]:
         raise UsageError(f"{folder} has no file {lost[0]}", "give the folder that holds the data set's own files")
-    return found
+    return result
 
 
 def _uneven(place: Place, cells: int, columns: int) -> CodecError:

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from milkglass.datasets.builds import Labelled
+from milkglass.datasets.builds import LabelledColumn
 from milkglass.datasets.description import Description, Hub, Layout
 from milkglass.datasets.rows import Place, comma, lines, texts, tsv
 from milkglass.errors import CodecError
@@ -26,8 +26,8 @@ def _numbered(labels: tuple[str, ...], start: int = 0) -> dict[str, str]:
 
 def _ag_news() -> Description:
     """The published CSV (class from 1, title, description; no header), or text<TAB>class name."""
-    table = Labelled("title", "class", _numbered(CLASSES, 1), also="description")
-    short = Labelled("text", "class", {name: name for name in CLASSES})
+    table = LabelledColumn("title", "class", _numbered(CLASSES, 1), also="description")
+    short = LabelledColumn("text", "class", {name: name for name in CLASSES})
     read_csv = partial(comma, needed=(), header=("class", "title", "description"))
     read_tsv = partial(tsv, needed=(), header=("text", "class"))
     splits = {
@@ -35,7 +35,10 @@ def _ag_news() -> Description:
         for name in ("train", "test")
     }
     hub = Hub(
-        "fancyzhx/ag_news", None, {"train": "train", "test": "test"}, Labelled("text", "label", _numbered(CLASSES))
+        "fancyzhx/ag_news",
+        None,
+        {"train": "train", "test": "test"},
+        LabelledColumn("text", "label", _numbered(CLASSES)),
     )
     return Description(
         "ag_news", "the topic of a piece of news", "classification", splits, ("title", "description", "class"),
@@ -53,7 +56,7 @@ def side_by_side(text: Path, labels: Path) -> Iterator[tuple[Place, dict[str, An
 
 
 def _tweets() -> Description:
-    build = Labelled("text", "label", _numbered(MOODS))
+    build = LabelledColumn("text", "label", _numbered(MOODS))
     files = {"train": "train", "validation": "val", "test": "test"}
     splits = {
         split: (Layout((f"{file}_text.txt", f"{file}_labels.txt"), side_by_side, build),)
@@ -70,17 +73,17 @@ def two_sides(negative: Path, positive: Path) -> Iterator[tuple[Place, dict[str,
     """Latin-1, as it was published; every second row is of the other side, so that a part of them is of both."""
     sides = (texts(negative, "latin-1"), texts(positive, "latin-1"))
     for pair in zip_longest(*sides):
-        for name, found in zip(SIDES, pair, strict=True):
-            if found is not None:
-                yield found[0], {**found[1], "side": name}
+        for name, result in zip(SIDES, pair, strict=True):
+            if result is not None:
+                yield result[0], {**result[1], "side": name}
 
 
 def _rotten() -> Description:
-    build = Labelled("text", "side", {name: name for name in SIDES})
+    build = LabelledColumn("text", "side", {name: name for name in SIDES})
     splits = {"train": (Layout(("rt-polarity.neg", "rt-polarity.pos"), two_sides, build),)}
     hub = Hub(
         "cornell-movie-review-data/rotten_tomatoes", None, {one: one for one in ("train", "validation", "test")},
-        Labelled("text", "label", _numbered(SIDES)),
+        LabelledColumn("text", "label", _numbered(SIDES)),
     )  # fmt: skip
     return Description(
         "rotten_tomatoes", "is a sentence of a film review friendly? Published without splits", "classification",

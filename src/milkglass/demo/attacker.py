@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.attacks.embedding.knn import nearest
-from milkglass.client.codec import Codec
-from milkglass.demo.result import Piece, Recovery, View
+from milkglass.attacks.embeddings.knn import nearest
+from milkglass.client.codec.codec import Codec
+from milkglass.demo.result import DemoToken, NeighbourRecovery, View
 
 Ids = NDArray[np.int64]
 SPACE = "␣"  # a token that is nothing but white space
@@ -34,24 +34,24 @@ class Attacker:
         """The three likeliest original ids of each scrambled one: (t, 3), best first. Each id is attacked once."""
         fresh = np.array(sorted(set(scrambled.tolist()) - self._seen.keys()), np.int64)
         if len(fresh):
-            found = nearest(self.table[torch.from_numpy(fresh)], self.public, 3).numpy()
-            self._seen.update(zip(fresh.tolist(), found, strict=True))
+            result = nearest(self.table[torch.from_numpy(fresh)], self.public, 3).numpy()
+            self._seen.update(zip(fresh.tolist(), result, strict=True))
         return np.array([self._seen[one] for one in scrambled.tolist()], np.int64).reshape(-1, 3)
 
     def view(self, codec: Codec, client: str, scrambled: Ids) -> View:
         """`scrambled`: ordinary tokens only."""
         right = self.read(scrambled)[:, 0] == codec.inverse[scrambled]
         words = [self.tokenizer.decode([one]).strip() or SPACE for one in self.read(scrambled)[:, 0].tolist()]
-        pieces = tuple(Piece(word, bool(hit)) for word, hit in zip(words, right, strict=True))
+        pieces = tuple(DemoToken(word, bool(hit)) for word, hit in zip(words, right, strict=True))
         return View(client, tuple(scrambled.tolist()), pieces)
 
-    def grade(self, codec: Codec, running: Ids, k: int, sampled: int, seed: int) -> Recovery:
+    def grade(self, codec: Codec, running: Ids, k: int, sampled: int, seed: int) -> NeighbourRecovery:
         """Over `sampled` ordinary tokens of the vocabulary, and over the running ones of the test texts."""
         everything = np.flatnonzero(codec.visible)
         draw = np.random.default_rng(seed).choice(everything, min(sampled, len(everything)), replace=False)
         vocabulary = self._rates(codec, codec.sigma[draw].astype(np.int64))
         texts = self._rates(codec, running)
-        return Recovery(*vocabulary, len(draw), *texts, len(running), 1 / len(self.public), 1 / k)
+        return NeighbourRecovery(*vocabulary, len(draw), *texts, len(running), 1 / len(self.public), 1 / k)
 
     def _rates(self, codec: Codec, scrambled: Ids) -> tuple[float, float]:
         hits = self.read(scrambled) == codec.inverse[scrambled][:, None]

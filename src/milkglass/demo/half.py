@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milkglass.client.remote import Remote
+from milkglass.client.remote.remote import Remote
 from milkglass.demo.attacker import Ids
 from milkglass.demo.journal import Journal
-from milkglass.demo.owner import Owner
-from milkglass.demo.result import ModelRun, Recovery, Step
+from milkglass.demo.owner import DemoOwner
+from milkglass.demo.result import DemoStep, ModelRun, NeighbourRecovery
 from milkglass.errors import JobFailed
 from milkglass.schemes.mixture import Promise
 
@@ -23,20 +23,20 @@ SEED = 7
 
 
 @dataclass
-class Half:
-    owner: Owner
+class DemoHalf:
+    owner: DemoOwner
     journal: Journal
     promise: Promise
-    steps: list[Step]
+    steps: list[DemoStep]
     sizes: dict[str, int] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
 
     @classmethod
-    def begin(cls, ref: str, folder: Path, delta: bool, journal: Journal) -> Half:
+    def begin(cls, ref: str, folder: Path, delta: bool, journal: Journal) -> DemoHalf:
         """Make a key and scramble the model with it."""
-        steps: list[Step] = []
+        steps: list[DemoStep] = []
         with journal.step(steps, f"obfuscate {ref}") as detail:
-            owner = Owner.new(ref, folder, delta)
+            owner = DemoOwner.new(ref, folder, delta)
             promise = owner.scramble(journal.stage)
             detail.append(f"{len(owner.key.sigma):,} tokens in {promise.clusters:,} clusters")
         half = cls(owner, journal, promise, steps)
@@ -67,7 +67,7 @@ class Half:
             detail.append(f"{written.rows} examples, loss {self.losses[0]:.2f} to {self.losses[-1]:.2f}")
         return tuned
 
-    def told(self, recovery: Recovery) -> ModelRun:
+    def told(self, recovery: NeighbourRecovery) -> ModelRun:
         return ModelRun(
             ref=self.owner.ref,
             steps=tuple(self.steps),
@@ -77,6 +77,6 @@ class Half:
             **self.owner.about(self.promise),
         )
 
-    def grade(self, running: Ids) -> Recovery:
+    def grade(self, running: Ids) -> NeighbourRecovery:
         scheme = self.owner.about(self.promise)
         return self.owner.attacker.grade(self.owner.codec, running, scheme["k"], SAMPLED, SEED)

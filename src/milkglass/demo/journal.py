@@ -6,14 +6,16 @@ What this module does not know: what the steps are.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 
-from milkglass.demo.result import Step
+from milkglass.demo.result import DemoStep
+from milkglass.progress import Progress
 
 
 class Journal:
@@ -22,7 +24,7 @@ class Journal:
     def __init__(self, console: Console) -> None:
         self.console = console
         columns = (TextColumn("  {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._progress = Bars(*columns, console=console, transient=True, disable=not console.is_terminal)
 
     def __enter__(self) -> Journal:
         self._progress.__enter__()
@@ -32,7 +34,7 @@ class Journal:
         self._progress.__exit__(*error)
 
     @contextmanager
-    def step(self, into: list[Step], name: str) -> Iterator[list[str]]:
+    def step(self, into: list[DemoStep], name: str) -> Iterator[list[str]]:
         """Time what happens inside; what is put into the list becomes the step's detail. Bars of it vanish after."""
         details: list[str] = []
         self._progress.add_task(name, total=None)
@@ -42,7 +44,7 @@ class Journal:
         finally:
             for task in list(self._progress.task_ids):
                 self._progress.remove_task(task)
-        done = Step(name, time.monotonic() - started, ", ".join(details))
+        done = DemoStep(name, time.monotonic() - started, ", ".join(details))
         into.append(done)
         self.console.print(f"  [green]done[/] {name} [dim]{done.seconds:.1f} s  {done.detail}[/]", highlight=False)
 
@@ -55,7 +57,7 @@ class Journal:
         finally:
             self._progress.remove_task(task)
 
-    def stage(self, name: str, total: int) -> Callable[[int], None]:
+    def stage(self, name: str, total: int) -> Progress:
         """A bar, in the shape that the client's classes ask for."""
         task = self._progress.add_task(name, total=total)
         return lambda done: self._progress.advance(task, done)

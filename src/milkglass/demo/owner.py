@@ -14,23 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from milkglass.architectures import of
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.codec import Codec
-from milkglass.client.key import Key
-from milkglass.client.keyfile import write_key
-from milkglass.client.making import Stage, new_key, scheme_of
-from milkglass.client.parquet import Written, write_parquet
-from milkglass.client.scramble import scramble
+from milkglass.client.codec.codec import Codec
+from milkglass.client.data.parquet import WrittenParquet, write_parquet
+from milkglass.client.key.file import write_key
+from milkglass.client.key.generate import new_key, scheme_of
+from milkglass.client.key.key import Key
+from milkglass.client.obfuscate.scramble import scramble
 from milkglass.demo.attacker import Attacker, Ids, ordinary
 from milkglass.errors import CorruptCheckpoint
-from milkglass.models import resolve
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import of
+from milkglass.models.resolve import resolve
+from milkglass.models.safetensors_file import read_header
+from milkglass.progress import Stage
 from milkglass.schemes.mixture import Promise
-from milkglass.tensorfile import read_header
 
 
 @dataclass(frozen=True)
-class Owner:
+class DemoOwner:
     ref: str
     folder: Path
     base: Checkpoint
@@ -39,7 +40,7 @@ class Owner:
     delta: bool
 
     @classmethod
-    def new(cls, ref: str, folder: Path, delta: bool) -> Owner:
+    def new(cls, ref: str, folder: Path, delta: bool) -> DemoOwner:
         """Makes the key. Its passphrase is thrown away: the demo's models are of no use to anybody later."""
         folder.mkdir(parents=True)
         source = resolve(ref)
@@ -59,7 +60,7 @@ class Owner:
     def scramble(self, stage: Stage) -> Promise:
         return scramble(self.base, self.key, self.scrambled, self.delta, stage)
 
-    def write(self, data: Path, labels: Mapping[str, int] | None, max_length: int) -> tuple[Path, Written]:
+    def write(self, data: Path, labels: Mapping[str, int] | None, max_length: int) -> tuple[Path, WrittenParquet]:
         """Private rows as scrambled Parquet."""
         out = self.folder / f"{data.stem}.parquet"
         return out, write_parquet(self.codec, data, out, labels, max_length)

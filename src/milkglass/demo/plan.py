@@ -39,7 +39,7 @@ WRITING = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoPlan:
     """asked: test messages to classify. prompts: to answer, with `new_tokens` at most each."""
 
     sorting: Mapping[str, Any]
@@ -49,8 +49,8 @@ class Plan:
     new_tokens: int
 
 
-USUAL = Plan(SORTING, WRITING, asked=120, prompts=6, new_tokens=32)
-QUICK = Plan(
+USUAL = DemoPlan(SORTING, WRITING, asked=120, prompts=6, new_tokens=32)
+QUICK = DemoPlan(
     SORTING | {"max_steps": 6, "logging_steps": 3},
     WRITING | {"max_steps": 2, "logging_steps": 1},
     asked=24,

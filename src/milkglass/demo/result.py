@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Step:
+class DemoStep:
     """One thing that was done, in wall-clock seconds."""
 
     name: str
@@ -21,7 +21,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Piece:
+class DemoToken:
     """One token as the attacker reads it, and whether that is right."""
 
     text: str
@@ -34,7 +34,7 @@ class View:
 
     client: str
     server: tuple[int, ...]
-    attacker: tuple[Piece, ...]
+    attacker: tuple[DemoToken, ...]
 
     @property
     def right(self) -> int:
@@ -42,7 +42,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Classified:
+class ClassifiedText:
     """A test text; `truth` is what it is, `predicted` what the tuned model said."""
 
     text: View
@@ -61,7 +61,7 @@ class Generated:
 
 
 @dataclass(frozen=True)
-class Recovery:
+class NeighbourRecovery:
     """How often a nearest-neighbour attacker is right, as fractions, beside what guessing would give.
 
     vocabulary_*: over `sampled` ordinary tokens of the vocabulary. running_*: over the `running` ordinary tokens of the
@@ -88,9 +88,9 @@ class ModelRun:
     vocabulary: int
     kept: Mapping[str, int]
     sizes: Mapping[str, int]
-    steps: tuple[Step, ...]
+    steps: tuple[DemoStep, ...]
     losses: tuple[float, ...]
-    recovery: Recovery
+    recovery: NeighbourRecovery
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class DemoResult:
     asked: int
     correct: int
     labels: tuple[str, ...]
-    classified: tuple[Classified, ...]
+    classified: tuple[ClassifiedText, ...]
     generator: ModelRun
     generated: tuple[Generated, ...]
 

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milkglass.demo.plan import QUICK, USUAL, Plan
+from milkglass.demo.plan import QUICK, USUAL, DemoPlan
 from milkglass.demo.result import DemoResult
 from milkglass.demo.workplace import Workplace
 
@@ -48,23 +48,23 @@ def run_demo(out: Path, quick: bool = False, console: Console | None = None) -> 
     return result
 
 
-def _everything(place: Workplace, plan: Plan, console: Console) -> DemoResult:
+def _everything(place: Workplace, plan: DemoPlan, console: Console) -> DemoResult:
     """The heavy imports are here, so that a wrong folder is refused at once."""
-    from milkglass.client.remote import Remote
-    from milkglass.demo.half import Half
+    from milkglass.client.remote.remote import Remote
+    from milkglass.demo.half import DemoHalf
     from milkglass.demo.journal import Journal
     from milkglass.demo.service import Service
     from milkglass.demo.sorting import sort
     from milkglass.demo.writing import write
-    from milkglass.models import resolve
+    from milkglass.models.resolve import resolve
 
     started = time.monotonic()
     with Journal(console) as journal:
         with journal.waiting("unpack the embedded models"):
             base = place.provide(resolve("demo:smollm2"))
         with Service(place.server, [base], place.log) as service:  # it starts while the client scrambles
-            first = Half.begin("demo:minilm", place.client / "sorting", False, journal)
-            second = Half.begin("demo:smollm2", place.client / "writing", True, journal)
+            first = DemoHalf.begin("demo:minilm", place.client / "sorting", False, journal)
+            second = DemoHalf.begin("demo:smollm2", place.client / "writing", True, journal)
             with Remote(service.url, service.token) as remote:
                 sorter, classified, correct, labels = sort(first, remote, plan.sorting, plan.asked)
                 writer, generated = write(second, remote, plan.writing, plan.prompts, plan.new_tokens)

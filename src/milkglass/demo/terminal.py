@@ -28,12 +28,12 @@ def show(console: Console, result: DemoResult, page: Path) -> None:
     right = f"{result.correct} of {result.asked} unseen messages sorted rightly ({percent(result.accuracy)})"
     console.print(Text(right), highlight=False)
     for model in (result.classifier, result.generator):
-        found = model.recovery
+        results = model.recovery
         console.print(
             Text(
-                f"{model.ref}: the attacker reads {percent(found.running_top1)} of the running tokens and "
-                f"{percent(found.vocabulary_top1)} of the vocabulary at its first guess "
-                f"(blind guess {percent(found.guess)}, nominal 1/k {percent(found.nominal)})"
+                f"{model.ref}: the attacker reads {percent(results.running_top1)} of the running tokens and "
+                f"{percent(results.vocabulary_top1)} of the vocabulary at its first guess "
+                f"(blind guess {percent(results.guess)}, nominal 1/k {percent(results.nominal)})"
             ),
             highlight=False,
         )

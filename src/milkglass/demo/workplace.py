@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from milkglass.errors import UsageError
-from milkglass.staging import link_or_copy
+from milkglass.models.staging import link_or_copy
 
 MARK = ".milkglass-demo"  # tells a folder that an earlier demo made, which may be replaced
 PROVIDED = ("config.json", "generation_config.json", "*.safetensors")

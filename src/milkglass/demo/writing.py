@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from milkglass.client.remote import Remote, Sampling
+from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.demo.attacker import Ids, ordinary
-from milkglass.demo.half import Half
+from milkglass.demo.half import DemoHalf
 from milkglass.demo.result import Generated, ModelRun
 from milkglass.demo.workplace import data_file, read_rows
 
 
 def write(
-    half: Half, remote: Remote, chosen: Mapping[str, Any], prompts: int, new_tokens: int
+    half: DemoHalf, remote: Remote, chosen: Mapping[str, Any], prompts: int, new_tokens: int
 ) -> tuple[ModelRun, tuple[Generated, ...]]:
     """Ask the scrambled model as it is, fine-tune it, ask again, attack prompts and replies."""
     codec = half.owner.codec
@@ -34,18 +34,18 @@ def write(
         recovery = half.grade(_running(half))
         attacker = half.owner.attacker
         views = [attacker.view(codec, text, own) for text, own in zip(texts, owns, strict=True)]
-        after = [attacker.view(codec, said, ids) for said, ids in zip(_texts(half, answers), replies, strict=True)]
+        after = [attacker.view(codec, words, ids) for words, ids in zip(_texts(half, answers), replies, strict=True)]
         detail.append(f"{100 * recovery.running_top1:.0f} % of the running tokens read")
     shown = zip(views, after, rows, before, strict=True)
     return half.told(recovery), tuple(Generated(p, r, row["output"], old) for p, r, row, old in shown)
 
 
-def _running(half: Half) -> Ids:
+def _running(half: DemoHalf) -> Ids:
     """The ordinary tokens of all test prompts, without the template's."""
     rows = read_rows("replies_test.jsonl")
     encoded = half.owner.codec.encode([f"{row['instruction']}\n\n{row['input']}" for row in rows])
     return np.concatenate([ordinary(half.owner.codec, ids) for ids in encoded.ids])
 
 
-def _texts(half: Half, answers: Sequence[Sequence[int]]) -> list[str]:
+def _texts(half: DemoHalf, answers: Sequence[Sequence[int]]) -> list[str]:
     return [text.strip() for text in half.owner.codec.decode_batch(answers)]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from milkglass.errors import MilkglassError
-from milkglass.experiments import table
+from milkglass.experiments.report import table
 from milkglass.experiments.reproduce import reproduce
 
 

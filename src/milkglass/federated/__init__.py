@@ -3,8 +3,9 @@
     prepare(file, folder, labels, model, ghost, seed)         a site's rows: ids of shadows, and GHOST's stamp
     train(run, Here(sites, step, demand), step, training)     rounds, resumable; Here runs the sites in this process
 
-rows.py is what a site trains on, with its stamp and its secret, site.py what it does in a round, mod.py what must hold
-before it sends, rounds.py what is made of all updates, recording.py keeps each, state.py what was done so far, run.py
-the loop, private.py closes folders and files. app.py is the same with Flower (`pip install milkglass[flower]`, an
-environment of its own), and node.py what a site's own configuration says there. What this room does not know: attacks.
+rows.py is what a site trains on, with its stamp and its secret, site.py what it does in a round, checks.py what must
+hold before it sends, rounds.py what is made of all updates, recording.py keeps each, state.py what was done so far,
+run.py the loop, private.py closes folders and files. app.py is the same with Flower (`pip install milkglass[flower]`,
+an environment of its own), and site_config.py what a site's own configuration says there. What this room does not know:
+attacks.
 """

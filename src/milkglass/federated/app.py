@@ -3,8 +3,8 @@
     client = client_app(); server = server_app()       # what a Flower app's pyproject.toml names
 
 Run configuration, the server's: model, out, classes, sites (how many are waited for), seed, and the fields of
-`Training`. Node configuration: node.py. A server tells sites the model's digest, never where it is; a site trains its
-own model, if it is that one, and asks for GHOST whatever the server says.
+`FederatedTraining`. Node configuration: site_config.py. A server tells sites the model's digest, never where it is; a
+site trains its own model, if it is that one, and asks for GHOST whatever the server says.
 
 What a site trained on goes, as a digest, from the app to the mod, which compares it and takes it out. What this module
 does not know: what is done with an update.
@@ -22,17 +22,18 @@ from typing import Any
 
 import torch
 
-from milkglass.checkpoint import Checkpoint
 from milkglass.errors import MissingExtra, NotObfuscated, PoisonedUpdate, TooFewSites, UsageError
-from milkglass.federated import mod
-from milkglass.federated.node import Node, Task, said
+from milkglass.federated import checks
 from milkglass.federated.prepare import require_name
 from milkglass.federated.rounds import Tensors, Update
 from milkglass.federated.run import Replies, Sites, job_of, settings_of, train
-from milkglass.federated.site import Trained, Training, weights_of
-from milkglass.federated.state import Run
-from milkglass.models import resolve
-from milkglass.shared_step import SharedStep
+from milkglass.federated.site import FederatedTraining, LocalResult, weights_of
+from milkglass.federated.site_config import Node, Task, said
+from milkglass.federated.state import FederatedRun
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.resolve import resolve
+from milkglass.progress import Log
+from milkglass.threat.training_step import SharedStep
 
 REFUSED = 1  # Flower's codes of its own faults begin at 0 for an unknown one; a reply of ours says why in words
 WAIT = 120.0  # seconds in which all sites must have come, and in which a round must be answered, times 10
@@ -82,11 +83,11 @@ def ghost_mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) 
         node, task = Node.of(context.node_config), Task.of(message.content["task"])
         demand = node.demand()
         task.require(demand)
-        passed = mod.before(node.site, demand)
+        passed = checks.before(node.site, demand)
         reply = call_next(message, context)
         about = reply.content["about"]
         update = Update(node.site.name, {}, int(about["texts"]), int(about["steps"]))
-        mod.after(Trained(update, str(about.pop("rows")), math.nan), passed)
+        checks.after(LocalResult(update, str(about.pop("rows")), math.nan), passed)
     except Exception as error:  # noqa: BLE001 - whatever it is, its words stay here
         return Message(Error(REFUSED, said(error)), reply_to=message)
     return reply
@@ -113,9 +114,9 @@ def server_app() -> Any:
     return app
 
 
-def serve(grid: Any, config: Mapping[str, Any], note: Callable[[str], None] = print) -> Run:
+def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedRun:
     """All rounds, over the nodes of a Flower grid. Raises what `train` raises."""
-    known = {"model", "out", "classes", "sites", "seed", *(one.name for one in fields(Training))}
+    known = {"model", "out", "classes", "sites", "seed", *(one.name for one in fields(FederatedTraining))}
     if lacking := sorted({"model", "out", "classes", "sites"} - {*config}):
         raise UsageError(f"the run's configuration lacks {', '.join(lacking)}", "give them in pyproject.toml")
     if odd := sorted({*config} - known):
@@ -132,13 +133,13 @@ def serve(grid: Any, config: Mapping[str, Any], note: Callable[[str], None] = pr
     sites = Nodes(grid, int(config["sites"]), {"model": digest, "classes": classes, "seed": seed}, WAIT)
     job = job_of(digest, [], training, classes, seed)  # without the sites, whose rows a server does not have
     about = settings_of(training, classes, seed)
-    run = Run.open(Path(str(config["out"])), job, weights_of(step), about)
+    run = FederatedRun.open(Path(str(config["out"])), job, weights_of(step), about)
     return train(run, sites, step, training, note, lambda done: note("a round is done"))
 
 
-def _training(config: Mapping[str, Any]) -> Training:
+def _training(config: Mapping[str, Any]) -> FederatedTraining:
     kinds = {"method": str, "rounds": int, "lr": float, "batch_size": int, "minimum": int, "most_texts": int}
-    return Training(**{name: kind(config[name]) for name, kind in kinds.items() if name in config})
+    return FederatedTraining(**{name: kind(config[name]) for name, kind in kinds.items() if name in config})
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +153,7 @@ class Nodes(Sites):
     task: Mapping[str, Any]
     wait: float
 
-    def ask(self, round: int, weights: Tensors, training: Training) -> Replies:
+    def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
         """Raises NotObfuscated where a site's mod refused: that is no site that dropped out."""
         from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
@@ -178,19 +179,19 @@ class Nodes(Sites):
 
     def _nodes(self) -> list[int]:
         until = time.monotonic() + self.wait
-        while len(found := sorted(self.grid.get_node_ids())) < self.count and time.monotonic() < until:
+        while len(result := sorted(self.grid.get_node_ids())) < self.count and time.monotonic() < until:
             time.sleep(0.5)
-        if not found:
+        if not result:
             raise TooFewSites("no site is connected", "start flower-supernode at each site")
-        return list(found)
+        return list(result)
 
 
 def _reason(reply: Any) -> str:
     """What a site says of itself, on one line. Raises NotObfuscated."""
-    told = "".join(c for c in str(reply.error.reason or "it failed") if c.isprintable())[:200]
-    if reply.error.code == REFUSED and told.startswith("NotObfuscated: "):
-        raise NotObfuscated(told.removeprefix("NotObfuscated: "), "prepare that site's rows, then run it again")
-    return told
+    info = "".join(c for c in str(reply.error.reason or "it failed") if c.isprintable())[:200]
+    if reply.error.code == REFUSED and info.startswith("NotObfuscated: "):
+        raise NotObfuscated(info.removeprefix("NotObfuscated: "), "prepare that site's rows, then run it again")
+    return info
 
 
 def _update(reply: Any) -> Update:

@@ -9,50 +9,50 @@ import hashlib
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.dataset import Example, read_examples, summarise
+from milkglass.client.data.dataset import Example, read_examples, summarise
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
 from milkglass.federated import private
-from milkglass.federated.passing import passed, remove_finished, require_no_parts
-from milkglass.federated.rows import BYTES, ROWS, Rows, Stamp, load, of_texts, save, stamp_of
+from milkglass.federated.ghost_stage import passed, remove_finished, require_no_parts
+from milkglass.federated.rows import BYTES, ROWS, SiteRows, Stamp, load, of_texts, save, stamp_of
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.tokenizer import longest
+from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.tally import document
-from milkglass.sanitizers.vocabulary import opened
+from milkglass.sanitizers.tables.vocabulary import opened
 from milkglass.sequences import Ids, Sequences
-from milkglass.tokenizer import longest
 
 GHOST = "ghost"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 ALLOWED = "1 to 40 of A-Z, a-z, 0-9, - and _, with a letter or a digit first"
-Tell = Callable[[int], None]
 
 
 def files_of(folder: Path) -> dict[str, Path]:
     """Each site's file in a folder, by the site's name, which is the file's. Raises UsageError."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}", "give a folder with a .jsonl, .csv or .tsv file a site")
-    found: dict[str, Path] = {}
+    result: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() not in (".jsonl", ".csv", ".tsv"):
             continue
         if not NAME.fullmatch(path.stem):
             raise UsageError(f"{path.name!r} cannot name a site: {ALLOWED}", "rename the file")
         name = path.stem
-        if name in found:
+        if name in result:
             raise UsageError(f"two files are called {name}", "a site is one file")
-        found[name] = path
-    if len(found) < 2:
-        names = f" ({', '.join(found)})" if found else ""
+        result[name] = path
+    if len(result) < 2:
+        names = f" ({', '.join(result)})" if result else ""
         raise UsageError(
-            f"{folder} has files of {len(found)} sites{names}, at least 2 are needed", "give .jsonl, .csv or .tsv"
+            f"{folder} has files of {len(result)} sites{names}, at least 2 are needed", "give .jsonl, .csv or .tsv"
         )
-    return found
+    return result
 
 
 def require_name(name: str) -> str:
@@ -66,10 +66,10 @@ def labels_of(paths: Sequence[Path]) -> dict[str, int]:
     """A number for each class that occurs at some site; whole numbers by value. Raises CodecError."""
     names: set[str] = set()
     for path in paths:
-        found = summarise(path)
-        if found.task != "classification" or found.pairs:
+        result = summarise(path)
+        if result.task != "classification" or result.pairs:
             raise CodecError(f"{path.name} has no rows of a text and a label", 'give rows with a "text" and a "label"')
-        names |= {*found.labels}
+        names |= {*result.labels}
     if len(names) < 2:
         raise CodecError("all sites have 1 label only", "classification needs at least 2")
     numeric = all(name.isascii() and name.isdigit() for name in names)
@@ -79,24 +79,24 @@ def labels_of(paths: Sequence[Path]) -> dict[str, int]:
 
 def examples_of(source: Path, labels: Mapping[str, int]) -> list[Example]:
     """A site's rows, each with a label that was agreed. Raises CodecError, naming the line."""
-    found = list(read_examples(source))
-    for one in found:
+    result = list(read_examples(source))
+    for one in result:
         if one.label not in labels:
             raise CodecError(
                 f"line {one.line} of {source.name} has another label than was agreed",
                 "mend that row, or name all sites' classes",
             )
-    return found
+    return result
 
 
 def prepare(
     source: Path, folder: Path, labels: Mapping[str, int], model: Path, ghost: Ghost | None, seed: int | None,
-    tell: Tell = lambda texts: None,
-) -> Rows:  # fmt: skip
+    progress: Progress = no_progress,
+) -> SiteRows:  # fmt: skip
     """Write a site's folder, which appears when it is complete, with a stamp of what GHOST was and a report of what it
     did (rows.py). ghost: None leaves the texts as they are, and neither is there.
     seed: of shadows, batches and noise; None: fresh secret ones. What GHOST has done when this is interrupted is kept
-    (passing.py): called again, it goes on.
+    (ghost_stage.py): called again, it goes on.
 
     Raises UsageError where the folder exists, CodecError, naming the line.
     """
@@ -107,14 +107,14 @@ def prepare(
     if ghost is None:
         require_no_parts(folder)
     with _named(examples, source):
-        done = None if ghost is None else passed(ghost, texts, folder, seed, tell)
-        ids = [*originals(model, texts, tell)] if done is None else done.ids
-    rows = Rows(Sequences.of(ids), np.array([labels[str(one.label)] for one in examples], np.int64))
+        done = None if ghost is None else passed(ghost, texts, folder, seed, progress)
+        ids = [*originals(model, texts, progress)] if done is None else done.ids
+    rows = SiteRows(Sequences.of(ids), np.array([labels[str(one.label)] for one in examples], np.int64))
     stamp = None if ghost is None else _stamp(ghost, rows)
     report = None if ghost is None or done is None else document(ghost, done.tally, seed is not None)
     drawn = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
-    with appearing(folder) as made:
-        save(made, rows, stamp, secrets.token_bytes(BYTES) if seed is None else drawn, report, texts)
+    with appearing(folder) as created:
+        save(created, rows, stamp, secrets.token_bytes(BYTES) if seed is None else drawn, report, texts)
     if done is not None:
         done.parts.remove()
     return rows
@@ -131,7 +131,7 @@ def _named(examples: Sequence[Example], source: Path) -> Iterator[None]:
         raise error.renamed(f"line {examples[error.place].line} of {source.name}") from None
 
 
-def _stamp(ghost: Ghost, rows: Rows) -> Stamp:
+def _stamp(ghost: Ghost, rows: SiteRows) -> Stamp:
     model = Checkpoint.open(ghost.folder).digest()
     return Stamp(GHOST, model, rows.digest(), ghost.searching.document(), ghost.selection.document())
 
@@ -161,19 +161,19 @@ def matches(source: Path, folder: Path, labels: Mapping[str, int], plain: bool, 
         )
 
 
-def originals(model: Path, texts: Sequence[str], tell: Tell = lambda texts: None) -> Iterator[Ids]:
+def originals(model: Path, texts: Sequence[str], progress: Progress = no_progress) -> Iterator[Ids]:
     """Each text's own ids, special ones too: what GHOST is given, and what is trained on without it. Raises EmptyText,
     TooLong."""
     tokenizer, _ = opened(model)
     limit = longest(model, tokenizer)
-    found = tokenizer(list(texts), padding=False, truncation=False, verbose=False, split_special_tokens=True)
-    for place, one in enumerate(found["input_ids"]):
+    result = tokenizer(list(texts), padding=False, truncation=False, verbose=False, split_special_tokens=True)
+    for place, one in enumerate(result["input_ids"]):
         if len(one) <= tokenizer.num_special_tokens_to_add(pair=False):
             raise EmptyText.of(place, "has no token", "leave empty texts out")
         if len(one) > limit:
             raise TooLong.of(place, f"is {len(one)} tokens long, at most {limit} fit", "split it into shorter texts")
         yield np.array(one, np.int64)
-        tell(1)
+        progress(1)
 
 
 def require_free(folder: Path) -> None:
@@ -186,10 +186,10 @@ def require_free(folder: Path) -> None:
 def appearing(folder: Path) -> Iterator[Path]:
     """A folder, closed to others, that has its name when it is complete. Raises UsageError where the name is taken."""
     require_free(folder)
-    made = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
-    private.folder(made)
+    created = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+    private.folder(created)
     try:
-        yield made
-        made.rename(folder)
+        yield created
+        created.rename(folder)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(created, ignore_errors=True)

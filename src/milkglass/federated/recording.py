@@ -17,11 +17,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from milkglass.checkpoint import read_json, write_json
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.federated import private
 from milkglass.federated.rounds import Update
-from milkglass.threat import Gradients, Transcript
+from milkglass.models.checkpoint import read_json, write_json
+from milkglass.threat.observations import Gradients, Transcript
 
 VERSION = 1
 LOST = "bring it back from a copy, or do the run again in a new folder: what was sent cannot be worked out"
@@ -32,8 +32,8 @@ def record(folder: Path, update: Update, round: int, method: str) -> None:
     place = folder / "updates" / f"round-{round}"
     private.folder(place)
     save_file({name: one.contiguous() for name, one in update.tensors.items()}, _part(place, update, "safetensors"))
-    told = {"site": update.site, "round": round, "method": method, "texts": update.texts, "steps": update.steps}
-    write_json(_part(place, update, "json"), {"milkglass_update": VERSION, **told})
+    info = {"site": update.site, "round": round, "method": method, "texts": update.texts, "steps": update.steps}
+    write_json(_part(place, update, "json"), {"milkglass_update": VERSION, **info})
     for kind in ("safetensors", "json"):
         private.closed(_part(place, update, kind)).rename(place / f"{update.site}.{kind}")
 

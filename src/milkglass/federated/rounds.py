@@ -40,9 +40,9 @@ def check(update: Update, weights: Tensors) -> None:
     """Raises PoisonedUpdate, naming the site and the first tensor in order, where it does not fit the weights."""
     if type(update.texts) is not int or update.texts < 1:
         raise PoisonedUpdate(f"site {update.site} says that it saw {update.texts!r} texts", "it must be at least 1")
-    if found := misfit(update.tensors, weights):
+    if result := misfit(update.tensors, weights):
         hint = "nothing of this round was used: mend the site or leave it out, and run it again"
-        raise PoisonedUpdate(f"site {update.site} sent {found}", hint)
+        raise PoisonedUpdate(f"site {update.site} sent {result}", hint)
 
 
 def misfit(tensors: Tensors, like: Tensors) -> str | None:
@@ -84,11 +84,11 @@ def mean(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -> dict[
 
 def stepped(weights: Tensors, change: Tensors, lr: float) -> dict[str, torch.Tensor]:
     """The weights after the round. Raises PoisonedUpdate where finite updates add up to more than fits."""
-    found = {name: one - lr * change[name] for name, one in weights.items()}
-    for name, one in found.items():
+    result = {name: one - lr * change[name] for name, one in weights.items()}
+    for name, one in result.items():
         if not torch.isfinite(one).all():
             raise PoisonedUpdate(f"the round's updates leave {name} not finite", f"give a learning rate below {lr}")
-    return found
+    return result
 
 
 def length(change: Tensors) -> float:

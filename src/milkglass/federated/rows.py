@@ -9,7 +9,7 @@
 The seal is an HMAC of the stamp under the site's secret. It finds rows that were swapped, edited or never obfuscated, a
 stamp written by hand, and one of another site. It stops nobody who can read the secret: not whoever runs the site,
 who holds its texts anyway, and with `--seed` nobody who guesses the seed. Ids and labels of shadows may be read off a
-plain digest by trying: it never leaves the site, and what names a run is keyed (`Rows.mark`).
+plain digest by trying: it never leaves the site, and what names a run is keyed (`SiteRows.mark`).
 
 What this module does not know: texts, training.
 """
@@ -29,9 +29,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from milkglass.checkpoint import read_json, write_json
 from milkglass.errors import CorruptCheckpoint
 from milkglass.federated.private import closed
+from milkglass.models.checkpoint import read_json, write_json
 from milkglass.sequences import Ids, Sequences
 
 ROWS, STAMP, REPORT, SECRET = "rows.safetensors", "stamp.json", "report.json", "draws.secret"
@@ -41,7 +41,7 @@ BYTES = 32  # of a secret
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class SiteRows:
     """ids: a sequence a text. labels: (b,) its class."""
 
     ids: Sequences = field(repr=False)
@@ -75,8 +75,8 @@ class Stamp:
 
     def sealed(self, secret: bytes) -> Stamp:
         """With the seal of whoever has this secret."""
-        told = asdict(self) | {"seal": ""}
-        return Stamp(**told | {"seal": _keyed(secret, "stamp", json.dumps(told, sort_keys=True))})
+        info = asdict(self) | {"seal": ""}
+        return Stamp(**info | {"seal": _keyed(secret, "stamp", json.dumps(info, sort_keys=True))})
 
     def holds(self, secret: bytes) -> bool:
         """Whether the seal is of this secret, and of all that the stamp says."""
@@ -84,7 +84,7 @@ class Stamp:
 
 
 def save(
-    folder: Path, rows: Rows, stamp: Stamp | None, secret: bytes, report: Mapping[str, Any] | None = None,
+    folder: Path, rows: SiteRows, stamp: Stamp | None, secret: bytes, report: Mapping[str, Any] | None = None,
     texts: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Into a folder that is there, empty, and not yet under its name. The stamp is sealed here. texts: what the rows
@@ -116,13 +116,13 @@ def of_texts(folder: Path, texts: Sequence[str]) -> bool:
     return hmac.compare_digest((folder / TEXTS).read_bytes().strip(), texts_mark(secret_of(folder), texts).encode())
 
 
-def load(folder: Path) -> Rows:
+def load(folder: Path) -> SiteRows:
     """Raises CorruptCheckpoint, OSError where there are none."""
     if not (folder / ROWS).is_file():
         raise FileNotFoundError(f"there is no {ROWS}")
     try:
-        found = load_file(folder / ROWS)
-        rows = Rows(Sequences(found["ids"], found["lengths"]), found["labels"])
+        result = load_file(folder / ROWS)
+        rows = SiteRows(Sequences(result["ids"], result["lengths"]), result["labels"])
     except (SafetensorError, KeyError, ValueError):
         raise CorruptCheckpoint(f"{ROWS} of {folder.name} is damaged", "prepare the site again") from None
     if not len(rows) or len(rows.labels) != len(rows) or (rows.ids.lengths < 1).any():
@@ -151,10 +151,10 @@ def report_of(folder: Path) -> dict[str, Any] | None:
 
 def secret_of(folder: Path) -> bytes:
     """Raises CorruptCheckpoint."""
-    found = (folder / SECRET).read_bytes() if (folder / SECRET).is_file() else b""
-    if len(found) != BYTES:
+    result = (folder / SECRET).read_bytes() if (folder / SECRET).is_file() else b""
+    if len(result) != BYTES:
         raise CorruptCheckpoint(f"{SECRET} of {folder.name} is not {BYTES} bytes", "prepare the site again")
-    return found
+    return result
 
 
 def _keyed(secret: bytes, label: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""The rounds of a federated run, whoever runs the sites: this process (`Here`) or Flower (app.py).
+"""The rounds of a federated run, whoever runs the sites: this process (`InProcessSites`) or Flower (app.py).
 
 What this module does not know: how sites train, and where.
 """
@@ -8,20 +8,19 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from milkglass.errors import PoisonedUpdate
-from milkglass.federated import mod
+from milkglass.federated import checks
 from milkglass.federated.recording import record
 from milkglass.federated.rounds import Tensors, Update, check, length, mean, stepped
 from milkglass.federated.rows import load, secret_of
-from milkglass.federated.site import Site, Training, load_weights
-from milkglass.federated.state import Done, Run
-from milkglass.shared_step import SharedStep
-
-Tell = Callable[[int], None]
+from milkglass.federated.site import FederatedTraining, Site, load_weights
+from milkglass.federated.state import FederatedRun, FinishedRound
+from milkglass.progress import Log, Progress, no_log, no_progress
+from milkglass.threat.training_step import SharedStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,39 +44,39 @@ class Sites(abc.ABC):
     """All sites of a run."""
 
     @abc.abstractmethod
-    def ask(self, round: int, weights: Tensors, training: Training) -> Replies:
+    def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
         """Every site's update for these weights."""
 
 
 @dataclass(frozen=True, eq=False)
-class Here(Sites):
+class InProcessSites(Sites):
     """Sites in this process, one after another. demand: what rows must have passed through; None: nothing."""
 
     sites: Sequence[Site]
     step: SharedStep
-    demand: mod.Demand | None
+    demand: checks.GhostDemand | None
 
-    def ask(self, round: int, weights: Tensors, training: Training) -> Replies:
+    def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
         """Raises NotObfuscated: that is no site that dropped out."""
         updates, missing, losses = list[Update](), dict[str, str](), dict[str, float]()
         for site in self.sites:
             try:
-                passed = None if self.demand is None else mod.before(site, self.demand)
+                passed = None if self.demand is None else checks.before(site, self.demand)
                 trained = site.train(self.step, round, weights, training)
             except OSError as error:
                 missing[site.name] = (error.strerror or "its rows cannot be read").lower()
                 continue
-            updates.append(trained.update if passed is None else mod.after(trained, passed))
+            updates.append(trained.update if passed is None else checks.after(trained, passed))
             losses[site.name] = trained.loss
         return Replies(updates, missing, losses)
 
 
 def train(
-    run: Run, sites: Sites, step: SharedStep, training: Training, note: Callable[[str], None] = lambda text: None,
-    tell: Tell = lambda rounds: None,
-) -> Run:  # fmt: skip
+    run: FederatedRun, sites: Sites, step: SharedStep, training: FederatedTraining,
+    note: Log = no_log, progress: Progress = no_progress,
+) -> FederatedRun:  # fmt: skip
     """Do the rounds that are left. Each update is recorded once all of the round were checked; the weights end up in
-    the step's model. note: hears who dropped out. tell: of each round.
+    the step's model. note: hears who dropped out. progress: of each round.
 
     Raises PoisonedUpdate, TooFewSites, NotObfuscated: the rounds before stand, and a call with the same run's folder
     goes on with this one.
@@ -95,13 +94,16 @@ def train(
         after = stepped(weights, change, training.lr)
         for one in replies.updates:
             record(run.folder, one, round, training.method)
-        run, weights = run.finished(after, Done(tuple(sorted(replies.missing)), length(change), replies.loss)), after
-        tell(1)
+        run, weights = (
+            run.finished(after, FinishedRound(tuple(sorted(replies.missing)), length(change), replies.loss)),
+            after,
+        )
+        progress(1)
     load_weights(step, weights)
     return run
 
 
-def _require_counts(update: Update, training: Training) -> None:
+def _require_counts(update: Update, training: FederatedTraining) -> None:
     """What a site says of itself, by which it weighs. Raises PoisonedUpdate."""
     texts, most = update.texts, training.bound
     if most is not None and texts > most:
@@ -117,14 +119,14 @@ def _require_counts(update: Update, training: Training) -> None:
         )
 
 
-def settings_of(training: Training, classes: int, seed: int) -> dict[str, Any]:
+def settings_of(training: FederatedTraining, classes: int, seed: int) -> dict[str, Any]:
     """What a server knows anyway. seed: of the head."""
     return {**training.deciding(), "classes": classes, "seed": seed}
 
 
-def job_of(model: str, sites: Sequence[Site], training: Training, classes: int, seed: int) -> str:
+def job_of(model: str, sites: Sequence[Site], training: FederatedTraining, classes: int, seed: int) -> str:
     """Names a run by all that decides its weights but the number of rounds: more of them go on. A site's rows are in it
     by a mark of its own secret, since a server keeps the name and could try rows."""
     rows = {one.name: [load(one.folder).mark(secret_of(one.folder)), repr(one.shield)] for one in sites}
-    told = ["milkglass federated", model, rows, training.deciding(), classes, seed]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    info = ["milkglass federated", model, rows, training.deciding(), classes, seed]
+    return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()

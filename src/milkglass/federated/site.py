@@ -1,9 +1,9 @@
 """What a site does in a round: FedSGD one gradient, FedAvg one pass over its rows in steps of its own.
 
 Every gradient goes through the site's shield (gradients/) before anything is made of it. Which rows are in a batch, and
-what a shield draws, follows from the site's secret (draws.py).
+what a shield draws, follows from the site's secret (seeds.py).
 
-What this module does not know: texts, other sites, whether the rows were obfuscated (mod.py), Flower.
+What this module does not know: texts, other sites, whether the rows were obfuscated (checks.py), Flower.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any, Literal
 import torch
 
 from milkglass.errors import CorruptCheckpoint, RefusedTask, UsageError
-from milkglass.federated.draws import noise_of, order_of
 from milkglass.federated.rounds import Tensors, Update, misfit
-from milkglass.federated.rows import Rows, load, secret_of
-from milkglass.gradients.catalogue import parameters
-from milkglass.gradients.shield import Bare, Shield, require, share
+from milkglass.federated.rows import SiteRows, load, secret_of
+from milkglass.federated.seeds import noise_of, order_of
+from milkglass.gradient_defences.catalogue import parameters
+from milkglass.gradient_defences.defence import GradientDefence, NoDefence, require, share
 from milkglass.noise.stream import Stream
 from milkglass.sequences import Ids
-from milkglass.shared_step import SharedStep, batch
+from milkglass.threat.training_step import SharedStep, batch
 
 Method = Literal["fedsgd", "fedavg"]
 
 
 @dataclass(frozen=True)
-class Training:
+class FederatedTraining:
     """lr: of plain gradient descent. batch_size: texts of a step. minimum: sites without which a round is not done.
     most_texts: how many a site may say that it has, in FedAvg, where it weighs as many; None: any number. In FedSGD
     a batch bounds it."""
@@ -68,7 +68,7 @@ class Training:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class LocalResult:
     """update: what may be sent. rows: the digest of what it was trained on, and loss: of its first batch before, in
     nats, which may not."""
 
@@ -83,15 +83,15 @@ class Site:
 
     name: str
     folder: Path
-    shield: Shield = Bare()
+    shield: GradientDefence = NoDefence()
 
-    def train(self, step: SharedStep, round: int, weights: Tensors, training: Training) -> Trained:
+    def train(self, step: SharedStep, round: int, weights: Tensors, training: FederatedTraining) -> LocalResult:
         """Its update for these weights, a tensor for each of `step.names`. Raises OSError where its rows cannot be
         read, CorruptCheckpoint, UsageError where they do not fit the model, RefusedTask where the weights do not."""
         rows, secret = load(self.folder), secret_of(self.folder)
         _require_fit(rows, step, self.name)
-        if found := misfit(weights, _trained(step)):
-            raise RefusedTask(f"the server sent {found}", "the server must train the model that this site has")
+        if result := misfit(weights, _trained(step)):
+            raise RefusedTask(f"the server sent {result}", "the server must train the model that this site has")
         load_weights(step, weights)
         order = order_of(secret, round, len(rows))
         if training.method == "fedsgd":
@@ -105,21 +105,21 @@ class Site:
                 load_weights(step, {name: one - training.lr * total[name] for name, one in weights.items()})
             tensors = _whole(self._gradient(step, rows, part, round, stream), weights)
             total = {name: total[name] + one if total else one for name, one in tensors.items()}
-        return Trained(Update(self.name, total, len(order), len(parts)), rows.digest(), loss)
+        return LocalResult(Update(self.name, total, len(order), len(parts)), rows.digest(), loss)
 
     def _gradient(
-        self, step: SharedStep, rows: Rows, chosen: Ids, round: int, stream: Stream
+        self, step: SharedStep, rows: SiteRows, chosen: Ids, round: int, stream: Stream
     ) -> Mapping[str, torch.Tensor]:
         return share(step, *_batch(rows, chosen), self.shield, round, stream).tensors
 
 
-def _batch(rows: Rows, chosen: Ids) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _batch(rows: SiteRows, chosen: Ids) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     ids, mask = batch([one.tolist() for one in rows.ids.chosen(chosen)], pad=0)
     return ids, mask, torch.from_numpy(rows.labels[chosen])
 
 
 @torch.no_grad()
-def _loss(step: SharedStep, rows: Rows, chosen: Ids) -> float:
+def _loss(step: SharedStep, rows: SiteRows, chosen: Ids) -> float:
     ids, mask, labels = _batch(rows, chosen)
     return float(step.loss(step.embedded(ids), mask, labels))
 
@@ -148,7 +148,7 @@ def _whole(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
     return {name: tensors[name] if name in tensors else torch.zeros_like(one) for name, one in weights.items()}
 
 
-def _require_fit(rows: Rows, step: SharedStep, name: str) -> None:
+def _require_fit(rows: SiteRows, step: SharedStep, name: str) -> None:
     size, classes = len(step.table), int(step.module.config.num_labels)
     if rows.ids.ids.min() < 0 or rows.ids.ids.max() >= size:
         raise CorruptCheckpoint(f"site {name} has ids outside a vocabulary of {size}", "prepare it for this model")

@@ -21,17 +21,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from milkglass.checkpoint import read_json, write_json
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.federated import private
 from milkglass.federated.rounds import Tensors
+from milkglass.models.checkpoint import read_json, write_json
 
 FILE, VERSION = "run.json", 2  # 1 drew other batches and noise
 SAME = "give the same options to go on with it, or a new folder"
 
 
 @dataclass(frozen=True)
-class Done:
+class FinishedRound:
     """One round. missing: the sites that dropped out. length: the L2 norm of the mean update. loss: before the round,
     in nats, of the texts that it was done with; None where sites keep it."""
 
@@ -41,17 +41,17 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Run:
+class FederatedRun:
     """folder: the run's. job: names what decides the weights. done: the finished rounds, in order. settings: what the
     server is told of the job (`run.settings_of`), by which an audit does the rounds again; {}: a run of before."""
 
     folder: Path
     job: str
-    done: tuple[Done, ...] = ()
+    done: tuple[FinishedRound, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, folder: Path, job: str, weights: Tensors, settings: Mapping[str, Any] | None = None) -> Run:
+    def open(cls, folder: Path, job: str, weights: Tensors, settings: Mapping[str, Any] | None = None) -> FederatedRun:
         """Begin with these weights, or go on. Raises UsageError where the folder holds something else or another job,
         CorruptCheckpoint."""
         if (folder / FILE).is_file():
@@ -67,7 +67,7 @@ class Run:
         return run
 
     @classmethod
-    def read(cls, folder: Path) -> Run:
+    def read(cls, folder: Path) -> FederatedRun:
         """One that was begun. Raises UsageError where there is none, CorruptCheckpoint."""
         if not (folder / FILE).is_file():
             raise UsageError(f"{folder} is no run: it has no {FILE}", "give a folder that `federated run` wrote")
@@ -85,7 +85,7 @@ class Run:
         """Remove what an interruption left of the round that is next."""
         shutil.rmtree(self.folder / "updates" / f"round-{len(self.done)}", ignore_errors=True)
 
-    def finished(self, weights: Tensors, done: Done) -> Run:
+    def finished(self, weights: Tensors, done: FinishedRound) -> FederatedRun:
         """The run with one round more."""
         run = replace(self, done=(*self.done, done))
         run._write(weights)
@@ -102,9 +102,9 @@ class Run:
         save_file({name: one.contiguous() for name, one in weights.items()}, part)
         _flushed(private.closed(part))
         part.replace(self.place)
-        told = [{"missing": list(one.missing), "length": one.length, "loss": one.loss} for one in self.done]
+        info = [{"missing": list(one.missing), "length": one.length, "loss": one.loss} for one in self.done]
         fresh = self.folder / f"{FILE}.part"
-        about = {"milkglass_federated": VERSION, "job": self.job, "settings": dict(self.settings), "rounds": told}
+        about = {"milkglass_federated": VERSION, "job": self.job, "settings": dict(self.settings), "rounds": info}
         write_json(fresh, about)
         _flushed(private.closed(fresh))
         fresh.replace(self.folder / FILE)
@@ -129,7 +129,7 @@ def _differing(was: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {was.get(name)}, not {asked.get(name)}" for name in names)
 
 
-def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[Done, ...]]:
+def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[FinishedRound, ...]]:
     raw = read_json(folder / FILE)
     match raw:
         case {"milkglass_federated": 2, "job": str(job), "rounds": list(rounds)}:
@@ -138,10 +138,10 @@ def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[Done, ...]]:
     raise CorruptCheckpoint(f"{FILE} of {folder} is not of version {VERSION}, or damaged", "begin a new run")
 
 
-def _done(one: Mapping[str, Any] | Any) -> Done:
+def _done(one: Mapping[str, Any] | Any) -> FinishedRound:
     match one:
         case {"missing": list(missing), "length": float(length), "loss": float() | None as loss}:
-            return Done(tuple(map(str, missing)), length, loss)
+            return FinishedRound(tuple(map(str, missing)), length, loss)
     raise CorruptCheckpoint(f"{FILE} tells of a round badly", "begin a new run")
 
 

@@ -98,24 +98,24 @@ def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Gene
     if len(prompts) != len(answers):
         raise UsageError(f"{len(answers)} answers for {len(prompts)} prompts", "give one for each")
     rng = np.random.default_rng(0) if rng is None else rng
-    asked = np.array([sum(i.rule in RULES for i in one.instructions) for one in prompts], np.float64)
-    whole = np.array([asked[i] == len(one.instructions) for i, one in enumerate(prompts)], bool)
+    requested = np.array([sum(i.rule in RULES for i in one.instructions) for one in prompts], np.float64)
+    whole = np.array([requested[i] == len(one.instructions) for i, one in enumerate(prompts)], bool)
     pairs = list(zip(prompts, answers, strict=True))
     strict = [[i.kept(answer) for i in one.instructions] for one, answer in pairs]
     loose = [[i.kept_loosely(answer) for i in one.instructions] for one, answer in pairs]
     measures: dict[str, Interval] = {}
-    for name, found in (("strict", strict), ("loose", loose)):
-        everything = np.array([all(one) for one in found], bool)
+    for name, result in (("strict", strict), ("loose", loose)):
+        everything = np.array([all(one) for one in result], bool)
         measures[f"prompt {name}"] = share(everything[whole], rng)
-        kept = np.array([sum(bool(one) for one in row) for row in found], np.float64)
-        measures[f"instruction {name}"] = ratio(kept, asked, rng)
+        kept = np.array([sum(bool(one) for one in row) for row in result], np.float64)
+        measures[f"instruction {name}"] = ratio(kept, requested, rng)
     rules = [i.rule for one in prompts for i in one.instructions]
     right = Counter(rule for rule, kept in zip(rules, (k for row in strict for k in row), strict=True) if kept)
     times = Counter(rules)
     return Figures(
         measures,
         int(whole.sum()),
-        int(asked.sum()),
+        int(requested.sum()),
         {rule: many for rule, many in times.items() if rule in UNSUPPORTED},
         int((~whole).sum()),
         {rule: (right[rule] / many, many) for rule, many in sorted(times.items()) if rule in RULES},

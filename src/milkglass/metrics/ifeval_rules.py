@@ -50,11 +50,11 @@ def compared(count: int, relation: Any, bound: int) -> bool:
 def sentences(text: str) -> int:
     """How many there are; a rest without a mark at its end is one, too."""
     count, start = 0, 0
-    for found in _END.finditer(text):
-        if not found[1].strip(".") and not _ends(text, start, found):
+    for result in _END.finditer(text):
+        if not result[1].strip(".") and not _ends(text, start, result):
             continue
-        count += any(map(str.isalnum, text[start : found.end()]))
-        start = found.end()
+        count += any(map(str.isalnum, text[start : result.end()]))
+        start = result.end()
     return count + any(map(str.isalnum, text[start:]))
 
 
@@ -117,16 +117,16 @@ def number_words(text: str, a: Arguments) -> bool:
 
 def number_paragraphs(text: str, a: Arguments) -> bool:
     """Paragraphs that the markdown divider *** separates; exactly so many."""
-    found = _pieces(re.split(r"\s?\*\*\*\s?", text))
-    return found is not None and len(found) == a["num_paragraphs"]
+    result = _pieces(re.split(r"\s?\*\*\*\s?", text))
+    return result is not None and len(result) == a["num_paragraphs"]
 
 
 def nth_paragraph_first_word(text: str, a: Arguments) -> bool:
     """Paragraphs that blank lines separate; exactly so many, and the n-th begins with the word."""
-    found = [one.strip() for one in text.split("\n\n") if one.strip()]
-    if len(found) != a["num_paragraphs"] or not 1 <= a["nth_paragraph"] <= len(found):
+    result = [one.strip() for one in text.split("\n\n") if one.strip()]
+    if len(result) != a["num_paragraphs"] or not 1 <= a["nth_paragraph"] <= len(result):
         return False
-    first = found[a["nth_paragraph"] - 1].split()[0].lstrip("'\"")
+    first = result[a["nth_paragraph"] - 1].split()[0].lstrip("'\"")
     return re.split(r"[.,?!'\"]", first)[0].lower() == a["first_word"].lower()
 
 
@@ -186,8 +186,8 @@ def repeat_prompt(text: str, a: Arguments) -> bool:
 
 def two_responses(text: str, a: Arguments) -> bool:
     """Two different ones with ****** between."""
-    found = _pieces(text.split("******"))
-    return found is not None and len(found) == 2 and found[0].strip() != found[1].strip()
+    result = _pieces(text.split("******"))
+    return result is not None and len(result) == 2 and result[0].strip() != result[1].strip()
 
 
 def end_checker(text: str, a: Arguments) -> bool:

@@ -33,12 +33,12 @@ def tokens(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.ran
     """Top-1, 3 and 10 over running tokens: guess (total, k), counted (total,) which tokens count."""
     right = guess == truth.ids[:, None]
     weights = np.bincount(truth.owner, weights=counted, minlength=len(truth)).astype(np.float64)
-    found = {}
+    result = {}
     for k in TOP:
         if k <= guess.shape[1]:
             hits = (right[:, :k].any(1) & counted).astype(np.float64)
-            found[k] = ratio(np.bincount(truth.owner, hits, len(truth)).astype(np.float64), weights, rng)
-    return found
+            result[k] = ratio(np.bincount(truth.owner, hits, len(truth)).astype(np.float64), weights, rng)
+    return result
 
 
 def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:
@@ -50,8 +50,8 @@ def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.ran
 def exact(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
     """The share of sequences of which every counted token is right; guess (total,)."""
     wrong = np.bincount(truth.owner, weights=(guess != truth.ids) & counted, minlength=len(truth))
-    some = np.bincount(truth.owner, weights=counted, minlength=len(truth)) > 0
-    return share((wrong == 0)[some], rng)
+    part = np.bincount(truth.owner, weights=counted, minlength=len(truth)) > 0
+    return share((wrong == 0)[part], rng)
 
 
 def texts(
@@ -59,10 +59,10 @@ def texts(
 ) -> dict[str, Interval]:
     """ROUGE and METEOR of the texts as they are read, but for empty ones, which any guess matches; of a sample, where
     there are more than TEXTS."""
-    chosen = np.flatnonzero(truth.lengths)
-    if len(chosen) > TEXTS:
-        chosen = np.sort(rng.choice(chosen, TEXTS, replace=False))
-    pairs = zip(truth.chosen(chosen), guess.chosen(chosen), strict=True)
+    selected = np.flatnonzero(truth.lengths)
+    if len(selected) > TEXTS:
+        selected = np.sort(rng.choice(selected, TEXTS, replace=False))
+    pairs = zip(truth.chosen(selected), guess.chosen(selected), strict=True)
     rows = np.array([text.likeness(read(one), read(other)) for one, other in pairs]).reshape(-1, len(text.NAMES))
     ones = np.ones(len(rows))
     return {name: ratio(rows[:, i], ones, rng) for i, name in enumerate(text.NAMES)}
@@ -96,10 +96,10 @@ def whole(
     """
     if len(guess) != len(truth) or int(batches.sum()) != len(truth):
         raise ValueError(f"{len(guess)} guesses for {len(truth)} texts in batches of {int(batches.sum())}")
-    given = _assigned(guess, truth, batches)
-    shared = np.array([_shared(one, other) for one, other in zip(given, truth, strict=True)], np.float64)
-    placed = np.array([(a[: len(b)] == b[: len(a)]).sum() for a, b in zip(given, truth, strict=True)], np.float64)
-    alike = [a.tobytes() == b.tobytes() for a, b in zip(given, truth, strict=True) if len(b)]
+    provided = _assigned(guess, truth, batches)
+    shared = np.array([_shared(one, other) for one, other in zip(provided, truth, strict=True)], np.float64)
+    placed = np.array([(a[: len(b)] == b[: len(a)]).sum() for a, b in zip(provided, truth, strict=True)], np.float64)
+    alike = [a.tobytes() == b.tobytes() for a, b in zip(provided, truth, strict=True) if len(b)]
     lengths = truth.lengths.astype(np.float64)
     measures = {
         "token recall": ratio(shared, lengths, rng),
@@ -107,7 +107,7 @@ def whole(
         "tokens named": _named(guess, truth, batches, rng),
         "exact texts": share(np.array(alike), rng),
     }
-    return measures | texts(given, truth, read, rng)
+    return measures | texts(provided, truth, read, rng)
 
 
 def _named(guess: Sequences, truth: Sequences, batches: Ids, rng: np.random.Generator) -> Interval:

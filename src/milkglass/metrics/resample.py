@@ -29,9 +29,9 @@ def resampled(statistic: Statistic, units: int, rng: np.random.Generator) -> Int
     for start in range(0, DRAWS, step):
         counts = rng.multinomial(units, np.full(units, 1 / units), size=min(step, DRAWS - start))
         drawn.append(statistic(counts.astype(np.float64)))
-    found = np.concatenate(drawn)
-    found = found[~np.isnan(found)]
-    if not len(found):
+    result = np.concatenate(drawn)
+    result = result[~np.isnan(result)]
+    if not len(result):
         return Interval(value, float("nan"), float("nan"), units)
-    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(result, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(value, float(low), float(high), units)

@@ -38,8 +38,8 @@ class _Words:
         from nltk.stem.porter import PorterStemmer
 
         stemmer = PorterStemmer()
-        found = re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+", text.lower())
-        return [stemmer.stem(word) if len(word) > 3 and word.isascii() else word for word in found]
+        result = re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+", text.lower())
+        return [stemmer.stem(word) if len(word) > 3 and word.isascii() else word for word in result]
 
 
 def likeness(original: str, guess: str) -> tuple[float, float, float, float]:

@@ -107,8 +107,8 @@ class Stream:
         while len(waiting):
             words = self.long_words(len(waiting))
             accepted = words >= spare[waiting]
-            chosen = waiting[accepted]
-            result[chosen] = (words[accepted] % wide[chosen]).astype(np.int64)
+            selected = waiting[accepted]
+            result[selected] = (words[accepted] % wide[selected]).astype(np.int64)
             waiting = waiting[~accepted]
         return result
 

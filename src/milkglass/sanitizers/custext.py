@@ -19,14 +19,15 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
-from milkglass.paper import Paper
-from milkglass.sanitizers.neighbours import Metric, directions, groups, require_k
+from milkglass.papers import Paper
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
-from milkglass.sanitizers.table import Ids, Vectors
+from milkglass.sanitizers.tables.neighbours import Metric, directions, groups, require_k
+from milkglass.sanitizers.tables.table import Ids, Vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +40,12 @@ class Lists:
 
     @classmethod
     def of(cls, vectors: Vectors, order: Ids, k: int, metric: Metric) -> Lists:
-        found = groups(vectors, order, k, metric)
-        width = max(len(one) for one in found)
-        group, members = np.empty(len(vectors), np.int64), np.full((len(found), width), -1, np.int64)
+        result = groups(vectors, order, k, metric)
+        width = max(len(one) for one in result)
+        group, members = np.empty(len(vectors), np.int64), np.full((len(result), width), -1, np.int64)
         scores = np.full((len(vectors), width), -np.inf)
         rows = directions(vectors) if metric == "cosine" else vectors
-        for number, one in enumerate(found):
+        for number, one in enumerate(result):
             group[one], members[number, : len(one)] = number, one
             scores[one, : len(one)] = normalised(_all_pairs(rows[one].astype(np.float64), metric))
         return cls(group, members, scores)
@@ -56,9 +57,9 @@ class Lists:
 
 def _all_pairs(rows: NDArray[np.float64], metric: Metric) -> NDArray[np.float64]:
     """(k, k). A word is as near to itself as can be, also one without a direction."""
-    found = np.minimum(rows @ rows.T, 1) if metric == "cosine" else -np.linalg.norm(rows[:, None] - rows, axis=2)
-    np.fill_diagonal(found, 1.0 if metric == "cosine" else 0.0)
-    return found
+    result = np.minimum(rows @ rows.T, 1) if metric == "cosine" else -np.linalg.norm(rows[:, None] - rows, axis=2)
+    np.fill_diagonal(result, 1.0 if metric == "cosine" else 0.0)
+    return result
 
 
 def normalised(similarity: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -78,18 +79,12 @@ class CusText(Sanitizer):
     metric: Metric = "cosine"
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
 
-    paper: ClassVar[Paper] = Paper(
-        "A Customized Text Sanitization Mechanism with Differential Privacy",
-        "Chen, Mo, Wang, Chen, Nie, Wang, Cui",
-        2023,
-        "Findings of ACL",
-        (
-            "Words that are in a list already are left out; the published code sets their vectors to zero, so that "
-            "they may be taken again.",
-            "What is left at the end, fewer than k words, joins the last list.",
-            "Without counts words are visited in the table's order: lists by private counts would tell of them.",
-            "Unknown words and numbers become any word of the table; the published code lets unknown words through.",
-        ),
+    paper: ClassVar[Paper] = papers.CUSTEXT.but(
+        "Words that are in a list already are left out; the published code sets their vectors to zero, so that "
+        "they may be taken again.",
+        "What is left at the end, fewer than k words, joins the last list.",
+        "Without counts words are visited in the table's order: lists by private counts would tell of them.",
+        "Unknown words and numbers become any word of the table; the published code lets unknown words through.",
     )
 
     def __post_init__(self) -> None:
@@ -107,8 +102,8 @@ class CusText(Sanitizer):
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
         known = np.maximum(places, 0)
-        found = self.lists.members[self.lists.group[known], selection.choose(self.cumulative[known], stream)]
-        return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), found)
+        result = self.lists.members[self.lists.group[known], selection.choose(self.cumulative[known], stream)]
+        return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), result)
 
     @cached_property
     def lists(self) -> Lists:
@@ -121,12 +116,12 @@ class CusText(Sanitizer):
 
     def law(self, row: int) -> NDArray[np.float64]:
         """(n,) the probabilities of what a row of the table, or UNKNOWN, is replaced by."""
-        found = np.zeros(len(self.table))
+        result = np.zeros(len(self.table))
         if row == UNKNOWN:
-            found[self.table.candidates] = 1 / len(self.vectors)
-            return found
+            result[self.table.candidates] = 1 / len(self.vectors)
+            return result
         place = self.table.places[row]
         members = self.lists.members[self.lists.group[place]]
         weights = np.exp(self.epsilon * self.lists.scores[place] / 2)
-        found[self.table.candidates[members[members >= 0]]] = (weights / weights.sum())[members >= 0]
-        return found
+        result[self.table.candidates[members[members >= 0]]] = (weights / weights.sum())[members >= 0]
+        return result

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.sanitizers.sanitizer import require_share
-from milkglass.sanitizers.table import Mask
+from milkglass.sanitizers.tables.table import Mask
 
 
 def sensitive_words(counts: NDArray[np.int64], share: float) -> Mask:

@@ -27,15 +27,16 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
-from milkglass.paper import Paper
+from milkglass.papers import Paper
 from milkglass.sanitizers.custext import Lists, normalised
-from milkglass.sanitizers.neighbours import nearest, require_k
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
-from milkglass.sanitizers.table import Ids, Mask
+from milkglass.sanitizers.tables.neighbours import nearest, require_k
+from milkglass.sanitizers.tables.table import Ids, Mask
 
 Guarantee = Literal["paper", "strict"]
 
@@ -50,17 +51,11 @@ class Rnm(Sanitizer):
     spared: Spared | None = None
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
 
-    paper: ClassVar[Paper] = Paper(
-        "Towards Confidential and Efficient LLM Inference with Dual Privacy Protection",
-        "Yu, Wang, Dai, Liu, Fan, Gu",
-        2025,
-        "arXiv 2509.09091",
-        (
-            "The published code never finds a token sensitive, takes dot products, normalises over a block of the "
-            "vocabulary and replaces [CLS], [SEP] and [PAD]; ours follows the paper.",
-            "Unknown words and numbers become any word of the table.",
-            "The claim of equation 4 does not hold as built; `strict` has shared lists and twice the noise.",
-        ),
+    paper: ClassVar[Paper] = papers.CMIF.but(
+        "The published code never finds a token sensitive, takes dot products, normalises over a block of the "
+        "vocabulary and replaces [CLS], [SEP] and [PAD]; ours follows the paper.",
+        "Unknown words and numbers become any word of the table.",
+        "The claim of equation 4 does not hold as built; `strict` has shared lists and twice the noise.",
     )
 
     def __post_init__(self) -> None:
@@ -100,8 +95,8 @@ class Rnm(Sanitizer):
     def draw(self, places: Ids, stream: Stream) -> Ids:
         known = np.maximum(places, 0)
         best = selection.noisy_max(self._scores[known], self.scale, stream)
-        found = self.candidates(known)[np.arange(len(places)), best]
-        return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), found)
+        result = self.candidates(known)[np.arange(len(places)), best]
+        return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), result)
 
     def candidates(self, places: Ids) -> Ids:
         """(t, width) the lists of some words, by place; -1 beyond the end of a list."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UnknownWord, UsageError
 from milkglass.noise.stream import Stream
-from milkglass.paper import Paper
-from milkglass.sanitizers.table import Ids, Mask, Table, Vectors
+from milkglass.papers import Paper
+from milkglass.sanitizers.tables.table import Ids, Mask, Vectors, WordVectors
 
 UNKNOWN = -1  # a word that the table does not have
 LEAST, MOST = 1e-9, 1e6  # of epsilon
@@ -42,7 +42,7 @@ class Sanitizer(abc.ABC):
     tells that there was one, and nothing of which.
     """
 
-    table: Table = field(repr=False)
+    table: WordVectors = field(repr=False)
     epsilon: float
 
     paper: ClassVar[Paper]
@@ -92,11 +92,11 @@ class Sanitizer(abc.ABC):
             raise TypeError(f"draws come from a noise.stream.Stream, not from a {type(stream).__name__}")
         out, drawn = ids.copy(), np.zeros(len(ids), np.bool_)
         for start in range(0, len(ids), BLOCK):
-            some = ids[start : start + BLOCK]
-            places = np.where(some == UNKNOWN, UNKNOWN, self.table.places[some])
-            asked = (some == UNKNOWN) | ((places >= 0) & self.due(some, stream))
-            out[start : start + BLOCK][asked] = self.table.candidates[self.draw(places[asked], stream)]
-            drawn[start : start + BLOCK] = asked
+            part = ids[start : start + BLOCK]
+            places = np.where(part == UNKNOWN, UNKNOWN, self.table.places[part])
+            requested = (part == UNKNOWN) | ((places >= 0) & self.due(part, stream))
+            out[start : start + BLOCK][requested] = self.table.candidates[self.draw(places[requested], stream)]
+            drawn[start : start + BLOCK] = requested
         return out, drawn
 
     @cached_property
@@ -120,7 +120,7 @@ class Spared:
     sensitive: Mask = field(repr=False)
     p: float
 
-    def check(self, table: Table) -> None:
+    def check(self, table: WordVectors) -> None:
         if self.sensitive.shape != (len(table),) or self.sensitive.dtype != np.bool_:
             raise UsageError(
                 f"sensitive words are given as {self.sensitive.dtype} of shape {self.sensitive.shape}",

@@ -21,12 +21,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.noise.stream import Stream
-from milkglass.paper import Paper
-from milkglass.sanitizers.neighbours import best
+from milkglass.papers import Paper
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
-from milkglass.sanitizers.table import Ids, Mask, Vectors
+from milkglass.sanitizers.tables.neighbours import best
+from milkglass.sanitizers.tables.table import Ids, Mask, Vectors
 
 HEAD = 64
 SAMPLE = 256  # words that g is the mean distance to
@@ -40,16 +41,10 @@ SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
 class SanText(Sanitizer):
     """epsilon: per unit of embedding distance. An unknown word is drawn for as if it lay at the table's mean."""
 
-    paper: ClassVar[Paper] = Paper(
-        "Differential Privacy for Text Analytics via Natural Text Sanitization",
-        "Yue, Du, Wang, Li, Sun, Chow",
-        2021,
-        "Findings of ACL",
-        (
-            "The published code draws from BERT's whole vocabulary; special tokens and [unusedN] are no candidates.",
-            "Unknown words and numbers are drawn for as if they lay at the mean of the table.",
-            "Published workers share a random state and draw alike; ours are independent.",
-        ),
+    paper: ClassVar[Paper] = papers.SANTEXT.but(
+        "The published code draws from BERT's whole vocabulary; special tokens and [unusedN] are no candidates.",
+        "Unknown words and numbers are drawn for as if they lay at the mean of the table.",
+        "Published workers share a random state and draw alike; ours are independent.",
     )
 
     @property
@@ -65,9 +60,9 @@ class SanText(Sanitizer):
         at = self.vectors.mean(0) if row == UNKNOWN else self.table.vectors[row]
         logits = -self.epsilon / 2 * np.linalg.norm(self.vectors.astype(np.float64) - at, axis=1)
         weights = np.exp(logits - logits.max())
-        found = np.zeros(len(self.table))
-        found[self.table.candidates] = weights / weights.sum()
-        return found
+        result = np.zeros(len(self.table))
+        result[self.table.candidates] = weights / weights.sum()
+        return result
 
     @cached_property
     def heads(self) -> Heads:
@@ -119,11 +114,11 @@ class Heads:
         self._prepare(places)
         level = stream.random(len(places))
         inside = level < self.cumulative[places, -1]
-        found = np.empty(len(places), np.int64)
+        result = np.empty(len(places), np.int64)
         column = (level[inside, None] >= self.cumulative[places[inside]]).sum(1)
-        found[inside] = self.near[places[inside], column]
-        found[~inside] = self._tail(places[~inside], stream)
-        return found
+        result[inside] = self.near[places[inside], column]
+        result[~inside] = self._tail(places[~inside], stream)
+        return result
 
     def _at(self, places: Ids) -> Vectors:
         rows = self.vectors[np.minimum(places, len(self.vectors) - 1)]
@@ -132,11 +127,11 @@ class Heads:
 
     def _distances(self, rows: Vectors) -> NDArray[np.float32]:
         """(b, m) by one matrix product; good to about 1e-3 of the rows' norms where two rows are close."""
-        found = rows @ self.turned
-        found *= -2
-        found += self.squares
-        found += (rows * rows).sum(1)[:, None]
-        return np.sqrt(np.maximum(found, 0, out=found), out=found)
+        result = rows @ self.turned
+        result *= -2
+        result += self.squares
+        result += (rows * rows).sum(1)[:, None]
+        return np.sqrt(np.maximum(result, 0, out=result), out=result)
 
     def _prepare(self, places: Ids) -> None:
         """Blocks of ROWS words, each at the slot that its own number gives it: the last bits of a matrix product depend
@@ -148,10 +143,10 @@ class Heads:
         turn = np.empty(len(new), np.int64)  # the how-manieth of its slot
         turn[by_slot] = np.arange(len(new)) - np.searchsorted(slots[by_slot], slots[by_slot])
         for number in range(int(turn.max(initial=-1)) + 1):
-            some = new[turn == number]
-            block = np.full(ROWS, some[0])
-            block[some % ROWS] = some
-            self._keep(block, some % ROWS)
+            part = new[turn == number]
+            block = np.full(ROWS, part[0])
+            block[part % ROWS] = part
+            self._keep(block, part % ROWS)
 
     def _keep(self, places: Ids, slots: Ids) -> None:
         """Work out what (ROWS,) places need, and keep that of these slots; the others are there to fill the block."""
@@ -177,17 +172,17 @@ class Heads:
 
     def _tail(self, places: Ids, stream: Stream) -> Ids:
         """A word outside the head for each, by rejection."""
-        found, waiting, tried = np.empty(len(places), np.int64), np.arange(len(places)), 0
+        result, waiting, tried = np.empty(len(places), np.int64), np.arange(len(places)), 0
         while len(waiting) and tried < PATIENCE:
             times = min(PATIENCE, max(1, TRIALS // len(waiting)))
             guess, taken = self._tries(places[waiting], times, stream)
             done, first = taken.any(1), taken.argmax(1)
-            found[waiting[done]] = guess[done, first[done]]
+            result[waiting[done]] = guess[done, first[done]]
             waiting, tried = waiting[~done], tried + times
         for start in range(0, len(waiting), ROWS):  # rejections leave no trace in the law of what is drawn at last
-            some = waiting[start : start + ROWS]
-            found[some] = self._full(places[some], stream)
-        return found
+            part = waiting[start : start + ROWS]
+            result[part] = self._full(places[part], stream)
+        return result
 
     def _tries(self, places: Ids, times: int, stream: Stream) -> tuple[Ids, Mask]:
         """(t, times) words from q, and which of them are accepted."""

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
-from milkglass.sanitizers import words
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
 from milkglass.sanitizers.stopwords import STOPWORDS
-from milkglass.sanitizers.table import Ids, Mask, Table
-from milkglass.sanitizers.words import KEPT, NUMBER, Lookup
+from milkglass.sanitizers.tables import words
+from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
+from milkglass.sanitizers.tables.words import KEPT, NUMBER, Lookup
 
 CLASSES = ("stopword", "number", "unknown", "sensitive", "other")
 STOPWORD_CLASS, NUMBER_CLASS, UNKNOWN_CLASS, SENSITIVE_CLASS, OTHER_CLASS = range(len(CLASSES))
@@ -32,7 +32,7 @@ def _zeros() -> NDArray[np.int64]:
 
 
 @dataclass
-class Tally:
+class WordTally:
     """Words by class: how many there were, how many went through the mechanism, and how many came out as another word
     (a draw may be the word itself). A word that the caller kept is counted in its class, as not drawn."""
 
@@ -41,7 +41,7 @@ class Tally:
     drawn: NDArray[np.int64] = field(default_factory=_zeros)
     replaced: NDArray[np.int64] = field(default_factory=_zeros)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: WordTally) -> None:
         self.texts += other.texts
         self.words += other.words
         self.drawn += other.drawn
@@ -63,10 +63,10 @@ class Tally:
 
 
 @dataclass(frozen=True, eq=False)
-class Reader:
+class WordReader:
     """Words of texts as rows of a table. kept: words that the caller lets cross, in small letters."""
 
-    table: Table
+    table: WordVectors
     kept: tuple[str, ...] = ()
 
     def split(self, text: str) -> list[str]:
@@ -109,18 +109,18 @@ class TextSanitizer:
     def text(self, text: str, stream: Stream) -> str:
         return self.texts([text], stream)[0]
 
-    def texts(self, texts: Sequence[str], stream: Stream, tally: Tally | None = None) -> list[str]:
+    def texts(self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None) -> list[str]:
         """Each text sanitized, in order. The words of all of them are drawn together."""
         return ["".join(after) for _, after in self.parts(texts, stream, tally)]
 
     def parts(
-        self, texts: Sequence[str], stream: Stream, tally: Tally | None = None
+        self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None
     ) -> list[tuple[list[str], list[str]]]:
         """Each text as it was and as it is now, part for part: what stands between at even places, words at odd ones.
         So it can be told which piece of the one came of which piece of the other."""
         parts = [self.reader.split(text) for text in texts]
-        found = [word for one in parts for word in one[1::2]]
-        codes = self.reader.codes(found)
+        result = [word for one in parts for word in one[1::2]]
+        codes = self.reader.codes(result)
         free = codes > KEPT
         drawn = np.zeros(len(codes), np.bool_)
         after = codes.copy()
@@ -129,7 +129,7 @@ class TextSanitizer:
         out = [spelled[one] if one >= 0 else kept[KEPT - one] for one in after.tolist()]
         if tally is not None:
             tally.texts += len(texts)
-            self._count(tally, codes, drawn, self._changed(codes, after, drawn, found, out))
+            self._count(tally, codes, drawn, self._changed(codes, after, drawn, result, out))
         ready = iter(out)
         return [(one, _replaced(one, ready)) for one in parts]
 
@@ -140,13 +140,13 @@ class TextSanitizer:
     @property
     def guarantee(self) -> str | None:
         """The mechanism's; None: nothing is promised of any word."""
-        found = self.sanitizer.guarantee
-        return f"{found}; words that are kept have none" if found and self.reader.kept else found
+        result = self.sanitizer.guarantee
+        return f"{result}; words that are kept have none" if result and self.reader.kept else result
 
     @cached_property
-    def reader(self) -> Reader:
+    def reader(self) -> WordReader:
         kept = {word.lower() for word in self.allow} | (STOPWORDS if self.keep_stopwords else frozenset())
-        return Reader(self.sanitizer.table, tuple(sorted(kept)))
+        return WordReader(self.sanitizer.table, tuple(sorted(kept)))
 
     # --- the tally ----------------------------------------------------------------------------------------------------
     def _changed(self, codes: Ids, after: Ids, drawn: Mask, found: list[str], out: list[str]) -> Mask:
@@ -156,7 +156,7 @@ class TextSanitizer:
             changed[at] = found[at].lower() != out[at].lower()
         return changed
 
-    def _count(self, tally: Tally, codes: Ids, drawn: Mask, changed: Mask) -> None:
+    def _count(self, tally: WordTally, codes: Ids, drawn: Mask, changed: Mask) -> None:
         kinds = np.where(codes >= 0, self._kinds[np.maximum(codes, 0)], OTHER_CLASS)
         kinds[codes == UNKNOWN] = UNKNOWN_CLASS
         kinds[codes == NUMBER] = NUMBER_CLASS
@@ -170,16 +170,16 @@ class TextSanitizer:
     def _kinds(self) -> NDArray[np.int64]:
         """(n,) the class of each row of the table."""
         sensitive = self.sanitizer.sensitivity()
-        found = np.full(len(self.sanitizer.table), OTHER_CLASS)
+        result = np.full(len(self.sanitizer.table), OTHER_CLASS)
         if sensitive is not None:
-            found[sensitive] = SENSITIVE_CLASS
-        found[[word.lower() in STOPWORDS for word in self.sanitizer.table.words]] = STOPWORD_CLASS
-        return found
+            result[sensitive] = SENSITIVE_CLASS
+        result[[word.lower() in STOPWORDS for word in self.sanitizer.table.words]] = STOPWORD_CLASS
+        return result
 
     @cached_property
     def _kept_kinds(self) -> NDArray[np.int64]:
         """(kept,) the class that a kept word would have had."""
-        codes = Reader(self.sanitizer.table).codes(self.reader.kept)
+        codes = WordReader(self.sanitizer.table).codes(self.reader.kept)
         kinds = np.where(codes >= 0, self._kinds[np.maximum(codes, 0)], UNKNOWN_CLASS)
         kinds[codes == NUMBER] = NUMBER_CLASS
         kinds[[word in STOPWORDS for word in self.reader.kept]] = STOPWORD_CLASS

@@ -10,8 +10,8 @@ Heads and biases alike, so that the logits of all aliases of a token say the sam
 in the softmax and a special one has 1: until it is tuned, a model that generates ends its texts later than the plain
 one would, by log r nats; and log r nats of the loss are never learnt, since the alias is drawn at random.
 
-What this module does not know: how an alias is drawn (client/choices.py). What it does not hide: two aliases of one
-token mix the same cluster, and stand between the same neighbours.
+What this module does not know: how an alias is drawn (client/codec/aliases.py). What it does not hide: two aliases of
+one token mix the same cluster, and stand between the same neighbours.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class Aliased:
 
     def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
         """rows: slots. table: (n, ...)."""
-        found = table.new_empty((len(rows), *table.shape[1:]))
+        result = table.new_empty((len(rows), *table.shape[1:]))
         origin, copy = self.slots.origin[rows], self.slots.copy[rows]
         for number, part in enumerate(self.parts):
             where = np.flatnonzero(copy == number)
             if len(where):
-                found[torch.from_numpy(where)] = part.apply(table, origin[where])
-        return found
+                result[torch.from_numpy(where)] = part.apply(table, origin[where])
+        return result
 
     def promise(self, k: int) -> Promise:
         """In tokens, as without aliases."""

@@ -5,7 +5,7 @@ half of running text at k = 10. Within a band all tokens occur about equally oft
 counted on, so that this guess falls toward 1/k.
 
 What it costs: members of a cluster are less alike, and so their mixture is further from each. What it does not help
-against: an attacker who reads neighbours (decipherment.py). Measured in docs/log.md.
+against: an attacker who reads neighbours (attacks/token_ids/decipherment/decipherment.py). Measured in docs/log.md.
 
 What this module does not know: how tokens are counted. The classes are kept in the key file, since the scheme must give
 the same clusters again; they are as private as the key, and a server that solves the clusters sees them.

@@ -20,17 +20,19 @@ def scheme_named(name: str, parameters: Mapping[str, Any]) -> Scheme:
     kind = SCHEMES.get(name.removesuffix("+"))
     if kind is None:
         raise UsageError(f"there is no scheme {name!r}", f"known: {', '.join(SCHEMES)}")
-    given = dict(parameters)
-    for option, made in (("plus", Plus), ("bands", Bands)):
-        if isinstance(given.get(option), Mapping):
-            given[option] = made(**given[option])
+    provided = dict(parameters)
+    for option, created in (("plus", Plus), ("bands", Bands)):
+        if isinstance(provided.get(option), Mapping):
+            provided[option] = created(**provided[option])
     try:
-        return kind(**given)
+        return kind(**provided)
     except TypeError:
-        raise UsageError(f"{name} has not all of the parameters {', '.join(sorted(given))}", "see its file") from None
+        raise UsageError(
+            f"{name} has not all of the parameters {', '.join(sorted(provided))}", "see its file"
+        ) from None
 
 
 def scheme_of_recipe(parameters: Mapping[str, Any]) -> Scheme:
     """A recipe's variant: the scheme's parameters, and its name under `scheme` where it is not ObfusLM."""
-    given = dict(parameters)
-    return scheme_named(str(given.pop("scheme", "obfuslm")), given)
+    provided = dict(parameters)
+    return scheme_named(str(provided.pop("scheme", "obfuslm")), provided)

@@ -5,7 +5,6 @@ What this module does not know: noise, keys, schemes. Deviations 1 to 3 of obfus
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
 
 BLOCK_BYTES = 64 << 20  # similarities held at a time
@@ -37,9 +37,7 @@ def zero_rows(table: torch.Tensor) -> NDArray[np.bool_]:
     return torch.cat(parts).numpy()
 
 
-def embed_cluster(
-    table: torch.Tensor, order: Ids, k: int, beta: float, progress: Callable[[int], None] | None = None
-) -> list[Ids]:
+def embed_cluster(table: torch.Tensor, order: Ids, k: int, beta: float, progress: Progress | None = None) -> list[Ids]:
     """Algorithm 1 on the rows `order` of `table` (n, d), visited in that order; ties fall to the one visited first.
 
     Only rows of unassigned seeds are needed, and of those only the best 1 - beta of the similarities, so blocks of
@@ -146,8 +144,8 @@ class _Row:
         low = int(np.floor(at))
         high = min(low + 1, len(cosines) - 1)
         gamma = round(float(cosines[low] + (at - low) * (cosines[high] - cosines[low])), DECIMALS)
-        chosen = places[free[places] & (np.round(cosines, DECIMALS) >= gamma)]
-        return chosen[:count]
+        selected = places[free[places] & (np.round(cosines, DECIMALS) >= gamma)]
+        return selected[:count]
 
     def _exact_order(self, places: Ids) -> tuple[Ids, NDArray[np.float64]]:
         """Places and fp64 cosines, most similar first; ties by place."""

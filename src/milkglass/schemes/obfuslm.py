@@ -18,21 +18,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass import papers
 from milkglass.errors import UsageError
-from milkglass.paper import Paper
+from milkglass.papers import Paper
+from milkglass.progress import Progress
 from milkglass.schemes.aliases import Aliased, Slots
 from milkglass.schemes.bands import Bands
-from milkglass.schemes.clustering import (
-    BLOCK_BYTES,
-    DECIMALS,
-    embed_cluster,
-    merge_small,
-    reach,
-    unit_rows,
-    zero_rows,
-)
+from milkglass.schemes.clustering import BLOCK_BYTES, DECIMALS, embed_cluster, merge_small, reach, unit_rows, zero_rows
 from milkglass.schemes.mixture import Ids, Mixture, Promise, RowMap
-from milkglass.schemes.scheme import Draws, Scheme, Tell
+from milkglass.schemes.scheme import Draws, Scheme
 
 if TYPE_CHECKING:
     from milkglass.schemes.obfuslm_plus import Plus  # which uses the algorithms of this file
@@ -67,20 +61,14 @@ class ObfusLM(Scheme):
     rows: Literal["shared"] | None = None
 
     name: ClassVar[str] = "obfuslm"
-    paper: ClassVar[Paper] = Paper(
-        "ObfusLM: Privacy-preserving Language Model Service against Embedding Inversion Attacks",
-        "Lin, Yang, Mao, Zhang, Hong, Cai, Wu, Liu, Chen, Duan, Zhong",
-        2025,
-        "Findings of ACL 2025",
-        (
-            "1. Algorithm 1's inner loop never tests B[j]; read literally, most tokens fall into several clusters. "
-            "Assigned tokens are skipped, before the stop test, as the prose says (one cluster per embedding).",
-            "2. The seed counts toward k and is marked assigned; ties fall to the token visited first.",
-            "3. Clusters smaller than k are merged by default, below 2k in all: the paper ships singletons verbatim.",
-            "4. In Algorithm 2 the log-sum-exp cancels: u' = eps cos / 2 + Lap((max cos - min cos) / 2), independently "
-            "for each weight. Equal cosines give no noise.",
-            "5. Special tokens and all-zero rows keep a row of their own unless cluster_special: the paper is silent.",
-        ),
+    paper: ClassVar[Paper] = papers.OBFUSLM.but(
+        "1. Algorithm 1's inner loop never tests B[j]; read literally, most tokens fall into several clusters. "
+        "Assigned tokens are skipped, before the stop test, as the prose says (one cluster per embedding).",
+        "2. The seed counts toward k and is marked assigned; ties fall to the token visited first.",
+        "3. Clusters smaller than k are merged by default, below 2k in all: the paper ships singletons verbatim.",
+        "4. In Algorithm 2 the log-sum-exp cancels: u' = eps cos / 2 + Lap((max cos - min cos) / 2), independently "
+        "for each weight. Equal cosines give no noise.",
+        "5. Special tokens and all-zero rows keep a row of their own unless cluster_special: the paper is silent.",
     )
 
     def __post_init__(self) -> None:
@@ -119,9 +107,7 @@ class ObfusLM(Scheme):
     def shares(self) -> bool:
         return self.rows == "shared"
 
-    def mixture(
-        self, table: torch.Tensor, order: Ids, noise: Noise, progress: Callable[[int], None] | None = None
-    ) -> Mixture:
+    def mixture(self, table: torch.Tensor, order: Ids, noise: Noise, progress: Progress | None = None) -> Mixture:
         """Cluster the rows of `table` (n, d) that `order` lists, in that order, and draw their weights."""
         clusters = self.cluster(table, order, progress)
         return Mixture.of(len(table), clusters, weight_synth(table, clusters, self.epsilon, noise))
@@ -135,12 +121,12 @@ class ObfusLM(Scheme):
         order: Ids,
         special: Ids,
         draws: Callable[[str], Draws],
-        tell: Tell,
+        progress: Progress,
         slots: Slots,
         groups: list[Ids] | None = None,
     ) -> RowMap:
         """EmbedCluster and WeightSynth over the tokens that take part; WeightSynth once for each alias."""
-        clusters = self.groups(table, order, special, tell) if groups is None else groups
+        clusters = self.groups(table, order, special, progress) if groups is None else groups
         if self.shares:
             return Shared(Mixture.means(len(table), clusters))
         parts = [
@@ -149,14 +135,14 @@ class ObfusLM(Scheme):
         ]
         return parts[0] if self.copies == 1 else Aliased(tuple(parts), slots)
 
-    def groups(self, table: torch.Tensor, order: Ids, special: Ids, tell: Tell) -> list[Ids]:
+    def groups(self, table: torch.Tensor, order: Ids, special: Ids, progress: Progress) -> list[Ids]:
         """EmbedCluster over the tokens that take part."""
         outside = zero_rows(table)
         if not self.cluster_special:
             outside[special] = True
-        return self.cluster(table, order[~outside[order]], tell)
+        return self.cluster(table, order[~outside[order]], progress)
 
-    def cluster(self, table: torch.Tensor, order: Ids, progress: Callable[[int], None] | None = None) -> list[Ids]:
+    def cluster(self, table: torch.Tensor, order: Ids, progress: Progress | None = None) -> list[Ids]:
         """The clusters, each an array of rows, seed first."""
         if self.bands is not None:
             return self._banded(table, order, progress)
@@ -173,15 +159,15 @@ class ObfusLM(Scheme):
                 "lower beta or k",
             )
 
-    def _banded(self, table: torch.Tensor, order: Ids, progress: Callable[[int], None] | None) -> list[Ids]:
+    def _banded(self, table: torch.Tensor, order: Ids, progress: Progress | None) -> list[Ids]:
         """Each band by itself, with a beta that leaves 2k candidates where the band is small."""
         assert self.bands is not None
-        found: list[Ids] = []
+        result: list[Ids] = []
         for part in self.bands.split(order, len(table), self.k):
             beta = max(0.0, min(self.beta, 1 - 2 * self.k / len(part)))
             clusters = embed_cluster(table, part, self.k, beta, progress)
-            found += merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
-        return found
+            result += merge_small(table, clusters, self.k) if self.leftover == "merge" else clusters
+        return result
 
 
 @dataclass(frozen=True)
@@ -215,10 +201,10 @@ def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise
     for size in np.unique(sizes):
         alike = np.flatnonzero(sizes == size)
         step = max(1, BLOCK_BYTES // (8 * int(size) * table.shape[1]))
-        for chosen in np.split(alike, range(step, len(alike), step)):
-            z = np.stack([draws[ends[c] - size**2 : ends[c]] for c in chosen]).reshape(-1, size, size)
+        for selected in np.split(alike, range(step, len(alike), step)):
+            z = np.stack([draws[ends[c] - size**2 : ends[c]] for c in selected]).reshape(-1, size, size)
             for c, block in zip(
-                chosen, _weights(table, np.stack([clusters[c] for c in chosen]), epsilon, z), strict=True
+                selected, _weights(table, np.stack([clusters[c] for c in selected]), epsilon, z), strict=True
             ):
                 blocks[c] = block
     return blocks

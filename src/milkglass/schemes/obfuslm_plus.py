@@ -16,9 +16,9 @@ Fine-tuning has to make up for it. The condition number of W* says how hard that
 rounding of the checkpoint's dtype.
 
 **It hides nothing from who knows the public layers**: Phi* = Phi T has one unknown, and least squares finds it
-(attacks/embedding/known_weight.py). What is left is ObfusLM.
+(attacks/embeddings/known_weight.py). What is left is ObfusLM.
 
-What this module does not know: which tensors read and which write (architectures/residual.py), and the norms' gains,
+What this module does not know: which tensors read and which write (models/families/residual.py), and the norms' gains,
 which must be folded away before: a diagonal does not commute with W*, and merely permuted gains show sigma* by their
 sizes.
 """
@@ -33,8 +33,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass import papers
 from milkglass.errors import UsageError
-from milkglass.paper import Paper
+from milkglass.papers import Paper
 from milkglass.schemes.clustering import embed_cluster, merge_small, reach
 from milkglass.schemes.mixture import Ids, Mixture
 from milkglass.schemes.obfuslm import Leftover, weight_synth
@@ -55,17 +56,11 @@ class Plus:
     form: Form = "paper"
     leftover: Leftover = "merge"
 
-    paper: ClassVar[Paper] = Paper(
-        "ObfusLM: Privacy-preserving Language Model Service against Embedding Inversion Attacks",
-        "Lin, Yang, Mao, Zhang, Hong, Cai, Wu, Liu, Chen, Duan, Zhong",
-        2025,
-        "Findings of ACL 2025",
-        (
-            "1. Norm gains are folded into what reads after them, and an embedding that is tied to the head is untied: "
-            "the paper is silent, and without this the gains show the permutation.",
-            "2. beta is 0.95 by default: at 0.99 fewer than k* dimensions are candidates in models below 1,000.",
-            "3. The paper's form does not keep the function; two others are offered.",
-        ),
+    paper: ClassVar[Paper] = papers.OBFUSLM.but(
+        "1. Norm gains are folded into what reads after them, and an embedding that is tied to the head is untied: "
+        "the paper is silent, and without this the gains show the permutation.",
+        "2. beta is 0.95 by default: at 0.99 fewer than k* dimensions are candidates in models below 1,000.",
+        "3. The paper's form does not keep the function; two others are offered.",
     )
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """What a scheme that rewrites token-indexed tables is: its parameters, and how it maps rows.
 
-`client/scramble.py` reads the tables, asks the scheme for a `RowMap`, permutes what that gives and writes it. One file
-of this folder is one scheme, and `of` finds it by the name that a key file keeps.
+`client/obfuscate/scramble.py` reads the tables, asks the scheme for a `RowMap`, permutes what that gives and writes it.
+One file of this folder is one scheme, and `of` finds it by the name that a key file keeps.
 
 What this module does not know: keys, files, models.
 """
@@ -18,11 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.paper import Paper
+from milkglass.papers import Paper
+from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.mixture import Ids, RowMap
-
-Tell = Callable[[int], None]
 
 
 class Draws(Protocol):
@@ -63,19 +62,19 @@ class Scheme(abc.ABC):
         order: Ids,
         special: Ids,
         draws: Callable[[str], Draws],
-        tell: Tell,
+        progress: Progress,
         slots: Slots,
         groups: list[Ids] | None = None,
     ) -> RowMap:
         """table: (n, d). order: (n,) rows in the order of their scrambled ids. special: ids of special tokens. draws: a
-        stream for each label. tell: told how many rows are done. slots: by which the rows that it gives are numbered;
-        without aliases, by tokens. groups: the clusters, where the key keeps them; None: found here."""
+        stream for each label. progress: receives how many rows are done. slots: by which the rows that it gives are
+        numbered; without aliases, by tokens. groups: the clusters, where the key keeps them; None: found here."""
 
-    def groups(self, table: torch.Tensor, order: Ids, special: Ids, tell: Tell) -> list[Ids]:
+    def groups(self, table: torch.Tensor, order: Ids, special: Ids, progress: Progress) -> list[Ids]:
         """The clusters of the tokens that take part. Raises UsageError for a scheme without any."""
         raise UsageError(f"{self.name} has no clusters", "use obfuslm")
 
     def told(self) -> dict[str, Any]:
         """The name and the parameters, as a key file keeps them; an option that is off is left out."""
-        found = {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
-        return {name: value for name, value in found.items() if value is not None}
+        result = {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+        return {name: value for name, value in result.items() if value is not None}

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass import papers
 from milkglass.errors import UsageError
-from milkglass.paper import Paper
+from milkglass.papers import Paper
+from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.mixture import Ids, Promise
-from milkglass.schemes.scheme import Draws, Scheme, Tell
+from milkglass.schemes.scheme import Draws, Scheme
 
 
 @dataclass(frozen=True)
@@ -32,16 +34,10 @@ class SentinelLMs(Scheme):
     name: ClassVar[str] = "sentinel"
     broken: ClassVar[str | None] = "SentinelLMs is broken: EDNN reads every token back, whatever the key"
     hashed: ClassVar[bool] = True
-    paper: ClassVar[Paper] = Paper(
-        "SentinelLMs: Encrypted Input Adaptation and Fine-tuning of Language Models for Private and Secure Inference",
-        "Mishra, Li, Deo",
-        2024,
-        "AAAI",
-        (
-            "The published code derives the permutation from a sum of character codes (10,000 keys) and swaps pairs; "
-            "ours sorts the ids by a BLAKE2b hash under a key of 32 bytes.",
-            "Positions and token types keep their embeddings: which token it is, is what the scheme would hide.",
-        ),
+    paper: ClassVar[Paper] = papers.SENTINEL_LMS.but(
+        "The published code derives the permutation from a sum of character codes (10,000 keys) and swaps pairs; "
+        "ours sorts the ids by a BLAKE2b hash under a key of 32 bytes.",
+        "Positions and token types keep their embeddings: which token it is, is what the scheme would hide.",
     )
 
     def __post_init__(self) -> None:
@@ -58,11 +54,11 @@ class SentinelLMs(Scheme):
         order: Ids,
         special: Ids,
         draws: Callable[[str], Draws],
-        tell: Tell,
+        progress: Progress,
         slots: Slots,
         groups: list[Ids] | None = None,
     ) -> Glide:
-        tell(len(order))
+        progress(len(order))
         return self.glide(draws("glide").uniform)
 
     def glide(self, uniform: Callable[[int], NDArray[np.float64]]) -> Glide:
@@ -84,11 +80,11 @@ class Glide:
         moved = table[torch.from_numpy(rows)]
         if moved.dim() == 1:  # a bias has no direction to be reflected
             return moved
-        found = moved.double()
+        result = moved.double()
         for a, b in self.lines:
             line = torch.full((table.shape[1],), a, dtype=torch.float64)
-            found = found - 2 * (found @ line)[:, None] / (line @ line) * line + b
-        return found.to(table.dtype)
+            result = result - 2 * (result @ line)[:, None] / (line @ line) * line + b
+        return result.to(table.dtype)
 
     def promise(self, k: int) -> Promise:
         """Nothing."""

@@ -13,17 +13,17 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.types import Scope
 
 import milkglass.server.context as contexts
-from milkglass.server import answers, routes_files, routes_inference, routes_jobs, routes_models
-from milkglass.server.bodies import BodyRule
-from milkglass.server.guard import Guard
-from milkglass.server.home import Home
-from milkglass.server.running import prepare, run
-from milkglass.server.settings import Settings
+from milkglass.server.connections.process import prepare, run
+from milkglass.server.http import errors, routes_files, routes_inference, routes_jobs, routes_models
+from milkglass.server.http.auth import Guard
+from milkglass.server.http.bodies import BodyRule
+from milkglass.server.settings import ServerSettings
+from milkglass.server.storage.data_dir import DataDir
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: ServerSettings) -> FastAPI:
     """Opens nothing but the token yet: the home is taken when the application starts, and given back when it ends."""
-    home = Home(settings.home, settings.spare_disk)
+    home = DataDir(settings.home, settings.spare_disk)
     home.claim()
     token = home.token(settings.token)
 
@@ -35,7 +35,7 @@ def create_app(settings: Settings) -> FastAPI:
         await run_in_threadpool(contexts.close, app.state.context)
         lock.close()
 
-    refusals = {"4XX": {"model": answers.Refusal}, "5XX": {"model": answers.Refusal}}
+    refusals = {"4XX": {"model": errors.Refusal}, "5XX": {"model": errors.Refusal}}
     app = FastAPI(title="Milkglass", lifespan=lifespan, responses=refusals, docs_url=None, redoc_url=None)  # type: ignore[arg-type]
     for routes in (routes_files, routes_models, routes_jobs, routes_inference):
         app.include_router(routes.router)
@@ -44,7 +44,7 @@ def create_app(settings: Settings) -> FastAPI:
     async def health() -> dict[str, str]:  # async: it answers when all threads are busy
         return {"status": "ok"}
 
-    answers.install(app)
+    errors.install(app)
     app.add_middleware(
         Guard,
         token=token,
@@ -56,7 +56,7 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def body_rule(settings: Settings, scope: Scope) -> BodyRule:
+def body_rule(settings: ServerSettings, scope: Scope) -> BodyRule:
     path, method = scope["path"], scope["method"]
     chunk = path.startswith("/v1/uploads/") and method == "PUT"
     form = path == "/v1/files" and method == "POST"
@@ -65,10 +65,10 @@ def body_rule(settings: Settings, scope: Scope) -> BodyRule:
     return BodyRule(settings.max_json, held=True)
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: ServerSettings) -> None:
     """Run until SIGINT or SIGTERM. Raises UsageError when the address cannot be had, Conflict when the home cannot."""
     prepare()
-    Home(settings.home, settings.spare_disk).lock().close()  # say so before anything else, not in a traceback
+    DataDir(settings.home, settings.spare_disk).lock().close()  # say so before anything else, not in a traceback
     app = create_app(settings)
     run(app, settings, "milkglass serve", lambda: _stop_streams(app))
 

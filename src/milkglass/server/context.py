@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 
-from milkglass.server.bases import Bases
-from milkglass.server.home import Home
-from milkglass.server.jobs import Jobs
-from milkglass.server.loading import Loader
-from milkglass.server.recording import Recording
-from milkglass.server.registry import Registry
-from milkglass.server.settings import Settings
-from milkglass.server.store import Store
-from milkglass.server.uploads import Uploads
+from milkglass.server.inference.model_cache import ModelCache
+from milkglass.server.jobs.queue import Jobs
+from milkglass.server.settings import ServerSettings
+from milkglass.server.storage.base_models import BaseModels
+from milkglass.server.storage.data_dir import DataDir
+from milkglass.server.storage.recording import Recording
+from milkglass.server.storage.registry import Registry
+from milkglass.server.storage.store import Store
+from milkglass.server.storage.uploads import Uploads
 
 T = TypeVar("T")
 SLOW = 8  # requests that read whole files or models at a time; the others of their kind wait without a thread
@@ -27,31 +27,31 @@ SLOW = 8  # requests that read whole files or models at a time; the others of th
 
 @dataclass(frozen=True)
 class Context:
-    settings: Settings
-    home: Home
+    settings: ServerSettings
+    home: DataDir
     store: Store
     uploads: Uploads
     registry: Registry
     jobs: Jobs
-    loader: Loader
+    loader: ModelCache
     recording: Recording
     stopping: threading.Event  # set when the server is asked to stop: streams end by themselves
     _slow: CapacityLimiter = field(default_factory=partial(CapacityLimiter, SLOW))
 
-    async def slowly(self, work: Callable[..., T], *given: Any) -> T:
+    async def slowly(self, work: Callable[..., T], *provided: Any) -> T:
         """Run `work` in a thread, so that quick requests always find one."""
-        return await to_thread.run_sync(work, *given, limiter=self._slow)
+        return await to_thread.run_sync(work, *provided, limiter=self._slow)
 
 
-def build(settings: Settings, home: Home) -> Context:
+def build(settings: ServerSettings, home: DataDir) -> Context:
     """Open the home, tidy what a kill left, start the job thread. The caller holds the home's lock."""
     home.prepare()
     store = Store(home.root / "state.sqlite")
     uploads = Uploads(home, store, settings.max_upload, settings.upload_patience, settings.max_uploads)
     uploads.sweep()
-    registry = Registry(home, store, uploads, Bases(settings.base_models, store))
+    registry = Registry(home, store, uploads, BaseModels(settings.base_models, store))
     registry.sweep()
-    loader = Loader(settings, registry.folder)
+    loader = ModelCache(settings, registry.folder)
     registry.on_remove.append(loader.forget)
     jobs = Jobs(settings, home, store, registry, uploads)
     recording = Recording(settings.record, store)
@@ -70,5 +70,5 @@ def close(context: Context) -> None:
 
 
 def of(request: Request) -> Context:
-    found: Context = request.app.state.context
-    return found
+    result: Context = request.app.state.context
+    return result

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from milkglass.errors import UsageError
-from milkglass.server.limits import Limits
+from milkglass.server.connections.limits import Limits
 
 MIB = 1 << 20
 WORKER = (sys.executable, "-P", "-m", "milkglass.server.training")  # -P: nothing is imported from the job's folder
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """Sizes are in bytes, times in seconds."""
 
     home: Path

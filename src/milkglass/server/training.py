@@ -36,12 +36,12 @@ from transformers import (
     set_seed,
 )
 
-from milkglass.checkpoint import Checkpoint
 from milkglass.errors import BadUpload, MilkglassError, lacking
-from milkglass.server import lora
-from milkglass.server.data import Collate, Rows
-from milkglass.server.home import FULL, NO_ROOM, nearly_full
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.server.jobs import lora
+from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.spec import Event, Hyperparameters, JobSpec, Status
+from milkglass.server.storage.data_dir import FULL, NO_ROOM, nearly_full
 
 COMPLETE = "complete"  # marks a checkpoint that was written to its end
 INTERRUPTED = 143
@@ -55,7 +55,7 @@ class Reporter(TrainerCallback):
         self.interrupted = False
         self._began, self._from_step = time.monotonic(), 0
 
-    def tell(self, message: str, data: dict[str, Any] | None = None, failed: bool = False) -> None:
+    def emit(self, message: str, data: dict[str, Any] | None = None, failed: bool = False) -> None:
         event = Event(
             time=time.time(),
             level="error" if failed else "info",
@@ -76,7 +76,7 @@ class Reporter(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self._began, self._from_step = time.monotonic(), state.global_step
         begun = {"step": state.global_step, "total_steps": state.max_steps}
-        self.tell(f"training from step {state.global_step} of {state.max_steps}", begun)
+        self.emit(f"training from step {state.global_step} of {state.max_steps}", begun)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.global_step >= state.max_steps:
@@ -93,7 +93,7 @@ class Reporter(TrainerCallback):
             return
         done = state.global_step - self._from_step
         left = (state.max_steps - state.global_step) * (time.monotonic() - self._began) / max(1, done)
-        self.tell(
+        self.emit(
             f"step {state.global_step} of {state.max_steps}, loss {logs['loss']:.4f}",
             {
                 "step": state.global_step,
@@ -109,13 +109,13 @@ class Reporter(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
     ) -> None:
         kept = _kept_metrics(metrics)
-        told = ", ".join(f"{name} {value:.4f}" for name, value in kept.items())
-        self.tell(f"evaluation: {told}", {"step": state.global_step, **kept})
+        info = ", ".join(f"{name} {value:.4f}" for name, value in kept.items())
+        self.emit(f"evaluation: {info}", {"step": state.global_step, **kept})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         folder = self.job / "checkpoints" / f"checkpoint-{state.global_step}"
         (folder / COMPLETE).touch()
-        self.tell(f"checkpoint at step {state.global_step}")
+        self.emit(f"checkpoint at step {state.global_step}")
 
 
 def _kept_metrics(metrics: dict[str, float] | None) -> dict[str, float]:
@@ -135,15 +135,15 @@ def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
         kind = AutoModelForSequenceClassification
         config.num_labels = chosen.num_labels
         config.problem_type = "regression" if chosen.task == "regression" else "single_label_classification"
-    model, told = kind.from_pretrained(
+    model, info = kind.from_pretrained(
         folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
     )
     inside = f"{model.base_model_prefix}."
-    new = (n for n in told["missing_keys"] if headed and not n.startswith(inside))
-    missing = sorted(set(told["missing_keys"]) - set(new) - {n for n in told["missing_keys"] if ".pooler." in n})
+    new = (n for n in info["missing_keys"] if headed and not n.startswith(inside))
+    missing = sorted(set(info["missing_keys"]) - set(new) - {n for n in info["missing_keys"] if ".pooler." in n})
     if missing:
         raise BadUpload(lacking("weight", missing), "upload the whole model again")
-    if told["mismatched_keys"]:
+    if info["mismatched_keys"]:
         raise BadUpload("some weights have not the shapes that the config says", "upload the model with its own config")
     if model.can_generate():
         # What a generation config says beside ids may be unfit to be saved; the original is put beside the result.
@@ -186,11 +186,11 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
 
 def pearson(prediction: EvalPrediction) -> dict[str, float]:
     """Of the one number that the model says of each row; nan, which nobody is told, where either side is constant."""
-    said = np.asarray(prediction.predictions, np.float64).reshape(-1)
-    wanted = np.asarray(prediction.label_ids, np.float64).reshape(-1)
-    said, wanted = said - said.mean(), wanted - wanted.mean()
-    below = float(np.sqrt((said @ said) * (wanted @ wanted)))
-    return {"pearson": float(said @ wanted) / below if below > 0 else math.nan}
+    words = np.asarray(prediction.predictions, np.float64).reshape(-1)
+    expected = np.asarray(prediction.label_ids, np.float64).reshape(-1)
+    words, expected = words - words.mean(), expected - expected.mean()
+    below = float(np.sqrt((words @ words) * (expected @ expected)))
+    return {"pearson": float(words @ expected) / below if below > 0 else math.nan}
 
 
 MEASURES = {"classification": accuracy, "regression": pearson}
@@ -199,8 +199,8 @@ MEASURES = {"classification": accuracy, "regression": pearson}
 def newest_checkpoint(job: Path) -> Path | None:
     """The newest complete one; what a kill left half-written is removed."""
     drop_unfinished(job)
-    found = [folder for folder in _checkpoints(job) if (folder / COMPLETE).is_file()]
-    return max(found, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+    result = [folder for folder in _checkpoints(job) if (folder / COMPLETE).is_file()]
+    return max(result, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
 
 
 def drop_unfinished(job: Path) -> None:
@@ -216,33 +216,33 @@ def _checkpoints(job: Path) -> list[Path]:
 
 def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     """Run the job to its end. None: interrupted, to be resumed."""
-    chosen = spec.hyperparameters
-    set_seed(chosen.seed)
-    model = load(spec.model, chosen)
-    if chosen.chosen_method == "lora":
-        lora.prepare(model, chosen)
+    selected = spec.hyperparameters
+    set_seed(selected.seed)
+    model = load(spec.model, selected)
+    if selected.chosen_method == "lora":
+        lora.prepare(model, selected)
     pad = model.config.pad_token_id
-    rows = Rows(Path(spec.train), chosen.task, chosen.max_length)
-    held_out = Rows(Path(spec.validation), chosen.task, chosen.max_length) if spec.validation else None
+    rows = TrainingDataset(Path(spec.train), selected.task, selected.max_length)
+    held_out = TrainingDataset(Path(spec.validation), selected.task, selected.max_length) if spec.validation else None
     trainer = Trainer(
         model=model,
-        args=arguments(job, chosen, held_out is not None),
+        args=arguments(job, selected, held_out is not None),
         train_dataset=rows,
         eval_dataset=held_out,
         data_collator=Collate(0 if pad is None else pad),
-        compute_metrics=MEASURES.get(chosen.task),
+        compute_metrics=MEASURES.get(selected.task),
         callbacks=[reporter],
     )
     checkpoint = newest_checkpoint(job)
     if checkpoint:
-        reporter.tell(f"resuming from {checkpoint.name}")
+        reporter.emit(f"resuming from {checkpoint.name}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if reporter.cancelled:
         return Status(state="cancelled")
     if reporter.interrupted and trainer.state.global_step < trainer.state.max_steps:
         return None
     metrics = final_metrics(trainer) if held_out is not None else {}
-    if chosen.chosen_method == "lora":
+    if selected.chosen_method == "lora":
         lora.merge(model)
     save_result(model, job, Path(spec.model))
     return Status(state="succeeded", trained_tokens=int(trainer.state.num_input_tokens_seen), metrics=metrics)
@@ -250,8 +250,8 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
 
 def final_metrics(trainer: Trainer) -> dict[str, float]:
     """Those of the last epoch's end, if that is where training ended."""
-    now = [told for told in trainer.state.log_history if told.get("step") == trainer.state.global_step]
-    return _kept_metrics(next((told for told in now if "eval_loss" in told), None) or trainer.evaluate())
+    now = [info for info in trainer.state.log_history if info.get("step") == trainer.state.global_step]
+    return _kept_metrics(next((info for info in now if "eval_loss" in info), None) or trainer.evaluate())
 
 
 def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
@@ -301,7 +301,7 @@ def main(job: Path) -> int:
 
 
 def _finish(job: Path, reporter: Reporter, status: Status) -> None:
-    reporter.tell(f"job {status.state}", failed=status.state == "failed")
+    reporter.emit(f"job {status.state}", failed=status.state == "failed")
     partial = job / "status.json.tmp"
     partial.write_text(json.dumps(status.model_dump()), "utf-8")
     partial.replace(job / "status.json")

@@ -1,7 +1,7 @@
 """The split server over HTTP: `GET /v1/split` says what it takes, `POST /v1/split` answers one frame with logits.
 
-The door is the main server's (server/guard.py): bearer token, body limit, a log without content. A frame
-(encoders/frames.py) crosses in, numbers out: no text, no ids, no pickle.
+The door is the main server's (server/http/auth.py): bearer token, body limit, a log without content. A frame
+(hidden_states/frames.py) crosses in, numbers out: no text, no ids, no pickle.
 
 What this module does not know: the client, and any secret.
 """
@@ -17,15 +17,15 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.types import Scope
 
 from milkglass.errors import Busy
-from milkglass.server import answers
-from milkglass.server.bodies import BodyRule
-from milkglass.server.guard import Guard
-from milkglass.server.home import Home
-from milkglass.server.limits import Limits
-from milkglass.server.running import prepare, run
-from milkglass.server.settings import Settings
-from milkglass.server.strict import StrictRoute
-from milkglass.split.serving import ServerHalf
+from milkglass.server.connections.limits import Limits
+from milkglass.server.connections.process import prepare, run
+from milkglass.server.http import errors
+from milkglass.server.http.auth import Guard
+from milkglass.server.http.bodies import BodyRule
+from milkglass.server.http.strict_json import StrictRoute
+from milkglass.server.settings import ServerSettings
+from milkglass.server.storage.data_dir import DataDir
+from milkglass.split.server import ServerHalf
 
 MAX_WAITING = 16  # frames that have arrived and are not answered
 HELD = 4  # times the longest body: bytes of frames in memory, arrived or not
@@ -33,7 +33,7 @@ PATH = "/v1/split"
 
 
 def create_app(half: ServerHalf, token: str) -> FastAPI:
-    refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": answers.Refusal}, "5XX": {"model": answers.Refusal}}
+    refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": errors.Refusal}, "5XX": {"model": errors.Refusal}}
     app = FastAPI(title="Milkglass split", responses=refusals, docs_url=None, redoc_url=None)
     app.include_router(_routes(half))
 
@@ -41,7 +41,7 @@ def create_app(half: ServerHalf, token: str) -> FastAPI:
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    answers.install(app)
+    errors.install(app)
     app.add_middleware(
         Guard,
         token=token,
@@ -89,9 +89,9 @@ def opened(folder: Path) -> ServerHalf:
 def serve(half: ServerHalf, home: Path, port: int, token: str | None) -> None:
     """Run until SIGINT or SIGTERM, on 127.0.0.1. home: the folder whose file `token` is the bearer token; it is not
     touched where a token is given. Raises UsageError."""
-    settings = Settings(home, port=port, token=token)
+    settings = ServerSettings(home, port=port, token=token)
     if token is None:
-        holder = Home(settings.home, settings.spare_disk)
+        holder = DataDir(settings.home, settings.spare_disk)
         holder.claim()
         token = holder.token(None)
     run(create_app(half, token), settings, "milkglass split serve")

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milkglass.checkpoint import read_json, write_json
 from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.models.checkpoint import read_json, write_json
 
 NAME, VERSION = "split.json", 1
 WEIGHTS = "model.safetensors"
@@ -97,8 +97,8 @@ def _read(folder: Path, half: str) -> dict[str, Any]:
     raw = read_json(folder / NAME)
     if raw.pop("milkglass_split", None) != VERSION:
         raise CorruptCheckpoint(f"{folder} is of another version than {VERSION}", "open it with the milkglass it is of")
-    found = raw.pop("half", None)
-    if found != half:
+    result = raw.pop("half", None)
+    if result != half:
         raise UsageError(f"{folder} holds the other half, the {half}'s is needed", f"give the {half}'s folder")
     return raw
 

@@ -10,30 +10,30 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from milkglass.encoders.catalogue import ENCODERS
-from milkglass.encoders.encoder import EncoderDefence
-from milkglass.encoders.limits import Limit, limits_of
-from milkglass.encoders.training import Training
 from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.hidden_states.catalogue import ENCODERS
+from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.limits import Limit, limits_of
+from milkglass.hidden_states.training import HalvesTraining
 
 TRAINING = "training"  # a field of every method, with options of its own
 
 
 def chosen(method: str, words: Sequence[str], training: Mapping[str, Any]) -> EncoderDefence:
-    """The method with `words` such as "epsilon=8"; training: fields of `Training` in place of the method's own. Raises
-    UsageError."""
+    """The method with `words` such as "epsilon=8"; training: fields of `HalvesTraining` in place of the method's own.
+    Raises UsageError."""
     kind = kind_of(method)
-    given = {}
+    provided = {}
     for word in words:
         name, there, value = word.partition("=")
         if not there:
             raise UsageError(f"{word!r} sets nothing", "write --set name=value")
-        if name in given:
+        if name in provided:
             raise UsageError(f"{name} is set twice", "set it once")
         if name not in types_of(kind):
             raise UsageError(f"{method} has no parameter {name!r}", f"it has {listed(kind)}")
-        given[name] = _typed(name, value, kind)
-    return kind(**given, training=dataclasses.replace(kind().training, **training))
+        provided[name] = _typed(name, value, kind)
+    return kind(**provided, training=dataclasses.replace(kind().training, **training))
 
 
 def kind_of(method: str) -> type[EncoderDefence]:
@@ -66,7 +66,7 @@ def rebuilt(method: str, parameters: Mapping[str, Any], training: Mapping[str, A
     more: dict[str, Any] = {}
     try:
         if training is not None:
-            more[TRAINING] = Training(**training)
+            more[TRAINING] = HalvesTraining(**training)
         return ENCODERS[method](**parameters, **more)
     except (KeyError, TypeError, UsageError) as error:
         raise CorruptCheckpoint(
@@ -82,11 +82,11 @@ def _typed(name: str, value: str, method: type[EncoderDefence]) -> Any:
         return None
     for one in choices:
         try:
-            found: Any = _READERS[one](value) if one in _READERS else _literal(value, one)
+            result: Any = _READERS[one](value) if one in _READERS else _literal(value, one)
         except ValueError:
             continue
-        if limit is None or limit.holds(found):
-            return found
+        if limit is None or limit.holds(result):
+            return result
     raise UsageError(
         f"--set {name}={value}: {_noun(kind, limit)} is needed", f"{_shown(told(method())[name])} is the default"
     )

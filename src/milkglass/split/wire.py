@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.connection import Connection
+from milkglass.client.remote.connection import Connection
 from milkglass.errors import RemoteError
-from milkglass.split.told import Told
+from milkglass.split.server_info import ServerInfo
 
 PATH = "/v1/split"
 HEADERS = {"Content-Type": "application/octet-stream"}
@@ -24,13 +24,13 @@ class Wire:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def told(self) -> Told:
-        return Told.of(self._connection.json("GET", PATH))
+    def told(self) -> ServerInfo:
+        return ServerInfo.of(self._connection.json("GET", PATH))
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
         """(texts, outputs). The same bytes may cross again where an answer was lost: nothing is drawn anew."""
-        found = self._connection.json("POST", PATH, again=True, content=frame, headers=HEADERS)
-        return _logits(found.get("logits"))
+        result = self._connection.json("POST", PATH, again=True, content=frame, headers=HEADERS)
+        return _logits(result.get("logits"))
 
 
 def _logits(raw: Any) -> NDArray[np.float32]:

@@ -110,8 +110,8 @@ def slots(rng: random.Random) -> dict[str, str]:
 
 def word(template: str, values: dict[str, str], rng: random.Random) -> str:
     """Choose among each [a|b], then fill the slots."""
-    chosen = re.sub(r"\[([^\]]*)\]", lambda m: rng.choice(m[1].split("|")), template)
-    return chosen.format(**values)
+    selected = re.sub(r"\[([^\]]*)\]", lambda m: rng.choice(m[1].split("|")), template)
+    return selected.format(**values)
 
 
 QUESTION = re.compile(r"(can|could|do|does|is|may|will|why|what|who|which)\b", re.IGNORECASE)
@@ -133,14 +133,14 @@ def tickets(test: bool, rng: random.Random) -> Iterator[tuple[dict[str, str], st
     seen: set[str] = set()
     for label, situations in SITUATIONS.items():
         for situation in situations[-HELD_OUT:] if test else situations[:-HELD_OUT]:
-            made = 0
-            while made < EACH:
+            created = 0
+            while created < EACH:
                 values = slots(rng)
                 text = message(situation, values, rng)
                 if text in seen or not WORDS[0] <= len(text.split()) <= WORDS[1]:
                     continue
                 seen.add(text)
-                made += 1
+                created += 1
                 summary = word(situation[1], values, rng)
                 yield {"text": text, "label": label}, summary[0].upper() + summary[1:] + "."
 

@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from milkglass.errors import CorruptCheckpoint
-from milkglass.models import cache_folder
+from milkglass.models.resolve import cache_folder
 from milkglass.sanitizers.ghost.lemmas import version
 from milkglass.sanitizers.ghost.search import MOST, STEP, Search, Shadows
-from milkglass.sanitizers.table import Table
+from milkglass.sanitizers.tables.table import WordVectors
 
 FORMAT = "milkglass-shadows/1"
 NAMES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bool_}
 
 
-def digest(table: Table, texts: Sequence[str], chosen: Search) -> str:
+def digest(table: WordVectors, texts: Sequence[str], chosen: Search) -> str:
     """64 hex digits over all that a search depends on. texts: what each token reads as."""
     whole = hashlib.sha256()
     about = [FORMAT, [STEP, MOST], version(), chosen.document(), list(table.words), list(texts), table.vectors.shape]
@@ -43,10 +43,10 @@ def kept(name: str, size: int, make: Callable[[], Shadows], folder: Path | None 
     path = folder / f"{name}.safetensors"
     if path.is_file():
         return _read(path, size)
-    found = make()
+    result = make()
     folder.mkdir(parents=True, exist_ok=True)
-    _write(path, found)
-    return found
+    _write(path, result)
+    return result
 
 
 def _write(path: Path, found: Shadows) -> None:
@@ -66,13 +66,13 @@ def _read(path: Path, size: int) -> Shadows:
     from safetensors.numpy import load_file
 
     try:
-        found = load_file(path)
+        result = load_file(path)
     except (SafetensorError, OSError):
-        found = {}
-    right = {name: one.dtype for name, one in found.items()} == {name: np.dtype(kind) for name, kind in NAMES.items()}
-    if not (right and _whole(Shadows(**found), size)):
+        result = {}
+    right = {name: one.dtype for name, one in result.items()} == {name: np.dtype(kind) for name, kind in NAMES.items()}
+    if not (right and _whole(Shadows(**result), size)):
         raise CorruptCheckpoint(f"the search kept in {path.name} is damaged", "remove the file: it is made again")
-    return Shadows(**found)
+    return Shadows(**result)
 
 
 def _whole(found: Shadows, size: int) -> bool:

@@ -1,44 +1,44 @@
 """GHOST over a data set: parts that are kept as they are done, so that an interrupted run goes on.
 
-Another way than `sanitizers/files.py`, for two reasons. A row costs a second here and not a microsecond, so that what
-is done must outlive the process: parts.py keeps it in `.OUT.parts`, which is removed at the end. And the result is ids:
-they stand beside the text, in a field or column `ids` (`NAME_ids` where a row has several texts). Reading rows, writing
-them, the appearance of OUT and of its report are the same. A text has its shadow whatever stands beside it, so that
-parts don't change the result.
+Another way than `sanitizers/files/files.py`, for two reasons. A row costs a second here and not a microsecond, so that
+what is done must outlive the process: parts.py keeps it in `.OUT.parts`, which is removed at the end. And the result is
+ids: they stand beside the text, in a field or column `ids` (`NAME_ids` where a row has several texts). Reading rows,
+writing them, the appearance of OUT and of its report are the same. A text has its shadow whatever stands beside it, so
+that parts don't change the result.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from milkglass.checkpoint import Checkpoint
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, UsageError
-from milkglass.sanitizers.files import appearing, fresh_seed, report_path, require_free
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.progress import Progress, no_progress
+from milkglass.sanitizers.files.files import appearing, fresh_seed, report_path, require_free
+from milkglass.sanitizers.files.rows import KINDS, Block, FileShape, blocks_of
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.parts import Parts, finished
-from milkglass.sanitizers.ghost.tally import Tally, document
-from milkglass.sanitizers.rows import KINDS, Block, Shape, blocks_of
+from milkglass.sanitizers.ghost.parts import FinishedParts, finished
+from milkglass.sanitizers.ghost.tally import GhostTally, document
 
 ROWS = 8  # of a part: what an interruption loses at most
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class GhostJob:
     """source: rows of this shape. out: the file to write. written: the shape that it has."""
 
     source: Path
-    shape: Shape
+    shape: FileShape
     out: Path
-    written: Shape
+    written: FileShape
 
     @classmethod
-    def of(cls, source: Path, shape: Shape, out: Path) -> Plan:
+    def of(cls, source: Path, shape: FileShape, out: Path) -> GhostJob:
         """Lines of text become JSON Lines. Raises UsageError where OUT's name says another format."""
         kind = "json" if shape.kind == "lines" else shape.kind
         if KINDS.get(out.suffix.lower()) != kind:
@@ -48,7 +48,7 @@ class Plan:
         header = (*shape.header, *(_ids_name(name, len(texts)) for name in texts)) if shape.header else ()
         if len({*header}) < len(header):
             raise UsageError(f"{source.name} has a column of ids already", "rename that column")
-        return cls(source, shape, out, Shape(kind, shape.texts, header))
+        return cls(source, shape, out, FileShape(kind, shape.texts, header))
 
     @property
     def folder(self) -> Path:
@@ -66,7 +66,7 @@ class Plan:
 
 
 def sanitize_dataset(
-    ghost: Ghost, plan: Plan, seed: int | None, progress: Progress = lambda size: None
+    ghost: Ghost, plan: GhostJob, seed: int | None, progress: Progress = no_progress
 ) -> dict[str, Any]:
     """Write OUT and its report, which is returned; go on where an interrupted run of the same job stopped.
 
@@ -75,13 +75,13 @@ def sanitize_dataset(
     """
     plan.require_free()
     _check(ghost, plan)
-    parts = Parts(plan.folder, job_of(ghost, plan, seed))
+    parts = FinishedParts(plan.folder, job_of(ghost, plan, seed))
     between = finished(plan.folder) is not None
     kept = parts.begin(fresh_seed() if seed is None else None)
     if between:  # this very run died when its report had its name, and OUT had not
         report_path(plan.out).unlink(missing_ok=True)
     drawn = kept if seed is None else seed
-    done, numbers = Tally(), list[int]()
+    done, numbers = GhostTally(), list[int]()
     for part in _parts(plan):
         if not parts.has(part.number):
             if drawn is None:
@@ -105,26 +105,26 @@ def sanitize_dataset(
     return report
 
 
-def job_of(ghost: Ghost, plan: Plan, seed: int | None) -> str:
+def job_of(ghost: Ghost, plan: GhostJob, seed: int | None) -> str:
     """Names a run by its source, its model, its parameters and, where one was given, its seed."""
     with plan.source.open("rb") as file:
         source = hashlib.file_digest(file, "sha256").hexdigest()
     shape = [plan.shape.kind, sorted(plan.shape.texts), plan.shape.header]
     base = Checkpoint.open(ghost.folder)
-    told = [ROWS, source, shape, base.digest(), base.config, ghost.searched, ghost.document(), seed]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    info = [ROWS, source, shape, base.digest(), base.config, ghost.searched, ghost.document(), seed]
+    return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()
 
 
-def _finished(parts: Parts, number: int) -> tuple[str, Tally]:
+def _finished(parts: FinishedParts, number: int) -> tuple[str, GhostTally]:
     match parts.get(number):
-        case {"rows": str(rows), "tally": dict(tally)} if tally.keys() == asdict(Tally()).keys():
-            return rows, Tally(**tally)
+        case {"rows": str(rows), "tally": dict(tally)} if tally.keys() == asdict(GhostTally()).keys():
+            return rows, GhostTally(**tally)
         case _:
             raise CorruptCheckpoint(f"part {number} of {parts.folder.name} is damaged", "remove it: it is made again")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
-def _parts(plan: Plan) -> Iterator[Block]:
+def _parts(plan: GhostJob) -> Iterator[Block]:
     number = 0
     for block in blocks_of(plan.source, plan.shape):
         for at in range(0, len(block.raw), ROWS):
@@ -146,9 +146,9 @@ class _Slot:
         return str(self.container[self.key])
 
 
-def _slots(plan: Plan, part: Block) -> tuple[list[Any], list[_Slot], set[str]]:
+def _slots(plan: GhostJob, part: Block) -> tuple[list[Any], list[_Slot], set[str]]:
     """A part's rows, their texts, and the fields that are left. Raises CodecError where ids have no room."""
-    rows, found, left = list[Any](), list[_Slot](), set[str]()
+    rows, result, left = list[Any](), list[_Slot](), set[str]()
     for line, raw in zip(part.lines, part.raw, strict=True):
         parsed, slots, others = plan.shape.parse(Block(0, (line,), (raw,)))
         left |= others
@@ -161,38 +161,40 @@ def _slots(plan: Plan, part: Block) -> tuple[list[Any], list[_Slot], set[str]]:
             name = _ids_name(str(key), several[id(container)])
             if isinstance(container, dict) and name in container:
                 raise CodecError(f"line {line} has a field for ids already", f"rename its field {name}")
-            found.append(_Slot(line, container, key, name))
-    return rows, found, left
+            result.append(_Slot(line, container, key, name))
+    return rows, result, left
 
 
 def _ids_name(key: str, texts: int) -> str:
     return "ids" if texts == 1 else f"{key}_ids"
 
 
-def require_texts(plan: Plan) -> None:
+def require_texts(plan: GhostJob) -> None:
     """Read everything once, without a model. Raises CodecError for a row that cannot be read, EmptyText where no row
     has a text."""
     if not any(one.text.strip() for part in _parts(plan) for one in _slots(plan, part)[1]):
         raise EmptyText(f"{plan.source.name} has no text", "give at least one row that is not blank")
 
 
-def _check(ghost: Ghost, plan: Plan) -> None:
+def _check(ghost: Ghost, plan: GhostJob) -> None:
     """Read everything once, so that a row that cannot be done is told before hours of work."""
     for part in _parts(plan):
-        given = [one for one in _slots(plan, part)[1] if one.text.strip()]
+        provided = [one for one in _slots(plan, part)[1] if one.text.strip()]
         try:
-            ghost.encode([one.text for one in given])
+            ghost.encode([one.text for one in provided])
         except CodecError as error:
             if error.place is None:
                 raise
-            raise error.renamed(f"line {given[error.place].line}") from None
+            raise error.renamed(f"line {provided[error.place].line}") from None
 
 
-def _sanitized(ghost: Ghost, plan: Plan, part: Block) -> tuple[str, Tally]:
+def _sanitized(ghost: Ghost, plan: GhostJob, part: Block) -> tuple[str, GhostTally]:
     rows, slots, left = _slots(plan, part)
-    tally = Tally(rows=len(rows), left=sorted(left))
-    given = [one for one in slots if one.text.strip()]
-    shadows = {id(one): shadow for one, shadow in zip(given, ghost.sanitize([o.text for o in given]), strict=True)}
+    tally = GhostTally(rows=len(rows), left=sorted(left))
+    provided = [one for one in slots if one.text.strip()]
+    shadows = {
+        id(one): shadow for one, shadow in zip(provided, ghost.sanitize([o.text for o in provided]), strict=True)
+    }
     for one in slots:
         shadow = shadows.get(id(one))
         if shadow is None:

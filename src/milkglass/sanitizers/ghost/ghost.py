@@ -14,17 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from milkglass import papers
 from milkglass.errors import EmptyText, IdOutOfRange, TooLong, UsageError
+from milkglass.models.tokenizer import longest
 from milkglass.noise.stream import Stream
-from milkglass.paper import Paper
+from milkglass.papers import Paper
 from milkglass.sanitizers.ghost import cache
 from milkglass.sanitizers.ghost.lemmas import lemmas_of
 from milkglass.sanitizers.ghost.search import Search, Shadows, search
 from milkglass.sanitizers.ghost.selection import Choice, Selection, drawn, nearest, select
-from milkglass.sanitizers.ghost.states import Network
-from milkglass.sanitizers.vocabulary import opened, table_of
+from milkglass.sanitizers.ghost.states import Encoder
+from milkglass.sanitizers.tables.vocabulary import opened, table_of
 from milkglass.sequences import Ids, Sequences
-from milkglass.tokenizer import longest
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,25 +52,19 @@ class Ghost:
     searched: str = field(repr=False)
     tokenizer: Any = field(repr=False)
     candidates: Shadows = field(repr=False)
-    network: Network | None = field(repr=False)
+    network: Encoder | None = field(repr=False)
     limit: int
     seed: int = field(repr=False)
     searching: Search = Search()
     selection: Selection = Selection()
 
-    paper: ClassVar[Paper] = Paper(
-        "Mitigating Gradient Inversion Risks in Language Models via Token Obfuscation",
-        "Feng, Ma, Wang, Abuadbba, Bai",
-        2026,
-        "ASIA CCS",
-        (
-            "The overlap of neighbourhoods is a share of k, as in the published code, not a number of tokens.",
-            "The search ends at k + 100 neighbours, as in the published code; tokens that fall back are reported.",
-            "Special tokens, [UNK] and [unusedN] stand for themselves and are nobody's shadow.",
-            "Hidden states are compared without padding; the published code's loss depends on the longest text.",
-            "A selection stops after a sweep that changes little, as in the published code, not after a position.",
-            "Lemmas are compared in small letters. The result is ids: text that is decoded may be cut otherwise.",
-        ),
+    paper: ClassVar[Paper] = papers.GHOST.but(
+        "The overlap of neighbourhoods is a share of k, as in the published code, not a number of tokens.",
+        "The search ends at k + 100 neighbours, as in the published code; tokens that fall back are reported.",
+        "Special tokens, [UNK] and [unusedN] stand for themselves and are nobody's shadow.",
+        "Hidden states are compared without padding; the published code's loss depends on the longest text.",
+        "A selection stops after a sweep that changes little, as in the published code, not after a position.",
+        "Lemmas are compared in small letters. The result is ids: text that is decoded may be cut otherwise.",
     )
 
     @classmethod
@@ -89,10 +84,10 @@ class Ghost:
             return search(table, lemmas, searching)
 
         searched = cache.digest(table, texts, searching)
-        found = cache.kept(searched, len(table), make, kept)
-        network = Network.open(folder) if selection.way == "states" else None
+        result = cache.kept(searched, len(table), make, kept)
+        network = Encoder.open(folder) if selection.way == "states" else None
         limit = longest(folder, tokenizer)
-        return cls(folder, table.name, searched, tokenizer, found, network, limit, seed, searching, selection)
+        return cls(folder, table.name, searched, tokenizer, result, network, limit, seed, searching, selection)
 
     def shadows(self, ids: Sequences) -> Sequences:
         """Each sequence's shadow, of the same length. Raises IdOutOfRange, TooLong."""
@@ -118,22 +113,22 @@ class Ghost:
     def sanitize(self, texts: Sequence[str]) -> list[Shadow]:
         """Each text's shadow. Raises EmptyText, TooLong, naming the text's number, from 1."""
         before = self.encode(texts)
-        found = self.choices(before)
-        return [Shadow(ids, self.read(one.ids), one) for ids, one in zip(before, found, strict=True)]
+        result = self.choices(before)
+        return [Shadow(ids, self.read(one.ids), one) for ids, one in zip(before, result, strict=True)]
 
     def encode(self, texts: Sequence[str]) -> Sequences:
         """Token ids, special ones included. What looks like a special token in a text is text."""
         if not texts:
             return Sequences.of([])
-        given = self.tokenizer(
+        provided = self.tokenizer(
             list(texts), padding=False, truncation=False, verbose=False, split_special_tokens=True,
         )["input_ids"]  # fmt: skip
-        found = Sequences.of(given)
+        result = Sequences.of(provided)
         least = self.tokenizer.num_special_tokens_to_add(pair=False)
-        if (found.lengths <= least).any():
-            raise EmptyText.of(int((found.lengths <= least).argmax()), "has no token", "leave empty texts out")
-        self._require_short(found)
-        return found
+        if (result.lengths <= least).any():
+            raise EmptyText.of(int((result.lengths <= least).argmax()), "has no token", "leave empty texts out")
+        self._require_short(result)
+        return result
 
     def read(self, ids: Ids) -> str:
         """Ids as text, special ones left out."""
@@ -141,8 +136,8 @@ class Ghost:
 
     def document(self) -> dict[str, Any]:
         """The parameters, for a report."""
-        told = {"search": self.searching.document(), "selection": self.selection.document()}
-        return {"method": "ghost", "model": self.name, **told}
+        info = {"search": self.searching.document(), "selection": self.selection.document()}
+        return {"method": "ghost", "model": self.name, **info}
 
     def _require_short(self, ids: Sequences) -> None:
         if (ids.lengths > self.limit).any():

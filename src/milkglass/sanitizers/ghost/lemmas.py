@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.sanitizers.vocabulary import BLANKS
+from milkglass.sanitizers.tables.vocabulary import BLANKS
 
 PIECE = "##"  # WordPiece's, before what goes on a word
 
@@ -23,8 +23,8 @@ PIECE = "##"  # WordPiece's, before what goes on a word
 def marker(tokens: Sequence[str]) -> str | None:
     """The one of the three markers that the most tokens have; None where none has one."""
     counts = {mark: sum(one.startswith(mark) and len(one) > len(mark) for one in tokens) for mark in (PIECE, *BLANKS)}
-    found = max(counts, key=lambda mark: counts[mark])
-    return found if counts[found] else None
+    result = max(counts, key=lambda mark: counts[mark])
+    return result if counts[result] else None
 
 
 def whole_words(tokens: Sequence[str]) -> NDArray[np.bool_]:
@@ -44,12 +44,12 @@ def lemmas_of(tokens: Sequence[str], texts: Sequence[str], language: str = "en")
     from simplemma import lemmatize
 
     numbers: dict[str, int] = {}
-    found = np.empty(len(tokens), np.int64)
+    result = np.empty(len(tokens), np.int64)
     for place, (token, text, whole) in enumerate(zip(tokens, texts, whole_words(tokens), strict=True)):
         word = text.strip().lower()
         lemma = lemmatize(word, language).lower() if whole and word else token.lower()
-        found[place] = numbers.setdefault(lemma, len(numbers))
-    return found
+        result[place] = numbers.setdefault(lemma, len(numbers))
+    return result
 
 
 def require_language(language: str) -> None:

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from milkglass.cores import cores
-from milkglass.sanitizers.neighbours import best, require_k
-from milkglass.sanitizers.table import Ids, Vectors
+from milkglass.sanitizers.tables.neighbours import best, require_k
+from milkglass.sanitizers.tables.table import Ids, Vectors
+from milkglass.system import cores
 
 Lists = NDArray[np.int32]
 Pairs = tuple[NDArray[np.int16], NDArray[np.int32], NDArray[np.float32]]  # a row in its strip, a column, a cosine
@@ -30,13 +30,13 @@ ROWS = 256  # rows compared at a time where single rows are asked for
 def nearest_of(unit: Vectors, rows: Ids, k: int) -> Lists:
     """(r, k): for each of these rows of unit (m, d), of length one or zero, the k others of the largest cosine, best
     first, ties by index."""
-    found = np.empty((len(rows), k), np.int32)
+    result = np.empty((len(rows), k), np.int32)
     for start in range(0, len(rows), ROWS):
-        some = rows[start : start + ROWS]
-        block = unit[some] @ unit.T
-        block[np.arange(len(some)), some] = -np.inf
-        found[start : start + ROWS] = best(block, k)[0]
-    return found
+        part = rows[start : start + ROWS]
+        block = unit[part] @ unit.T
+        block[np.arange(len(part)), part] = -np.inf
+        result[start : start + ROWS] = best(block, k)[0]
+    return result
 
 
 def nearest_lists(unit: Vectors, k: int) -> Lists:
@@ -44,7 +44,7 @@ def nearest_lists(unit: Vectors, k: int) -> Lists:
     m = len(unit)
     require_k(k, m - 1, lowest=1)
     strips = [list[Pairs]() for _ in range(0, m, TILE)]
-    found, short = np.empty((m, k), np.int32), list[Future[Ids]]()
+    result, short = np.empty((m, k), np.int32), list[Future[Ids]]()
     # A worker multiplies its own tile; threads of the BLAS beside the workers only wait for one another.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(cores()) as pool:
         bounds = _guesses(unit, k, pool)
@@ -54,11 +54,11 @@ def nearest_lists(unit: Vectors, k: int) -> Lists:
                 strips[number].append(mine)
                 if other > number:
                     strips[other].append(theirs)
-            short.append(pool.submit(_ranked, strips[number], found[top : top + TILE], top))
+            short.append(pool.submit(_ranked, strips[number], result[top : top + TILE], top))
             strips[number] = []
     again = np.concatenate([one.result() for one in short])
-    found[again] = nearest_of(unit, again, k)
-    return found
+    result[again] = nearest_of(unit, again, k)
+    return result
 
 
 def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.float32]:

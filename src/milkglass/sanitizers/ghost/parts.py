@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from milkglass.checkpoint import read_json
 from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.models.checkpoint import read_json
 
 FORMAT = "milkglass-ghost-parts/2"
 STATE = "job.json"
 
 
 @dataclass(frozen=True)
-class Parts:
+class FinishedParts:
     """folder: where parts are kept. job: names the run: all that its result depends on but a seed that was drawn."""
 
     folder: Path
@@ -36,9 +36,9 @@ class Parts:
 
         Raises UsageError where the folder has parts of another run: what it did is not thrown away.
         """
-        told = _state(self.folder)
-        if told.get("job") == self.job:
-            return None if told.get("seed") is None else int(told["seed"])
+        info = _state(self.folder)
+        if info.get("job") == self.job:
+            return None if info.get("seed") is None else int(info["seed"])
         if any(self.folder.glob("[0-9]*.json")):
             raise UsageError(
                 f"{self.folder} holds an unfinished run with other options, or of another file or model",
@@ -79,15 +79,15 @@ class Parts:
         return self.folder / f"{number:08d}.json"
 
 
-def finished(folder: Path) -> Parts | None:
+def finished(folder: Path) -> FinishedParts | None:
     """The parts in a folder, where all were made; None where they were not, or there are none."""
-    told = _state(folder)
-    return Parts(folder, str(told.get("job"))) if told.get("finished") is True else None
+    info = _state(folder)
+    return FinishedParts(folder, str(info.get("job"))) if info.get("finished") is True else None
 
 
 def _state(folder: Path) -> dict[str, Any]:
-    told = read_json(folder / STATE) if (folder / STATE).is_file() else {}
-    return told if told.get("format") == FORMAT else {}
+    info = read_json(folder / STATE) if (folder / STATE).is_file() else {}
+    return info if info.get("format") == FORMAT else {}
 
 
 def write(path: Path, value: dict[str, Any]) -> None:

@@ -19,9 +19,9 @@ MARGIN = 0.005  # relative
 
 def quick_in_bf16() -> bool:
     """Whether this processor has instructions for bf16. Older releases of torch cannot say: then it has none."""
-    asked: Any = getattr(torch.cpu, "get_capabilities", dict)
-    told = asked()
-    return bool(told.get("amx_bf16") or told.get("avx512_bf16"))
+    requested: Any = getattr(torch.cpu, "get_capabilities", dict)
+    info = requested()
+    return bool(info.get("amx_bf16") or info.get("avx512_bf16"))
 
 
 def in_bf16() -> torch.autocast:
@@ -32,10 +32,10 @@ def in_bf16() -> torch.autocast:
 def worth(rough: NDArray[np.float64], owner: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray[np.bool_]:
     """(r,) which of these candidates may be among the `widths` best (r,) of their owner (r,), whose numbers are in
     order; inf is none of them."""
-    found = np.zeros(len(rough), np.bool_)
+    result = np.zeros(len(rough), np.bool_)
     for begin in np.flatnonzero(np.diff(owner, prepend=-1)):
         mine = slice(begin, np.searchsorted(owner, owner[begin], side="right"))
-        some = np.sort(rough[mine])
-        last = some[min(int(widths[begin]), len(some)) - 1]
-        found[mine] = np.isfinite(rough[mine]) & (rough[mine] <= last * (1 + MARGIN))
-    return found
+        part = np.sort(rough[mine])
+        last = part[min(int(widths[begin]), len(part)) - 1]
+        result[mine] = np.isfinite(rough[mine]) & (rough[mine] <= last * (1 + MARGIN))
+    return result

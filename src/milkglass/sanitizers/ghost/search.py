@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.cores import cores
 from milkglass.errors import UsageError
 from milkglass.sanitizers.ghost.lemmas import require_language
 from milkglass.sanitizers.ghost.near import Lists, nearest_lists
-from milkglass.sanitizers.neighbours import directions, require_k
 from milkglass.sanitizers.sanitizer import require_share
-from milkglass.sanitizers.table import Ids, Mask, Table
+from milkglass.sanitizers.tables.neighbours import directions, require_k
+from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
+from milkglass.system import cores
 
 STEP, MOST = 10, 100  # Algorithm 1, line 18; the published code's limit
 ROWS = 64  # tokens filtered at a time
@@ -82,7 +82,7 @@ class Shadows:
         return self.reach == 0
 
 
-def search(table: Table, lemmas: Ids | None, chosen: Search) -> Shadows:
+def search(table: WordVectors, lemmas: Ids | None, chosen: Search) -> Shadows:
     """The shadows of every row of a table. lemmas: (n,) a number for each row, alike where the lemma is; needed unless
     `chosen.lemma` is off. Raises UsageError where k does not fit the table."""
     if chosen.lemma and (lemmas is None or lemmas.shape != (len(table),)):
@@ -114,17 +114,17 @@ def _filtered(near: Lists, places: Ids, same: Ids | None, chosen: Search) -> Mas
     """(p, k) which neighbours of these tokens are shadows. near: (m, k)."""
     blocks = [places[start : start + ROWS] for start in range(0, len(places), ROWS)]
     with ThreadPoolExecutor(cores()) as pool:
-        return np.concatenate([*pool.map(lambda some: _block(near, some, same, chosen), blocks)])
+        return np.concatenate([*pool.map(lambda part: _block(near, part, same, chosen), blocks)])
 
 
-def _block(near: Lists, some: Ids, same: Ids | None, chosen: Search) -> Mask:
-    mine = near[some]
-    good = np.ones(mine.shape, np.bool_) if same is None else same[mine] != same[some, None]
+def _block(near: Lists, part: Ids, same: Ids | None, chosen: Search) -> Mask:
+    mine = near[part]
+    good = np.ones(mine.shape, np.bool_) if same is None else same[mine] != same[part, None]
     if chosen.direct:  # the cheaper reason first: the others are asked only where it leaves a neighbour
         row, column = np.nonzero(good)
-        good[row, column] = (near[mine[row, column]] != some[row, None]).all(1)
+        good[row, column] = (near[mine[row, column]] != part[row, None]).all(1)
     if chosen.indirect:
-        member = np.zeros((len(some), len(near)), np.uint8)
+        member = np.zeros((len(part), len(near)), np.uint8)
         np.put_along_axis(member, mine, 1, 1)
         row, column = np.nonzero(good)
         cells = near[mine[row, column]]  # (p, k)
@@ -133,7 +133,7 @@ def _block(near: Lists, some: Ids, same: Ids | None, chosen: Search) -> Mask:
     return good
 
 
-def _assembled(table: Table, lists: list[Ids], reach: NDArray[np.int32], fallen: Mask) -> Shadows:
+def _assembled(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], fallen: Mask) -> Shadows:
     """By token id, where those that are special stand for themselves."""
     n = len(table)
     every = [np.array([token]) for token in range(n)]

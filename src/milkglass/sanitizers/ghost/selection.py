@@ -30,7 +30,7 @@ from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.ghost.screening import MARGIN, in_bf16, worth
 from milkglass.sanitizers.ghost.search import Shadows
-from milkglass.sanitizers.ghost.states import TOKENS, Network, Prefix
+from milkglass.sanitizers.ghost.states import TOKENS, Encoder, Prefix
 
 Ids = NDArray[np.int64]
 Way = Literal["states", "random", "nearest"]
@@ -82,19 +82,19 @@ def nearest(original: Ids, shadows: Shadows) -> Ids:
 
 
 def select(
-    network: Network, shadows: Shadows, originals: Sequence[Ids], starts: Sequence[Ids], chosen: Selection
+    network: Encoder, shadows: Shadows, originals: Sequence[Ids], starts: Sequence[Ids], chosen: Selection
 ) -> list[Choice]:
     """The choice for each sentence (t,), one token at least, from its start (t,), by hidden states."""
-    found: list[Choice | None] = [None] * len(originals)
+    result: list[Choice | None] = [None] * len(originals)
     lengths = np.array([len(one) for one in originals], np.int64)
     for length in np.unique(lengths):
         numbers = np.flatnonzero(lengths == length)
         for at in range(0, len(numbers), GROUP):
-            some = numbers[at : at + GROUP].tolist()
-            sentences = [_Sentence(originals[i], starts[i], chosen.beams) for i in some]
-            for number, sentence in zip(some, _Group(network, shadows, sentences).run(chosen), strict=True):
-                found[number] = sentence.choice()
-    return [one for one in found if one is not None]
+            part = numbers[at : at + GROUP].tolist()
+            sentences = [_Sentence(originals[i], starts[i], chosen.beams) for i in part]
+            for number, sentence in zip(part, _Group(network, shadows, sentences).run(chosen), strict=True):
+                result[number] = sentence.choice()
+    return [one for one in result if one is not None]
 
 
 class _Sentence:
@@ -112,14 +112,14 @@ class _Sentence:
         """Each sequence of the beam with each shadow at a place: its loss where it is known, else nan; whom it came
         of; and the sequence. None twice."""
         known = {one.tobytes(): loss for loss, one in self.beam}
-        found: dict[bytes, tuple[float, int, Ids]] = {}
+        result: dict[bytes, tuple[float, int, Ids]] = {}
         for parent, (_, one) in enumerate(self.beam):
             for shadow in shadows:
                 tried = one.copy()
                 tried[at] = shadow
                 name = tried.tobytes()
-                found.setdefault(name, (known.get(name, math.nan), parent, tried))
-        return [*found.values()]
+                result.setdefault(name, (known.get(name, math.nan), parent, tried))
+        return [*result.values()]
 
     def take(self, at: int, losses: list[float], pool: list[tuple[float, int, Ids]]) -> None:
         """The best of the pool are the beam; ties fall to the earlier one."""
@@ -145,7 +145,7 @@ class _Sentence:
 class _Group:
     """Sentences of one length, place by place at once."""
 
-    def __init__(self, network: Network, shadows: Shadows, sentences: list[_Sentence]) -> None:
+    def __init__(self, network: Encoder, shadows: Shadows, sentences: list[_Sentence]) -> None:
         self.network, self.shadows, self.sentences = network, shadows, sentences
         self.traces = network.traces(torch.from_numpy(np.stack([one.original for one in sentences])))
         self.length = self.traces.shape[2]
@@ -181,10 +181,10 @@ class _Group:
         losses = {n: [one[0] for one in pools[n]] for n in due}
         bounds = {n: _bound(losses[n], self.sentences[n].width) for n in due}
         parents = [(n, pools[n][place][1]) for n, place in rows]
-        found = self._losses(
+        result = self._losses(
             [(n, pools[n][place][2]) for n, place in rows], [bounds[n] for n, _ in rows], stems, parents, at
         )
-        for (n, place), loss in zip(rows, found, strict=True):
+        for (n, place), loss in zip(rows, result, strict=True):
             losses[n][place] = loss
         for n in due:
             self.sentences[n].take(at, losses[n], pools[n])
@@ -202,29 +202,29 @@ class _Group:
         owner, limits = np.array([n for n, _ in rows]), np.array(bounds)
         stem = None if stems is None else (stems.at(at), [stems.places[one] for one in parents])
         measured = partial(self._measured, np.stack([one for _, one in rows])[:, at if stem else 0 :], owner, stem)
-        some = np.arange(len(rows))
+        part = np.arange(len(rows))
         if self.network.quick and len(rows) > len({*owner.tolist()}):
             with in_bf16():
-                rough = measured(some, limits * (1 + MARGIN))
-            some = np.flatnonzero(worth(rough, owner, np.array([self.sentences[n].width for n, _ in rows])))
-        found = np.full(len(rows), math.inf)
-        found[some] = measured(some, limits[some])
-        return [float(one) for one in found]
+                rough = measured(part, limits * (1 + MARGIN))
+            part = np.flatnonzero(worth(rough, owner, np.array([self.sentences[n].width for n, _ in rows])))
+        result = np.full(len(rows), math.inf)
+        result[part] = measured(part, limits[part])
+        return [float(one) for one in result]
 
     def _measured(
-        self, ids: Ids, owner: Ids, stem: tuple[Prefix, list[int]] | None, some: Ids, limits: NDArray[np.float64]
+        self, ids: Ids, owner: Ids, stem: tuple[Prefix, list[int]] | None, part: Ids, limits: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """(s,) the losses of some of these rows, TOKENS at a time, inf beyond their limits (s,)."""
         step = max(1, TOKENS // ids.shape[1])
-        found = [np.empty(0)]
-        for first in range(0, len(some), step):
-            rows = torch.from_numpy(some[first : first + step])
+        result = [np.empty(0)]
+        for first in range(0, len(part), step):
+            rows = torch.from_numpy(part[first : first + step])
             prefix = None if stem is None else stem[0].chosen(torch.tensor(stem[1])[rows])
             bounds = torch.from_numpy(limits[first : first + step])
             whose = torch.from_numpy(owner)[rows]
             losses = self.network.losses(torch.from_numpy(ids)[rows], self.traces, whose, bounds, prefix)
-            found.append(losses.numpy())
-        return np.concatenate(found)
+            result.append(losses.numpy())
+        return np.concatenate(result)
 
 
 def _bound(losses: list[float], width: int) -> float:

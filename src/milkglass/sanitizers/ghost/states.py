@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
-from milkglass.architectures import of
-from milkglass.checkpoint import Checkpoint
 from milkglass.errors import UnsupportedModel
-from milkglass.network import body
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import of
+from milkglass.models.torch_model import body
 from milkglass.sanitizers.ghost.screening import quick_in_bf16
 
 TOKENS = 2048  # of a forward; more don't make a processor faster
@@ -62,14 +62,14 @@ class Prefix:
         """As transformers has it, which may be changed."""
         from transformers import DynamicCache
 
-        made = DynamicCache()
+        created = DynamicCache()
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            made.update(keys, values, layer)
-        return made
+            created.update(keys, values, layer)
+        return created
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class Encoder:
     """A model without its head, in evaluation. layers: its layers, in order. causal: whether a token's states depend on
     what stands before it only. quick: whether candidates are looked at in bf16 first."""
 
@@ -79,14 +79,14 @@ class Network:
     quick: bool = field(default_factory=quick_in_bf16)
 
     @classmethod
-    def open(cls, folder: Path) -> Network:
+    def open(cls, folder: Path) -> Encoder:
         """Raises UnsupportedModel where the family is not known, CorruptCheckpoint where weights are missing."""
         base = Checkpoint.open(folder)
         kind = of(base).kind
         return cls.over(body(base), kind == "decoder")
 
     @classmethod
-    def over(cls, model: Any, causal: bool) -> Network:
+    def over(cls, model: Any, causal: bool) -> Encoder:
         """A loaded model. Raises UnsupportedModel where its layers are not found."""
         count = int(model.config.num_hidden_layers)
         lists = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == count]
@@ -96,10 +96,10 @@ class Network:
 
     def traces(self, ids: torch.Tensor) -> torch.Tensor:
         """(n, layers + 1, t, d) the states of sequences ids (n, t)."""
-        found: list[torch.Tensor] = []
-        with torch.inference_mode(), self._watched(lambda layer, hidden, args, kwargs: found.append(hidden)):
+        result: list[torch.Tensor] = []
+        with torch.inference_mode(), self._watched(lambda layer, hidden, args, kwargs: result.append(hidden)):
             last = self.model(input_ids=ids, use_cache=False).last_hidden_state
-        return torch.stack([*found, last], 1)
+        return torch.stack([*result, last], 1)
 
     def losses(
         self, ids: torch.Tensor, traces: torch.Tensor, owner: torch.Tensor, bounds: torch.Tensor,
@@ -110,7 +110,7 @@ class Network:
         owner: (r,) which of the traces (n, layers + 1, T, d) each is held against. prefix: (r beginnings of T - t
         tokens), of which ids are what follows.
         """
-        tally = _Tally(traces, owner, bounds * (1 + SLACK), prefix or Prefix.empty(len(ids)), len(ids))
+        tally = _ForwardSums(traces, owner, bounds * (1 + SLACK), prefix or Prefix.empty(len(ids)), len(ids))
         cache = {} if prefix is None or not prefix.length else {"past_key_values": prefix.cache()}
         with torch.inference_mode(), self._watched(tally.enter):
             try:
@@ -123,7 +123,7 @@ class Network:
     def extended(self, prefix: Prefix, ids: torch.Tensor, traces: torch.Tensor, owner: torch.Tensor) -> Prefix:
         """The beginnings with ids (n, s) after them; traces and owner as for `losses`."""
         free = torch.full((len(ids),), math.inf, dtype=torch.float64)
-        tally, cache = _Tally(traces, owner, free, prefix, len(ids)), prefix.cache()
+        tally, cache = _ForwardSums(traces, owner, free, prefix, len(ids)), prefix.cache()
         with torch.inference_mode(), self._watched(tally.enter):
             last = self.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
         tally.count(len(self.layers), last)
@@ -148,7 +148,7 @@ class Network:
                 hook.remove()
 
 
-class _Tally:
+class _ForwardSums:
     """The sums of one forward, and who is still in it. rows: (a,) those that are, as the forward began with them."""
 
     def __init__(
@@ -178,19 +178,19 @@ class _Tally:
             return (hidden, *(self._narrow(layer, one) for one in args[1:])), rest
         return args, {"hidden_states": hidden, **rest}
 
-    def _narrow(self, layer: int, given: Any) -> Any:
+    def _narrow(self, layer: int, provided: Any) -> Any:
         """What was made for all rows, such as masks and a layer's part of the cache, for those that are left."""
-        if isinstance(given, torch.Tensor):
-            return given[self.rows] if given.dim() > 1 and given.shape[0] == self.all else given
-        if isinstance(given, tuple):
-            return tuple(self._narrow(layer, one) for one in given)
-        if hasattr(given, "layers"):  # a cache; its layer is asked for once in a forward
-            if layer < len(given.layers):
-                given.layers[layer].batch_select_indices(self.rows)
-            return given
-        return given
+        if isinstance(provided, torch.Tensor):
+            return provided[self.rows] if provided.dim() > 1 and provided.shape[0] == self.all else provided
+        if isinstance(provided, tuple):
+            return tuple(self._narrow(layer, one) for one in provided)
+        if hasattr(provided, "layers"):  # a cache; its layer is asked for once in a forward
+            if layer < len(provided.layers):
+                provided.layers[layer].batch_select_indices(self.rows)
+            return provided
+        return provided
 
     def result(self) -> torch.Tensor:
-        found = torch.full_like(self.sums, math.inf)
-        found[self.rows] = torch.where(self.sums[self.rows] <= self.bounds[self.rows], self.sums[self.rows], math.inf)
-        return found
+        result = torch.full_like(self.sums, math.inf)
+        result[self.rows] = torch.where(self.sums[self.rows] <= self.bounds[self.rows], self.sums[self.rows], math.inf)
+        return result

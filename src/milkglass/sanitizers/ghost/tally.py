@@ -10,11 +10,11 @@ import numpy as np
 
 from milkglass.metrics.text import NAMES, likeness
 from milkglass.sanitizers.ghost.ghost import Ghost, Shadow
-from milkglass.sanitizers.table import Mask
+from milkglass.sanitizers.tables.table import Mask
 
 
 @dataclass
-class Tally:
+class GhostTally:
     """Sums over texts. special: tokens that stand for themselves. fell_back: tokens without a filtered shadow.
     one_shadow: tokens that have one shadow only, by which whoever knows GHOST reads them (attacks/adaptive).
     loss, sweeps: of texts whose shadow was selected by states. likeness: by metric, over texts."""
@@ -34,7 +34,7 @@ class Tally:
     likeness: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
     left: list[str] = field(default_factory=list)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: GhostTally) -> None:
         for name, value in asdict(other).items():
             if name == "likeness":
                 self.likeness = {one: self.likeness[one] + value[one] for one in NAMES}
@@ -59,7 +59,7 @@ class Tally:
             self.likeness[name] += value
 
 
-def document(ghost: Ghost, done: Tally, seeded: bool) -> dict[str, Any]:
+def document(ghost: Ghost, done: GhostTally, seeded: bool) -> dict[str, Any]:
     """The report. Holds no text, no ids and no seed."""
     candidates = ghost.candidates
     replaceable = np.flatnonzero(~candidates.fixed)

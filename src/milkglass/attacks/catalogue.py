@@ -1,0 +1,102 @@
+"""Every attack by name. Adding a method is one file and one line here; the shared tests then run on it.
+
+ATTACKS are those of an audit: of a key, or of halves. GRADIENT_ATTACKS are of what a site shares in federated training,
+and of GHOST's shadows; recipes have them all (EVERY).
+
+Importing this page imports them all, PyTorch too: commands do so only when they need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
+from milkglass.attacks.embeddings.ednn import EDNN
+from milkglass.attacks.embeddings.gram import Gram
+from milkglass.attacks.embeddings.knn import KNN
+from milkglass.attacks.embeddings.knn_plus import KNNPlus
+from milkglass.attacks.embeddings.known_weight import KnownWeight
+from milkglass.attacks.embeddings.matching import Matching
+from milkglass.attacks.embeddings.mean_solve import MeanSolve
+from milkglass.attacks.embeddings.sorted_rows import SortedRows
+from milkglass.attacks.embeddings.tuned_rows import TunedRows
+from milkglass.attacks.gradients.dager.dager import DAGER
+from milkglass.attacks.gradients.float_holes_rows import FloatHolesRows
+from milkglass.attacks.gradients.free_tokens import FreeTokens
+from milkglass.attacks.gradients.optimisation.dlg import DLG
+from milkglass.attacks.gradients.optimisation.grab import GRAB
+from milkglass.attacks.gradients.optimisation.lamp import LAMP
+from milkglass.attacks.gradients.optimisation.tag import TAG
+from milkglass.attacks.gradients.seed_search import SeedSearch
+from milkglass.attacks.gradients.surviving_entries import SurvivingEntries
+from milkglass.attacks.hidden_states.bag_of_words import BagOfWords
+from milkglass.attacks.hidden_states.era import ERA
+from milkglass.attacks.hidden_states.era_plus import ERAPlus
+from milkglass.attacks.hidden_states.float_holes import FloatHoles
+from milkglass.attacks.hidden_states.invbert import InvBert
+from milkglass.attacks.hidden_states.mlc import MLC
+from milkglass.attacks.hidden_states.nearest_state import NearestState
+from milkglass.attacks.hidden_states.state_inversion import StateInversion
+from milkglass.attacks.shadows.decoding import ShadowDecoding
+from milkglass.attacks.shadows.generation import ShadowGeneration
+from milkglass.attacks.shadows.max_similarity import ShadowMaximum
+from milkglass.attacks.shadows.mean_embedding import ShadowMean
+from milkglass.attacks.shadows.median_similarity import ShadowMedian
+from milkglass.attacks.shadows.sampling import ShadowSampling
+from milkglass.attacks.text.channel import ChannelAttack
+from milkglass.attacks.token_ids.cluster_conditional import ClusterConditional
+from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
+from milkglass.attacks.token_ids.language import LanguageModel
+from milkglass.attacks.token_ids.sda import SDA
+from milkglass.attacks.token_ids.text_in_context import TextInContext
+from milkglass.attacks.token_ids.tfa import TFA
+from milkglass.threat.attack import Attack
+
+# In the order in which an audit hands candidates from one to the next.
+ATTACKS: Mapping[str, type[Attack]] = {
+    "cluster-solve": ClusterSolve,
+    "mean-solve": MeanSolve,
+    "matching": Matching,
+    "knn": KNN,
+    "ednn": EDNN,
+    "knn+": KNNPlus,
+    "sorted-rows": SortedRows,
+    "gram": Gram,
+    "known-weight": KnownWeight,
+    "tfa": TFA,
+    "cluster-conditional": ClusterConditional,
+    "text-in-context": TextInContext,
+    "decipherment": Decipherment,
+    "language-model": LanguageModel,
+    "tuned-rows": TunedRows,
+    "era": ERA,
+    "era+": ERAPlus,
+    "mlc": MLC,
+    "sda": SDA,
+    "invbert": InvBert,
+    "channel": ChannelAttack,
+    "near-hidden": NearestState,
+    "invert-hidden": StateInversion,
+    "hidden-words": BagOfWords,
+    "float-holes": FloatHoles,
+}
+
+GRADIENT_ATTACKS: Mapping[str, type[Attack]] = {
+    "free-tokens": FreeTokens,
+    "dlg": DLG,
+    "tag": TAG,
+    "lamp": LAMP,
+    "grab": GRAB,
+    "dager": DAGER,
+    "surviving-entries": SurvivingEntries,
+    "float-holes-rows": FloatHolesRows,
+    "seed-search": SeedSearch,
+    "shadow-sampling": ShadowSampling,
+    "shadow-max": ShadowMaximum,
+    "shadow-median": ShadowMedian,
+    "shadow-mean": ShadowMean,
+    "shadow-generation": ShadowGeneration,
+    "shadow-decoding": ShadowDecoding,
+}
+
+EVERY: Mapping[str, type[Attack]] = {**ATTACKS, **GRADIENT_ATTACKS}

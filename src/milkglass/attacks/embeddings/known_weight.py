@@ -1,0 +1,195 @@
+"""Known weights: a scheme that transforms whole layers hides nothing, since the server knows those layers.
+
+**What it exploits.** ObfusLM+ and its like multiply every matrix that reads the residual stream by one secret T (d, d),
+a mixture of the embedding's dimensions with its permutation: Phi* = Phi T, and the table with them: E* = E' T, E' the
+table that plain ObfusLM would upload. The server has Phi from the public model and Phi* from the upload. With at least
+d independent rows of any layers,
+
+    T = argmin || Phi T - Phi* ||,        E' = E* T^-1,
+
+exactly, and whatever attack works on the scheme without its transformation (`then`) works again. Which matrices were
+multiplied is found out by fitting them (layer_fit.py).
+
+**Which way round.** The paper multiplies tables and readers by the same T. A form that keeps the model's function must
+give the readers the inverse (E* = E' T, Phi* = Phi T^-T). Writers give a transposed T. Nothing tells these apart but
+the table: of each T found and its inverse transpose, the one is taken after whose undoing a sample of rows lies closest
+to public rows. The same is done for an untied head.
+
+**What it does not know.** Order inside clusters, texts: that is `then`'s affair. It refuses where the layers are the
+public ones (fine-tuned at most), and where no matrix is a public one multiplied from one side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+from weakref import ReferenceType, ref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from milkglass import papers
+from milkglass.attacks.embeddings.knn import same_width
+from milkglass.attacks.embeddings.knn_plus import KNNPlus
+from milkglass.attacks.embeddings.layer_fit import Estimate, find
+from milkglass.errors import UsageError
+from milkglass.models.families import family_of
+from milkglass.models.view import Model
+from milkglass.papers import Paper
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Attack, Budget, Preprocessor, why_not
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Observation, Transcript, Weights
+
+SAMPLE = 256  # rows that decide which way round
+Found = tuple[Estimate, ...] | str  # the transformations, or why there are none
+
+
+def undo(table: Tensor, transformation: Tensor) -> Tensor:
+    """The table (n, d) before it was multiplied by the transformation; fp32."""
+    inverse = torch.linalg.pinv(transformation)
+    return torch.cat([(block.double() @ inverse).float() for block in table.split(4096)])
+
+
+class LastAnswer:
+    """`find`, which keeps its last answer: an attack asks once whether it applies and once when it runs, of the same
+    two models, and each answer takes some seconds and is small. The models themselves are not kept alive."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[ReferenceType[Model], ReferenceType[Model], float, Found] | None = None
+
+    def __call__(self, public: Model, seen: Model, tolerance: float) -> Found:
+        kept = self._kept  # one tuple, replaced as a whole: threads may find twice, but never another's answer
+        if kept is not None and kept[0]() is public and kept[1]() is seen and kept[2] == tolerance:
+            return kept[3]
+        result = find(public, seen, tolerance)
+        self._kept = (ref(public), ref(seen), tolerance, result)
+        return result
+
+
+_latest = LastAnswer()
+
+
+@dataclass(frozen=True)
+class UntransformedModel:
+    """model: the public layers under the tables before their transformation. transformations: those that fitted."""
+
+    model: Model
+    transformations: tuple[Estimate, ...]
+
+
+def undone(public: Model, seen: Model, tolerance: float = 0.3) -> UntransformedModel | str:
+    """The upload as it would have been without the transformation, or why it can't be had."""
+    result = _latest(public, seen, tolerance)
+    if isinstance(result, str):
+        return result
+    changed = {}
+    for original, name, value in _tables(public, seen):
+        ways = [way for one in result for way in (one.transformation, torch.linalg.pinv(one.transformation).T)]
+        rows = value[torch.linspace(0, len(value) - 1, min(SAMPLE, len(value))).long()]
+        near = [closeness(undo(rows, way), original) for way in ways]
+        if max(near) <= closeness(rows, original):
+            return "the layers were transformed, but undoing that brings the tables no nearer to the public ones"
+        changed[name] = undo(value, ways[int(np.argmax(near))])
+    return UntransformedModel(Model(OverlaidTensors(public.tensors, changed), seen.config), result)
+
+
+def closeness(rows: Tensor, original: Tensor) -> float:
+    """The mean cosine of each row with the public row nearest to it."""
+    unit = torch.nn.functional.normalize(rows, dim=1)
+    most = torch.full((len(rows),), -1.0)
+    for block in original.split(8192):
+        most = torch.maximum(most, (unit @ torch.nn.functional.normalize(block, dim=1).T).amax(1))
+    return float(most.mean())
+
+
+def _tables(public: Model, seen: Model) -> Iterator[tuple[Tensor, str, Tensor]]:
+    """The public one, the name and the one seen, of the table and of each untied head, fp32."""
+    family = family_of(seen.config)
+    for name in seen.tensors:
+        if any(name == end or name.endswith("." + end) for end in (*family.table, *family.heads)):
+            known = public.tensors.get(name, public.table)
+            yield known.float(), name, seen.tensors[name].float()
+
+
+@dataclass(frozen=True)
+class OverlaidTensors(Mapping[str, Tensor]):
+    """Tensors of a model, but for those that were changed."""
+
+    base: Mapping[str, Tensor]
+    changed: Mapping[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.changed[name] if name in self.changed else self.base[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self.base, *self.changed]))
+
+    def __len__(self) -> int:
+        return len(dict.fromkeys([*self.base, *self.changed]))
+
+
+@dataclass(frozen=True)
+class KnownWeight(Preprocessor):
+    """then: the attack that reads the table afterwards. tolerance: how much a fit may leave unexplained."""
+
+    then: Attack = field(default_factory=KNNPlus)
+    tolerance: float = 0.3
+
+    name: ClassVar[str] = "known-weight"
+    title: ClassVar[str] = "Known weights undo the layers' transformation"
+    paper: ClassVar[Paper] = papers.ours("Layers that the server knows give their transformation away")
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
+    helped_by: ClassVar[frozenset[str]] = (KNNPlus.assumes | KNNPlus.helped_by) - assumes  # the default's
+
+    def __post_init__(self) -> None:
+        """What helps it is what the attack after it needs or is helped by, but for candidates: see `prepared`."""
+        uses = (self.then.assumes | self.then.helped_by) - self.assumes - {"candidates"}
+        object.__setattr__(self, "helped_by", uses)
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        if reason := same_width(transcript, knowledge):
+            return reason
+        if reason := why_not(self.then, transcript, self.prepared(knowledge)):
+            return f"{self.then.name}, which comes after it: {reason}"
+        result = _latest(*_models(transcript, knowledge), self.tolerance)
+        return result if isinstance(result, str) else None
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        return self.then.run(self.before(transcript, knowledge), self.prepared(knowledge), budget, rng)
+
+    def before(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
+        """The transcript with the model as it was before its transformation: any attack may go on from there. Raises
+        UsageError where it cannot be undone."""
+        seen = _models(transcript, knowledge)[1]
+        result = undone(*_models(transcript, knowledge), self.tolerance)
+        if isinstance(result, str):
+            raise UsageError(f"{self.name} does not apply: {result}", "ask why_not before an attack is run")
+        others = tuple(
+            replace(one, model=result.model) if isinstance(one, Weights) and one.model is seen else one
+            for one in transcript.observations
+            if not isinstance(one, Weights) or one.model is seen
+        )
+        return replace(transcript, observations=others)
+
+    def prepared(self, knowledge: Knowledge) -> Knowledge:
+        """What the attacker knows, its rehearsals undone as well. Candidates found on the transformed table go."""
+        simulate, public = knowledge.simulate, knowledge.public_model
+
+        def rehearsed(seed: int) -> tuple[Model, Ids]:
+            assert simulate is not None and public is not None
+            model, sigma = simulate(seed)
+            result = undone(public, model, self.tolerance)
+            return (model if isinstance(result, str) else result.model), sigma
+
+        return replace(knowledge, candidates=None, simulate=None if simulate is None else rehearsed)
+
+
+def _models(transcript: Transcript, knowledge: Knowledge) -> tuple[Model, Model]:
+    seen = transcript.weights(tuned=False) or transcript.weights(tuned=True)
+    assert seen is not None and knowledge.public_model is not None
+    return knowledge.public_model, seen

@@ -1,0 +1,198 @@
+"""Fit of layers: which of a model's matrices are public ones multiplied from one side, and by what.
+
+**Which matrices.** No names are needed. Matrices of one kind (the same name but for the layer's number) are stacked, as
+they are and transposed, with and without one of their layer's norm gains folded in, as schemes for pre-norm models
+must; the fit tells which of these hold. Its test is the share that it leaves unexplained, corrected for its d degrees
+of freedom a column, so that it is about 1 where nothing connects the two and 0 where one T does:
+
+    unexplained = ||Phi T - Phi*|| / ||Phi*|| / sqrt(1 - d / rows)
+
+Training adds drift to that; it averages out over the kinds that agree on one T, which are stacked in the end.
+
+What this module does not know: what T does to the table (known_weight.py). Gains of the form 1 + g (Gemma) and biases
+folded into matrices are not tried, nor a T of each layer's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from milkglass.models.view import Model
+
+LAYERS = 6  # of each kind, spread over the model: more adds nothing but time
+SURPLUS = 1.1  # rows for each dimension, at least, before a fit means anything
+MOVED = 0.1  # a matrix that differs less from the public one was trained, not transformed
+AGREE = 0.3  # two kinds whose T differ by less are stacked
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """transformation: (d, d). residual: relative error of the fit, 0 to 1. rows: how many were stacked."""
+
+    transformation: Tensor
+    residual: float
+    rows: int
+
+    @property
+    def unexplained(self) -> float:
+        """The residual over what it would be if nothing connected the two; 1 for too few rows to say."""
+        d = len(self.transformation)
+        return self.residual / (1 - d / self.rows) ** 0.5 if self.rows >= SURPLUS * d else 1.0
+
+
+@dataclass(frozen=True)
+class Normal:
+    """The normal equations of Phi T = Phi*, fp64: they add up, so weights of any number are never held at once.
+
+    gram: Phi^T Phi. cross: Phi^T Phi*. power: ||Phi*||^2. rows: of Phi.
+    """
+
+    gram: Tensor
+    cross: Tensor
+    power: float
+    rows: int
+
+    @classmethod
+    def of(cls, before: Tensor, after: Tensor) -> Normal:
+        a, b = before.double(), after.double()
+        return cls(a.T @ a, a.T @ b, float((b * b).sum()), len(a))
+
+    def __add__(self, other: Normal) -> Normal:
+        return Normal(
+            self.gram + other.gram, self.cross + other.cross, self.power + other.power, self.rows + other.rows
+        )
+
+    def scaled(self, gain: Tensor) -> Normal:
+        """The same with Phi diag(gain) for Phi."""
+        g = gain.double()
+        return replace(self, gram=g[:, None] * self.gram * g, cross=g[:, None] * self.cross)
+
+    def solve(self) -> Estimate:
+        spread = torch.linalg.eigvalsh(self.gram)
+        ridge = 1e-13 * float(spread[-1].clamp_min(torch.finfo(torch.float64).tiny))
+        result = torch.linalg.solve(self.gram + ridge * torch.eye(len(self.gram), dtype=torch.float64), self.cross)
+        left = self.power - 2 * float((result * self.cross).sum()) + float((result * (self.gram @ result)).sum())
+        return Estimate(result, (max(left, 0.0) / max(self.power, 1e-300)) ** 0.5, self.rows)
+
+
+# --- which matrices --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Stack:
+    """Matrices of one name but for the layer's number: the names of those that are looked at, and in which views they
+    are rows of d."""
+
+    stem: str
+    names: tuple[str, ...]
+    turned: tuple[bool, ...]
+
+    def change(self, public: Model, seen: Model) -> float:
+        """How far the matrices seen are from the public ones, relative to their size: cheap."""
+        moved = power = 0.0
+        for name in self.names:
+            before, after = public.tensors[name].float(), seen.tensors[name].float()
+            moved += float(((after - before) ** 2).sum())
+            power += float((after * after).sum())
+        return (moved / power) ** 0.5 if power else 0.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Matrices of one stack, viewed as rows of d. gain: the norm folded in, if any."""
+
+    name: str
+    gain: str | None
+    normal: Normal
+    fit: Estimate
+
+
+def stacks(public: Model, seen: Model) -> Iterator[Stack]:
+    """Every stack that both models have with enough rows for a fit."""
+    size, d = public.table.shape
+    grouped: dict[str, list[str]] = {}
+    for name in public.tensors:
+        if name.endswith("weight") and name in seen.tensors:
+            grouped.setdefault(_stem(name), []).append(name)
+    for stem, names in grouped.items():
+        selected = [names[i] for i in np.unique(np.linspace(0, len(names) - 1, min(len(names), LAYERS)).astype(int))]
+        shapes = {tuple(one.tensors[name].shape) for name in selected for one in (public, seen)}
+        shape = shapes.pop()
+        if shapes or len(shape) != 2 or size in shape:
+            continue
+        enough = {True: len(selected) * shape[1] >= SURPLUS * d, False: len(selected) * shape[0] >= SURPLUS * d}
+        if views := tuple(turned for turned in (False, True) if shape[0 if turned else 1] == d and enough[turned]):
+            yield Stack(stem, tuple(selected), views)
+
+
+def kinds(public: Model, seen: Model) -> Iterator[Kind]:
+    """Every kind that was not left as it was, each in its views and with the one gain that fits best."""
+    for stack in stacks(public, seen):
+        if stack.change(public, seen) > MOVED:
+            pairs = {name: (public.tensors[name], seen.tensors[name]) for name in stack.names}
+            for turned in stack.turned:
+                yield _best(stack.stem, {n: _normal(*pair, turned) for n, pair in pairs.items()}, public)
+
+
+def _normal(before: Tensor, after: Tensor, turned: bool) -> Normal:
+    return Normal.of(before.T, after.T) if turned else Normal.of(before, after)
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", name)
+
+
+def gains_beside(public: Model, name: str) -> list[str]:
+    """The names of the norm gains of the layer that the matrix `name` is in; none if it is in no layer."""
+    layer = re.match(r"(.*?\.\d+\.)", name)
+    if layer is None:
+        return []
+    here = [one for one in public.tensors if one.startswith(layer[1]) and one.endswith("weight")]
+    return [one for one in here if public.tensors[one].shape == (public.width,)]
+
+
+def _best(stem: str, parts: Mapping[str, Normal], public: Model) -> Kind:
+    """The gains tried are those that the layer of each of the parts has."""
+    beside = {name: {_stem(gain): gain for gain in gains_beside(public, name)} for name in parts}
+    everywhere = [gain for gain in next(iter(beside.values())) if all(gain in one for one in beside.values())]
+    result: list[Kind] = []
+    for gain in (None, *everywhere):
+        scaled = [
+            part if gain is None else part.scaled(public.tensors[beside[name][gain]]) for name, part in parts.items()
+        ]
+        total = scaled[0]
+        for one in scaled[1:]:
+            total += one
+        result.append(Kind(stem, gain, total, total.solve()))
+        if result[0].fit.unexplained < 1e-3:  # nothing was folded
+            break
+    return min(result, key=lambda one: one.fit.unexplained)
+
+
+# --- what they say together ------------------------------------------------------------------------------------------
+def find(public: Model, seen: Model, tolerance: float) -> tuple[Estimate, ...] | str:
+    """The transformations of the layers, the surest first, or why there are none."""
+    if not any(stacks(public, seen)):
+        return "no kind of matrix of the layers is in both models with enough rows"
+    moved = list(kinds(public, seen))
+    if not moved:
+        return "the layers are the public ones: nothing but the tables was transformed"
+    best = min(one.fit.unexplained for one in moved)
+    if best > tolerance:
+        return f"no matrix of the layers is a public one multiplied from one side: the best fit misses {best:.0%}"
+    groups: list[Normal] = []
+    for one in sorted(moved, key=lambda one: one.fit.unexplained):
+        if one.fit.unexplained > tolerance:
+            break
+        for number, group in enumerate(groups):
+            known = group.solve().transformation
+            if float((one.fit.transformation - known).norm() / known.norm()) < AGREE:
+                groups[number] = group + one.normal
+                break
+        else:
+            groups.append(one.normal)
+    return tuple(group.solve() for group in groups)

@@ -1,0 +1,177 @@
+"""Matching: which row of a cluster is which token, from the noise that mixed it (our own attack).
+
+**What it exploits.** Algorithm 2 of ObfusLM draws, for token i of a cluster, u'_ij = eps cos(i, j) / 2 + b_i z_j with
+z_j from Laplace(1) and b_i = (max_j cos(i, j) - min_j cos(i, j)) / 2, and mixes with w_ij = softmax_j(u'_ij). The
+attacker computes every cosine and every b_i, and the cluster solve gives the weights. So the likelihood of "row r is
+token i" is exact. Two things speak: a row puts a little more weight on what is like it, itself first (eps), and, which
+the paper overlooks, *the size of the noise names the token*: an outlier of its cluster has a larger b_i than a central
+one.
+
+**The mathematics.** Softmax loses one number, c = logsumexp(u'): log w_rj + c = u'_ij for all j. Integrated over it,
+
+    p(w_r | i) = integral over c of prod_j exp(-|c - a_j| / b_i) / (2 b_i),    a_j = eps cos(i, j) / 2 - log w_rj.
+
+(The change of variables from u' to c and the s - 1 ratios of weights has a constant Jacobian: nothing is lost.) Between
+two neighbouring a_j the exponent is linear in c, so the integral is a sum of s + 1 elementary pieces: closed form, no
+quadrature. Groups of one size are worked on together. Then the best assignment as a whole is taken (`assignment`).
+
+**What it does not know.** eps: it is estimated, by the likelihood of the weights of many clusters over a grid, unless
+it is given (Kerckhoffs). At eps = 0.1 the weights hardly tell it, nor does it then matter. An untied head carries the
+*same* W, drawn once, so table and head are not two observations of the order: the head helps only the cluster solve,
+where rounding blurred the table. The same holds for biases. Groups without weights, or whose rows are no
+multiple of their tokens (aliases), or with tokens that drew no noise at all, keep the likelihood that they came with.
+Two aliases of a token draw from one law, so the more there are, the better the sizes of noise tell tokens apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass import papers
+from milkglass.attacks.assignment import Solver
+from milkglass.errors import UsageError
+from milkglass.papers import Paper
+from milkglass.threat.attack import Budget
+from milkglass.threat.knowledge import Candidates, Group, Knowledge
+from milkglass.threat.observations import Observation, Transcript, Weights
+
+Floats = NDArray[np.float64]
+
+GRID = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.5, 6.0, 10.0)
+CELLS = 2_000_000  # breakpoints held at a time
+SAMPLE = 1_200_000  # breakpoints that eps is estimated on: 1,200 groups of 10
+FLAT = 1e-9  # a smaller scale of noise is none: the tokens have one direction
+
+
+@dataclass(frozen=True)
+class Matching(Solver):
+    """epsilon: the scheme's; None: estimated. floor: smaller weights are taken for this; noise may make them zero."""
+
+    epsilon: float | None = None
+    floor: float = 1e-5
+
+    name: ClassVar[str] = "matching"
+    title: ClassVar[str] = "Order inside clusters from the weights"
+    paper: ClassVar[Paper] = papers.ours("Matching: the noise of WeightSynth names its token")
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
+    assumes: ClassVar[frozenset[str]] = frozenset({"candidates", "public_model"})
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and not 0 <= self.epsilon < float("inf"):
+            raise UsageError(f"epsilon is {self.epsilon}, a number from 0 is needed", "None estimates it")
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        return "all rows of a cluster are one: no order is left to be found" if knowledge.shared else None
+
+    def learn(
+        self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
+    ) -> Candidates:
+        """The same groups, with what their weights say added to the likelihood that they came with."""
+        assert knowledge.candidates is not None and knowledge.public_model is not None
+        groups, values = knowledge.candidates.groups, list(knowledge.candidates.likelihood)
+        table = knowledge.public_model.table
+        usable = [number for number, group in enumerate(groups) if _usable(group)]
+        epsilon = self.epsilon
+        if epsilon is None and usable:
+            order = rng.permutation(usable)
+            cells = np.cumsum([len(groups[number].rows) * len(groups[number].members) ** 2 for number in order])
+            part = order[: 1 + int((cells < SAMPLE).sum())].tolist()
+            epsilon = estimate(_stacked(groups, part, table, self.floor))
+        for batch in _stacked(groups, usable, table, self.floor):
+            if budget.left() <= 0:
+                break
+            assert epsilon is not None
+            for number, result in zip(batch.numbers, likelihood(batch, epsilon), strict=True):
+                values[number] = values[number] + result
+        return Candidates(groups, tuple(values))
+
+
+@dataclass(frozen=True)
+class ClusterBatch:
+    """g groups of s tokens. cosines: (g, s, s) of tokens i and j. logs: (g, r, s) of row r's weight of token j; r is s,
+    or a multiple of it where tokens have aliases."""
+
+    numbers: list[int]
+    cosines: Floats
+    logs: Floats
+
+
+def _usable(group: Group) -> bool:
+    return group.weights is not None and len(group.members) > 1 and len(group.rows) % len(group.members) == 0
+
+
+def _stacked(groups: tuple[Group, ...], numbers: list[int], table: torch.Tensor, floor: float) -> list[ClusterBatch]:
+    batches = []
+    sizes = np.array([(len(groups[number].rows), len(groups[number].members)) for number in numbers]).reshape(-1, 2)
+    for rows, size in np.unique(sizes, axis=0).tolist():
+        alike = np.array(numbers)[(sizes == (rows, size)).all(1)]
+        step = max(1, CELLS // (rows * size**2))
+        for part in (alike[at : at + step].tolist() for at in range(0, len(alike), step)):
+            members = np.stack([groups[number].members for number in part])
+            unit = torch.nn.functional.normalize(table[torch.from_numpy(members)].double(), dim=2, eps=1e-30)
+            weights = np.stack([np.asarray(groups[number].weights) for number in part])
+            batches.append(
+                ClusterBatch(part, (unit @ unit.transpose(1, 2)).numpy(), np.log(np.maximum(weights, floor)))
+            )
+    return batches
+
+
+def likelihood(batch: ClusterBatch, epsilon: float) -> Floats:
+    """(g, r, s) log p(weights of row r | row r is token i), up to a constant that is the same for all."""
+    cosines = batch.cosines
+    scale = (cosines.max(2) - cosines.min(2)) / 2  # (g, i)
+    a = epsilon * cosines[:, None, :, :] / 2 - batch.logs[:, :, None, :]  # (g, r, i, j)
+    result = _integral(a, np.maximum(scale, FLAT)[:, None, :])
+    result[(scale <= FLAT).any(1)] = 0.0  # no noise was drawn for some token: nothing can be said
+    return result
+
+
+def _integral(a: Floats, b: Floats) -> Floats:
+    """log of the integral over c of prod_j exp(-|c - a_j| / b) / (2 b); a (..., s), b broadcast to (...)."""
+    size = a.shape[-1]
+    a = np.sort(a, axis=-1) / b[..., None]  # in units of b; dc = b dx
+    total = a.sum(-1, keepdims=True)
+    before = np.cumsum(a, axis=-1)
+    count = np.arange(1, size + 1)
+    # at the breakpoint a_q: minus the sum of |a_q - a_j|
+    height = -((2 * count - size) * a + total - 2 * before)
+    ends = np.stack([height[..., 0], height[..., -1]], -1) - np.log(size)  # the two tails fall with slope s
+    width = np.diff(a, axis=-1)
+    slope = np.abs(size - 2 * count[:-1])
+    top = np.maximum(height[..., :-1], height[..., 1:])
+    fall = slope * width
+    with np.errstate(divide="ignore"):
+        # the area under exp(top - slope x) for 0 <= x <= width: width (1 - exp(-fall)) / fall
+        share = np.where(fall > 1e-12, -np.expm1(-fall) / np.where(fall > 1e-12, fall, 1.0), 1.0)
+        pieces = top + np.log(width * share)
+    every = np.concatenate([ends, pieces], -1)
+    most = every.max(-1)
+    summed = most + np.log(np.exp(every - most[..., None]).sum(-1))
+    return summed + np.log(b) - size * np.log(2 * b)
+
+
+def estimate(batches: list[ClusterBatch]) -> float:
+    """eps of greatest likelihood, each row being any token of its group: the grid's best, refined twice around it."""
+
+    def fit(epsilon: float) -> float:
+        total = 0.0
+        for batch in batches:
+            values = likelihood(batch, epsilon)
+            most = values.max(2)
+            total += float((most + np.log(np.exp(values - most[..., None]).mean(2))).sum())
+        return total
+
+    grid = np.array(GRID)
+    for _ in range(3):
+        scores = [fit(float(one)) for one in grid]
+        best = int(np.argmax(scores))
+        low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
+        if best in (0, len(grid) - 1) and len(grid) == len(GRID):
+            return float(grid[best])
+        grid = np.geomspace(low, high, 7)
+    return float(grid[int(np.argmax([fit(float(one)) for one in grid]))])

@@ -1,0 +1,133 @@
+"""Mean solve: where all rows of a cluster are one, find from that row which tokens it is the mean of (our own attack).
+
+**What it exploits.** With shared rows every scrambled row of a cluster of s tokens is m = (e_1 + ... + e_s) / s. Rows
+that are equal to the last bit are therefore a cluster, and how many they are is s. m lies in d dimensions and is made
+of s public rows, 10 to 20 of tens of thousands: one sparse equation, whose answer proves itself.
+
+**How.** Least squares with backward elimination (`sparse.eliminate`) on the public rows that are nearest to m; then, as
+in matching pursuit, also on those nearest to what is left over, until the tokens that remain make up m and are s. What
+is solved leaves the others fewer tokens to be among, so the clusters that failed are tried again.
+
+**What it does not know.** Which member an id stands for: each occurrence draws another, and nothing in the table tells.
+Clusters that were not solved keep the public rows nearest to their mean, and nothing is claimed of them. A table that
+was tuned has no equal rows any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from milkglass import papers
+from milkglass.attacks.assignment import Solver
+from milkglass.attacks.embeddings import sparse
+from milkglass.papers import Paper
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Budget
+from milkglass.threat.knowledge import Candidates, Group, Knowledge
+from milkglass.threat.observations import Observation, Transcript, Weights
+
+ROUNDINGS = ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-12))  # how far a row stored so is off, relative
+EXACT = 1e-6
+ROUNDS = 6
+REACH = (2048, 8192, None)  # of the free public rows nearest to a mean, those that are looked at in each pass
+REST = 20  # tokens named for a cluster that was not solved
+TEMPERATURE = 0.05
+
+
+@dataclass(frozen=True)
+class MeanSolve(Solver):
+    """pool: public rows from which a mean is explained at first, at most half the dimensions. more: added a round."""
+
+    pool: int = 64
+    more: int = 24
+
+    name: ClassVar[str] = "mean-solve"
+    title: ClassVar[str] = "Means of clusters"
+    paper: ClassVar[Paper] = papers.ours("Mixtures have one sparse solution")
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        if not knowledge.shared:
+            return "each row is a mixture of its own: cluster-solve finds its tokens"
+        return None
+
+    def learn(
+        self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
+    ) -> Candidates:
+        """Groups whose weights are all 1/s where they were solved. Draws nothing."""
+        assert knowledge.public_model is not None
+        seen, public = transcript.table, knowledge.public_model.table
+        tokens = sparse.unit(public)
+        free = np.ones(len(public), np.bool_)
+        groups: list[Group] = []
+        known = sparse.equal_rows(public)
+        open_: list[Ids] = []
+        for content, same in sparse.equal_rows(seen).items():
+            if verbatim := known.get(content):
+                free[verbatim] = False
+                groups.append(Group(np.array(same, np.int64), np.array(verbatim, np.int64)))
+            else:
+                open_.append(np.array(same, np.int64))
+        noise = _noise(seen)
+        for reach in REACH:
+            left: list[Ids] = []
+            for number, rows in enumerate(open_):
+                result = None
+                if budget.left() > 0:
+                    result = self._members(sparse.unit(seen[rows[0]]), tokens, free, len(rows), noise, reach)
+                    budget.progress(number / len(open_))
+                if result is None:
+                    left.append(rows)
+                    continue
+                free[result] = False
+                groups.append(Group(rows, result, np.full((len(rows), len(result)), 1 / len(result))))
+            open_ = left
+        flat = [np.zeros((len(one.rows), len(one.members))) for one in groups]
+        for rows in open_:
+            group, values = _nearest(sparse.unit(seen[rows[0]]), rows, tokens, free)
+            groups.append(group)
+            flat.append(values)
+        return Candidates(tuple(groups), tuple(flat))
+
+    def _members(
+        self, mean: Tensor, tokens: Tensor, free: np.ndarray, size: int, noise: float, reach: int | None
+    ) -> Ids | None:
+        """The `size` tokens that make up the mean, (d,) of length 1; None where no such answer was found."""
+        d, count = len(mean), int(free.sum())
+        if count < size:
+            return None
+        likeness = (tokens @ mean).masked_fill(torch.from_numpy(~free), -2)
+        among = likeness.topk(min(count, reach or count)).indices
+        rows = tokens[among]
+        pool = (rows @ mean).topk(min(self.pool, d // 2, len(among))).indices
+        for _ in range(ROUNDS):
+            on, _ = sparse.eliminate(rows[pool][None], mean[None], noise)
+            selected = pool[on[0]]
+            if not len(selected):
+                return None
+            left = float(sparse.misfit(mean[None], rows[selected])[0])
+            if left <= 10 * noise:
+                return among[selected].numpy() if len(selected) == size else None
+            more = sparse.best_added(rows, rows[selected], mean, self.more)
+            pool = torch.cat([selected, more]).unique()
+            pool = pool if len(pool) <= d // 2 else pool[: d // 2]
+        return None
+
+
+def _noise(table: Tensor) -> float:
+    """How far a row is off by how it was stored: a table whose numbers bf16 or fp16 can hold was stored so."""
+    part = table[: 1 << 12]
+    return next((off for kind, off in ROUNDINGS if torch.equal(part.to(kind).float(), part)), EXACT)
+
+
+def _nearest(mean: Tensor, rows: Ids, tokens: Tensor, free: np.ndarray) -> tuple[Group, np.ndarray]:
+    among = np.flatnonzero(free) if free.any() else np.arange(len(tokens))
+    scores = sparse.likelihood((tokens[torch.from_numpy(among)] @ mean / TEMPERATURE)[None])[0]
+    best = scores.topk(min(REST, len(among)))
+    return Group(rows, among[best.indices.numpy()]), np.repeat(best.values.numpy()[None], len(rows), 0)

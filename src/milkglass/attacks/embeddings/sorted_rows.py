@@ -1,0 +1,178 @@
+"""Sorted rows: match tokens by what a permutation of columns cannot change (vocabulary matching).
+
+**What it exploits.** A scheme may hide the table behind a secret transformation T of its dimensions, E* = P E T, P the
+secret permutation of the vocabulary. Products in which T cancels still have one row a token:
+
+    E* itself            T a permutation of columns
+    E* Phi*^T            T orthogonal and Phi* = Phi T, or any T and Phi* = Phi T^-T (the form that keeps the model's
+                         function); Phi a matrix that reads the residual stream. Its columns, the inside of a layer, may
+                         be permuted besides.
+
+Each row then holds the numbers of a public row in an order that is not known. Sorted, it is that public row sorted: a
+fingerprint. It is read at `points` places from the smallest to the largest, and the nearest public fingerprint is the
+guess (Thomas et al. 2025 match sorted hidden states so, token by token, by L1 with a tolerance; here the table is
+matched as a whole, by Euclidean distance, which is one matrix product).
+
+Schemes for pre-norm models must fold the gain g of the norm before Phi into it: Phi* = Phi diag(g) T^-T. The gains are
+public, so Phi diag(g) is tried in Phi's place for each gain of its layer that the upload has changed.
+
+**When it works.** Only permutations in the way: wholly, but for public rows that are permutations of each other. Which
+product to use is read off the data. The lengths of its rows, sorted, must be those of the public product; and since an
+orthogonal T keeps the lengths of the table as well, whose rows then match nothing, it is the one of these in which a
+sample of fingerprints lies nearest to public ones, relative to how far apart public ones are.
+
+**What defeats it.** Whatever mixes rows (ObfusLM's W: no scrambled row is any public row's numbers), noise that is as
+large as the distance between sorted rows (which is far smaller than between rows), and any T that does not cancel (the
+paper's ObfusLM+, Phi* = Phi W*, leaves W* W*^T in between; known_weight.py undoes that). It refuses where no product
+keeps its lengths: then nothing is there to be matched.
+
+**What it does not know.** Which places of a row belong together: it forgets the order of columns even where that was
+never changed. gram.py and known_weight.py find the transformation itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from milkglass import papers
+from milkglass.attacks.embeddings.knn import read_off, same_width
+from milkglass.attacks.embeddings.layer_fit import gains_beside
+from milkglass.models.view import Model
+from milkglass.papers import Paper
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Observation, Transcript, Weights
+
+ROWS = 2048  # multiplied and sorted at a time
+READERS = 4  # matrices that are tried
+QUANTILES = 1024  # of the lengths of rows
+SAMPLE = 256  # rows that decide between products
+
+
+@dataclass(frozen=True)
+class SortableRows:
+    """Rows to be sorted: the table (n, d), or the table times a reader (g, d). name: of the reader, and of the gain
+    folded into the public one."""
+
+    name: str
+    seen: Tensor
+    public: Tensor
+    seen_reader: Tensor | None = None
+    public_reader: Tensor | None = None
+
+    @property
+    def fit(self) -> float:
+        """How much the two sides' lengths of rows differ: the median relative difference of the sorted lengths, by
+        quantiles, so that the two sides may have different numbers of rows."""
+        spread = torch.linspace(0, 1, min(len(self.public), len(self.seen), QUANTILES))
+        ours = _lengths(self.public, self.public_reader).quantile(spread)
+        theirs = _lengths(self.seen, self.seen_reader).quantile(spread)
+        return float(((theirs - ours).abs() / ours.clamp_min(1e-30)).median())
+
+    def distance(self, points: int) -> float:
+        """From the fingerprints of a sample of rows seen to their nearest public ones, by what is usual: the median."""
+        part = self.seen[torch.linspace(0, len(self.seen) - 1, min(SAMPLE, len(self.seen))).long()]
+        apart = torch.cdist(
+            fingerprints(part, self.seen_reader, points), fingerprints(self.public, self.public_reader, points)
+        )
+        return float((apart.amin(1) / apart.median(1).values.clamp_min(1e-30)).median())
+
+    def fingerprints(self, points: int) -> tuple[Tensor, Tensor]:
+        """(n, points) of the rows seen, and of the public ones."""
+        return (
+            fingerprints(self.seen, self.seen_reader, points),
+            fingerprints(self.public, self.public_reader, points),
+        )
+
+
+def _lengths(table: Tensor, reader: Tensor | None) -> Tensor:
+    """(n,) the lengths of the rows of table reader^T, from the (d, d) matrix reader^T reader."""
+    if reader is None:
+        return table.norm(dim=1)
+    inner = reader.T @ reader
+    return torch.cat([((block @ inner) * block).sum(1).clamp_min(0).sqrt() for block in table.split(ROWS)])
+
+
+def fingerprints(table: Tensor, reader: Tensor | None, points: int) -> Tensor:
+    """Each row of table reader^T sorted, at `points` places spread from the smallest to the largest number."""
+    width = table.shape[1] if reader is None else len(reader)
+    places = torch.linspace(0, width - 1, min(points, width)).round().long()
+    result = []
+    for block in table.split(ROWS):
+        rows = block if reader is None else block @ reader.T
+        result.append(rows.sort(dim=1).values[:, places])
+    return torch.cat(result)
+
+
+def products(seen: Model, public: Model) -> Iterator[SortableRows]:
+    """The table, and the table times the first few matrices of the layers that can read it, as they are and with each
+    gain of their layer folded in that is not where it was."""
+    ours, theirs = public.table, seen.table
+    yield SortableRows("table", theirs, ours)
+    size, d = ours.shape
+    tried = 0
+    for name in public.tensors:
+        if tried == READERS or not name.endswith("weight") or name not in seen.tensors:
+            continue
+        reader, changed = public.tensors[name], seen.tensors[name]
+        layers = reader.dim() == 2 and reader.shape[1] == d and len(reader) >= d and size not in reader.shape
+        if layers and changed.shape == reader.shape and not torch.equal(reader, changed):
+            tried += 1
+            yield SortableRows(name, theirs, ours, changed.float(), reader.float())
+            for gain in gains_beside(public, name):
+                value, left = public.tensors[gain], seen.tensors.get(gain)
+                if left is None or not torch.equal(value, left):  # what is folded into the reader leaves its norm
+                    folded = reader.float() * value.float()
+                    yield SortableRows(f"{name} x {gain}", theirs, ours, changed.float(), folded)
+
+
+def fitting(transcript: Transcript, knowledge: Knowledge, tolerance: float) -> tuple[list[SortableRows], float]:
+    """The products whose rows keep their lengths, and the best fit of all; if none does, the one that fits best."""
+    seen = transcript.weights(tuned=False) or transcript.weights(tuned=True)
+    assert seen is not None and knowledge.public_model is not None
+    every = [(one.fit, one) for one in products(seen, knowledge.public_model)]
+    least = min(fit for fit, _ in every)
+    return [one for fit, one in every if fit <= max(tolerance, least)], least
+
+
+def best(transcript: Transcript, knowledge: Knowledge, points: int, tolerance: float) -> SortableRows:
+    """Of the products whose rows keep their lengths, the one whose fingerprints lie nearest to public ones."""
+    result, _ = fitting(transcript, knowledge, tolerance)
+    return result[0] if len(result) == 1 else min(result, key=lambda one: one.distance(points))
+
+
+@dataclass(frozen=True)
+class SortedRows(Attack):
+    """points: places of a sorted row that are compared. tolerance: how much the lengths of rows may differ. k: how many
+    ranks the guess has."""
+
+    points: int = 128
+    tolerance: float = 0.08
+    k: int = 10
+
+    name: ClassVar[str] = "sorted-rows"
+    title: ClassVar[str] = "Vocabulary matching by sorted rows"
+    paper: ClassVar[Paper] = papers.HIDDEN_NO_MORE.but(
+        "They match sorted hidden states; we match the table and its products with weights, sorted."
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        if reason := same_width(transcript, knowledge):
+            return reason
+        _, fit = fitting(transcript, knowledge, self.tolerance)
+        if fit <= self.tolerance:
+            return None
+        return f"the rows' lengths differ from the public ones by {fit:.0%}: they are no permuted columns"
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        seen, public = best(transcript, knowledge, self.points, self.tolerance).fingerprints(self.points)
+        return read_off(transcript, seen, public, self.k, "euclidean", budget)

@@ -1,0 +1,124 @@
+"""The linear algebra of the cluster solve: which few public rows span what a few scrambled rows span.
+
+All functions take rows of length 1 and know nothing of groups, keys or models. Shapes: b problems at a time, m
+scrambled rows each, z candidate tokens each, d dimensions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from milkglass.sequences import Ids
+
+TINY = 1e-14
+TOKENS_AT_ONCE = 4096
+ROUNDS = 12
+STRICTNESS = (0.0, 1.0, 2.0, 3.0, 4.0)  # standard errors that a weight must exceed, round by round
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Rows of length 1; a zero row stays zero."""
+    return torch.nn.functional.normalize(rows, dim=-1, eps=1e-30)
+
+
+def directions(d: int, size: int, rng: np.random.Generator) -> Tensor:
+    """(d, size) random orthonormal columns."""
+    return torch.linalg.qr(torch.from_numpy(rng.normal(size=(d, size))).float())[0]
+
+
+def bases(near: Tensor) -> Tensor:
+    """(b, m, d) rows to (b, d, m) orthonormal columns of their spans."""
+    rows = near.double()
+    values, vectors = torch.linalg.eigh(rows @ rows.transpose(1, 2))
+    return (rows.transpose(1, 2) @ (vectors / values.clamp_min(TINY).sqrt()[:, None, :])).float()
+
+
+def explained(tokens: Tensor, near: Tensor) -> Tensor:
+    """(b, n) how much of each token's (n, d) squared length lies in the span of `near` (b, m, d): 1 is all of it."""
+    b, m, d = near.shape
+    stacked = bases(near).permute(1, 0, 2).reshape(d, b * m)
+    parts = []
+    for block in tokens.split(TOKENS_AT_ONCE):
+        image = (block @ stacked).view(-1, b, m)
+        parts.append(torch.einsum("nbm,nbm->bn", image, image))
+    return torch.cat(parts, dim=1)
+
+
+def eliminate(tokens: Tensor, target: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+    """Which of the tokens (b, z, d) make up each target (b, d), with positive weights: (b, z) bool, (b, z) weights.
+
+    Backward elimination: least squares on all of them; those whose weights are not positive by so many standard errors
+    drop out, and again. noise: a target's error, relative to its length 1. Where there is none to speak of, the first
+    round already leaves the members and nothing else, because z < d makes a chance fit impossible.
+    """
+    tokens, target = tokens.double(), target.double()
+    gram = tokens @ tokens.transpose(1, 2)
+    right = (tokens @ target[:, :, None])[:, :, 0]
+    error = noise / tokens.shape[2] ** 0.5  # for each coordinate
+    eye = torch.eye(gram.shape[1], dtype=gram.dtype)
+    active = torch.ones(right.shape, dtype=torch.bool)
+    weights = right
+    for number in range(ROUNDS):
+        on = active.double()
+        inverse = torch.linalg.inv(gram * on[:, :, None] * on[:, None, :] + eye * (1 - on + 1e-12)[:, None, :])
+        weights = (inverse @ (right * on)[:, :, None])[:, :, 0] * on
+        strictness = STRICTNESS[min(number, len(STRICTNESS) - 1)]
+        limit = strictness * error * torch.diagonal(inverse, dim1=1, dim2=2).clamp_min(0).sqrt()
+        dropped = active & (weights <= limit)
+        active &= ~dropped
+        if number >= len(STRICTNESS) - 1 and not dropped.any():
+            break
+    return active, weights * active
+
+
+def misfit(rows: Tensor, tokens: Tensor) -> Tensor:
+    """(r,) how far each row (r, d) lies from the span of the tokens (c, d), relative to its length."""
+    basis = torch.linalg.qr(tokens.double().T)[0].to(rows.dtype)
+    return (rows - (rows @ basis) @ basis.T).norm(dim=1)
+
+
+def best_added(tokens: Tensor, chosen: Tensor, target: Tensor, count: int) -> Tensor:
+    """(count,) which tokens (n, d), each added alone to the chosen (c, d), most reduce the target's (d,) misfit."""
+    basis = torch.linalg.qr(chosen.double().T)[0].float()
+    rest = target - basis @ (basis.T @ target)
+    new = (1 - (tokens @ basis).square().sum(1)).clamp_min(1e-3).sqrt()
+    return ((tokens @ rest) / new).topk(min(count, len(tokens))).indices
+
+
+def weight_errors(tokens: Tensor, rows: Tensor, noise: float) -> NDArray[np.float64]:
+    """(r, c) what a weight of the tokens (c, d) in a row (r, d) must exceed to be more than noise."""
+    basis = tokens.double()
+    spread = torch.diagonal(torch.linalg.pinv(basis @ basis.T, hermitian=True)).clamp_min(0).sqrt()
+    return (6 * noise / basis.shape[1] ** 0.5 * rows.double().norm(dim=1)[:, None] * spread).numpy()
+
+
+def likelihood(scores: Tensor) -> Tensor:
+    """(r, n) log softmax of each row, in fp64."""
+    return torch.log_softmax(scores.double(), 1)
+
+
+def equal_rows(table: Tensor) -> dict[bytes, list[int]]:
+    """The numbers of the rows that are equal to the last bit, by what they are."""
+    same: dict[bytes, list[int]] = {}
+    for number, row in enumerate(table.numpy()):
+        same.setdefault((row + 0.0).tobytes(), []).append(number)  # + 0: minus zero is zero
+    return same
+
+
+def parts(mixes: NDArray[np.bool_]) -> list[tuple[Ids, Ids]]:
+    """Rows and columns of the connected parts of (r, c), whether row i mixes token j.
+
+    Where some part has more tokens than rows, or none, the parts cannot be clusters: there is one, the whole.
+    """
+    r, c = mixes.shape
+    graph = np.zeros((r + c, r + c), np.bool_)
+    graph[:r, r:] = mixes
+    count, label = connected_components(graph, directed=False)
+    result = [(np.flatnonzero(label[:r] == one), np.flatnonzero(label[r:] == one)) for one in range(count)]
+    if all(0 < len(those) <= len(part) for part, those in result):
+        return result
+    return [(np.arange(r), np.arange(c))]

@@ -1,0 +1,135 @@
+"""Encoders: one token a position, together such that all that enters the second layer is in the span of its gradients.
+
+The first layer has told which tokens there were at each position, of all texts of the batch together. Which belong to
+one text shows in the second: every state of a text depends on all of its tokens. While there are few combinations, all
+are tried. Above that, a text starts at random and is changed one position after the other, each to the token with
+which the states are nearest, until nothing changes; the best of several starts is taken.
+
+Where as many tokens of a position are in no found text as there are texts to find, each of these has one of them.
+Texts that share tokens leave fewer, and then all tokens stay. But no text is found twice, unless every token is in one
+that was found and no other text is in the span: then the batch holds one of them again, and the spans don't tell which.
+
+What this module does not know: decoders, how the first layer was read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from milkglass.attacks.gradients.dager.first_layer import farthest
+from milkglass.attacks.gradients.dager.layers import Entrance
+from milkglass.attacks.gradients.dager.prefixes import Text, states
+from milkglass.attacks.gradients.spans import Span
+from milkglass.threat.attack import Budget
+
+TOKENS = 8192  # in a forward
+
+
+@dataclass(frozen=True, eq=False)
+class Combiner:
+    """entrance, spans: of the second layer. tolerance: of every state. combinations: tried one by one up to so many.
+    starts: of the search above that."""
+
+    entrance: Entrance
+    spans: Sequence[Span]
+    tolerance: float
+    combinations: int
+    starts: int
+
+    def texts(
+        self, options: Sequence[Sequence[int]], lengths: Sequence[int], known: bool, budget: Budget,
+        rng: np.random.Generator, count: int,
+    ) -> list[Text]:  # fmt: skip
+        """`count` texts of these lengths; not known: of any of them each. options: tokens of each position."""
+        left, expected = [list(one) for one in options], sorted(lengths)
+        result = list[Text]()
+        for number in range(count):
+            tried = [self.best(left[:length], result, budget, rng) for length in sorted(set(expected))]
+            text, away = min(tried, key=lambda one: one[1])
+            if not text or (away >= self.tolerance and not _unmet(options, result)):
+                again = [one for one in result if len(one) in expected]
+                text = min(again, key=lambda one: self._nearest([one])[1]) if again else text
+            if not text:
+                break
+            result.append(text)
+            if known:
+                expected.remove(len(text))
+            if budget.left() <= 0 or (known and not expected):
+                break
+            for position, part in enumerate(options):
+                others = sum(one > position for one in expected) if known else count - number - 1
+                new = [token for at, token in _unmet(options, result) if at == position]
+                left[position] = new if new and len(new) >= others else list(part)
+        return result
+
+    def best(
+        self, options: Sequence[Sequence[int]], found: Sequence[Text], budget: Budget, rng: np.random.Generator
+    ) -> tuple[Text, float]:
+        """The nearest text of one length that is not among the found ones, and the mean distance of its states;
+        infinite where there is none."""
+        if not all(options):
+            return (), math.inf
+        if math.prod(len(one) for one in options) <= self.combinations:
+            fresh = [one for one in itertools.product(*options) if one not in {*found}]
+            return self._nearest(fresh) if fresh else ((), math.inf)
+        nearest: tuple[Text, float] = ((), math.inf)
+        for _ in range(self.starts * (len(found) + 1)):  # many of which end at a text that was found
+            text, away = self._descended(_fresh(options, found, rng), rng)
+            if text not in found:
+                nearest = min(nearest, (text, away), key=lambda one: one[1])
+            if nearest[1] < self.tolerance or budget.left() <= 0:
+                break
+        return nearest
+
+    def _nearest(self, texts: list[Text]) -> tuple[Text, float]:
+        step = max(1, TOKENS // len(texts[0]))
+        blocks = [texts[start : start + step] for start in range(0, len(texts), step)]
+        away = torch.cat([farthest(self.spans, states(self.entrance, part)).mean(1) for part in blocks])
+        at = int(away.argmin())
+        return texts[at], float(away[at])
+
+    def _descended(self, options: Sequence[Sequence[int]], rng: np.random.Generator) -> tuple[Text, float]:
+        text = tuple(int(rng.choice(one)) for one in options)
+        away = self._nearest([text])[1]
+        while True:
+            before = away
+            for position in rng.permutation(len(options)).tolist():
+                if len(options[position]) > 1:
+                    near = [(*text[:position], token, *text[position + 1 :]) for token in options[position]]
+                    text, away = self._nearest(near)
+            if away >= before - 1e-12:
+                return text, away
+
+
+def _unmet(options: Sequence[Sequence[int]], found: Sequence[Text]) -> list[tuple[int, int]]:
+    """(position, token) of the options that are in no text that was found."""
+    met = {(position, token) for text in found for position, token in enumerate(text)}
+    every = [(position, token) for position, part in enumerate(options) for token in part]
+    return [one for one in every if one not in met]
+
+
+def _fresh(
+    options: Sequence[Sequence[int]], found: Sequence[Text], rng: np.random.Generator
+) -> list[Sequence[int]]:  # fmt: skip
+    """The options with one token alone at some positions, drawn such that no found text is left: at one position where
+    a token is in none of them, else at as many as it takes."""
+    free, alike = list(options), [one for one in found if len(one) == len(options)]
+    if not alike:
+        return free
+    if unmet := _unmet(options, found):
+        position, token = unmet[int(rng.integers(len(unmet)))]
+        free[position] = [token]
+        return free
+    for position in rng.permutation(len(free)).tolist():
+        token = int(rng.choice(free[position]))
+        free[position] = [token]
+        alike = [one for one in alike if one[position] == token]
+        if not alike:
+            break
+    return free

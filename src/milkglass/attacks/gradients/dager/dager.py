@@ -1,0 +1,147 @@
+"""DAGER: exact inversion, since the gradient of a layer that reads few vectors spans nothing else.
+
+1. The gradient of the first layer's query projection is dQ^T X. Its row space holds what entered at every position,
+   and its rank is how many that were (`spans`, `layers`).
+2. Every token of the vocabulary is put at every position and held against that span (`first_layer`).
+3. What is in it is put together to texts which are in the span of the second layer's gradients, too: prefix by prefix
+   in a decoder (`prefixes`), position by position in an encoder (`combining`).
+
+No optimisation, no start, no prior: texts come out exactly, or not at all. Noise and pruning give every gradient full
+rank, and then nothing is found; `surviving-entries` is for these. So does a batch with as many tokens as the model is
+wide. What it does not know: the labels, and of the language more than its vocabulary. Lengths help where they are
+known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from milkglass import papers
+from milkglass.attacks.gradients.dager import combining, last_token, prefixes
+from milkglass.attacks.gradients.dager.first_layer import SpanTokens, spans_of, tokens
+from milkglass.attacks.gradients.dager.layers import Entrance, entrance
+from milkglass.attacks.gradients.dager.prefixes import Text
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
+from milkglass.attacks.gradients.spans import Span
+from milkglass.errors import UnsupportedModel, UsageError
+from milkglass.papers import Paper
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Budget
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Transcript
+
+
+@dataclass(frozen=True)
+class DAGER(Inversion):
+    """first, second: how far a vector may be from the span of the first and of the second layer, relative to its
+    length. adapters: the same where adapters are trained. most: tokens at one position, and prefixes at a time; more
+    and the span tells nothing. combinations, starts: see `combining`."""
+
+    first: float = 1e-4
+    second: float = 1e-3
+    adapters: float = 0.05
+    most: int = 256
+    combinations: int = 4096
+    starts: int = 10
+
+    name: ClassVar[str] = "dager"
+    title: ClassVar[str] = "DAGER (exact inversion by row spaces)"
+    paper: ClassVar[Paper] = papers.DAGER.but(
+        "The gradients of keys and values, which read the same vectors, are stacked below those of the queries: "
+        "a decoder's first token has no query gradient, since it attends to itself alone.",
+        "The rank is found at the gap of the singular values, not by a tolerance for each model.",
+        "Projections are found by how the model uses them, not by their numbers or names.",
+        "Of adapters, the gradient of the second half is used too: of the first it is zero until training starts.",
+        "A decoder's last token, which the next-token loss never reads, is taken from the head's gradient. Where "
+        "adapters alone are trained there is none, and the last token is left out.",
+        "Above 4,096 combinations an encoder's texts are improved position by position, not drawn at random "
+        "up to 10 million times.",
+        "The tolerance of the first layer is 1e-4 and not 1e-5, which single precision does not always keep.",
+    )
+    helped_by: ClassVar[frozenset[str]] = frozenset({"lengths"})
+
+    def __post_init__(self) -> None:
+        for name in ("first", "second", "adapters", "most", "combinations", "starts"):
+            if (value := getattr(self, name)) <= 0:
+                raise UsageError(f"{name} is {value}", "give more than 0, or leave the default")
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        assert knowledge.step is not None
+        try:
+            both = [entrance(knowledge.step, layer) for layer in (0, 1)]
+        except UnsupportedModel as error:
+            return str(error)
+        reasons = [_reason(batch, both) for batch in batches(transcript, knowledge)]
+        return reasons[0] if reasons and all(reasons) else None
+
+    def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
+        result = self._found(batch, budget, rng)
+        if batch.step.task == "next-token" and len(result) == batch.size:
+            result = last_token.completed(batch, result)
+        texts = [np.array(one, np.int64) for one in result]
+        return texts + [np.empty(0, np.int64)] * (batch.size - len(texts))
+
+    def _found(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Text]:
+        lengths = _lengths(batch)
+        low, high = (entrance(batch.step, layer) for layer in (0, 1))
+        total = None if lengths is None else sum(lengths)
+        first, second = spans_of(batch, low, total), spans_of(batch, high, total)
+        if not first or not second:
+            return []
+        adapted = any(one.followed is not None for one in low.matrices)
+        near, nearer = (self.adapters, self.adapters) if adapted else (self.first, self.second)
+        longest = _longest(batch, lengths, first, second)
+        result = tokens(low, first, longest, near, self.most)
+        if result is None or not result.at(0):
+            return []
+        if batch.step.kind == "decoder":
+            grown = prefixes.grown(high, second, result, longest, nearer, self.most, budget)
+            return prefixes.chosen(high, grown, batch.size, lengths)
+        combiner = combining.Combiner(high, second, nearer, self.combinations, self.starts)
+        options = _options(result, lengths)
+        expected = lengths if lengths is not None else _ends(options)
+        return combiner.texts(options, expected, lengths is not None, budget, rng, batch.size)
+
+
+def _reason(batch: SharedBatch, both: list[Entrance]) -> str | None:
+    """Why nothing can be found of one batch, whatever its values; None where something can."""
+    lengths = _lengths(batch)
+    for number, one in enumerate(both):
+        names = [name for m in one.matrices for name in (m.name, m.followed) if name is not None]
+        shared = [grad for name in names if (grad := batch.tensor(name)) is not None]
+        if not any(bool(grad.any()) for grad in shared):
+            return f"no gradient of the queries, keys and values of layer {number + 1} is shared"
+        adapted = any(m.followed is not None for m in one.matrices)
+        if adapted and not spans_of(batch, one, None if lengths is None else sum(lengths)):
+            return f"the rank of the adapters of layer {number + 1} is not above the number of tokens"
+    return None
+
+
+def _lengths(batch: SharedBatch) -> list[int] | None:
+    """How many tokens of each text leave a trace in the layers: all, or, with the next-token loss, all but the last."""
+    if batch.lengths is None:
+        return None
+    return [int(one) - (batch.step.task == "next-token") for one in batch.lengths]
+
+
+def _longest(batch: SharedBatch, lengths: list[int] | None, first: list[Span], second: list[Span]) -> int:
+    """No text has more tokens than there are directions in the span, but where a token repeats the first one's."""
+    if lengths is not None:
+        return max(lengths)
+    limit = int(batch.step.module.config.max_position_embeddings)
+    return min(limit, max(one.rank for one in (*first, *second)) + 1)
+
+
+def _options(found: SpanTokens, lengths: list[int] | None) -> list[tuple[int, ...]]:
+    """The tokens of each position up to the last; where none is in the span, the nearest."""
+    there = [at for at in range(len(found.tokens)) if found.at(at)]
+    last = max(lengths) if lengths is not None else max(there) + 1
+    return [found.at(at) or (found.nearest[at],) for at in range(last)]
+
+
+def _ends(options: list[tuple[int, ...]]) -> list[int]:
+    """Lengths that texts may have: up to where one of the tokens stands that the longest ends with."""
+    return [at + 1 for at, part in enumerate(options) if set(part) & set(options[-1])]

@@ -1,0 +1,65 @@
+"""Float holes of a gradient: rows of the embeddings that are noise alone are distinguished from others.
+
+Of a token that no text has, the embedding's gradient is 0, and its row is fl(s z): every entry is a number that
+floating-point noise can be (attacks/holes.py). A row of a token that was read is fl(g + fl(s z)), and some entries lie
+in holes. One entry suffices; a row has hundreds. Clipping and the width of the noise, and with it epsilon, change
+nothing of this.
+
+Guarantees of differential privacy are of real numbers. Noise on a grid leaves the same numbers to every row: then all
+rows are alike, half are over any bound, and nothing is named. Where the head is the table as well, every row has a
+gradient, and this reads nothing either. What it does not know: the seed of the noise, and the order of tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from milkglass import papers
+from milkglass.attacks.gradients.free_tokens import MOST, dealt, table_gradient
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
+from milkglass.attacks.holes import Holes
+from milkglass.papers import Paper
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Budget
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Transcript
+
+FEWEST = 0.01  # a width with fewer holes rules nothing out
+ROWS = 4096  # looked at at a time
+
+
+@dataclass(frozen=True)
+class FloatHolesRows(Inversion):
+    """No parameters."""
+
+    name: ClassVar[str] = "float-holes-rows"
+    title: ClassVar[str] = "Holes of floating-point noise, rows of the embeddings' gradient"
+    paper: ClassVar[Paper] = papers.FLOAT_HOLES.but(
+        "Rows of a table's gradient are tested, where the paper tests one number."
+    )
+    assumes: ClassVar[frozenset[str]] = frozenset({"step", "noise"})
+    helped_by: ClassVar[frozenset[str]] = frozenset({"lengths"})
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        for batch in batches(transcript, knowledge):
+            if table_gradient(batch) is None:
+                return "the gradient of the embeddings is not shared"
+            if holes(batch).share < FEWEST:
+                return "noise of this width reaches every number"
+        return None
+
+    def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
+        grad = table_gradient(batch)
+        assert grad is not None
+        rows, hole = grad.float().numpy(), holes(batch)
+        noise = np.concatenate([hole.noise(rows[at : at + ROWS]).all(1) for at in range(0, len(rows), ROWS)])
+        named = np.flatnonzero(~noise)
+        return dealt(named if len(named) <= MOST * len(rows) else named[:0], batch)
+
+
+def holes(batch: SharedBatch) -> Holes:
+    assert batch.noise is not None
+    return Holes(np.float32(batch.noise.width))

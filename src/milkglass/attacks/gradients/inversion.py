@@ -1,0 +1,89 @@
+"""What all gradient inversions have in common: one batch after another, and what is known of it.
+
+What this module does not know: how a batch is inverted.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from milkglass.errors import UsageError
+from milkglass.noise.declared import AddedNoise
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Gradients, Observation, Transcript
+from milkglass.threat.training_step import SharedStep
+
+
+@dataclass(frozen=True, eq=False)
+class SharedBatch:
+    """What an attacker has of one step. seen: its gradient. labels, lengths: (b,) what is known of its texts, special
+    tokens counted. corpus: public text. noise: what was added to the gradient."""
+
+    seen: Gradients
+    step: SharedStep
+    labels: Ids | None
+    lengths: Ids | None
+    corpus: Sequences | None
+    noise: AddedNoise | None = None
+
+    @property
+    def size(self) -> int:
+        return self.seen.batch_size
+
+    def tensor(self, name: str) -> torch.Tensor | None:
+        """A parameter's gradient, by its full name; None where it was not shared."""
+        return self.seen.tensors.get(name)
+
+    def mask(self) -> torch.Tensor:
+        """(b, t) of 1 and 0, by the lengths."""
+        assert self.lengths is not None
+        return (torch.arange(int(self.lengths.max())) < torch.from_numpy(self.lengths)[:, None]).long()
+
+
+class Inversion(Attack):
+    """An attack on the batches of `Gradients`, one by one. Authors write `invert`."""
+
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Gradients})
+    assumes: ClassVar[frozenset[str]] = frozenset({"step"})
+
+    @abc.abstractmethod
+    def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
+        """The texts of a batch as public ids, special ones too, as many as it has, in any order; an empty one where
+        nothing is found. budget: this batch's own."""
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        result: list[Ids] = []
+        every = batches(transcript, knowledge)
+        for number, batch in enumerate(every):
+            share = budget.part(1 / (len(every) - number))
+            texts = self.invert(batch, share, rng)
+            if len(texts) != batch.size:
+                raise ValueError(f"{len(texts)} texts for a batch of {batch.size}")
+            result += texts
+            budget.progress((number + 1) / len(every))
+        return Guess(texts=Sequences.of(result))
+
+
+def batches(transcript: Transcript, knowledge: Knowledge) -> list[SharedBatch]:
+    """One for each of the gradients, with its part of what is known. Raises UsageError where that is not as much."""
+    assert knowledge.step is not None
+    seen = transcript.all(Gradients)
+    total = sum(one.batch_size for one in seen)
+    for name, known in (("labels", knowledge.labels), ("lengths", knowledge.lengths)):
+        if known is not None and len(known) != total:
+            raise UsageError(f"{len(known)} {name} for {total} texts", "give one for each text, or none")
+    result, start = [], 0
+    for one in seen:
+        part = slice(start, start + one.batch_size)
+        labels, lengths = (None if k is None else k[part] for k in (knowledge.labels, knowledge.lengths))
+        result.append(SharedBatch(one, knowledge.step, labels, lengths, knowledge.corpus, knowledge.noise))
+        start += one.batch_size
+    return result

@@ -1,0 +1,128 @@
+"""LAMP (Balunovic et al. 2022): matching gradients in turn with reordering tokens, under a model of the language.
+
+1. Of `starts` draws from N(0, 1) the one with the smallest distance, then the best of as many random orders of its
+   places; every place scaled to the mean length of the table's embeddings.
+2. Adam on the distance (cosine, section 4.1; or squares + 0.01 L1) plus a pull to that mean length, the rate falling.
+3. From a tenth of the steps on, every `every` steps, `proposals` other orders of each text (moves.py; section 4.2),
+   judged by   distance + language x mean negative log-likelihood of the nearest tokens (prior.py);   the best is taken.
+4. The nearest tokens by cosine of the best embeddings on the way.
+
+What it does not know: which words a text has, but by their embeddings' gradients; without public text it has no model
+of the language, and orders are judged by the distance alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+
+from milkglass import papers
+from milkglass.attacks.gradients.inversion import SharedBatch
+from milkglass.attacks.gradients.optimisation.distance import Distance
+from milkglass.attacks.gradients.optimisation.frame import Frame
+from milkglass.attacks.gradients.optimisation.moves import proposals
+from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising, judged, lowest
+from milkglass.attacks.gradients.optimisation.prior import Prior
+from milkglass.attacks.gradients.optimisation.problem import Problem
+from milkglass.errors import UsageError
+from milkglass.papers import Paper
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Budget
+
+BURN_IN = 0.1  # of the steps, before which no order is tried
+PULL = {"cosine": 1.0, "squares": 25.0}  # LAMP's weights of the regulariser and of the language model, by distance
+LANGUAGE = {"cosine": 0.2, "squares": 60.0}
+
+
+@dataclass(frozen=True)
+class LAMP(Optimising):
+    """kind: "cosine", or "squares" with L1 (the paper's LAMP_cos and LAMP_L2+L1). starts: draws, and orders of the best
+    one. steps of Adam at `rate`, times `decay` every 50. every: steps between rounds of `proposals` orders a text.
+    first, last: see `Optimising`."""
+
+    kind: Literal["cosine", "squares"] = "cosine"
+    starts: int = 500
+    steps: int = 2000
+    rate: float = 0.01
+    decay: float = 0.89
+    every: int = 75
+    proposals: int = 200
+
+    name: ClassVar[str] = "lamp"
+    title: ClassVar[str] = "Language model priors"
+    paper: ClassVar[Paper] = papers.LAMP.but(
+        "The language model is an interpolated trigram of the attacker's public text, where the paper has a GPT-2; "
+        "without public text there is none.",
+        "Embeddings are pulled to the table's own mean length, which is 1.4 for the paper's model.",
+        "Adam's moments move with the places that a proposal moves, which the code forgets.",
+        "Each text of a batch keeps its own best proposal, where the code goes on from the text before.",
+        "A rotation leaves padding where it is, which the code moves.",
+        "Starts and orders are judged by the gradients of the linear layers, without L1, and the same order once.",
+        "Ids of a tokenizer that stand for nothing are candidates too, which the code lists for BERT.",
+        "For the next token, which the paper does not attack, soft labels are worked out from the embeddings.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.kind not in PULL:
+            raise UsageError(f"the distance is {self.kind!r}", "cosine or squares")
+        if min(self.starts, self.every) < 1:
+            raise UsageError(f"{self.starts} starts, orders every {self.every} steps", "give at least 1 of each")
+
+    def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
+        problem = Problem.of(batch, Distance(self.kind, 0.01 if self.kind == "squares" else 0.0), frame)
+        prior = None if batch.corpus is None else Prior.of(batch.corpus, len(problem.embeddings))
+        start = scaled(problem, begun(problem, self.starts, self.starts, budget.part(0.2), rng))
+        pace = AdamSchedule(self.steps, self.rate, self.decay, pull=PULL[self.kind])
+
+        def between(descent: Descent) -> None:
+            if descent.done >= BURN_IN * self.steps and descent.done % self.every == 1 % self.every:
+                self.reordered(descent, prior, budget, rng)
+
+        result = Descent(problem, start, pace).run(budget, between)
+        return problem.texts(problem.nearest(result))
+
+    def reordered(self, descent: Descent, prior: Prior | None, budget: Budget, rng: np.random.Generator) -> None:
+        """Each text in the best of the orders proposed, its own among them."""
+        problem = descent.problem
+        for row, length in enumerate(problem.lengths):
+            places, words = problem.places(row), problem.nearest(descent.x)[row]
+            orders = [np.arange(len(words))]
+            for one in proposals(len(places), self.proposals, rng):
+                orders.append(orders[0].copy())
+                orders[-1][places] = places[one]
+            moved = (_reordered(descent.x.detach(), row, order) for order in orders)
+            costs = [value for _, value in judged(problem, moved, budget)]
+            if prior is not None:
+                text = [prior.cost(words[order][:length]) for order in orders[: len(costs)]]
+                costs = [one + LANGUAGE[self.kind] * other for one, other in zip(costs, text, strict=True)]
+            descent.reorder(row, orders[int(np.argmin(costs))])
+
+
+def _reordered(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
+    """The same with one text's places in another order."""
+    moved = x.clone()
+    moved[row] = x[row, torch.from_numpy(order)]
+    return moved
+
+
+def begun(problem: Problem, starts: int, orders: int, budget: Budget, rng: np.random.Generator) -> torch.Tensor:
+    """The best of so many draws, then of so many random orders of its places, all texts at once."""
+    best = lowest(problem, (problem.noise(rng) for _ in range(starts)), budget.part(0.5))
+    places = [problem.places(row) for row in range(len(best))]
+    return lowest(problem, [best, *(_shuffled(best, places, rng) for _ in range(orders))], budget)
+
+
+def _shuffled(x: torch.Tensor, places: list[Ids], rng: np.random.Generator) -> torch.Tensor:
+    """The same with the places of every text in an order drawn at random."""
+    mixed = x.clone()
+    for row, part in enumerate(places):
+        mixed[row, part] = x[row, rng.permutation(part)]
+    return mixed
+
+
+def scaled(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+    """Every place at the mean length of the table's embeddings."""
+    return x / x.norm(dim=2, keepdim=True).clamp_min(1e-12) * problem.size

@@ -1,0 +1,86 @@
+"""How likely a text is in the attacker's language: an n-gram model of public ids.
+
+    p(c | a b) = (count(a b c) + kinds(a b) p(c | b)) / (count(a b) + kinds(a b))
+
+and p(c | b) likewise from p(c), p(c) from 1/v: Witten and Bell's interpolation, where kinds(h) is how many different
+ids were seen after h. Nothing is to be tuned, and nothing is impossible. What it does not know: anything further than
+two tokens back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.sequences import Ids, Sequences
+
+Floats = NDArray[np.float64]
+ORDER = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """Runs of k ids. keys: sorted numbers of the runs; times: of each. heads, after, kinds: of the runs without their
+    last id, how often they went on, and with how many ids."""
+
+    keys: Ids
+    times: Ids
+    heads: Ids
+    after: Ids
+    kinds: Ids
+
+    @classmethod
+    def of(cls, numbers: Ids, size: int) -> Level:
+        keys, times = np.unique(numbers, return_counts=True)
+        heads, where, kinds = np.unique(keys // size, return_inverse=True, return_counts=True)
+        after = np.bincount(where, times, len(heads)).astype(np.int64)
+        return cls(keys, times.astype(np.int64), heads, after, kinds.astype(np.int64))
+
+    def over(self, numbers: Ids, size: int, lower: Floats) -> Floats:
+        """The probability of each run's last id, from that of the next lower level."""
+        times = _of(self.keys, self.times, numbers)
+        after, kinds = (_of(self.heads, values, numbers // size) for values in (self.after, self.kinds))
+        return np.where(kinds > 0, (times + kinds * lower) / np.maximum(after + kinds, 1), lower)
+
+
+def _of(keys: Ids, values: Ids, expected: Ids) -> Ids:
+    """The value of each wanted key, 0 where it is not among the sorted keys."""
+    if not len(keys):
+        return np.zeros(len(expected), np.int64)
+    at = np.minimum(np.searchsorted(keys, expected), len(keys) - 1)
+    return np.where(keys[at] == expected, values[at], 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """levels: of runs of 1, 2 and 3 ids. size: v."""
+
+    levels: tuple[Level, ...]
+    size: int
+
+    @classmethod
+    def of(cls, corpus: Sequences, size: int) -> Prior:
+        """corpus: public ids below `size`."""
+        return cls(tuple(Level.of(_runs(corpus, k, size), size) for k in range(1, ORDER + 1)), size)
+
+    def cost(self, ids: Ids) -> float:
+        """The mean negative log-likelihood (nats) of a text's tokens; 0 for an empty one."""
+        if not len(ids):
+            return 0.0
+        text = Sequences(ids, np.array([len(ids)]))
+        p = np.full(len(ids), 1 / self.size)
+        for k, level in enumerate(self.levels, start=1):
+            p[k - 1 :] = level.over(_runs(text, k, self.size), self.size, p[k - 1 :])
+        return float(-np.log(p).mean())
+
+
+def _runs(texts: Sequences, k: int, size: int) -> Ids:
+    """Every run of k ids within one text as one number, (((a v) + b) v) + c."""
+    ids, owner = texts.ids, texts.owner
+    count = max(0, len(ids) - k + 1)
+    numbers = np.zeros(count, np.int64)
+    for place in range(k):
+        numbers = numbers * size + ids[place : place + count]
+    return np.asarray(numbers[owner[:count] == owner[k - 1 : k - 1 + count]])

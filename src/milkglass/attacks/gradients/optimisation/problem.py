@@ -1,0 +1,213 @@
+"""What an attack by optimisation is asked: embeddings of a batch whose gradients are those that were shared.
+
+Compared are all gradients that were shared but the embedding table's own, which nothing says of embeddings that are no
+tokens' (`SharedStep.dummy`), and but those that are nothing beside the others: attention does not depend on its keys'
+bias, whose gradient is rounding alone, and the first gradient of half of every adapter is zero.
+
+The class of a text is known. The next tokens are the text itself: each place's soft label is then worked out from its
+embedding, softmax(SHARP x cosine to every token's), so that one unknown stands for both. (DLG learns the soft label as
+a second unknown, for one class a text. With a vocabulary's worth of them a place that is far more unknowns than
+embeddings.) A guess of whole tokens is compared with these tokens as its labels.
+
+What this module does not know: how the embeddings are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.attacks.gradients.inversion import SharedBatch
+from milkglass.attacks.gradients.optimisation.distance import Distance, product
+from milkglass.attacks.gradients.optimisation.dropout import Masks
+from milkglass.attacks.gradients.optimisation.factors import Layer, Tap, linear, products
+from milkglass.attacks.gradients.optimisation.frame import Frame
+from milkglass.sequences import Ids
+from milkglass.threat.training_step import SharedStep
+
+Floats = NDArray[np.float64]
+
+ROWS = 256  # places that go through a model at once, where guesses are judged
+SHARP = 20.0  # how much a soft label of the next token prefers the nearest one
+NOTHING = 1e-6  # a gradient with a norm below this share of the largest is left out
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """seen: the gradients of `names`; squares: their squared norms. layers: the linear ones. mask: (b, t). labels:
+    (b,), None for the next token. embeddings: (v, d) as the model takes them; unit: the same, each of length 1. barred:
+    ids that stand in no free place. size: the mean length of an embedding. masks: dropout, where it is to be found."""
+
+    step: SharedStep
+    distance: Distance
+    names: tuple[str, ...]
+    seen: Mapping[str, torch.Tensor]
+    squares: Mapping[str, float]
+    layers: tuple[Layer, ...]
+    mask: torch.Tensor
+    labels: torch.Tensor | None
+    frame: Frame
+    embeddings: torch.Tensor
+    unit: torch.Tensor
+    barred: tuple[int, ...]
+    size: float
+    masks: Masks | None = None
+    _parameters: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    _rest: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, batch: SharedBatch, distance: Distance, frame: Frame, masks: Masks | None = None) -> Problem:
+        """masks: where given, the step is run with dropout, else without whatever it says."""
+        step = SharedStep(batch.step.module, batch.step.task, dropout=masks is not None)
+        with torch.no_grad():
+            embeddings = step.embedded(torch.arange(len(step.table)))
+            norms = embeddings.norm(dim=1, keepdim=True)
+        names = comparable(step, batch.seen.tensors)
+        seen = {name: batch.seen.tensors[name].float() for name in names}
+        layers = linear(step.module, names)
+        tapped = {name for one in layers for name in (one.weight, one.bias)}
+        pad = getattr(step.module.config, "pad_token_id", None)
+        return cls(
+            step=step,
+            distance=distance,
+            names=names,
+            seen=seen,
+            squares={name: float(one.double().square().sum()) for name, one in seen.items()},
+            layers=layers,
+            mask=batch.mask(),
+            labels=None if step.task == "next-token" or batch.labels is None else torch.from_numpy(batch.labels),
+            frame=frame,
+            embeddings=embeddings,
+            unit=embeddings / norms.clamp_min(1e-12),
+            barred=(*frame.ids, *([] if pad is None else [int(pad)])),
+            size=float(norms.mean()),
+            masks=masks,
+            _parameters=dict(step.module.named_parameters()),
+            _rest=tuple(name for name in names if name not in tapped),
+        )
+
+    # --- texts and embeddings -----------------------------------------------------------------------------------------
+    @property
+    def lengths(self) -> list[int]:
+        return [int(one) for one in self.mask.sum(1)]
+
+    def places(self, row: int) -> Ids:
+        """(f,) the places of that text which are to be found."""
+        return self.frame.free(self.lengths[row])
+
+    def noise(self, rng: np.random.Generator) -> torch.Tensor:
+        """(b, t, d) standard normal, special tokens in their places."""
+        shape = (*self.mask.shape, self.embeddings.shape[1])
+        return self.pinned(torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)))
+
+    def pinned(self, x: torch.Tensor) -> torch.Tensor:
+        """The same with special tokens in their places, and zeros after each text."""
+        x = x * self.mask[:, :, None]
+        for row, length in enumerate(self.lengths):
+            if self.frame.first is not None:
+                x[row, 0] = self.embeddings[self.frame.first]
+            if self.frame.last is not None:
+                x[row, length - 1] = self.embeddings[self.frame.last]
+        return x
+
+    def nearest(self, x: torch.Tensor) -> Ids:
+        """(b, t) the ids with the nearest cosine; special tokens in their places, and 0 after each text."""
+        likeness = x.detach() @ self.unit.T
+        if len(self.barred):
+            likeness[:, :, list(self.barred)] = -torch.inf
+        ids = np.zeros(self.mask.shape, np.int64)
+        best = likeness.argmax(2).numpy()
+        for row, length in enumerate(self.lengths):
+            ids[row, :length] = best[row, :length]
+            if self.frame.first is not None:
+                ids[row, 0] = self.frame.first
+            if self.frame.last is not None:
+                ids[row, length - 1] = self.frame.last
+        return ids
+
+    def texts(self, ids: Ids) -> list[Ids]:
+        return [one[:length] for one, length in zip(ids, self.lengths, strict=True)]
+
+    # --- how far from what was shared ---------------------------------------------------------------------------------
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        """() the distance for embeddings (b, t, d), to be differentiated by them."""
+        targets = self._targets(x)
+        if self.distance.l1 or not self.layers:  # a sum of absolute differences needs gradients written out
+            with self._run():
+                created = self.step.dummy(x, self.mask, targets, self.names)
+            return self.distance(created, [self.seen[name] for name in self.names])
+        with self._run(), Tap(self.layers) as tap:
+            loss = self.step.loss(x, self.mask, targets)
+        rest = [self._parameters[name] for name in self._rest]
+        result = torch.autograd.grad(loss, [*tap.outputs, *rest], create_graph=True, materialize_grads=True)
+        deltas, others = result[: len(tap.runs)], result[len(tap.runs) :]
+        every = products(tap, deltas, self.seen, 1)
+        every |= {name: product(created, self.seen[name]) for name, created in zip(self._rest, others, strict=True)}
+        return self.distance.of(every, self.squares)[0]
+
+    def judged(self, guesses: torch.Tensor) -> Floats:
+        """(h,) how far each of the guesses (h, b, t, d) is, by the gradients of the linear layers (nearly all numbers
+        of a model) and without L1: so all go through the model at once."""
+        return self._judged(guesses, self._targets(guesses.flatten(0, 1), len(guesses)))
+
+    def judged_ids(self, guesses: Ids) -> Floats:
+        """The same for tokens (h, b, t)."""
+        ids = torch.from_numpy(guesses)
+        targets = ids.flatten(0, 1) if self.labels is None else self._targets(ids, len(ids))
+        return self._judged(self.embeddings[ids] * self.mask[None, :, :, None], targets)
+
+    @property
+    def together(self) -> int:
+        """How many guesses are best judged at once."""
+        return max(1, ROWS // self.mask.numel()) if self.layers else 1
+
+    def _judged(self, guesses: torch.Tensor, targets: torch.Tensor) -> Floats:
+        count = len(guesses)
+        if not self.layers:
+            rows = zip(guesses, targets.chunk(count), strict=True)
+            return np.array([float(self._alone(x, part)) for x, part in rows])
+        with self._run(), Tap(self.layers) as tap, torch.enable_grad():
+            # the mean is over all guesses, each of as many tokens: count times it is the sum of each one's own mean
+            loss = count * self.step.loss(guesses.detach().flatten(0, 1), self.mask.repeat(count, 1), targets)
+            deltas = torch.autograd.grad(loss, tap.outputs, materialize_grads=True)
+        with torch.no_grad():
+            return np.asarray(self.distance.of(products(tap, deltas, self.seen, count), self.squares).double().numpy())
+
+    def _alone(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with self._run(), torch.enable_grad():
+            created = self.step.dummy(x.detach(), self.mask, targets, self.names)
+        return self.distance(created, [self.seen[name] for name in self.names]).detach()
+
+    def _targets(self, x: torch.Tensor, guesses: int = 1) -> torch.Tensor:
+        if self.labels is not None:
+            return self.labels.repeat(guesses)
+        cosines = torch.nn.functional.normalize(x, dim=2) @ self.unit.T
+        return torch.softmax(SHARP * cosines, 2)
+
+    def _run(self) -> Any:
+        return nullcontext() if self.masks is None else self.masks
+
+
+def comparable(step: SharedStep, tensors: Any) -> tuple[str, ...]:
+    """The parameters whose gradients say something of embeddings, of those that were shared."""
+    shared = [name for name in step.names if name in tensors and name != step.table_name]
+    norms = {name: float(tensors[name].float().norm()) for name in shared}
+    largest = max(norms.values(), default=0.0)
+    return tuple(name for name in shared if norms[name] > NOTHING * largest)
+
+
+def misfit(step: SharedStep, tensors: Any) -> str | None:
+    """Why gradients cannot be compared with this model's; None: they can."""
+    expected = dict(step.module.named_parameters())
+    for name in step.names:
+        if name in tensors and tuple(tensors[name].shape) != tuple(expected[name].shape):
+            return f"the shared gradient of {name} is of another shape than in the attacker's model"
+        if name in tensors and not bool(torch.isfinite(tensors[name]).all()):
+            return f"the shared gradient of {name} is not finite"
+    return None if comparable(step, tensors) else "nothing was shared but the embeddings' own gradient"

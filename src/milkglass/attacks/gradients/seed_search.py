@@ -1,0 +1,157 @@
+"""Seed search: noise that follows from a seed of 32 bits is found and taken off, and then the gradient is bare.
+
+PyTorch's CPU generator keeps 32 bits of a seed, however many it is given. The first row of the embeddings' gradient,
+that of id 0, is noise alone in a text without that token ([PAD] of BERT's family is never read). So the generator's
+first numbers are known, up to rounding and to the width of the noise, which is estimated from the other rows:
+
+    Gaussian     numbers 0 and 8 come from outputs 0 and 8 by Box and Muller: r^2 = -2 ln(1 - u_0), angle = 2 pi u_8
+    Laplacian    number i comes from outputs 2 i and 2 i + 1 by its inverse distribution function
+
+All seeds are tried (mersenne.py); each that passes is checked by the noise that it makes. With the seed all noise is
+known, of every tensor: it is subtracted, and the rows that are left are the tokens that were read (free_tokens.py).
+The seed of a stream of 256 bits cannot be searched: there every seed fails, and nothing is named.
+
+It takes up to an hour of two cores. What it does not know: the width of the noise, texts, the model's layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass import papers
+from milkglass.attacks.gradients.free_tokens import bag, dealt, table_gradient
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
+from milkglass.attacks.gradients.mersenne import SEEDS, Test, Words, search
+from milkglass.papers import Paper
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Budget
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Transcript
+
+OFF = 0.02  # of the width, by which its estimate from other rows may be wrong
+NUMBERS = 12  # of the first row that are compared with a Laplacian seed's
+SURE = 0.99  # correlation of a seed's noise with the first rows
+ROWS = 64  # that a seed's noise is compared with
+LEFT = 1e-5  # of the noise's width, below which an entry is rounding
+
+
+@dataclass(frozen=True)
+class SeedSearch(Inversion):
+    """Attributes:
+    first: the first seed that is tried.
+    count: how many are.
+    threads: that try them.
+    """
+
+    first: int = 0
+    count: int = SEEDS
+    threads: int = 2
+
+    name: ClassVar[str] = "seed-search"
+    title: ClassVar[str] = "Search for the seed of the noise"
+    paper: ClassVar[Paper] = papers.MERSENNE_TWISTER.but(
+        "Ours: the paper describes the generator, and says that it is not for secrets."
+    )
+    helped_by: ClassVar[frozenset[str]] = frozenset({"lengths"})
+    needs: ClassVar[float] = 60.0
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        for batch in batches(transcript, knowledge):
+            grad = table_gradient(batch)
+            if grad is None:
+                return "the gradient of the embeddings is not shared"
+            if batch.step.names[0] != batch.step.table_name:
+                return "the embeddings are not the first tensor that noise was drawn for"
+            if grad.shape[1] < 16:
+                return "a row is too short to hold a generator's first numbers"
+            if (grad == 0).all(1).any():
+                return "no noise was added to the embeddings' gradient"
+        return None
+
+    def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
+        grad = table_gradient(batch)
+        assert grad is not None
+        seed = self.seed(grad, budget)
+        result = None if seed is None else bag(_Drawn.of(grad).bare(grad, seed))
+        return dealt(np.empty(0, np.int64) if result is None else result, batch)
+
+    def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
+        """The 32 bits that the noise of the embeddings' gradient (v, d) follows from; None where no seed fits."""
+        drawn = _Drawn.of(grad)
+        tests = drawn.tests(grad[0].double().numpy())
+        passing = search(tests, self.first, self.count, lambda: budget.left() <= 0, self.threads)
+        return next((one for one in passing if drawn.fits(grad, one)), None)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """How the noise was drawn. width: its standard deviation, by the middle of all entries, which are noise nearly."""
+
+    gaussian: bool
+    width: float = field(repr=False)
+
+    @classmethod
+    def of(cls, grad: torch.Tensor) -> _Drawn:
+        sizes = grad.double().abs().flatten()[: 1 << 22]
+        deviation = float(sizes.square().mean().sqrt())
+        # half of a normal variable's sizes are below 0.674 deviations, half of a Laplacian's below 0.490
+        gaussian = float(sizes.median()) / deviation > 0.58
+        return cls(gaussian, float(sizes.median()) / (0.674490 if gaussian else math.log(2) / math.sqrt(2)))
+
+    def tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
+        return self._gaussian_tests(row) if self.gaussian else self._laplace_tests(row)
+
+    def _gaussian_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
+        square = (row[0] ** 2 + row[8] ** 2) / self.width**2
+        angle = math.atan2(row[8], row[0]) / (2 * math.pi) % 1
+        bounds = [1 - math.exp(-square * (1 + step) / 2) for step in (-2 * OFF, 2 * OFF)]
+        middle, half = sum(bounds) / 2, (bounds[1] - bounds[0]) / 2 + 1e-6
+        return ((8, _near(24, angle, 1e-5)), (0, _near(24, middle, half)))
+
+    def _laplace_tests(self, row: NDArray[np.float64]) -> Sequence[tuple[int, Test]]:
+        tests = []
+        for at, value in enumerate(row[:NUMBERS]):
+            sizes = [abs(value) * math.sqrt(2) / self.width * (1 + step) for step in (-OFF, OFF)]
+            low, high = (0.5 + math.copysign(0.5 * -math.expm1(-one), value) for one in sizes)
+            # of 53 bits, the highest 21 are the lowest of the first output
+            tests.append((2 * at, _near(21, (low + high) / 2, abs(high - low) / 2 + 2.0**-20)))
+        return tests
+
+    def noise(self, shape: torch.Size, seed: int) -> torch.Tensor:
+        """As the seed makes it, with standard deviation 1, fp64."""
+        generator = torch.Generator().manual_seed(seed)
+        if self.gaussian:
+            return torch.randn(shape, generator=generator, dtype=torch.float32).double()
+        uniform = torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
+        return -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp_max(0.5 - 2.0**-54)) / math.sqrt(2)
+
+    def fits(self, grad: torch.Tensor, seed: int) -> bool:
+        """Whether the first rows are this noise, a few of them more."""
+        part = grad[:ROWS].double()
+        pair = torch.stack([part.flatten(), self.noise(part.shape, seed).flatten()])
+        return bool(torch.corrcoef(pair)[0, 1] > SURE)
+
+    def bare(self, grad: torch.Tensor, seed: int) -> torch.Tensor:
+        """The gradient without it; entries that are rounding are 0. The exact width is that of most entries."""
+        noise, whole = self.noise(grad.shape, seed), grad.double()
+        width = float((whole[:, 0] / noise[:, 0]).median())
+        rest = whole - width * noise
+        return torch.where(rest.abs() > LEFT * width, rest, 0.0).float()
+
+
+def _near(bits: int, middle: float, half: float) -> Test:
+    """Whether the lowest bits of an output, as a number from 0 to 1, are this near to `middle`, around the circle."""
+    mask, scale = np.uint32((1 << bits) - 1), 2.0**-bits
+
+    def test(words: Words) -> NDArray[np.bool_]:
+        apart = np.abs((words & mask) * scale - middle)
+        return np.minimum(apart, 1 - apart) <= half
+
+    return test

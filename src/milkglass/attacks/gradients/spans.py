@@ -1,0 +1,88 @@
+"""Row spaces of gradients: which vectors a matrix of weights was multiplied by, up to their combinations.
+
+The gradient of W in y = W x over the positions of a batch is dY^T X. Its rows are combinations of the rows of X, so
+that each vector that entered lies in their span, and another one of the vocabulary does not:
+
+    |v - R R^T v| / |v|,     R an orthonormal basis of the span
+
+What this module does not know: models, tokens, texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SCREEN = 0.1  # single precision is enough to see that a vector is farther away than this
+ROUNDING = 64.0  # a singular value of so many units of rounding, relative to the largest, may be rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """basis: (m, r) orthonormal columns, float64. through: (m, d) what vectors pass before they are compared; None:
+    m = d, they are compared as they are. full: whether the rank is as large as it can be, so that there may have been
+    more vectors than the span can tell."""
+
+    basis: Tensor
+    through: Tensor | None
+    full: bool
+
+    @property
+    def rank(self) -> int:
+        return self.basis.shape[1]
+
+    def distances(self, vectors: Tensor) -> Tensor:
+        """(...) for vectors (..., d): from 0, in the span, to 1; exact where it is below SCREEN."""
+        flat = vectors.reshape(-1, vectors.shape[-1])
+        result = self._screened(flat.float()).double()
+        near = (result < SCREEN).nonzero()[:, 0]
+        result[near] = self._exact(flat[near].double())
+        return result.reshape(vectors.shape[:-1])
+
+    def _screened(self, rows: Tensor) -> Tensor:
+        """By what lies in the span: one pass, and wrong by 1e-3 where little lies outside."""
+        if self.through is not None:
+            rows = rows @ self.through.float().T
+        inside = (rows @ self.basis.float()).square().sum(-1) / rows.square().sum(-1).clamp_min(1e-30)
+        return (1 - inside).clamp_min(0).sqrt()
+
+    def _exact(self, rows: Tensor) -> Tensor:
+        """By what lies outside."""
+        if self.through is not None:
+            rows = rows @ self.through.double().T
+        rest = rows - (rows @ self.basis) @ self.basis.T
+        return rest.norm(dim=-1) / rows.norm(dim=-1).clamp_min(1e-300)
+
+
+def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
+    """The span of all rows of these matrices (k, m), by singular values in float64.
+
+    Each matrix is first brought to the same size, since one whose gradients are small is not less true.
+    """
+    kept = [one for one in rows if one.abs().sum() > 0]
+    eps = max((torch.finfo(one.dtype).eps for one in kept), default=torch.finfo(torch.float32).eps)
+    width = rows[0].shape[1]
+    if not kept:
+        return Span(torch.zeros(width, 0, dtype=torch.float64), through, False)
+    stacked = torch.cat([one.double() / one.double().norm() for one in kept])
+    _, values, right = torch.linalg.svd(stacked, full_matrices=False)
+    rank = numerical_rank(values, eps)
+    return Span(right[:rank].T.contiguous(), through, rank == min(stacked.shape))
+
+
+def numerical_rank(values: Tensor, eps: float) -> int:
+    """How many singular values, largest first, are more than rounding; eps: of the numbers that they come from.
+
+    It lies at the widest gap, as a ratio, of those below which is nothing but what may be rounding: at most
+    ROUNDING * eps of the largest. Where there is no such gap, as with noise, the rank is full. What is far below eps is
+    taken as eps / 16: an exact zero beside a rounded one is no gap.
+    """
+    relative = (values / values[0].clamp_min(1e-300)).clamp_min(eps / 16)
+    beyond = (relative[1:] <= ROUNDING * eps).nonzero()[:, 0]
+    if not len(beyond):
+        return len(values)
+    gaps = relative[:-1][beyond] / relative[1:][beyond]
+    return int(beyond[gaps.argmax()]) + 1

@@ -1,0 +1,206 @@
+"""Surviving entries: what pruning leaves of a gradient still names the tokens, and orders them.
+
+Pruning sets most entries of each gradient to zero, by chance or the smallest ones. That ruins every span, so that exact
+inversion ends (`dager`), but not these three:
+
+1. A token's row of the embeddings' gradient is not zero where its token stood, and one of d entries is enough to show:
+   of rows of 384 entries, of which 99 % are zeroed by chance, 1 - 0.99^384 = 98 % remain.
+2. In a model with learned positions, rows of their table tell the length in the same way, and each such row is equal to
+   the row of the token that stood there, if it stood nowhere else. Where both have an entry left, that is seen.
+3. A text with these tokens has a gradient, which is compared with what was seen, on surviving entries only:
+
+    1 - mean over tensors of cos(g(text) m, g seen),     m = 1 where g seen is not 0
+
+The order is improved by swaps, moves and, where a token must be repeated, replacements, while that falls: first come,
+first kept, from the best of some orders drawn at random beside that of step 2, and from there again, shaken. One text a
+batch. What it does not know: language; tokens whose rows are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from milkglass import papers
+from milkglass.attacks.gradients.free_tokens import bag, table_gradient
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
+from milkglass.errors import UsageError
+from milkglass.papers import Paper
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Budget
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Transcript
+
+EQUAL = 1e-3  # two entries are one, relative to the larger
+EXACT = 1e-6  # a distance that is rounding
+SHAKES = 3  # changes at random to a text that no single change brings nearer
+
+
+@dataclass(frozen=True)
+class SurvivingEntries(Inversion):
+    """evaluations: gradients taken for a batch at most. starts: of these for orders drawn at random."""
+
+    evaluations: int = 1500
+    starts: int = 50
+
+    name: ClassVar[str] = "surviving-entries"
+    title: ClassVar[str] = "Surviving entries (against pruning)"
+    paper: ClassVar[Paper] = papers.ours(
+        "tokens by the rows that are left, their order by a search on the entries that are left"
+    )
+    helped_by: ClassVar[frozenset[str]] = frozenset({"lengths", "labels"})
+
+    def __post_init__(self) -> None:
+        for name in ("evaluations", "starts"):
+            if (value := getattr(self, name)) < 1:
+                raise UsageError(f"{name} is {value}", "give at least 1, or leave the default")
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        assert knowledge.step is not None
+        if knowledge.step.task == "classification" and knowledge.labels is None:
+            return "the attacker does not know the labels"
+        for batch in batches(transcript, knowledge):
+            if batch.size > 1:
+                return f"a batch holds {batch.size} texts, and only one can be ordered at a time"
+            if table_gradient(batch) is None:
+                return "the gradient of the embeddings is not shared"
+        return None
+
+    def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
+        grad = table_gradient(batch)
+        tokens = None if grad is None else bag(grad)
+        if grad is None or tokens is None:
+            return [np.empty(0, np.int64)]
+        places = position_rows(batch)
+        length = (
+            int(batch.lengths[0])
+            if batch.lengths is not None
+            else max(len(tokens), 0 if places is None else len(places))
+        )
+        search = _OrderSearch(batch, tokens, self.evaluations, budget)
+        if length > 1:
+            firsts = [_filled(tokens, rng.permutation(length), length, rng) for _ in range(self.starts)]
+            if places is not None and len(places) == length:
+                firsts.insert(0, matched(grad[torch.from_numpy(tokens)], places, tokens))
+            search.improve(min(firsts, key=search.distance), rng)
+        return [search.best if length > 1 else tokens[:length]]
+
+
+def position_rows(batch: SharedBatch) -> Tensor | None:
+    """(t, d) the rows of the gradient of learned positions, up to the last that is left; None where there are none."""
+    names = {id(one): name for name, one in batch.step.module.named_parameters()}
+    words = batch.step.module.get_input_embeddings()
+    result = []
+    for module in batch.step.module.modules():
+        if isinstance(module, nn.Embedding) and module is not words and len(module.weight) > 2:  # types are two
+            grad = batch.tensor(names.get(id(module.weight), ""))
+            if grad is not None and bool((rows := (grad != 0).any(1).nonzero()[:, 0]).numel()):
+                result.append(
+                    grad[int(rows[0]) : int(rows[-1]) + 1]
+                    if module.padding_idx is not None
+                    else grad[: int(rows[-1]) + 1]
+                )
+    return result[0] if result else None
+
+
+def matched(rows: Tensor, places: Tensor, tokens: Ids) -> Ids:
+    """(t,) for each position the token whose row (k, d) agrees with the position's (t, d) on entries that both have."""
+    from scipy.optimize import linear_sum_assignment
+
+    both = (rows[None] != 0) & (places[:, None] != 0)
+    near = (rows[None] - places[:, None]).abs() <= EQUAL * torch.maximum(rows[None].abs(), places[:, None].abs())
+    gain = (both & near).sum(2).double() - (both & ~near).sum(2).double()  # (t, k)
+    result = np.full(len(places), -1)
+    at, which = linear_sum_assignment(gain.numpy(), maximize=True)
+    result[at] = tokens[which]
+    left = np.flatnonzero(result < 0)  # more positions than tokens: some token stands twice
+    result[left] = tokens[gain.argmax(1).numpy()[left]]
+    return result.astype(np.int64)
+
+
+def _filled(tokens: Ids, order: Ids, length: int, rng: np.random.Generator) -> Ids:
+    """All tokens once, or as many as fit, and any for the rest."""
+    more = rng.choice(tokens, max(0, length - len(tokens)))
+    return np.concatenate([rng.permutation(tokens)[:length], more])[order].astype(np.int64)
+
+
+class _OrderSearch:
+    """best: the nearest text so far, of those whose gradients were taken."""
+
+    def __init__(self, batch: SharedBatch, tokens: Ids, evaluations: int, budget: Budget) -> None:
+        self.batch, self.tokens, self.left, self.budget = batch, tokens, evaluations, budget
+        self.seen = {n: g for n, g in batch.seen.tensors.items() if bool(g.any())}
+        self.kept = {n: g != 0 for n, g in self.seen.items()}
+        self.best: Ids = np.empty(0, np.int64)
+        self.away = np.inf
+
+    @property
+    def over(self) -> bool:
+        return self.left <= 0 or self.budget.left() <= 0
+
+    def distance(self, text: Ids) -> float:
+        """From 0; infinite where there is no time to look."""
+        if self.over and len(self.best):
+            return float(np.inf)
+        self.left -= 1
+        ids = torch.from_numpy(text)[None]
+        labels = self.batch.labels
+        targets = None if self.batch.step.task == "next-token" or labels is None else torch.from_numpy(labels)
+        step = replace(self.batch.step, dropout=False)  # draws of ours say nothing of the client's
+        own = step.gradient(ids, torch.ones_like(ids), targets)
+        cosines = [_cosine(own[n][self.kept[n]], g[self.kept[n]]) for n, g in self.seen.items() if n in own]
+        away = 1 - float(np.mean(cosines))
+        if away < self.away:
+            self.best, self.away = text, away
+        return away
+
+    def improve(self, text: Ids, rng: np.random.Generator) -> None:
+        """Change the text while that brings it nearer; then shake the best, and again, until there is no time."""
+        self._descend(text, rng)
+        while not self.over and self.away > EXACT:
+            shaken = self.best
+            for _ in range(SHAKES):
+                shaken = next(_changed(shaken, self.tokens, rng), shaken)
+            self._descend(shaken, rng)
+
+    def _descend(self, text: Ids, rng: np.random.Generator) -> None:
+        away, better = self.distance(text), True
+        while better and not self.over:
+            better = False
+            for other in _changed(text, self.tokens, rng):
+                if self.over:
+                    return
+                if (near := self.distance(other)) < away - 1e-9:
+                    text, away, better = other, near, True
+                    break
+
+
+def _changed(text: Ids, tokens: Ids, rng: np.random.Generator) -> Iterator[Ids]:
+    """Texts one swap, one move or, where a token is there more than once, one replacement away, in random order."""
+    n = len(text)
+    swaps = [("swap", i, j) for i in range(n) for j in range(i)]
+    moves = [("move", i, j) for i in range(n) for j in range(n) if abs(i - j) > 1]
+    counts = {int(t): int((text == t).sum()) for t in tokens}
+    spare = [i for i in range(n) if counts.get(int(text[i]), 2) > 1]
+    swaps += [("put", i, int(t)) for i in spare for t in tokens if t != text[i]]
+    for part in (swaps, moves):
+        for at in rng.permutation(len(part)).tolist():
+            kind, i, j = part[at]
+            other = text.copy()
+            if kind == "swap":
+                other[i], other[j] = text[j], text[i]
+            elif kind == "put":
+                other[i] = j
+            else:
+                other = np.insert(np.delete(text, i), j, text[i])
+            if not np.array_equal(other, text):
+                yield other
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    return float(one @ other / (one.norm() * other.norm()).clamp_min(1e-30))

@@ -1,0 +1,67 @@
+"""Hidden-words: which words does a text contain, from the states that a client sends (Song and Raghunathan 2020, 4.2).
+
+MLC (`mlc.py`) for a server that is sent hidden states and nothing else: one vector a text, or one a token, of which the
+mean is taken. The attacker runs public text through the same client half with its own draws (Kerckhoffs) and trains one
+linear layer from these vectors to the words of the text; a word is guessed where its probability is at least one half.
+
+Where a method pools, as CAPE does, it is the attack that is left: no vector stands for a token. Order and number of the
+words are not read, and it does not know words that its public text has not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from milkglass.attacks.hidden_states.mlc import MLC
+from milkglass.papers import Paper
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Activations, Observation, Transcript
+
+
+def vectors(seen: Activations) -> torch.Tensor:
+    """(texts, d): one a text, the mean of its rows."""
+    owner = torch.repeat_interleave(torch.arange(len(seen.lengths)), torch.from_numpy(seen.lengths))
+    sums = torch.zeros(len(seen.lengths), seen.hidden.shape[1]).index_add_(0, owner, seen.hidden.float())
+    return sums / torch.from_numpy(seen.lengths).clamp_min(1)[:, None]
+
+
+@dataclass(frozen=True)
+class BagOfWords(Attack):
+    """Settings of the linear layer, as MLC has them."""
+
+    learning_rate: float = 1e-2
+    epochs: int = 30
+    batch_size: int = 64
+    threshold: float = 0.5
+
+    name: ClassVar[str] = "hidden-words"
+    title: ClassVar[str] = "Words in a text, from states"
+    paper: ClassVar[Paper] = MLC.paper
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Activations})
+    assumes: ClassVar[frozenset[str]] = frozenset({"corpus", "observe"})
+    needs: ClassVar[float] = 10.0
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        assert knowledge.corpus is not None
+        if (knowledge.corpus.lengths > 0).sum() < 2:
+            return "fewer than two public texts hold a token: nothing tells their vectors from others"
+        widths = {one.hidden.shape[1] for one in transcript.all(Activations)}
+        return None if len(widths) == 1 else f"the states have {len(widths)} different widths"
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.corpus is not None
+        assert knowledge.observe is not None
+        public = knowledge.corpus.chosen(np.flatnonzero(knowledge.corpus.lengths > 0))
+        known = vectors(knowledge.observe(public, int(rng.integers(2**31))))
+        centre, spread = known.mean(0), known.std(0, correction=0).clamp_min(1e-6)
+        seen = torch.cat([vectors(one) for one in transcript.all(Activations)])
+        words = np.unique(public.ids)
+        mlc = MLC(self.learning_rate, self.epochs, self.batch_size, self.threshold)
+        layer = mlc.train((known - centre) / spread, public, words, budget, rng)
+        return Guess(bags=mlc.named(layer, (seen - centre) / spread, np.ones(len(seen), np.bool_), words))

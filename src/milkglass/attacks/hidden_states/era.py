@@ -1,0 +1,103 @@
+"""ERA: read generated text by giving the last hidden state to the public head (Lin et al. 2025, section 5.2).
+
+The fine-tuned scrambled model still speaks its mother tongue on the inside: the state h from which it predicts the next
+scrambled id is near to the state from which the public model would predict the public one. So for each generated id
+
+    guess = argmax_j  h . H[j],      H the public output embeddings,
+
+needs neither the table nor the corpus, only what the server computes anyway. The transcript holds what was generated;
+the states are recomputed by running the served model over prompt and answer as one sequence. The first id of an answer
+to an empty prompt follows nothing, so there is no state for it and no guess.
+
+What it does not know: that one scrambled id always stands for one public id. ERA+ (era_plus.py) does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass import papers
+from milkglass.attacks.forward import batches, body, headless, places, public_head, stacked
+from milkglass.papers import Paper
+from milkglass.sequences import Sequences
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Observation, Outputs, Transcript, Weights
+
+BLOCK = 512  # places that are read at a time
+
+
+def prompts(transcript: Transcript) -> Sequences:
+    """What each answer followed, in the order of the answers."""
+    return Sequences.of(part for one in transcript.all(Outputs) if one.prompts is not None for part in one.prompts)
+
+
+def mismatch(transcript: Transcript) -> str | None:
+    requested, answers = prompts(transcript), transcript.outputs
+    if len(requested) != len(answers):
+        return f"{len(answers)} answers to {len(requested)} prompts: they cannot be paired"
+    return None
+
+
+@torch.inference_mode()
+def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+    """(total, d) the state from which each generated id was predicted, and (total,) whether there is one: nothing
+    precedes the first id of an answer to an empty prompt."""
+    model = transcript.weights(tuned=True) or transcript.weights(tuned=False)
+    assert model is not None
+    runner = body(model)
+    requested, answers = prompts(transcript), transcript.outputs
+    whole = Sequences.of(np.concatenate(pair) for pair in zip(requested, answers, strict=True))
+    answered = np.concatenate(
+        [np.repeat([False, True], pair) for pair in zip(requested.lengths, answers.lengths, strict=True)]
+        or [np.empty(0, np.bool_)]
+    )
+    rank = np.cumsum(answered) - 1  # a generated id's place among the generated ones
+    out = torch.zeros(int(answered.sum()), runner.config.hidden_size)
+    known = np.zeros(len(out), np.bool_)
+    for numbers in batches(whole):
+        result = runner(input_ids=stacked(whole, numbers)).last_hidden_state
+        where = places(whole, numbers).reshape(len(numbers), -1)
+        inside = answered[where]
+        inside[:, 0] = False
+        rows, columns = np.nonzero(inside)
+        at = rank[where[rows, columns]]
+        out[torch.from_numpy(at)] = result[rows, columns - 1].float()
+        known[at] = True
+    return out, known
+
+
+@dataclass(frozen=True)
+class ERA(Attack):
+    """k: how many ranks the guess has. The guess is about the generated ids, in the order of the outputs."""
+
+    k: int = 10
+
+    name: ClassVar[str] = "era"
+    title: ClassVar[str] = "Embedding replacement"
+    paper: ClassVar[Paper] = papers.OBFUSLM.but(
+        "The paper reads while it generates; we read what was generated, which gives the same states."
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Outputs})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
+    of_outputs: ClassVar[bool] = True
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        assert knowledge.public_model is not None
+        return mismatch(transcript) or headless(knowledge.public_model)
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.public_model is not None
+        head = public_head(knowledge.public_model).T.contiguous()
+        result, known = states(transcript)
+        k = min(self.k, head.shape[1])
+        guess = np.full((len(known), k), NO_BELIEF, np.int64)
+        for part in np.array_split(np.flatnonzero(known), -(-len(known) // BLOCK) or 1):
+            guess[part] = (result[torch.from_numpy(part)] @ head).topk(k).indices.numpy()
+        return Guess(running=guess)

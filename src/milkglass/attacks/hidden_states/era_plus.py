@@ -1,0 +1,111 @@
+"""ERA+: embedding replacement, joined over all that was generated, inside the candidates that are known.
+
+ERA reads each generated id by itself and among all public ids. But one scrambled id is always the same token, and the
+clusters say which few it can be. So add up, over all places where the scrambled id a was generated, how much likelier
+the public head finds each candidate b there than it is anyway, and decide once:
+
+    r(place, b)    = h . H[b] - log P(b) + constant,     sum_b P(b) exp r = 1 over the candidates of a
+    said(a, b)     = K / (K + count) * sum over places of a:  log(floor + (1 - floor) exp r(place, b)) + constant
+    score[a, b]    = prior[a, b] + log(rho + (1 - rho) exp said(a, b))
+
+What earlier attacks found out comes in as `prior` and is corrected where the model's own states object: the order
+inside clusters, and where the attacker has public text and saw what was sent, the map that corpus decipherment arrives
+at. P is the public text's share of b, which decipherment has counted already; without public text all are alike.
+
+**How far to believe the states** is not for the attacker to guess. A model that was hardly tuned still speaks a mixed
+language: its states point to wrong members of the cluster, the same ones at every place of an id, and believing them
+may spoil a good prior. So rho is the share of ids of which the states say nothing, by maximum likelihood under the
+prior (attacks/token_ids/decipherment/evidence.py): where the two do not agree better than chance it goes to 1 and the
+prior stands. A prior that says nothing leaves it at 1/2. rho counts ids, not places: where the states are right about
+most ids and sure of the wrong token for the two commonest, it is small, and those two are read wrongly (measured:
+docs/log.md, Alpaca).
+
+What it does not know: ids that were never generated, or only where nothing precedes them; they keep their prior.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from milkglass import papers
+from milkglass.attacks.assignment import Solver
+from milkglass.attacks.forward import headless, public_head
+from milkglass.attacks.hidden_states.era import mismatch, states
+from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicBigrams
+from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
+from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable
+from milkglass.papers import Paper
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Budget
+from milkglass.threat.knowledge import Candidates, Knowledge
+from milkglass.threat.observations import Observation, Outputs, Tokens, Transcript, Weights
+
+FLOOR = 0.01  # of what one place can say against a candidate
+BLOCK = 256  # places whose candidates are weighed at once
+ALL = 2.0  # no probability is higher: no id is certain enough to be left alone
+
+
+@dataclass(frozen=True)
+class ERAPlus(Solver):
+    """damping: K, from how many places on more of them count little."""
+
+    damping: float = 20.0
+
+    name: ClassVar[str] = "era+"
+    title: ClassVar[str] = "Embedding replacement, joined over the corpus"
+    paper: ClassVar[Paper] = papers.OBFUSLM.but("ERA+ is ours.")
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Outputs})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "candidates"})
+    helped_by: ClassVar[frozenset[str]] = frozenset({"corpus", "pairs"})
+    of_outputs: ClassVar[bool] = True
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        assert knowledge.public_model is not None
+        return mismatch(transcript) or headless(knowledge.public_model)
+
+    def learn(
+        self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
+    ) -> Candidates:
+        assert knowledge.public_model is not None
+        result, size = self._prior(transcript, knowledge, budget, rng), transcript.size
+        before, known = states(transcript)
+        created = transcript.outputs.kept(known)  # the places of which the model says something
+        tokens = knowledge.tokens(size)
+        share = (
+            np.zeros(tokens) if knowledge.corpus is None else np.log(PublicBigrams.of(knowledge.corpus, tokens).share)
+        )
+        board = EvidenceTable.of(result, created, ALL, share, len(created.ids) + 1, size)
+        where = np.flatnonzero(board.line[created.ids] >= 0)
+        if not len(where):
+            return result
+        ids = created.ids[where]
+        member = board.member[board.line[ids]]
+        said_here = before[torch.from_numpy(known)][torch.from_numpy(where)]
+        scores = weighed(said_here, public_head(knowledge.public_model), member)
+        scores -= share[member]
+        board.hear(ids, scores, FLOOR)
+        words, _ = board.weighed(board.evidence(self.damping), board.belief(result.likelihood))
+        heard = [np.zeros(one.shape) for one in result.likelihood]
+        board.give(words, heard, np.zeros(size, np.int64), result.groups)
+        return Candidates(result.groups, tuple(a + b for a, b in zip(result.likelihood, heard, strict=True)))
+
+    def _prior(
+        self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
+    ) -> Candidates:
+        assert knowledge.candidates is not None
+        if knowledge.corpus is None or Tokens not in transcript.kinds:
+            return knowledge.candidates
+        return Decipherment().learn(transcript, knowledge, budget, rng)
+
+
+def weighed(states: torch.Tensor, head: torch.Tensor, member: Ids) -> Floats:
+    """states: (m, d). head: (n, d). member: (m, w) public ids. Returns (m, w) the head's logits of these."""
+    parts = [
+        torch.einsum("md,mwd->mw", block, head[ids].float()).numpy()
+        for block, ids in zip(states.split(BLOCK), torch.from_numpy(member).split(BLOCK), strict=True)
+    ]
+    return np.concatenate(parts).astype(np.float64)

@@ -1,0 +1,192 @@
+"""Float holes: noise in floating point misses numbers, others for each input, and so names the input.
+
+A state is sent as y = fl(x f + fl(s z)), x the state of a token at its place, f the factor by which the text was
+clipped. For a wrong token or a wrong factor, about one coordinate in ten of y is a number that the noise cannot reach
+(attacks/holes.py); for the right ones none is. With hundreds of coordinates a token, whatever the noise's width is, and
+with it epsilon, one frame suffices:
+
+    f        of all fp32 numbers between two bounds the one that the known first row of the text does not rule out
+    token    at each place, of all tokens the one that its row does not rule out
+
+Guarantees of differential privacy are of real numbers. Noise that is drawn and added on a grid, as Milkglass does since
+this attack read all that DP-Forward sent, has no holes, and no factor fits: the attack ends there, and `always` makes
+it guess nevertheless. It needs states that follow from a token and its place alone, which are those of layer 0. What
+it does not know: the key of the noise; any text but how public texts begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass import papers
+from milkglass.attacks.forward import body
+from milkglass.attacks.hidden_states.nearest_state import embedded, frame, hidden_of
+from milkglass.attacks.holes import Floats, Holes
+from milkglass.models.families import family_of
+from milkglass.models.view import Model
+from milkglass.noise.declared import AddedNoise
+from milkglass.papers import Paper
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Activations, Observation, Transcript
+
+FEWEST = 0.01  # a width with fewer holes rules nothing out
+BLOCK = 16  # coordinates looked at before tokens are dropped
+PIECE = 1 << 16  # factors at a time, which a processor's cache holds
+SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
+CLOSE = 3  # coordinates by which a token may be behind the best and is kept
+TRIED, LOOKED = 9, 2  # factors that the first row does not tell apart, and rows that do
+SPARSE = 1 << 10  # of so many factors one is tried where none fits
+
+
+@dataclass(frozen=True)
+class FloatHoles(Attack):
+    """Attributes:
+    k: how many ranks the guess has.
+    patience: after so many texts that no factor fits it ends: this noise has no holes.
+    always: guess where no factor fits, too, by the one that fits best, and never end early.
+    """
+
+    k: int = 10
+    patience: int = 2
+    always: bool = False
+
+    name: ClassVar[str] = "float-holes"
+    title: ClassVar[str] = "Holes of floating-point noise"
+    paper: ClassVar[Paper] = papers.FLOAT_HOLES.but(
+        "Each token is tested against all others by hundreds of coordinates, where the paper tests one number."
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Activations})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "noise"})
+    needs: ClassVar[float] = 20.0  # seconds for one text of MiniLM
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        assert knowledge.public_model is not None
+        assert knowledge.noise is not None
+        family = family_of(knowledge.public_model.config)
+        if family.kind != "encoder":
+            return f"{family.name} is a decoder, and states are sent by encoders"
+        if any(one.layer for one in transcript.all(Activations)):
+            return "the states follow from whole texts, and no list of texts is tried"
+        if Holes(np.float32(knowledge.noise.width)).share < FEWEST:
+            return "noise of this width reaches every number"
+        if not len(frame(knowledge.corpus)[0]):
+            return "public texts do not all begin with the same token"
+        return hidden_of(transcript, knowledge.public_model.width)
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.public_model is not None
+        assert knowledge.noise is not None
+        first = int(frame(knowledge.corpus)[0][0])
+        reader = _Reader(knowledge.public_model, knowledge.noise, first, self)
+        parts = [reader.read(one, budget) for one in transcript.all(Activations)]
+        return Guess(running=np.concatenate(parts))
+
+
+class _Reader:
+    def __init__(self, public: Model, noise: AddedNoise, first: int, attack: FloatHoles) -> None:
+        self.size, self.first, self.attack, self.noise = len(public.table), first, attack, noise
+        self.holes = Holes(np.float32(noise.width))
+        self.runner = body(public, 0)
+        self.unused = max(family_of(public.config).pinned(public.config), default=-1) + 1
+        self.states: dict[int, Floats] = {}
+
+    def read(self, seen: Activations, budget: Budget) -> Ids:
+        """(rows, k) public ids; texts that time did not reach, or that no factor fits, stay empty."""
+        sent = seen.hidden.float().numpy()
+        guess = np.full((len(sent), min(self.attack.k, self.size)), NO_BELIEF, np.int64)
+        ends, failed = np.cumsum(seen.lengths), 0
+        for number, (start, stop) in enumerate(zip(ends - seen.lengths, ends, strict=True)):
+            if budget.left() <= 0 or (failed == self.attack.patience and not self.attack.always):
+                break
+            factor = self.factor(sent[start:stop], budget)
+            failed = failed + 1 if factor is None else -len(ends)  # one that fits shows that there are holes
+            if factor is not None:
+                for place in range(int(stop - start)):
+                    guess[start + place] = self.tokens(sent[start + place], place, factor)[0]
+            budget.progress((number + 1) / len(seen.lengths))
+        return guess
+
+    def at(self, place: int) -> Floats:
+        """(n, d) the states of all tokens at a place, bounded where rows are."""
+        if place not in self.states:
+            blocks = [block.numpy() for _, block in embedded(self.runner, self.size, place + self.unused)]
+            self.states = {place: self._bounded(np.concatenate(blocks))}  # one is tens of megabytes
+        return self.states[place]
+
+    def _bounded(self, states: Floats) -> Floats:
+        if self.noise.clip is None or self.noise.bounded != "row":
+            return states
+        size = np.abs(states).mean(1, keepdims=True, dtype=np.float32)
+        return states * np.minimum(np.float32(self.noise.clip) / size, np.float32(1))
+
+    def factor(self, rows: Floats, budget: Budget) -> np.float32 | None:
+        """By which a text was clipped, from its rows (t, d); None where none fits the first of them."""
+        if self.noise.clip is None or self.noise.bounded != "text":
+            return np.float32(1)
+        row = rows[0]
+        numbers, typical = self._factors(len(rows))
+        pieces = np.array_split(numbers, -(-len(numbers) // PIECE))
+        least, best = SLIPS + 1, numbers[:0]
+        for piece in sorted(pieces, key=lambda one: abs(float(one[0]) - typical)):
+            fitting, ruled = self._fitting(piece, row, SLIPS)
+            if len(ruled) and ruled.min() < least:
+                least, best = int(ruled.min()), fitting[ruled == ruled.min()]
+            if not least or budget.left() <= 0:
+                break  # none of millions of wrong ones is ruled out by no coordinate
+        if not len(best) and self.attack.always:
+            best, ruled = self._fitting(numbers[::SPARSE], row, len(row))
+            best = best[ruled == ruled.min()]
+        return self._closest(best, rows[1 : 1 + LOOKED]) if len(best) else None
+
+    def _closest(self, numbers: Floats, rows: Floats) -> np.float32:
+        """Of neighbouring factors that the first row does not tell apart, the one that fits the rows after it best."""
+        part = numbers[np.unique(np.linspace(0, len(numbers) - 1, TRIED).astype(np.int64))]
+        if len(part) == 1:
+            return np.float32(part[0])
+        ruled = [sum(self.tokens(row, at, one)[1] for at, row in enumerate(rows, 1)) for one in part]
+        return np.float32(part[int(np.argmin(ruled))])
+
+    def _fitting(self, numbers: Floats, row: Floats, slips: int) -> tuple[Floats, NDArray[np.int32]]:
+        """The factors that the first row rules out by at most so many coordinates, and by how many."""
+        state = self.at(0)[self.first]
+        ruled = np.zeros(len(numbers), np.int32)
+        for place in np.argsort(-np.abs(state)):
+            ruled += ~self.holes.reachable(numbers * state[place], row[place])
+            near = ruled <= slips
+            numbers, ruled = numbers[near], ruled[near]
+        return numbers, ruled
+
+    def _factors(self, length: int) -> tuple[Floats, float]:
+        """Every fp32 number that C over the norm of a text of this length can be, 1 at most, and the likeliest."""
+        assert self.noise.clip is not None
+        norms = np.linalg.norm(self.at(min(1, length - 1)), axis=1)
+        typical = np.sqrt((norms.astype(np.float64) ** 2).mean())
+        around = self.noise.clip / np.sqrt(length) / np.array([norms.max() * 1.02, norms.min() * 0.98, typical])
+        low, high, middle = np.minimum(around, 1).astype(np.float32)
+        whole = np.arange(low.view(np.int32), high.view(np.int32) + 1, dtype=np.int32).view(np.float32)
+        return whole, float(middle)
+
+    def tokens(self, row: Floats, place: int, factor: np.float32) -> tuple[Ids, int]:
+        """(k,) the tokens that a row (d,) rules out least, and by how many coordinates the first of them."""
+        states, width = self.at(place), len(row)
+        alive, ruled = np.arange(self.size), np.zeros(self.size, np.int32)
+        for part in _parts(width):
+            x = states[alive][:, part] * factor
+            ruled[alive] += (~self.holes.reachable(x, np.broadcast_to(row[part], x.shape))).sum(1).astype(np.int32)
+            alive = alive[ruled[alive] <= ruled[alive].min() + CLOSE]
+        order = alive[np.argsort(ruled[alive], kind="stable")][: self.attack.k]
+        filled: NDArray[np.int64] = np.full(min(self.attack.k, self.size), NO_BELIEF, np.int64)
+        filled[: len(order)] = order
+        return filled, int(ruled[order[0]])
+
+
+def _parts(width: int) -> Iterator[slice]:
+    return (slice(start, start + BLOCK) for start in range(0, width, BLOCK))

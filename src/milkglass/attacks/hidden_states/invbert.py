@@ -1,0 +1,137 @@
+"""InvBert: train a model that turns hidden states back into tokens (Kugler et al. 2021; settings of Zhou et al. 2023).
+
+The attacker obfuscates the public model under a key of its own (Kerckhoffs), runs public text through the first layers
+of that model and so has pairs of hidden states and tokens. A second transformer learns from states to tokens; it is
+then given the client's states. These are what split inference sends; under ObfusLM the server computes them from the
+scrambled ids and the scrambled model.
+
+    training:    states of the attacker's scrambled model (layer L)  ->  public ids,  token cross-entropy
+    attack:      states of the client's scrambled model (layer L)    ->  guessed public ids
+
+Settings of the papers: L = 3, rate 2e-5, batches of 8, 10 epochs, BERT-base as inversion model. Ours starts from the
+public model itself, since that is what is at hand, with its table as output layer. When its budget is short it takes a
+random part of the public text, trains for what time there is, and reads a random part of the client's texts.
+
+Every weight that it starts from is the public model's, and the order of the batches is drawn from the attack's own
+generator. Dropout is not: torch draws it from one generator for the whole process, so that where a model with dropout
+is trained beside other attacks two runs differ by a little. Seeding that generator here would disturb the others.
+
+What it does not know: that equal ids are equal tokens. It reads each text by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass import papers
+from milkglass.attacks.forward import body, places, sampled, within
+from milkglass.attacks.hidden_states.train_inverter import train
+from milkglass.models.view import Model
+from milkglass.papers import Paper
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Activations, Observation, Tokens, Transcript, Weights
+
+PUBLIC, SENT = 0.7, 0.6  # of the budget: what is left at least when the public, the client's states are computed
+TRAINING = 0.8  # of what is left then
+TOKENS = 512  # read at a time
+
+
+class InvBertModel(torch.nn.Module):
+    """States (b, t, d) to scores of public ids (b, t, n): the public model's body and its table."""
+
+    def __init__(self, public: Model, layers: int | None) -> None:
+        super().__init__()
+        self.body = body(public, layers)
+        self.read = torch.nn.Linear(public.table.shape[1], public.table.shape[0])
+        with torch.no_grad():
+            self.read.weight.copy_(public.table)
+            self.read.bias.zero_()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.read(self.body(inputs_embeds=states).last_hidden_state)
+
+
+@dataclass(frozen=True)
+class InvBert(Attack):
+    """layer: after which the states are taken. depth: layers of the inversion model, None for all."""
+
+    layer: int = 3
+    depth: int | None = None
+    learning_rate: float = 2e-5
+    batch_size: int = 8
+    epochs: int = 10
+    k: int = 10
+
+    name: ClassVar[str] = "invbert"
+    title: ClassVar[str] = "Inversion model"
+    paper: ClassVar[Paper] = papers.INVBERT.but(
+        "The inversion model starts from the public model and its table, not from BERT-base.",
+        "Batches hold sentences of one length, at most `batch_size` of them.",
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "simulate"})
+    needs: ClassVar[float] = 240.0
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        provided = self._given(transcript)
+        lengths, sent = np.concatenate([np.empty(0, np.int64), *(one.lengths for one in provided)]), transcript.tokens
+        if provided and not np.array_equal(lengths, sent.lengths):
+            return f"the states after layer {self.layer} are not those of the {len(sent)} texts that were sent"
+        if any(len(one.hidden) != one.lengths.sum() for one in provided):
+            return f"the states after layer {self.layer} are not one for each token"
+        assert knowledge.corpus is not None
+        return None if len(knowledge.corpus.ids) else "the public text holds no token"
+
+    def _given(self, transcript: Transcript) -> list[Activations]:
+        return [one for one in transcript.all(Activations) if one.layer == self.layer]
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.public_model is not None
+        assert knowledge.corpus is not None
+        assert knowledge.simulate is not None
+        provided, (first, second, third) = budget.left(), rng.spawn(3)
+        own, sigma = knowledge.simulate(int(rng.integers(2**31)))
+        corpus = knowledge.corpus.mapped(sigma)
+        states, read = self.states(own, corpus, within(corpus, budget, first, PUBLIC * provided))
+        known = torch.from_numpy(read[corpus.owner])
+        corpus = knowledge.corpus.chosen(np.flatnonzero(read))
+        seen, reached = self.observed(transcript, within(transcript.tokens, budget, second, SENT * provided))
+        inverter = InvBertModel(knowledge.public_model, self.depth)
+        train(inverter, states[known], corpus, self, budget.part(TRAINING, budget.progress), rng)
+        part = np.flatnonzero(reached)
+        groups = (part[one] for one in within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS))
+        return Guess(running=self.read(inverter, seen, transcript.tokens, groups))
+
+    def states(self, model: Model, texts: Sequences, groups: Iterable[Ids]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+        """(total, d) of the texts in `groups`, (b,) which ones these are. One layer more is run than is needed, so that
+        a decoder's last norm, which comes after the layer that is its last here, is not taken for a part of it."""
+        return sampled(body(model, self.layer + 1), texts, groups, self.layer)
+
+    def observed(self, transcript: Transcript, groups: Iterable[Ids]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+        """The client's states: as they were sent, else computed from the ids, of the texts in `groups`."""
+        if provided := self._given(transcript):
+            return torch.cat([one.hidden.float() for one in provided]), np.ones(len(transcript.tokens), np.bool_)
+        model = transcript.weights(tuned=False) or transcript.weights(tuned=True)
+        assert model is not None
+        return self.states(model, transcript.tokens, groups)
+
+    @torch.inference_mode()
+    def read(self, inverter: InvBertModel, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids]) -> Ids:
+        """(total, k) of the texts in `groups`; of the others nothing is believed."""
+        inverter.eval()
+        k = min(self.k, inverter.read.out_features)
+        guess = np.full((len(tokens.ids), k), NO_BELIEF, np.int64)
+        for numbers in groups:
+            where = places(tokens, numbers)
+            provided = states[torch.from_numpy(where)].reshape(len(numbers), -1, states.shape[1])
+            guess[where] = inverter(provided).topk(k, dim=-1).indices.flatten(0, 1).numpy()
+        return guess

@@ -1,0 +1,145 @@
+"""Near-hidden: read each hidden vector as the public token whose own representation is nearest (Qu et al. 2021, section
+4.2: "embedding inversion", on the states that split inference sends).
+
+    layer 0:  argmax over v of cos(h_p, embeddings(v, position p))     position and layer norm as the model has them
+    layer L:  argmax over v of cos(h_p, state after L layers of v, alone between the special tokens)
+
+The attacker knows the positions: rows come in the order of the text. Cosines do not see that a whole text was scaled,
+which clipping does. Where the public texts all begin and end with the same ids, these are taken for the special tokens;
+without public text a token is run with nothing around it.
+
+What it does not know: contexts. After a few layers a state has more of the sentence in it than of its token, and an
+attack that is trained on states (`state_inversion.py`) reads more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from milkglass import papers
+from milkglass.attacks.forward import body, state
+from milkglass.models.families import family_of
+from milkglass.models.view import Model
+from milkglass.papers import Paper
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Activations, Observation, Transcript
+
+CANDIDATES = 8192  # rows of the table compared at a time
+ALONE = 512  # tokens run at a time, each in a text of its own
+
+
+def hidden_of(transcript: Transcript, width: int) -> str | None:
+    """Why the states of a transcript are not one for each token of a model so wide, or None."""
+    for one in transcript.all(Activations):
+        if one.pooled:
+            return "the states are one for a text, and say nothing of single tokens"
+        if len(one.hidden) != one.lengths.sum():
+            return "the states are not one for each token"
+        if len(one.hidden) and one.hidden.shape[1] != width:
+            return f"the states have {one.hidden.shape[1]} dimensions, the public model {width}"
+    return None
+
+
+@dataclass(frozen=True)
+class NearestState(Attack):
+    """k: how many ranks the guess has."""
+
+    k: int = 10
+
+    name: ClassVar[str] = "near-hidden"
+    title: ClassVar[str] = "Nearest state"
+    paper: ClassVar[Paper] = papers.PRIVACY_BERT.but(
+        "States are compared with those of public tokens at the same place of the model, positions included.",
+        "Cosine in place of Euclidean distance: a clipped text is a scaled one.",
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Activations})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
+    helped_by: ClassVar[frozenset[str]] = frozenset({"corpus"})
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        assert knowledge.public_model is not None
+        family = family_of(knowledge.public_model.config)
+        if family.kind != "encoder":
+            return f"{family.name} is a decoder, and states are sent by encoders"
+        return hidden_of(transcript, knowledge.public_model.width)
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.public_model is not None
+        parts = [self.read(one, knowledge, budget) for one in transcript.all(Activations)]
+        return Guess(running=np.concatenate(parts))
+
+    def read(self, seen: Activations, knowledge: Knowledge, budget: Budget) -> Ids:
+        """(rows, k) public ids."""
+        assert knowledge.public_model is not None
+        if seen.layer == 0:
+            return self._by_position(seen, knowledge.public_model, budget)
+        table = alone(knowledge.public_model, frame(knowledge.corpus), seen.layer)
+        return self._nearest(seen.hidden.float(), [(0, table)], budget)
+
+    def _by_position(self, seen: Activations, public: Model, budget: Budget) -> Ids:
+        size = len(public.table)
+        runner, unused = body(public, 0), max(family_of(public.config).pinned(public.config), default=-1) + 1
+        within = np.arange(len(seen.hidden)) - np.repeat(np.cumsum(seen.lengths) - seen.lengths, seen.lengths)
+        guess = np.full((len(seen.hidden), min(self.k, size)), NO_BELIEF, np.int64)
+        for position in np.unique(within).tolist():
+            if budget.left() <= 0:
+                break
+            rows = np.flatnonzero(within == position)
+            blocks = embedded(runner, size, position + unused)
+            guess[rows] = self._nearest(seen.hidden[torch.from_numpy(rows)].float(), blocks, budget)
+        return guess
+
+    @torch.inference_mode()
+    def _nearest(self, rows: torch.Tensor, blocks: Any, budget: Budget) -> Ids:
+        """The k best of all blocks, best first; blocks: (first id, (m, d)). Rows that time did not reach stay empty."""
+        best = torch.empty(len(rows), 0)
+        ids = torch.empty(len(rows), 0, dtype=torch.long)
+        for first, block in blocks:
+            turned = torch.nn.functional.normalize(block, dim=1).T.contiguous()
+            result = [part @ turned for part in rows.split(CANDIDATES)]
+            near = [one.topk(min(self.k, one.shape[1]), dim=1) for one in result]
+            best = torch.cat([best, torch.cat([one.values for one in near])], 1)
+            ids = torch.cat([ids, torch.cat([one.indices for one in near]) + first], 1)
+            best, kept = best.topk(min(self.k, best.shape[1]), dim=1)
+            ids = ids.gather(1, kept)
+        return ids.numpy()
+
+
+@torch.inference_mode()
+def embedded(runner: Any, size: int, position: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """What the embeddings give for every token at this place: (first id, (m, d))."""
+    for part in torch.arange(size).split(CANDIDATES):
+        at = torch.full_like(part[:, None], position)
+        yield int(part[0]), runner.embeddings(input_ids=part[:, None], position_ids=at)[:, 0]
+
+
+def frame(corpus: Sequences | None) -> tuple[Ids, Ids]:
+    """The ids that all public texts begin, and end, with: one each, or none."""
+    none = np.empty(0, np.int64)
+    long = [one for one in corpus if len(one) > 2] if corpus is not None else []
+    if len(long) < 2:
+        return none, none
+    starts, stops = {int(one[0]) for one in long}, {int(one[-1]) for one in long}
+    return (
+        np.array(sorted(starts), np.int64) if len(starts) == 1 else none,
+        np.array(sorted(stops), np.int64) if len(stops) == 1 else none,
+    )
+
+
+def alone(public: Model, around: tuple[Ids, Ids], layer: int) -> torch.Tensor:
+    """(n, d) the state of every token after `layer` layers, in a text of its own."""
+    runner, (before, after) = body(public, layer), around
+    parts = []
+    for part in np.array_split(np.arange(len(public.table)), -(-len(public.table) // ALONE)):
+        texts = [np.tile(before, (len(part), 1)), part[:, None], np.tile(after, (len(part), 1))]
+        ids = torch.from_numpy(np.concatenate(texts, axis=1).astype(np.int64))
+        parts.append(state(runner, ids, layer)[:, len(before)])
+    return torch.cat(parts)

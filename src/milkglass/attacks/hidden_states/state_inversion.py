@@ -1,0 +1,146 @@
+"""Invert-hidden: a model trained to turn the states that a client sends back into tokens (Kugler et al. 2021).
+
+The attacker runs public text through the same client half with its own draws (Kerckhoffs: `Knowledge.observe`), so has
+disturbed states and the tokens behind them, and learns from the ones to the others. Noise is drawn anew for every text,
+and for every one of `copies` readings of the public text: the attacker has as much noise to learn from as it likes.
+
+    scores (b, t, n) = table . (x + depth transformer layers of x),      x: the states, standardised, through one matrix
+
+It begins at the states themselves and the public table, so that it also reads tokens that the public text has not.
+What nearest neighbours do not read, and it does: contexts, and what training did to the client's half. It does not know
+that texts repeat, nor any order of texts: it reads each by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from milkglass import papers
+from milkglass.attacks.forward import batches, places
+from milkglass.attacks.hidden_states.nearest_state import hidden_of
+from milkglass.attacks.hidden_states.train_inverter import train
+from milkglass.models.view import Model
+from milkglass.papers import Paper
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Activations, Observation, Transcript
+
+OBSERVING, TRAINING = 0.2, 0.8  # of the budget: on the attacker's own states; of the rest, on training
+CHUNK = 256  # public texts that are observed at a time
+
+
+class StateInverter(torch.nn.Module):
+    """States (b, t, d) to scores of public ids (b, t, n). centre, spread (d,): of the attacker's own states. Its first
+    weights are drawn from `generator`: torch's own is shared with attacks that run beside this one."""
+
+    def __init__(
+        self, public: Model, centre: torch.Tensor, spread: torch.Tensor, depth: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        table = public.table
+        d = table.shape[1]
+        self.centre, self.spread = centre, spread
+        self.turn = torch.nn.Linear(len(centre), d)
+        heads = next(h for h in (8, 4, 2, 1) if d % h == 0)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.TransformerEncoderLayer(d, heads, 4 * d, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(depth)
+        )
+        self.read = torch.nn.Linear(d, len(table))
+        with torch.no_grad():
+            for name, parameter in self.layers.named_parameters():
+                if name.endswith(("bias", "out_proj.weight", "linear2.weight")):
+                    parameter.zero_()
+                elif parameter.dim() > 1:
+                    parameter.normal_(0, parameter.shape[1] ** -0.5, generator=generator)
+            self.turn.weight.copy_(torch.diag(spread))
+            self.turn.bias.copy_(centre)
+            self.read.weight.copy_(table)
+            self.read.bias.zero_()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        result = self.turn((states - self.centre) / self.spread)
+        for layer in self.layers:
+            result = layer(result)
+        return self.read(result)
+
+
+@dataclass(frozen=True)
+class StateInversion(Attack):
+    """depth: transformer layers of the inversion model, 0 for a linear one. copies: how often the public text is
+    observed, each time with other draws."""
+
+    depth: int = 1
+    copies: int = 1
+    learning_rate: float = 1e-3
+    batch_size: int = 16
+    epochs: int = 10
+    k: int = 10
+
+    name: ClassVar[str] = "invert-hidden"
+    title: ClassVar[str] = "Inversion of states"
+    paper: ClassVar[Paper] = papers.INVBERT.but(
+        "One transformer layer that is drawn, and the public table to read it out, in place of a whole BERT.",
+        "Rate 1e-3 and batches of one length, at most `batch_size` texts.",
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Activations})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "observe"})
+    needs: ClassVar[float] = 30.0
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        assert knowledge.public_model is not None
+        assert knowledge.corpus is not None
+        if not len(knowledge.corpus.ids):
+            return "the public text holds no token"
+        return hidden_of(transcript, knowledge.public_model.width)
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.public_model is not None
+        states, corpus = self.observed(knowledge, budget.part(OBSERVING), rng)
+        generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+        centre, spread = states.mean(0), states.std(0, correction=0).clamp_min(1e-6)
+        inverter = StateInverter(knowledge.public_model, centre, spread, self.depth, generator)
+        time = budget.part(TRAINING, budget.progress)
+        train(inverter, states, corpus, self, time, rng, clip=1.0)
+        parts = [self.read(inverter, one, budget) for one in transcript.all(Activations)]
+        return Guess(running=np.concatenate(parts))
+
+    def observed(
+        self, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
+    ) -> tuple[torch.Tensor, Sequences]:
+        """The states of as much public text as there is time for, in an order drawn from `rng`, and that text."""
+        assert knowledge.corpus is not None
+        assert knowledge.observe is not None
+        seed = int(rng.integers(2**31))
+        states: list[torch.Tensor] = []
+        texts: list[Ids] = []
+        part = np.flatnonzero(knowledge.corpus.lengths > 0)
+        for copy in range(self.copies):
+            for numbers in np.array_split(rng.permutation(part), -(-len(part) // CHUNK)):
+                if states and budget.left() <= 0:
+                    break
+                selected = knowledge.corpus.chosen(numbers)
+                states.append(knowledge.observe(selected, seed + copy).hidden.float())
+                texts.extend(selected)
+        return torch.cat(states), Sequences.of(texts)
+
+    @torch.inference_mode()
+    def read(self, inverter: StateInverter, seen: Activations, budget: Budget) -> Ids:
+        """(rows, k); of texts that time does not reach nothing is believed."""
+        inverter.eval()
+        k = min(self.k, inverter.read.out_features)
+        guess = np.full((len(seen.hidden), k), NO_BELIEF, np.int64)
+        shape = Sequences(np.zeros(len(seen.hidden), np.int64), seen.lengths)
+        for numbers in batches(shape, 512):
+            if budget.left() <= 0:
+                break
+            where = places(shape, numbers)
+            provided = seen.hidden[torch.from_numpy(where)].float().reshape(len(numbers), -1, seen.hidden.shape[1])
+            guess[where] = inverter(provided).topk(k, dim=-1).indices.flatten(0, 1).numpy()
+        return guess

@@ -1,0 +1,86 @@
+"""Shadow decoding: the originals of a text read together, each shadow a noisy channel's output (Bayes' rule).
+
+The paper's first four rules look at one token at a time, and its fifth trains a language model without telling it what
+each shadow can stand for. This puts both together:
+
+    p(t_1 ... t_n | s_1 ... s_n)  ~  prod_i p(s_i | t_i) p(t_i | t_(i-1)),    t_i in T_ori(s_i) only
+
+p(t | t') are pairs of neighbours in a public text, mixed with frequency, as in `words/channel`. p(s | t) is how often
+the attacker's own rehearsal of the defence gave t the shadow s, beside `prior` choices made of all its |S_t| shadows
+alike; without a rehearsal, these alone. Each place takes the likeliest original, summed over all readings of the rest
+of the text (forward-backward).
+
+What it does not know: more of the language than pairs of neighbours; why the defence chose that shadow in that text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from milkglass import papers
+from milkglass.attacks.text.channel import Channel, Neighbours, became, read, rehearsed
+from milkglass.papers import Paper
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Candidates, Knowledge
+from milkglass.threat.observations import Observation, Tokens, Transcript
+
+
+@dataclass(frozen=True)
+class ShadowDecoding(Attack):
+    """prior: of the even choice, in tokens. candidates: originals weighed at each place, the likeliest by frequency.
+    mix: how much neighbours count beside frequency. rehearsals: of the public text. k: ranks of the guess."""
+
+    prior: float = 5.0
+    candidates: int = 200
+    mix: float = 0.8
+    rehearsals: int = 1
+    k: int = 10
+
+    name: ClassVar[str] = "shadow-decoding"
+    title: ClassVar[str] = "Shadow decoding (a channel and a language model)"
+    paper: ClassVar[Paper] = papers.ours(
+        "Bayes' rule over the inverse of GHOST's search, with the forward-backward algorithm"
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
+    assumes: ClassVar[frozenset[str]] = frozenset({"candidates", "corpus"})
+    helped_by: ClassVar[frozenset[str]] = frozenset({"rehearse"})
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        assert knowledge.corpus is not None
+        return None if len(knowledge.corpus.ids) else "the public text holds no token"
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.candidates is not None
+        assert knowledge.corpus is not None
+        sent = rehearsed(knowledge, self.rehearsals, rng)
+        channel = self.channel(knowledge.candidates, knowledge.corpus, sent, transcript.size)
+        neighbours = Neighbours.of(knowledge.corpus, transcript.size, channel.share, self.mix)
+        guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
+        return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))
+
+    def channel(self, known: Candidates, corpus: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> Channel:
+        """p(s | t) and the share of t, for every shadow. sent: rehearsals of the corpus, and where each token went. An
+        id that is nobody's shadow stands for itself."""
+        share = corpus.counts(size) / len(corpus.ids)
+        keys, counts = became(corpus, sent, size)
+        times = np.bincount(keys % size, counts, size)  # how often each t became anything
+        behind = np.arange(size, dtype=np.int64)[:, None].repeat(self.candidates, 1)
+        behind[:, 1:] = NO_BELIEF
+        p = np.zeros(behind.shape)
+        p[:, 0] = 1.0
+        for group, evenly in zip(known.groups, known.likelihood, strict=True):
+            for row, even in zip(group.rows.tolist(), evenly, strict=True):
+                at = np.minimum(np.searchsorted(keys, row * size + group.members), max(0, len(keys) - 1))
+                hits = np.zeros(len(group.members))
+                if len(keys):
+                    hits = np.where(keys[at] == row * size + group.members, counts[at], 0.0)
+                provided = (hits + self.prior * np.exp(even)) / (times[group.members] + self.prior)
+                best = np.argsort(-provided * (share[group.members] + 1e-9), kind="stable")[: self.candidates]
+                behind[row], p[row] = NO_BELIEF, 0.0
+                behind[row, : len(best)], p[row, : len(best)] = group.members[best], provided[best]
+        return Channel(behind, p, share)

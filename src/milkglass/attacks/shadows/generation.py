@@ -1,0 +1,157 @@
+"""LLM generation: a causal language model learns to write originals after their shadows (the paper's fifth attack).
+
+The attacker has a reference corpus, and puts it through the defence itself. Texts are then trained on as
+
+    shadows, separator, originals        loss on the originals only
+
+and what was sent is completed greedily, one original for each shadow. Positions begin again after the separator, so
+that an original stands at the position of its shadow. The model is any causal model whose vocabulary is that of the
+texts: one from a folder, else a small one that starts from nothing, which is what a processor trains in minutes. With
+`restricted` a place may only hold what its shadow can stand for.
+
+What it does not know: any text but the reference corpus; without a folder, no language at all before that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from milkglass import papers
+from milkglass.attacks.forward import batches, places, stacked
+from milkglass.attacks.text.channel import rehearsed
+from milkglass.errors import UsageError
+from milkglass.papers import Paper
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Observation, Tokens, Transcript
+
+SHARE = 0.7  # of the budget for training
+TOKENS = 1024  # shadows in a batch
+
+
+@dataclass(frozen=True)
+class ShadowGeneration(Attack):
+    """base: the folder of a causal model; None: a new one of `width` and `layers`. epochs over the corpus, rate: of
+    AdamW. restricted: whether only candidates are written; where none are known, anything is."""
+
+    base: Path | None = None
+    width: int = 128
+    layers: int = 2
+    epochs: int = 3
+    rate: float = 1e-3
+    restricted: bool = True
+
+    name: ClassVar[str] = "shadow-generation"
+    title: ClassVar[str] = "LLM generation from shadows"
+    paper: ClassVar[Paper] = papers.GHOST.at("sections 5.7 and A.2").but(
+        "The model is any causal model, by default a small one from nothing; the paper tunes Llama-3.2-3B.",
+        "Positions begin again with the originals, so that each finds its shadow.",
+        "Only what a shadow can stand for is written, unless restricted is off; the paper does not restrict.",
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
+    assumes: ClassVar[frozenset[str]] = frozenset({"corpus", "rehearse"})
+    helped_by: ClassVar[frozenset[str]] = frozenset({"candidates"})
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        assert knowledge.corpus is not None
+        return None if len(knowledge.corpus.ids) else "the public text holds no token"
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        sent, origin = rehearsed(knowledge, 1, rng)[0]
+        if len(sent.ids) != len(origin) or (origin != np.arange(len(origin))).any():
+            raise UsageError("this defence does not replace tokens in their places", "use the channel attack")
+        model = self._model(transcript.size, int(rng.integers(2**31)))
+        self._train(model, sent, knowledge, budget, rng)
+        allowed = self._allowed(knowledge)
+        tokens = transcript.tokens
+        guess = np.full((len(tokens.ids), 1), NO_BELIEF, np.int64)
+        for numbers in batches(tokens, TOKENS):
+            if budget.left() <= 0:
+                break
+            shadows = stacked(tokens, numbers)
+            guess[places(tokens, numbers), 0] = _written(model, shadows, transcript.size, allowed).reshape(-1).numpy()
+        return Guess(running=guess)
+
+    def _model(self, size: int, seed: int) -> Any:
+        """With one token more than the vocabulary: the separator."""
+        from transformers import AutoModelForCausalLM, LlamaConfig
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if self.base is None:
+                config = LlamaConfig(
+                    vocab_size=size + 1, hidden_size=self.width, intermediate_size=3 * self.width,
+                    num_hidden_layers=self.layers, num_attention_heads=4, tie_word_embeddings=True,
+                )  # fmt: skip
+                return AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.float32)
+            if model.config.vocab_size != size:
+                raise UsageError(
+                    f"the language model has {model.config.vocab_size} tokens, the texts have {size}",
+                    "give a model with the vocabulary of the texts, or none",
+                )
+            model.resize_token_embeddings(size + 1, mean_resizing=False)
+            return model
+
+    def _train(
+        self, model: Any, sent: Sequences, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
+    ) -> None:
+        assert knowledge.corpus is not None
+        until, optimiser = (1 - SHARE) * budget.left(), torch.optim.AdamW(model.parameters(), lr=self.rate)
+        groups = list(batches(knowledge.corpus, TOKENS))
+        model.train()
+        for epoch in range(self.epochs):
+            for done, at in enumerate(rng.permutation(len(groups)).tolist()):
+                if budget.left() < until:
+                    return
+                shadows, originals = stacked(sent, groups[at]), stacked(knowledge.corpus, groups[at])
+                logits = _logits(model, shadows, originals[:, :-1], model.config.vocab_size - 1, shadows.shape[1])
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), originals.flatten())
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                budget.progress(SHARE * (epoch + done / len(groups)) / self.epochs)
+
+    def _allowed(self, knowledge: Knowledge) -> dict[int, Ids]:
+        if not self.restricted or knowledge.candidates is None:
+            return {}
+        return {int(row): one.members for one in knowledge.candidates.groups for row in one.rows}
+
+
+def _logits(model: Any, shadows: Tensor, written: Tensor, separator: int, last: int) -> Tensor:
+    """(b, last, v) of the last of the w + 1 originals that come after those written (b, w), for shadows (b, t)."""
+    b, t = shadows.shape
+    ids = torch.cat([shadows, torch.full((b, 1), separator), written], 1)
+    # the separator and the originals: each asks for the original of the shadow at its own position
+    positions = torch.cat([torch.arange(t), torch.arange(written.shape[1] + 1)])
+    # without a mask, transformers takes positions that begin again for another text, which sees nothing of the first
+    mask = torch.ones_like(ids)
+    provided = {"attention_mask": mask, "position_ids": positions.expand(b, -1), "logits_to_keep": last}
+    # a vocabulary for each place is most of the memory
+    result: Tensor = model(input_ids=ids, use_cache=False, **provided).logits
+    return result[:, :, :separator]
+
+
+@torch.inference_mode()
+def _written(model: Any, shadows: Tensor, separator: int, allowed: dict[int, Ids]) -> Tensor:
+    """(b, t) originals for shadows (b, t), greedily."""
+    model.eval()
+    written = shadows[:, :0]
+    for at in range(shadows.shape[1]):
+        logits = _logits(model, shadows, written, separator, 1)[:, 0]
+        for row, shadow in enumerate(shadows[:, at].tolist()):
+            if (members := allowed.get(shadow)) is not None:
+                kept = torch.full_like(logits[row], -torch.inf)
+                part = torch.from_numpy(members)
+                kept[part] = logits[row, part]
+                logits[row] = kept
+        written = torch.cat([written, logits.argmax(1, keepdim=True)], 1)
+    return written

@@ -1,0 +1,173 @@
+"""Channel: read sanitized text as a noisy channel's output (Shannon; Bayes' rule with a model of the language).
+
+A sanitizer replaces each word by a draw whose law is public (Kerckhoffs), and the attacker has public text. So the
+attacker sanitizes its own text, `rehearse`, and counts what became what:
+
+    p(token x | seen s)  ~  how often an x was sent as s, in the attacker's own text
+
+which has in it both the mechanism and how common each word is. A text is read as a whole: with pairs of neighbours from
+the same public text, the forward-backward algorithm weighs every candidate of a place by all candidates of the others.
+
+    alpha(t, x) = p(s_t | x) sum_w alpha(t-1, w) p(x | w),    p(x | w) = (1 - mix) p1(x) + mix count(w, x) / count(w)
+
+A seen token that the rehearsal never gave is read as itself: much of a sanitized text is the text.
+
+What it does not know: more of the language than pairs of neighbours, and what the mechanism does to words that the
+attacker's own text lacks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass import papers
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, summed
+from milkglass.papers import Paper
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Observation, Tokens, Transcript
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Channel:
+    """For each seen token the likeliest tokens behind it, (n, c), NO_BELIEF where there are fewer; p: (n, c) of each,
+    how likely it sends that seen token. share: (n,) of the public text's tokens."""
+
+    behind: Ids
+    p: Floats
+    share: Floats
+
+
+def became(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids]:
+    """Sorted s * n + x, and how often the rehearsals sent an x as s."""
+    keys = [np.empty(0, np.int64)]
+    for seen, origin in sent:
+        there = origin != NO_BELIEF
+        keys.append(seen.ids[origin[there]] * size + original.ids[there])
+    pairs, counts = np.unique(np.concatenate(keys), return_counts=True)
+    return pairs, counts.astype(np.int64)
+
+
+def learnt(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int, candidates: int) -> Channel:
+    """sent: rehearsals of the same text, each with the place at which every original token was sent."""
+    share = original.counts(size) / max(1, len(original.ids))
+    pairs, counts = became(original, sent, size)
+    seen_ids, behind = pairs // size, pairs % size
+    order = np.lexsort((-counts, seen_ids))
+    seen_ids, behind, counts = seen_ids[order], behind[order], counts[order].astype(np.float64)
+    place = np.arange(len(seen_ids)) - np.searchsorted(seen_ids, seen_ids)
+    kept = place < candidates
+    table = np.full((size, candidates), NO_BELIEF, np.int64)
+    p = np.zeros((size, candidates))
+    table[seen_ids[kept], place[kept]] = behind[kept]
+    times = np.bincount(behind, counts, size)  # how often each token was sent at all
+    p[seen_ids[kept], place[kept]] = counts[kept] / times[behind[kept]]
+    bare = table[:, 0] == NO_BELIEF
+    table[bare, 0], p[bare, 0] = np.flatnonzero(bare), 1.0
+    return Channel(table, p, share)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """p(x | w) of the public text. keys: sorted w * n + x; count: of each; times: (n,) of w."""
+
+    keys: Ids
+    count: Floats
+    times: Floats
+    share: Floats
+    mix: float
+
+    @classmethod
+    def of(cls, texts: Sequences, size: int, share: Floats, mix: float) -> Neighbours:
+        pairs = Bigrams.of(texts, size)
+        times = summed(pairs.left, pairs.count, size)
+        return cls(pairs.left * size + pairs.right, pairs.count, times, share, mix)
+
+    def between(self, left: Ids, right: Ids) -> Floats:
+        """(a, b) p(right | left); never zero."""
+        if not len(self.keys):
+            return np.tile(self.share[right] + 1e-9, (len(left), 1))
+        expected = left[:, None] * len(self.share) + right[None, :]
+        at = np.minimum(np.searchsorted(self.keys, expected), len(self.keys) - 1)
+        seen = np.where(self.keys[at] == expected, self.count[at], 0.0)
+        provided = seen / np.maximum(self.times[left], 1.0)[:, None]
+        return np.asarray((1 - self.mix) * (self.share[right] + 1e-9)[None, :] + self.mix * provided)
+
+
+def posterior(ids: Ids, channel: Channel, neighbours: Neighbours) -> list[tuple[Ids, Floats]]:
+    """For each place of one text its candidates and how likely each is, by forward-backward."""
+    rows = [channel.behind[one][channel.behind[one] != NO_BELIEF] for one in ids.tolist()]
+    emitted = [channel.p[one][: len(part)] for one, part in zip(ids.tolist(), rows, strict=True)]
+    moves = [neighbours.between(a, b) for a, b in zip(rows, rows[1:], strict=False)]
+    forward = [emitted[0] * (channel.share[rows[0]] + 1e-9)]
+    for move, here in zip(moves, emitted[1:], strict=True):
+        forward.append(_unit(forward[-1]) @ move * here)
+    backward = [np.ones(len(rows[-1]))]
+    for move, here in zip(reversed(moves), reversed(emitted[1:]), strict=True):
+        backward.append(_unit(move @ (backward[-1] * here)))
+    both = zip(rows, forward, reversed(backward), strict=True)
+    return [(part, _unit(one * other)) for part, one, other in both]
+
+
+def read(tokens: Sequences, channel: Channel, neighbours: Neighbours, guess: Ids, budget: Budget) -> Ids:
+    """guess (tokens, k), with the likeliest candidates of each place of the texts that there is time for."""
+    at = 0
+    for number, text in enumerate(tokens):
+        if budget.left() <= 0:
+            break
+        for place, (part, likely) in enumerate(posterior(text, channel, neighbours) if len(text) else []):
+            best = np.argsort(-likely, kind="stable")[: guess.shape[1]]
+            guess[at + place, : len(best)] = part[best]
+        at += len(text)
+        budget.progress((number + 1) / len(tokens))
+    return guess
+
+
+def rehearsed(knowledge: Knowledge, count: int, rng: np.random.Generator) -> list[tuple[Sequences, Ids]]:
+    """The public text as the attacker's own copy of the mechanism sends it, `count` times; none without a copy."""
+    if knowledge.rehearse is None or knowledge.corpus is None:
+        return []
+    return [knowledge.rehearse(knowledge.corpus, seed) for seed in rng.integers(2**31, size=count).tolist()]
+
+
+def _unit(values: Floats) -> Floats:
+    return np.asarray(values / max(float(values.sum()), 1e-300))
+
+
+@dataclass(frozen=True)
+class ChannelAttack(Attack):
+    """rehearsals: how often the public text is sanitized. candidates: tokens weighed at each place. mix: how much
+    neighbours count beside frequency, fixed before anything was graded. k: ranks of the guess."""
+
+    rehearsals: int = 3
+    candidates: int = 40
+    mix: float = 0.8
+    k: int = 10
+
+    name: ClassVar[str] = "channel"
+    title: ClassVar[str] = "Noisy channel"
+    paper: ClassVar[Paper] = papers.ours(
+        "Bayes' rule over an attacker's own rehearsal of the mechanism, with the forward-backward algorithm"
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
+    assumes: ClassVar[frozenset[str]] = frozenset({"corpus", "rehearse"})
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        assert knowledge.corpus is not None
+        return None if len(knowledge.corpus.ids) else "the public text holds no token"
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.corpus is not None
+        channel = learnt(knowledge.corpus, rehearsed(knowledge, self.rehearsals, rng), transcript.size, self.candidates)
+        neighbours = Neighbours.of(knowledge.corpus, transcript.size, channel.share, self.mix)
+        guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
+        guess[:, 0] = transcript.tokens.ids  # of what time does not reach: as it was sent
+        return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))

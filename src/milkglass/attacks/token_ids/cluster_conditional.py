@@ -1,0 +1,53 @@
+"""The cluster-conditional guess: each scrambled id is the commonest public token of its cluster.
+
+Schemes that mix each embedding with k - 1 others promise that an attacker, even one who finds the cluster, is left with
+one chance in k. That would be so if all members of a cluster were equally common. They are not: a cluster holds
+neighbours in meaning, a common word among rare ones (a plural, a misspelling, an archaic form), and whoever guesses the
+commonest of them every time is right as often as common words are sent. On MiniLM at k = 10 that is 46 % of running
+tokens on SST-2 and 52 % on Enron with a public text of the same kind, 34 % with another kind, not 10 %. This guess uses
+no observation of ids, no bigrams, no weights: it is what the cluster alone gives away, the floor that every report
+prints next to 1/k.
+
+Members are ordered by their counts in the attacker's public text; those that it lacks come last, in no order (by id).
+All rows of a cluster get the same list, on purpose: which row is which is exactly what this guess does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from milkglass import papers
+from milkglass.papers import Paper
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Observation, Transcript, Weights
+
+
+@dataclass(frozen=True)
+class ClusterConditional(Attack):
+    """k: how many members are listed."""
+
+    k: int = 10
+
+    name: ClassVar[str] = "cluster-conditional"
+    title: ClassVar[str] = "The commonest token of each cluster"
+    paper: ClassVar[Paper] = papers.ours(
+        "Milkglass' own: what the promise of one chance in k takes for granted",
+        "measured against Lin et al., Findings of ACL 2025, section 4",
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
+    assumes: ClassVar[frozenset[str]] = frozenset({"candidates", "corpus"})
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.candidates is not None
+        assert knowledge.corpus is not None
+        counts = knowledge.corpus.counts(transcript.size)
+        table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
+        for group in knowledge.candidates.groups:
+            order = np.lexsort((group.members, -counts[group.members]))[: self.k]
+            table[group.rows, : len(order)] = group.members[order]
+        return Guess(table=table)

@@ -1,0 +1,87 @@
+"""Cribs: what a scrambled id stands for, known without any inference, and that seeds the decipherment.
+
+- *Leaked pairs*: a text that the attacker knows in both forms (Kerckhoffs' known plaintext).
+- *Places*: a token that opens or closes every text ([CLS], [SEP], begin-of-text, all of a chat template or a system
+  prompt) does so in the scrambled texts too. Where nearly all sequences on both sides begin with the same ids, these
+  stand for each other. A template that the attacker knows but has no text of can be given as ids.
+- *Rows left as they are*: special tokens are permuted and not mixed by most schemes, so their candidates are one alone.
+
+What this module does not know: whether the public text was wrapped as the client wraps. Runs of different lengths are
+therefore trusted at their outermost place only, and never against the candidates or against each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.knowledge import Candidates, Group
+
+NEARLY_ALL = 0.98
+LONGEST = 2000  # places of boilerplate looked at
+FEWEST = 20  # sequences below which agreement may be chance
+
+
+def constant(texts: Sequences, backwards: bool = False) -> Ids:
+    """The ids with which nearly all non-empty sequences begin; or end, last one first."""
+    lengths = texts.lengths[texts.lengths > 0]
+    ends = np.cumsum(texts.lengths)[texts.lengths > 0]
+    result: list[int] = []
+    if len(lengths) < FEWEST:
+        return np.empty(0, np.int64)
+    for at in range(min(LONGEST, int(lengths.max()))):
+        long = lengths > at
+        places = ends[long] - 1 - at if backwards else (ends - lengths)[long] + at
+        kinds, counts = np.unique(texts.ids[places], return_counts=True)
+        best = int(counts.argmax())
+        if counts[best] < NEARLY_ALL * len(lengths):
+            break
+        result.append(int(kinds[best]))
+    return np.array(result, np.int64)
+
+
+def placed(private: Sequences, public: Sequences, template: tuple[int, ...] = ()) -> Ids:
+    """(p, 2) scrambled and public ids that stand at the same constant places."""
+    pairs: list[Ids] = []
+    for backwards in (False, True):
+        here, there = constant(private, backwards), constant(public, backwards)
+        if template and not backwards:
+            there = np.array(template, np.int64)
+            here = here[: len(there)]
+            there = there[: len(here)]
+        if len(here) != len(there):
+            here, there = here[:1], there[:1]
+        both = min(len(here), len(there))
+        pairs.append(np.stack([here[:both], there[:both]], axis=1))
+    return np.concatenate(pairs).astype(np.int64)
+
+
+def consistent(pairs: Ids, allowed: Candidates | None = None, aliases: int = 1) -> Ids:
+    """Those pairs, each once, that contradict no other pair and no candidate. aliases: ids of a token."""
+    pairs = np.unique(pairs.reshape(-1, 2), axis=0)
+    for side in (0, 1):
+        _, where, times = np.unique(pairs[:, side], return_inverse=True, return_counts=True)
+        pairs = pairs[times[where] <= (aliases if side else 1)]
+    if allowed is None or not len(pairs):
+        return pairs
+    readings = {int(row): group.members for group in allowed.groups for row in group.rows.tolist()}
+    fits = [int(a) not in readings or int(b) in readings[int(a)] for a, b in pairs.tolist()]
+    return pairs[np.array(fits, bool)]
+
+
+def pinned(candidates: Candidates, pairs: Ids, aliases: int = 1) -> Candidates:
+    """Each pair a group of its own; its ids leave all others, a public one when all its aliases are known. A row left
+    with no candidate drops out, and so does a group with nothing in it."""
+    known, times = np.unique(pairs[:, 1], return_counts=True)
+    spent = known[times >= aliases]
+    groups = [Group(pair[:1], pair[1:]) for pair in pairs]
+    values = [np.zeros((1, 1)) for _ in pairs]
+    for group, likelihood in zip(candidates.groups, candidates.likelihood, strict=True):
+        rows, members = ~np.isin(group.rows, pairs[:, 0]), ~np.isin(group.members, spent)
+        if rows.any() and members.any():
+            weights = None if group.weights is None else group.weights[np.ix_(rows, members)]
+            groups.append(replace(group, rows=group.rows[rows], members=group.members[members], weights=weights))
+            values.append(likelihood[np.ix_(rows, members)])
+    return Candidates(tuple(groups), tuple(values))

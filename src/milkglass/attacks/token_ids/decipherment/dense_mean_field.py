@@ -1,0 +1,185 @@
+"""The same annealed mean field without candidate sets: any frequent id may stand for any frequent token.
+
+Everything against everything is too much, and too soft at first to agree on anything, so the matrix grows: the
+commonest ids settle first, on frequency and on each other, and then serve as context for the rarer ones.
+Knows nothing of groups; see decipherment.py for the formula and block_assignment.py for the form with groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, PublicBigrams
+from milkglass.attacks.token_ids.decipherment.frequency import FrequencyFit
+from milkglass.attacks.token_ids.decipherment.mean_field import Between, between
+from milkglass.sequences import Ids
+
+Soft = NDArray[np.float32]
+Step = Callable[[float], bool]  # told the share that is done, says whether to go on
+
+ROUNDS = 12
+
+
+@dataclass(frozen=True)
+class GrowthSchedule:
+    """The schedule. sizes, sweeps: ids taken in at each stage, and sweeps then. spare, margin: `spare` times as many
+    public tokens and `margin` more stand against them. The rest is as in Decipherment."""
+
+    sizes: tuple[int, ...] = (60, 150, 400, 1000, 2500)
+    sweeps: tuple[int, ...] = (20, 15, 12, 10, 8)
+    spare: float = 1.5
+    margin: int = 60
+    tau: Between = (0.3, 0.5)
+    patience: Between = (15.0, 40.0)
+    doubt: Between = (0.5, 0.2)
+    temperature: Between = (1.5, 0.7)
+    alpha: float = 3.0
+    second: float = 0.5
+    inertia: float = 0.3
+
+
+@dataclass(frozen=True)
+class MeanFieldState:
+    """rows: (K,) scrambled ids; columns: (C,) public ids; scores: (K, C); belief: (K, C)."""
+
+    rows: Ids
+    columns: Ids
+    scores: Soft
+    belief: Soft
+
+
+@dataclass(frozen=True)
+class _Channel:
+    """One distance in one direction. edges: (K, K + p) scrambled counts; votes: (C, C + p) what each neighbour says."""
+
+    edges: sp.csr_matrix
+    votes: sp.csr_matrix
+    weight: float
+
+
+def settle(
+    seen: NDArray[np.float64],
+    texts: dict[int, Bigrams],
+    public: PublicBigrams,
+    pins: Ids,
+    growth: GrowthSchedule,
+    step: Step,
+    aliases: int = 1,
+) -> MeanFieldState | None:
+    """seen: (n',) counts of scrambled ids; texts: their bigrams by distance; pins: (p, 2) known pairs. aliases: how
+    many scrambled ids a token has.
+
+    None: no id occurs that is not known already.
+    """
+    tokens, (known, times) = np.arange(len(public.share)), np.unique(pins[:, 1], return_counts=True)
+    known = known[times >= aliases]
+    free_rows, free_columns = np.setdiff1d(np.flatnonzero(seen), pins[:, 0]), np.setdiff1d(tokens, known)
+    by_count = free_rows[np.argsort(-seen[free_rows], kind="stable")]
+    by_share = free_columns[np.argsort(-public.share[free_columns], kind="stable")]
+    fit = FrequencyFit.of(seen, public, free_rows, free_columns, aliases)
+    if not len(by_count):
+        return None
+    stages = [min(k, len(by_count)) for k in growth.sizes]
+    stages = stages[: 1 + next((i for i, k in enumerate(stages) if k == len(by_count)), len(stages))]
+    total, done = sum(growth.sweeps[: len(stages)]), 0
+    state: MeanFieldState | None = None
+    for k, sweeps in zip(stages, growth.sweeps, strict=False):
+        rows = by_count[:k]
+        columns = by_share[: int(k * growth.spare / aliases) + growth.margin]
+        channels = _channels(texts, len(seen), public, rows, columns, pins, growth)
+        state = _taken_in(state, rows, columns, fit, growth, done / max(total - 1, 1), aliases)
+        for _ in range(sweeps):
+            state = _sweep(state, channels, public, fit, growth, done / max(total - 1, 1), aliases)
+            done += 1
+            if not step(done / total):
+                return state
+    return state
+
+
+def _channels(
+    texts: dict[int, Bigrams],
+    ids: int,
+    public: PublicBigrams,
+    rows: Ids,
+    columns: Ids,
+    pins: Ids,
+    growth: GrowthSchedule,
+) -> list[_Channel]:
+    all_rows, all_columns = np.concatenate([rows, pins[:, 0]]), np.concatenate([columns, pins[:, 1]])
+    size = len(public.share)
+    loud = sp.diags(1 / (growth.alpha * public.share[all_columns]))
+    out = []
+    for distance, weight in ((1, 1.0), (2, growth.second)):
+        seen, words = _matrix(texts[distance], ids), _matrix(public.bigrams[distance], size)
+        for edges, votes in ((seen, words), (seen.T.tocsr(), words.T.tocsr())):
+            part = (votes[columns][:, all_columns] @ loud).tocsr().astype(np.float32)
+            out.append(_Channel(edges[rows][:, all_rows].astype(np.float32), part, weight))
+    return out
+
+
+def _matrix(pairs: Bigrams, size: int) -> sp.csr_matrix:
+    return sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(size, size))
+
+
+def _taken_in(
+    old: MeanFieldState | None,
+    rows: Ids,
+    columns: Ids,
+    fit: FrequencyFit,
+    growth: GrowthSchedule,
+    share: float,
+    aliases: int,
+) -> MeanFieldState:
+    scores = fit.scores(rows[:, None], columns[None], between(growth.tau, share)).astype(np.float32)
+    belief = _balanced(scores, growth.temperature[0], aliases)
+    if old is not None:  # ids are taken in by rank, so the old ones come first
+        belief[: len(old.rows)] = 0
+        belief[: len(old.rows), : len(old.columns)] = old.belief
+    return MeanFieldState(rows, columns, scores, belief)
+
+
+def _sweep(
+    state: MeanFieldState,
+    channels: list[_Channel],
+    public: PublicBigrams,
+    fit: FrequencyFit,
+    growth: GrowthSchedule,
+    share: float,
+    aliases: int,
+) -> MeanFieldState:
+    known = channels[0].edges.shape[1] - len(state.rows)
+    belief = np.zeros((len(state.rows) + known, len(state.columns) + known), np.float32)
+    belief[: len(state.rows), : len(state.columns)] = state.belief
+    belief[len(state.rows) :, len(state.columns) :] = np.eye(known, dtype=np.float32)
+    doubt = between(growth.doubt, share)
+    base = (growth.alpha / (public.counts[state.columns] + growth.alpha)).astype(np.float32)
+    evidence = np.zeros(state.belief.shape, np.float32)
+    for one in channels:
+        heard = (one.votes @ np.ascontiguousarray(belief.T)).T  # (K + p, C)
+        heard += 1
+        heard *= (1 - doubt) * base
+        heard += doubt
+        evidence += one.weight * (one.edges @ np.ascontiguousarray(np.log(heard)))
+    patience = between(growth.patience, share)
+    weight = (patience / (patience + fit.seen[state.rows])).astype(np.float32)[:, None]
+    prior = fit.scores(state.rows[:, None], state.columns[None], between(growth.tau, share)).astype(np.float32)
+    scores = prior + evidence * weight
+    fresh = _balanced(scores, between(growth.temperature, share), aliases)
+    return MeanFieldState(
+        state.rows, state.columns, scores, growth.inertia * state.belief + (1 - growth.inertia) * fresh
+    )
+
+
+def _balanced(scores: Soft, temperature: float, aliases: int) -> Soft:
+    """Sinkhorn and Knopp: rows sum to 1, columns to at most `aliases`."""
+    belief = np.exp((scores - scores.max(1, keepdims=True)) / np.float32(temperature))
+    for _ in range(ROUNDS):
+        belief /= belief.sum(1, keepdims=True)
+        belief /= np.maximum(belief.sum(0, keepdims=True) / np.float32(aliases), 1)
+    belief /= belief.sum(1, keepdims=True)
+    return belief

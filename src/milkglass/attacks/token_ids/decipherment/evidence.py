@@ -1,0 +1,161 @@
+"""What a reader says of scrambled ids that are not certain yet, added up over the places at which each stands.
+
+attacks/token_ids/language.py has the formula. A board has one line for each uncertain id, with its options side by
+side.
+
+What this module does not know: any model; how the candidates were found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.attacks.token_ids.decipherment.bigrams import Floats
+from milkglass.attacks.token_ids.decipherment.decipherment import UNLIKELIEST, confidence
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.knowledge import Candidates, Group
+
+CHOICES = 40  # members of a group that are weighed; of a larger one the likeliest
+HIGHEST = 30.0  # of logarithms of ratios
+START, LEAST, STEPS = 0.5, 0.05, 50  # of the search for the doubt
+
+
+@dataclass(frozen=True)
+class EvidenceTable:
+    """line: (n',) the line of each scrambled id, -1 for those left alone. group, row: (lines,). column, member, prior:
+    (lines, w), the last a logarithm, -inf where a line has fewer options. stake: (n',) running tokens that one more
+    place of an id may set right. total: (lines, w) evidence so far. seen: (lines,) from how many places.
+    """
+
+    line: Ids
+    group: Ids
+    row: Ids
+    column: Ids
+    member: Ids
+    prior: Floats
+    stake: Floats
+    contexts: int
+    total: Floats = field(repr=False)
+    seen: Ids = field(repr=False)
+
+    @classmethod
+    def of(
+        cls, found: Candidates, texts: Sequences, certain: float, share: Floats, contexts: int, size: int | None = None
+    ) -> EvidenceTable:
+        """certain: ids whose likeliest option has more are left alone. share: (n,) log P of public ids. contexts: at
+        how many places of one id to look. size: n', None for n."""
+        size = len(share) if size is None else size
+        counts, sure = texts.counts(size), confidence(found, size)
+        open_ = (counts > 0) & (sure < certain)
+        where = [
+            (number, row)
+            for number, group in enumerate(found.groups)
+            if len(group.members) > 1
+            for row in np.flatnonzero(open_[group.rows]).tolist()
+        ]
+        widths = [min(CHOICES, len(found.groups[number].members)) for number, _ in where]
+        shape = (len(where), max(widths, default=1))
+        column, member, prior = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -np.inf)
+        line = np.full(size, -1)
+        for here, ((number, row), width) in enumerate(zip(where, widths, strict=True)):
+            group = found.groups[number]
+            line[group.rows[row]] = here
+            column[here, :width] = np.argsort(-found.likelihood[number][row], kind="stable")[:width]
+            member[here] = group.members[column[here, 0]]  # fills what is left over; its prior forbids it
+            member[here, :width] = group.members[column[here, :width]]
+            prior[here, :width] = share[member[here, :width]]
+        prior -= np.logaddexp.reduce(prior, axis=1, keepdims=True)
+        stake = np.where(line >= 0, (1 - sure) * counts / np.maximum(1, np.minimum(counts, contexts)), 0.0)
+        numbers, rows = np.array(where, np.int64).reshape(-1, 2).T
+        total, seen = np.zeros(shape), np.zeros(shape[0], np.int64)
+        return cls(line, numbers, rows, column, member, prior, stake, contexts, total, seen)
+
+    def urgent(self, texts: Sequences, rng: np.random.Generator) -> Ids:
+        """Numbers of the texts that hold uncertain ids, by how much is at stake for their length."""
+        gain = np.bincount(texts.owner, self.stake[texts.ids], len(texts)) / np.maximum(texts.lengths, 1)
+        order = rng.permutation(len(texts))
+        order = order[np.argsort(-gain[order], kind="stable")]
+        return order[gain[order] > 0].astype(np.int64)
+
+    def needed(self, texts: Sequences, numbers: Ids) -> Ids:
+        """Those of the texts that still hold an id not yet looked at often enough."""
+        expected = np.append(self.seen < self.contexts, False)  # the last one: left alone
+        hits = np.bincount(texts.owner, expected[self.line[texts.ids]], len(texts))
+        return numbers[hits[numbers] > 0]
+
+    def asked(self, ids: Ids) -> NDArray[np.bool_]:
+        """(m,) at which of these scrambled ids to look."""
+        return np.append(self.seen < self.contexts, False)[self.line[ids]]
+
+    def hear(self, ids: Ids, scores: Floats, doubt: float) -> None:
+        """ids: (m,) scrambled. scores: (m, w) for their options: log P(option | context) / P(option), up to a constant
+        for each place."""
+        lines = self.line[ids]
+        prior = self.prior[lines]
+        ratio = scores - np.logaddexp.reduce(scores + prior, axis=1, keepdims=True)
+        words = np.log(doubt + (1 - doubt) * np.exp(np.minimum(ratio, HIGHEST)))
+        np.add.at(self.total, lines, np.where(np.isfinite(prior), words, 0.0))
+        np.add.at(self.seen, lines, 1)
+
+    def evidence(self, patience: float) -> Floats:
+        """(lines, w) what was heard, damped: logarithms of ratios."""
+        return patience / (patience + self.seen[:, None]) * self.total
+
+    def weighed(self, evidence: Floats, belief: Floats) -> tuple[Floats, float]:
+        """The evidence, as far as it can be believed, and the share rho of ids of which it says nothing.
+
+        belief: (lines, w) from elsewhere. An id's ratio, averaged over what is believed of it, is taken as drawn from
+        rho * 1 + (1 - rho) * ratio; rho by maximum likelihood. Where nothing is believed, rho stays at START."""
+        ratio = evidence - np.logaddexp.reduce(evidence + self.prior, axis=1, keepdims=True)
+        factor = np.exp(np.minimum(ratio, HIGHEST))
+        agreed = (belief * factor).sum(1)
+        rho = START
+        for _ in range(STEPS):
+            useful = (1 - rho) * agreed / (rho + (1 - rho) * agreed)
+            rho = float(np.clip(1 - useful.mean(), LEAST, 1.0))
+        return np.log(rho + (1 - rho) * factor), rho
+
+    def belief(self, likelihood: Sequence[Floats]) -> Floats:
+        """(lines, w) what the candidates' logarithms say of the options."""
+        result = np.full(self.prior.shape, -np.inf)
+        for here, (number, row) in enumerate(zip(self.group.tolist(), self.row.tolist(), strict=True)):
+            width = int(np.isfinite(self.prior[here]).sum())
+            result[here, :width] = np.maximum(likelihood[number][row, self.column[here, :width]], UNLIKELIEST)
+        return np.exp(result - np.logaddexp.reduce(result, axis=1, keepdims=True))
+
+    def give(self, found: Floats, heard: list[Floats], told: Ids, groups: tuple[Group, ...]) -> None:
+        """Writes `found`, (lines, w), over an earlier round's, `heard` (one (r, m) a group), where at least as many
+        places (`told`, (n,)) were looked at. Options not weighed get what the worst one got."""
+        for here in np.flatnonzero(self.seen).tolist():
+            number, row = int(self.group[here]), int(self.row[here])
+            scrambled = groups[number].rows[row]
+            if self.seen[here] < told[scrambled]:
+                continue
+            width = int(np.isfinite(self.prior[here]).sum())
+            evidence = found[here, :width]
+            heard[number][row] = evidence.min()
+            heard[number][row, self.column[here, :width]] = evidence
+            told[scrambled] = self.seen[here]
+
+
+def restricted(candidates: Candidates, groups: tuple[Group, ...], size: int) -> list[Floats]:
+    """The candidates' likelihood for `groups`, each a part of one of theirs; 0 for one that they do not have."""
+    whose, row = np.full(size, -1), np.zeros(size, np.int64)
+    for number, group in enumerate(candidates.groups):
+        whose[group.rows], row[group.rows] = number, np.arange(len(group.rows))
+    result = []
+    for part in groups:
+        number = int(whose[part.rows[0]])
+        members = candidates.groups[number].members if number >= 0 else np.empty(0, np.int64)
+        if not np.isin(part.members, members).all():
+            result.append(np.zeros((len(part.rows), len(part.members))))
+            continue
+        order = np.argsort(members, kind="stable")
+        columns = order[np.searchsorted(members, part.members, sorter=order)]
+        values = candidates.likelihood[number][np.ix_(row[part.rows], columns)]
+        result.append(np.maximum(values, UNLIKELIEST).astype(np.float64))
+    return result

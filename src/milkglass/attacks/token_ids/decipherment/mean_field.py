@@ -1,0 +1,133 @@
+"""The annealed mean field inside groups of candidates: sweep after sweep, every id listens to its neighbours.
+
+See decipherment.py for the formula. Here it is arithmetic on flat arrays: everything that does not change from sweep to
+sweep (which public bigrams a scrambled one could be, their counts over what chance would give) is worked out once, and
+a sweep is two `bincount`s and a logarithm for each direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams, summed
+from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment
+from milkglass.attacks.token_ids.decipherment.profiles import Ratios
+from milkglass.sequences import Ids
+
+Between = tuple[float, float]  # at the first sweep and at the last, geometric in between
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """sweeps; doubt: rho, the share of neighbours to be wrong about; temperature: of the soft assignment; inertia: how
+    much of the last sweep's belief stays."""
+
+    sweeps: int
+    doubt: Between
+    temperature: Between
+    inertia: float
+
+    def share(self, sweep: int) -> float:
+        return sweep / max(self.sweeps - 1, 1)
+
+
+def between(pair: Between, share: float) -> float:
+    return float(pair[0] * (pair[1] / pair[0]) ** share)
+
+
+@dataclass(frozen=True)
+class Message:
+    """One distance in one direction. to, hears, slot: by hit, the slot, the cell of the neighbour, and its strength;
+    cell, edges, base, floor: by slot, see `evidence`."""
+
+    slot: Ids
+    hears: Ids
+    strength: Floats
+    cell: Ids
+    edges: Floats
+    base: Floats
+    floor: Floats | float
+    weight: float
+
+    @classmethod
+    def of(
+        cls,
+        blocks: BlockAssignment,
+        meeting: BigramJoin,
+        side: int,
+        public: PublicBigrams,
+        alpha: float,
+        ratios: Ratios | None,
+        weight: float,
+    ) -> Message:
+        other = 1 - side
+        cell = meeting.slot_cell[side]
+        floor: Floats | float = 1.0
+        if ratios is not None:
+            next_to = blocks.group[meeting.ends[other]][meeting.slot_edge[side]]
+            floor = ratios.at(blocks.member[cell], next_to)
+        return cls(
+            meeting.hit_slot[side],
+            meeting.hit_cell[other],
+            meeting.hit_count / (alpha * public.share[blocks.member[meeting.hit_cell[other]]]),
+            cell,
+            meeting.count[meeting.slot_edge[side]],
+            alpha / (public.counts[blocks.member[cell]] + alpha),
+            floor,
+            weight,
+        )
+
+    def evidence(self, belief: Floats, doubt: float) -> Floats:
+        """(cells,) sum over neighbours of count * log(rho + (1 - rho) P(neighbour | reading) / P(neighbour))."""
+        heard = summed(self.slot, belief[self.hears] * self.strength, len(self.cell))
+        ratio = self.base * (self.floor + heard)
+        return summed(self.cell, self.weight * self.edges * np.log(doubt + (1 - doubt) * ratio), len(belief))
+
+
+def voices(
+    blocks: BlockAssignment,
+    texts: Mapping[int, Bigrams],
+    public: PublicBigrams,
+    alpha: float,
+    weights: Mapping[int, float],
+    ratios: Mapping[tuple[int, int], Ratios],
+) -> list[Message]:
+    """texts: the scrambled bigrams by distance; weights: by distance, what each counts."""
+    result = []
+    for distance, weight in weights.items():
+        if weight:
+            meeting = BigramJoin.of(blocks, texts[distance], public.bigrams[distance])
+            result += [
+                Message.of(blocks, meeting, side, public, alpha, ratios.get((distance, side)), weight)
+                for side in (0, 1)
+            ]
+    return result
+
+
+def settle(
+    blocks: BlockAssignment,
+    prior: Floats,
+    heard: list[Message],
+    patience: Floats,
+    schedule: Schedule,
+    step: Callable[[float], bool],
+) -> Floats:
+    """(cells,) final scores. prior: (cells,) log likelihoods from elsewhere. patience: (cells,) by how much evidence
+    is damped. step: told the share that is done, says whether to go on."""
+    scores = prior
+    belief = blocks.balanced(prior, schedule.temperature[0])
+    for sweep in range(schedule.sweeps):
+        share = schedule.share(sweep)
+        doubt = between(schedule.doubt, share)
+        evidence = np.zeros(len(prior))
+        for voice in heard:
+            evidence += voice.evidence(belief, doubt)
+        scores = prior + patience * evidence
+        fresh = blocks.balanced(scores, between(schedule.temperature, share))
+        belief = schedule.inertia * belief + (1 - schedule.inertia) * fresh
+        if not step((sweep + 1) / schedule.sweeps):
+            break
+    return scores

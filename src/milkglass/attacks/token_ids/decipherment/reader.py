@@ -1,0 +1,172 @@
+"""A causal language model that reads texts of public ids, its own or another tokenizer's.
+
+A model with a vocabulary of its own reads *text*. Public ids are therefore spelled: each has a fixed row of the
+reader's ids where it follows a space, and another where it continues a word (`##` pieces, marks that cling to what
+precedes them, whatever follows an opening bracket). A text of public ids is the concatenation of these rows, so the
+state from which a public id is predicted is known for each place, and of a public id it is the *first* of its reader's
+ids that is judged. Where the reader is the public model, each id spells itself.
+
+    at(place, b) = h . H[first(b)] - log mean over other places of softmax(h' . H)[first(b)]
+
+h is the reader's state before the place, H its head: up to a constant for each place the logarithm of
+P(first(b) | what precedes) / P(first(b)), since a token that is common everywhere says nothing of this place.
+
+What it does not know: scrambled ids, candidates, what follows a place, the rest of a public id that takes several of
+the reader's. A spelling put together of pieces is not always the one that the reader was trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from milkglass.attacks.forward import batches, body, places, public_head, stacked
+from milkglass.attacks.token_ids.decipherment.bigrams import Floats
+from milkglass.models.view import Model
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.guess import NO_BELIEF
+
+CLINGING = frozenset(".,;:!?')]}%")  # written without a space before
+OPENING = frozenset("'([{$#")  # and without one after
+WINDOW = 256  # a longer text is read in parts
+LEAST = 1e-7  # a probability, below which a token's mean is not believed
+FEW = 512  # places from which the mean is taken
+BATCH = 1024  # ids
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """rows: for each of (after a space, joined on) a row of the reader's ids by public id. first: (2, n) their first
+    ones. clings, opens: (n,) joined to what precedes, to what follows. silent: (n,) spelled as nothing.
+    """
+
+    rows: tuple[list[Ids], list[Ids]]
+    first: Ids
+    clings: NDArray[np.bool_]
+    opens: NDArray[np.bool_]
+    silent: NDArray[np.bool_]
+
+    @classmethod
+    def itself(cls, size: int) -> Spelling:
+        rows = list(np.arange(size, dtype=np.int64)[:, None])
+        no = np.zeros(size, np.bool_)
+        return cls((rows, rows), np.tile(np.arange(size, dtype=np.int64), (2, 1)), no, no, no)
+
+    @classmethod
+    def between(cls, own: Tokenizer, reader: Tokenizer, size: int, anchor: int) -> Spelling:
+        """anchor: a public id that is a word; what another id adds behind it is how that one is written."""
+        head = len(own.decode([anchor]))
+        added = [text[head:] for text in own.decode_batch([[anchor, i] for i in range(size)])]
+        bare = [text.strip() for text in added]
+        special = [i for i, one in own.get_added_tokens_decoder().items() if one.special and i < size]
+        silent = np.array([not text for text in bare], np.bool_)
+        silent[special] = True
+        rows = tuple(
+            [np.array(one.ids, np.int64) for one in reader.encode_batch(texts, add_special_tokens=False)]
+            for texts in ([f" {text}" for text in bare], bare)
+        )
+        silent |= np.array([not len(a) or not len(b) for a, b in zip(*rows, strict=True)], np.bool_)
+        first = np.array([[row[0] if len(row) else 0 for row in one] for one in rows], np.int64)
+        clings = np.array([not a.startswith(" ") or b in CLINGING for a, b in zip(added, bare, strict=True)], np.bool_)
+        return cls((rows[0], rows[1]), first, clings, np.array([b in OPENING for b in bare], np.bool_), silent)
+
+    def written(self, ids: Ids, begin: int) -> tuple[Ids, Ids, NDArray[np.bool_]]:
+        """The reader's ids after `begin`; (t,) from which of them each is predicted, NO_BELIEF if it's not written;
+        (t,) whether it is joined to what precedes, whatever it is."""
+        parts, at, joined, length, open_ = [np.array([begin])], np.full(len(ids), NO_BELIEF), [], 1, True
+        for number, one in enumerate(ids.tolist()):
+            joined.append(open_)
+            if one == NO_BELIEF or self.silent[one]:
+                continue
+            row = self.rows[int(open_ or self.clings[one])][one]
+            at[number] = length - 1
+            length += len(row)
+            open_ = bool(self.opens[one])
+            parts.append(row)
+        return np.concatenate(parts), at, np.array(joined, np.bool_)
+
+
+@dataclass(frozen=True)
+class ReadBatch:
+    """A batch that was read. where: (m,) places among all tokens. states: (m, d) before each. joined: (m,)."""
+
+    where: Ids
+    states: torch.Tensor
+    joined: NDArray[np.bool_]
+
+    def of(self, which: NDArray[np.bool_]) -> ReadBatch:
+        """Some of the places."""
+        return ReadBatch(self.where[which], self.states[torch.from_numpy(which)], self.joined[which])
+
+
+@dataclass(frozen=True)
+class CausalReader:
+    """model: a body. head: (V, d). begin: the id before every text."""
+
+    model: torch.nn.Module
+    head: torch.Tensor
+    spelling: Spelling
+    begin: int
+
+    @classmethod
+    def of(cls, model: Model, spelling: Spelling) -> CausalReader:
+        begin = model.config.get("bos_token_id")
+        if begin is None:
+            begin = model.config.get("eos_token_id")
+        first = begin[0] if isinstance(begin, list) else begin
+        with torch.random.fork_rng(devices=[]):  # a model is made with random weights before it gets its own
+            return cls(body(model), public_head(model), spelling, int(first or 0))
+
+    @torch.inference_mode()
+    def reads(self, texts: Sequences, numbers: Ids) -> Iterator[ReadBatch]:
+        """texts: what is believed, in public ids, NO_BELIEF for nothing; those `numbers`, the shortest first."""
+        starts = np.cumsum(texts.lengths) - texts.lengths
+        longest = min(WINDOW, int(getattr(self.model.config, "max_position_embeddings", WINDOW)))
+        lines, at, joined, where = [], [], [], []
+        for number in numbers.tolist():
+            ids = texts.ids[starts[number] : starts[number] + texts.lengths[number]]
+            line, states, joins = self.spelling.written(ids, self.begin)
+            for cut in range(0, len(line), longest):
+                inside = (states >= cut) & (states < cut + longest)
+                lines.append(line[cut : cut + longest])
+                at.append(states[inside] - cut)
+                joined.append(joins[inside])
+                where.append(starts[number] + np.flatnonzero(inside))
+        whole, requested = Sequences.of(lines), Sequences.of(at)
+        everywhere, joins = np.concatenate([np.empty(0, np.int64), *where]), np.concatenate([[], *joined]).astype(bool)
+        for part in batches(whole, BATCH):
+            hidden = self.model(input_ids=stacked(whole, part)).last_hidden_state
+            rows = np.repeat(np.arange(len(part)), requested.lengths[part])
+            if not len(rows):
+                continue
+            here = np.concatenate(
+                [places(requested, part[[i]]) for i in range(len(part)) if requested.lengths[part[i]]]
+            )
+            yield ReadBatch(everywhere[here], hidden[rows, requested.ids[here]].float(), joins[here])
+
+    @torch.inference_mode()
+    def common(self, states: torch.Tensor) -> Floats:
+        """(V,) the logarithm of how likely each of its ids is on average."""
+        total = sum((torch.softmax(part @ self.head.T, 1).sum(0) for part in states.split(64)), torch.zeros(1))
+        return np.log(total.double().numpy() / max(1, len(states)) + LEAST)
+
+    @torch.inference_mode()
+    def at(self, read: ReadBatch, options: Ids, common: Floats) -> Floats:
+        """(m, w): see above. options: (m, w) public ids for each place."""
+        joined = read.joined[:, None] | self.spelling.clings[options]
+        first = self.spelling.first[joined.astype(np.int64), options]
+        result = torch.einsum("md,mwd->mw", read.states, self.head[torch.from_numpy(first)])
+        return result.double().numpy() - common[first]
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    result = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    result.no_padding()
+    result.no_truncation()
+    return result

@@ -1,0 +1,168 @@
+"""SDA: substitution deciphering with a model that scores sentences (Lin et al. 2025, sections 5.2, C.4, Table 4).
+
+For each scrambled id the K_A nearest public tokens are candidates. A beam search goes through a sentence from left to
+right; each extension is scored by a classifier that was trained to tell real text from text whose every token was
+replaced by one of its own K_A nearest tokens. The best sentence at the end is the guess.
+
+    training set   real public sentences (1), and each with every token replaced at random from its K_A neighbours (0)
+    score(prefix)  the classifier's log-odds of "real", plus for each token log softmax(cosine / 0.05) over its K_A
+
+The last term is ours (`prior`; 0 is the paper's): without it a sentence that nearest neighbours read rightly is read
+wrongly wherever the model likes another one better, even where nothing was obfuscated at all.
+
+The scoring model is the public model with a new head, as BERT is in the paper. A sentence costs tokens x beam x K_A
+passes through it; within a budget a random part of the sentences is read, the others keep their nearest neighbours.
+With `steps` the training is of one length on every machine. All that is drawn at random comes from the attack's own
+generator, and the model runs without dropout: attacks beside it in the same process change nothing.
+
+What it does not know: that an id in one sentence is the same token in every other.
+attacks/token_ids/decipherment/decipherment.py does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass import papers
+from milkglass.attacks.embeddings.knn import nearest, same_width
+from milkglass.attacks.forward import batches, body, stacked
+from milkglass.attacks.token_ids.decipherment import cribs
+from milkglass.models.view import Model
+from milkglass.papers import Paper
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Observation, Tokens, Transcript, Weights
+
+TEMPERATURE = 0.05  # of cosines
+
+
+class Scorer(torch.nn.Module):
+    """Ids (b, t) to the log-odds (b,) that a sentence is real: the public model, its mean state, one linear layer."""
+
+    def __init__(self, public: Model, rng: np.random.Generator) -> None:
+        super().__init__()
+        self.body = body(public)
+        self.read = torch.nn.Linear(self.body.config.hidden_size, 1)
+        bound = self.read.in_features**-0.5
+        with torch.no_grad():
+            for part in self.read.parameters():  # as torch draws them, but not from the generator that all share
+                part.copy_(torch.from_numpy(rng.uniform(-bound, bound, part.shape)))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.read(self.body(input_ids=ids).last_hidden_state.mean(1))[:, 0]
+
+
+@dataclass(frozen=True)
+class SDA(Attack):
+    """candidates: K_A. beam: sentences kept at each step. training: share of the budget for the scoring model. steps:
+    batches that it is trained on at most, None for all of its epochs. prior: weight of the cosines."""
+
+    candidates: int = 3
+    beam: int = 5
+    learning_rate: float = 2e-5
+    batch_size: int = 32
+    epochs: int = 10
+    steps: int | None = None
+    training: float = 0.5
+    prior: float = 1.0
+
+    name: ClassVar[str] = "sda"
+    title: ClassVar[str] = "Beam search with a scoring model"
+    paper: ClassVar[Paper] = papers.OBFUSLM.but(
+        "The beam's width, which the paper does not give, is 5.",
+        "The scoring model starts from the public model.",
+        "Cosines count as well as the scoring model (prior = 0 is the paper's).",
+        "Candidates are the nearest by cosine, not those of the better of two attacks.",
+        "Ids that open or close every text are known by their place.",
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens})
+    assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus"})
+    needs: ClassVar[float] = 240.0
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        assert knowledge.corpus is not None
+        if not len(knowledge.corpus.ids):
+            return "the public text holds no token"
+        return same_width(transcript, knowledge)
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.public_model is not None
+        assert knowledge.corpus is not None
+        tokens = transcript.tokens
+        fixed = cribs.consistent(cribs.placed(tokens, knowledge.corpus))
+        likely, prior = self.options(transcript, knowledge.public_model.table, fixed)
+        scorer = self.train(knowledge.public_model, knowledge.corpus, fixed[:, 1], budget, rng)
+        reading = likely[tokens.ids, 0].copy()
+        starts = np.cumsum(tokens.lengths) - tokens.lengths
+        order = rng.permutation(len(tokens))
+        for done, number in enumerate(order.tolist(), 1):
+            if budget.left() <= 0:
+                break
+            place = slice(starts[number], starts[number] + tokens.lengths[number])
+            reading[place] = self.search(scorer, likely[tokens.ids[place]], prior[tokens.ids[place]])
+            budget.progress(self.training + (1 - self.training) * done / len(order))
+        return Guess(running=reading[:, None])
+
+    def options(self, transcript: Transcript, table: torch.Tensor, fixed: Ids) -> tuple[Ids, NDArray[np.float64]]:
+        """(n, K_A) the public ids that each id sent may stand for, nearest first, and the logarithm of how likely each
+        is by its cosine alone. fixed: (p, 2), ids of which that is known."""
+        used = np.unique(transcript.tokens.ids)
+        rows = transcript.table[torch.from_numpy(used)]
+        result = nearest(rows, table, self.candidates)
+        cosines = torch.nn.functional.cosine_similarity(rows[:, None], table[result], dim=2)
+        likely = np.zeros((transcript.size, self.candidates), np.int64)
+        prior = np.zeros((transcript.size, self.candidates))
+        likely[used] = result.numpy()
+        prior[used] = self.prior * torch.log_softmax(cosines.double() / TEMPERATURE, 1).numpy()
+        likely[fixed[:, 0]], prior[fixed[:, 0]] = fixed[:, 1:], 0.0
+        return likely, prior
+
+    def train(self, public: Model, corpus: Sequences, fixed: Ids, budget: Budget, rng: np.random.Generator) -> Scorer:
+        """Real sentences against sentences of neighbours, until the epochs, the steps or this part of the budget are
+        over. fixed: public ids that nothing replaces."""
+        scorer = Scorer(public, rng)
+        table = public.table
+        words = np.unique(corpus.ids)
+        near = np.zeros((len(table), self.candidates), np.int64)
+        near[words] = nearest(table[torch.from_numpy(words)], table, self.candidates + 1).numpy()[:, 1:]  # not itself
+        near[fixed] = fixed[:, None]
+        optimiser = torch.optim.AdamW(scorer.parameters(), lr=self.learning_rate, weight_decay=0.0)
+        left, provided = budget.left(), self.training * budget.left()
+        groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // self.batch_size))]
+        done = 0
+        for _ in range(self.epochs):
+            for number in rng.permutation(len(groups)).tolist():
+                if done == self.steps or left - budget.left() >= provided:
+                    return scorer.eval()
+                done += 1
+                real = stacked(corpus, groups[number])
+                drawn = rng.integers(self.candidates, size=real.shape)
+                false = torch.from_numpy(near[real.numpy(), drawn])
+                scores = scorer(torch.cat([real, false]))
+                expected = torch.cat([torch.ones(len(real)), torch.zeros(len(false))])
+                loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, expected)
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                optimiser.step()
+        return scorer.eval()
+
+    @torch.inference_mode()
+    def search(self, scorer: Scorer, likely: Ids, prior: NDArray[np.float64]) -> Ids:
+        """likely, prior: (t, K_A). The best of the beam: (t,)."""
+        beams, so_far = np.empty((1, 0), np.int64), np.zeros(1)
+        for options, weights in zip(likely, prior, strict=True):
+            if (options == options[0]).all():  # known by its place
+                options, weights = options[:1], weights[:1]
+            longer = np.concatenate([np.repeat(beams, len(options), 0), np.tile(options, len(beams))[:, None]], 1)
+            weighed = np.repeat(so_far, len(options)) + np.tile(weights, len(beams))
+            scores = scorer(torch.from_numpy(longer)).numpy() + weighed
+            best = np.argsort(-scores, kind="stable")[: self.beam]
+            beams, so_far = longer[best], weighed[best]
+        return beams[0]

@@ -1,0 +1,134 @@
+"""Text in context: where an id names a cluster and no token, read each place by its neighbours (our own attack).
+
+With shared rows an id of a cluster is drawn anew at each occurrence, so the ids of one cluster are one letter that
+stands now for this token, now for that one: no substitution, and nothing that is learnt of an id at one place holds at
+another. What crosses is the sequence of clusters. A hidden Markov model reads it: states are the members of the
+cluster, and the public text says which follows which,
+
+    P(b | a) = (count(a, b) + T(a) P(b)) / (count(a) + T(a)),     T(a) how many different tokens follow a
+
+(Witten and Bell), P(b) the token's share of the public text. Forward and backward sums give the posterior of every
+member at every place, all texts by themselves; the guess ranks the members by it.
+
+**What it does not know.** More than one token to each side; the order of clusters beyond that. A language model that
+reads whole texts would read more (language.py, which aggregates over ids and so cannot be used here).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from milkglass import papers
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams
+from milkglass.papers import Paper
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Candidates, Knowledge
+from milkglass.threat.observations import Observation, Tokens, Transcript
+
+
+@dataclass(frozen=True)
+class TextInContext(Attack):
+    """k: how many members are listed."""
+
+    k: int = 10
+
+    name: ClassVar[str] = "text-in-context"
+    title: ClassVar[str] = "Clusters read in context"
+    paper: ClassVar[Paper] = papers.ZERO_FREQUENCY.but(
+        "Theirs is the estimate of the transitions; the hidden Markov model over clusters is ours."
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
+    assumes: ClassVar[frozenset[str]] = frozenset({"candidates", "corpus"})
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        if not knowledge.shared:
+            return "an id is the same token wherever it occurs: decipherment uses that"
+        return None
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        """Texts that the budget does not reach are read as the commonest member of each cluster."""
+        assert knowledge.candidates is not None
+        assert knowledge.corpus is not None
+        chain = Chain.of(knowledge.candidates, knowledge.corpus, transcript.size, knowledge.tokens(transcript.size))
+        tokens = transcript.tokens
+        result = np.full((len(tokens.ids), self.k), NO_BELIEF, np.int64)
+        at = 0
+        for number, text in enumerate(tokens):
+            for place, belief in enumerate(chain.read(text, budget.left() > 0)):
+                members = chain.members(int(text[place]))
+                order = np.argsort(-belief, kind="stable")[: self.k]
+                result[at + place, : len(order)] = members[order]
+            at += len(text)
+            budget.progress((number + 1) / len(tokens))
+        return Guess(running=result)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """group: (n',) the number of each scrambled id's group, -1 for none. follows: (n, n) public bigrams. share: (n,)
+    of the public text. kinds, total: (n,) how many different tokens follow each, how many in all."""
+
+    candidates: Candidates
+    group: Ids
+    follows: sp.csr_matrix
+    share: Floats
+    kinds: Floats
+    total: Floats
+    steps: dict[tuple[int, int], Floats] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, candidates: Candidates, corpus: Sequences, ids: int, tokens: int) -> Chain:
+        """ids: n'. tokens: n."""
+        group = np.full(ids, -1, np.int64)
+        for number, one in enumerate(candidates.groups):
+            group[one.rows] = number
+        public, pairs = PublicBigrams.of(corpus, tokens, ()), Bigrams.of(corpus, tokens)
+        follows = sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(tokens, tokens))
+        kinds = np.bincount(pairs.left, minlength=tokens).astype(np.float64)
+        total = np.bincount(pairs.left, pairs.count, tokens).astype(np.float64)
+        return cls(candidates, group, follows, public.share, kinds, total)
+
+    def members(self, scrambled: int) -> Ids:
+        number = int(self.group[scrambled])
+        return np.empty(0, np.int64) if number < 0 else self.candidates.groups[number].members
+
+    def step(self, before: int, after: int) -> Floats:
+        """(a, b) P(b | a) for the members of two ids' groups."""
+        key = (int(self.group[before]), int(self.group[after]))
+        if key not in self.steps:
+            a, b = self.members(before), self.members(after)
+            counts = self.follows[a][:, b].toarray()
+            kinds = np.maximum(self.kinds[a], 1.0)[:, None]
+            self.steps[key] = (counts + kinds * self.share[b][None]) / (self.total[a][:, None] + kinds)
+        return self.steps[key]
+
+    def read(self, text: Ids, neighbours: bool) -> list[NDArray[np.float64]]:
+        """For each place the belief in each member, (m,); neighbours: whether to listen to them."""
+        own = [self.share[self.members(int(one))] for one in text]
+        if not neighbours or len(text) < 2:
+            return own
+        forward = self._swept(text, own)
+        backward: list[Floats] = [np.ones(len(own[-1]))]
+        for before, after in zip(text[-2::-1].tolist(), text[:0:-1].tolist(), strict=True):
+            words = backward[-1]
+            if self.group[before] >= 0 and self.group[after] >= 0:
+                back = self.step(before, after) @ words
+                backward.append(back / max(float(back.sum()), 1e-300))
+            else:
+                backward.append(np.ones(len(self.members(before))))
+        return [one * other for one, other in zip(forward, backward[::-1], strict=True)]
+
+    def _swept(self, text: Ids, own: list[Floats]) -> list[Floats]:
+        result = [own[0] / max(float(own[0].sum()), 1e-300)]
+        for place, (before, after) in enumerate(zip(text.tolist(), text[1:].tolist(), strict=False), 1):
+            known = self.group[before] >= 0 and self.group[after] >= 0
+            now = result[-1] @ self.step(before, after) if known else own[place]
+            result.append(now / max(float(now.sum()), 1e-300))
+        return result

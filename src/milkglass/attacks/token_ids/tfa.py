@@ -1,0 +1,120 @@
+"""TFA: the id that is sent most often is the commonest token (Zanella-Beguelin et al. 2020; ObfusLM, 5.2 and Table 5).
+
+Both vocabularies are ranked by how often they occur, the scrambled ids in what was sent, the public ones in a text of
+the attacker's, and the ranks are matched: the classical attack on a substitution, of one symbol at a time. It needs no
+model. It fails on all but the few commonest tokens, since ranks lie closer together than two texts agree.
+
+Two forms, `match`:
+
+    "nearest"   ObfusLM's paper (appendix E): for each id alone the public tokens of the nearest relative frequency,
+                |count(a) / all sent - count(b) / all public|; several ids may get one token
+    "rank"      ours: the same idea under the constraint that no token is used twice, which nearest frequency breaks
+
+What is matched by nothing is said to be so:
+- Ties (the hundreds of ids seen once) are in no order. They fall to the lower id on both sides, which is chance.
+- Ids that were never sent get no guess, and tokens that the public text lacks are never guessed.
+
+- With r aliases a token takes r ranks, or each of its ids stands for r times its count.
+- A token that opens or closes every text, such as [CLS], is known by its place
+  (attacks/token_ids/decipherment/cribs.py) and takes no rank: in texts of other lengths it is commoner or rarer, and
+  would shift every rank after it. `match = "nearest", places = False` is the paper's attack.
+
+What it does not know: neighbours and candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+
+from milkglass import papers
+from milkglass.attacks.token_ids.decipherment import cribs
+from milkglass.errors import UsageError
+from milkglass.papers import Paper
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Observation, Tokens, Transcript
+
+Match = Literal["rank", "nearest"]
+
+
+@dataclass(frozen=True)
+class TFA(Attack):
+    """k: how many ranks are guessed, the id's own first, then those nearest to it, the commoner ones first. places:
+    whether tokens that are known by their place are taken out first. match: see above."""
+
+    k: int = 10
+    places: bool = True
+    match: Match = "rank"
+
+    name: ClassVar[str] = "tfa"
+    title: ClassVar[str] = "Token frequency attack"
+    paper: ClassVar[Paper] = papers.UPDATE_LEAKAGE.at(
+        "as an attack on ids: Lin et al., Findings of ACL 2025, section 5.2"
+    ).but(
+        'Ranks are matched, so that no token is guessed twice; match = "nearest" is the paper\'s.',
+        "Tokens that open or close every text are known by their place and take no rank.",
+    )
+    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
+    assumes: ClassVar[frozenset[str]] = frozenset({"corpus"})
+
+    def __post_init__(self) -> None:
+        if self.match not in get_args(Match):
+            raise UsageError(f"match is {self.match!r}", f"give one of {', '.join(get_args(Match))}")
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        assert knowledge.corpus is not None
+        here = transcript.tokens.counts(transcript.size)
+        there = knowledge.corpus.counts(knowledge.tokens(transcript.size))
+        known = np.empty((0, 2), np.int64)
+        if self.places:
+            known = cribs.consistent(cribs.placed(transcript.tokens, knowledge.corpus))
+            here[known[:, 0]], there[known[:, 1]] = 0, 0
+        table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
+        sent, public = by_rank(here), np.repeat(by_rank(there), knowledge.aliases)
+        if len(public):
+            table[sent] = (
+                by_nearest(here * knowledge.aliases, there, sent, self.k, int(here.sum()))
+                if self.match == "nearest"
+                else self.around(sent, public)
+            )
+        table[known[:, 0], 0] = known[:, 1]
+        return Guess(table=table)
+
+    def around(self, sent: Ids, public: Ids) -> Ids:
+        """(s, k) for each id sent the public one of its rank, then those of the ranks beside it."""
+        steps = np.arange(1, self.k // 2 + 1)
+        beside = np.concatenate([[0], np.stack([-steps, steps], axis=1).reshape(-1)])[: self.k]
+        ranks = np.arange(len(sent))[:, None] + beside
+        inside = (ranks >= 0) & (ranks < len(public))
+        guesses = np.where(inside, public[np.clip(ranks, 0, len(public) - 1)], NO_BELIEF)
+        # what falls off the table must not take a better rank from what lies on it
+        order = np.argsort(~inside[:, 1:], axis=1, kind="stable")
+        guesses[:, 1:] = np.take_along_axis(guesses[:, 1:], order, axis=1)
+        return guesses
+
+
+def by_rank(counts: Ids) -> Ids:
+    """The ids that occur, commonest first; ties by id."""
+    order = np.argsort(-counts, kind="stable")
+    return order[: int((counts > 0).sum())].astype(np.int64)
+
+
+def by_nearest(here: Ids, there: Ids, sent: Ids, k: int, total: int | None = None) -> Ids:
+    """(s, k) for each of the ids `sent` the public ones of the nearest relative frequency, ties by id; here, there:
+    counts by scrambled and by public id. total: of all that was sent, where `here` is no count but what one alias
+    stands for. Ids of one count have one answer, so it is found once a count.
+    """
+    public = np.flatnonzero(there)
+    counts, which = np.unique(here[sent], return_inverse=True)
+    result = np.full((len(counts), k), NO_BELIEF, np.int64)
+    total = int(here.sum()) if total is None else total
+    shares = there[public] * total  # both sides times both totals: whole numbers, so that ties are exact
+    for row, count in enumerate((counts * there.sum()).tolist()):
+        closest = np.argsort(np.abs(shares - count), kind="stable")[:k]
+        result[row, : len(closest)] = public[closest]
+    return result[which]

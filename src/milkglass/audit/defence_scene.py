@@ -1,0 +1,203 @@
+"""The scene of any defence that was split into two halves: what its client sends for the private texts, what rests on
+its server, and what attackers know of it.
+
+Scrambled tables have a scene of their own (scene.py), which an audit of a key builds too. Here: sanitized words, which
+are other words in other places, and hidden states, one for each token.
+
+What this module does not know: which attacks are run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.audit.scene import WORDS, Adversary, Scene, assemble
+from milkglass.client.codec.codec import Codec
+from milkglass.client.data.dataset import Example
+from milkglass.client.data.texts import PrivateTexts, encoded, pieces
+from milkglass.defences.obfuscated_tables import TableClient, key_from
+from milkglass.defences.sanitized_text import SanitizedClient
+from milkglass.errors import UsageError
+from milkglass.hidden_states.client import EncoderClient
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.view import Model
+from milkglass.schemes.catalogue import scheme_named
+from milkglass.schemes.mixture import Promise
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.defence import Client, Server
+from milkglass.threat.guess import NO_BELIEF
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Observation, Tokens, Transcript
+from milkglass.threat.truth import Truth, content_tokens
+
+WHO = "same kind of text"  # an attacker's name
+NOTHING = Promise(1, 0, {}, 0, 0, 0)
+Rehearsal = Callable[[Sequences, int], tuple[Sequences, Ids]]
+
+
+def scene_of(
+    base: Checkpoint, client: Client, server: Server, private: Sequence[str], public: Mapping[str, Sequence[str]]
+) -> Scene:
+    """private: the texts that are sent. public: those of each attacker, by name; one attacker more has none. A text
+    that is private is taken from the attackers."""
+    others = {who: [one for one in texts if one not in set(private)] for who, texts in public.items()}
+    if isinstance(client, TableClient) and client.told["name"] != "plain":
+        return _of_table(base, client, private, others)
+    if isinstance(client, TableClient | SanitizedClient):
+        return _of_words(base, client, server, private, others)
+    if isinstance(client, EncoderClient):
+        return _of_states(base, client, server, private, others)
+    raise UsageError(f"there is no scene for a {type(client).__name__}", "add it to audit/defence_scene.py")
+
+
+def _of_table(
+    base: Checkpoint, client: TableClient, private: Sequence[str], public: Mapping[str, Sequence[str]]
+) -> Scene:
+    info = dict(client.told)
+    key = key_from(base, scheme_named(info.pop("name"), info), client.secret)
+    known = {who: encoded(client.codec, _examples(texts)).original for who, texts in public.items()}
+    return assemble(key, client.codec, base, encoded(client.codec, _examples(private)), known)
+
+
+def _examples(texts: Sequence[str]) -> list[Example]:
+    return [Example(number, "text", one) for number, one in enumerate(texts, 1)]
+
+
+def _of_words(
+    base: Checkpoint,
+    client: TableClient | SanitizedClient,
+    server: Server,
+    private: Sequence[str],
+    public: Mapping[str, Sequence[str]],
+) -> Scene:
+    """Ids are the public ones. Where words are replaced, a text's pieces are told apart by the words they are of."""
+    sent, original, origin = crossed(client, private)
+    public_ids = {who: crossed(client, texts)[1] for who, texts in public.items()}
+    truth = replace(_truth(client.codec, sent, original, public_ids), origin=origin)
+    knowledge = {}
+    for who, texts in public.items():
+        rehearse = _rehearsal(client, texts) if isinstance(client, SanitizedClient) else None
+        knowledge[who] = Knowledge(corpus=public_ids[who], rehearse=rehearse)
+    return _scene(base, client.codec, (*server.rest(), Tokens(sent)), truth, knowledge, dict(client.told))
+
+
+def _of_states(
+    base: Checkpoint,
+    client: EncoderClient,
+    server: Server,
+    private: Sequence[str],
+    public: Mapping[str, Sequence[str]],
+) -> Scene:
+    codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
+    ids = client.reader.encode(private, cut=True).ids
+    known = {who: client.reader.encode(texts, cut=True).ids for who, texts in public.items()}
+    noise = client.defence.added_noise
+    knowledge = {who: Knowledge(corpus=one, observe=client.observe, noise=noise) for who, one in known.items()}
+    seen = (*server.rest(), *client.send(private))
+    scene = _scene(base, codec, seen, _truth(codec, ids, ids, known), knowledge, {"name": client.defence.name})
+    return replace(scene, broken=client.defence.broken)
+
+
+def _scene(
+    base: Checkpoint,
+    codec: Codec,
+    seen: tuple[Observation, ...],
+    truth: Truth,
+    known: Mapping[str, Knowledge],
+    told: Mapping[str, Any],
+) -> Scene:
+    size, public = len(codec.sigma), Model.open(base.folder)
+
+    def simulate(seed: int) -> tuple[Model, Ids]:
+        return public, np.arange(size, dtype=np.int64)
+
+    bare = Knowledge(public_model=public, simulate=simulate)
+    adversaries = [Adversary("model only", "has the public model and no text", bare)]
+    for who, one in known.items():
+        provided = replace(bare, corpus=one.corpus, observe=one.observe, rehearse=one.rehearse, noise=one.noise)
+        adversaries.append(Adversary(who, f"has {WORDS.get(who, who)}", provided))
+    own = truth.tokens
+    plain = np.zeros(len(own.ids), np.bool_)
+    texts = PrivateTexts(truth.sent, own, plain, plain)
+    return Scene(
+        Transcript(seen, size), truth, tuple(adversaries), texts, NOTHING, told, base.folder.name, truth.content
+    )
+
+
+def _truth(codec: Codec, sent: Sequences, original: Sequences, public: Mapping[str, Sequences]) -> Truth:
+    size = len(codec.sigma)
+    counts = np.sum([one.counts(size) / max(1, len(one.ids)) for one in (original, *public.values())], axis=0)
+    content = content_tokens(counts, pieces(codec, size))
+
+    def read(ids: Ids) -> str:
+        return str(codec.tokenizer.decode(ids.tolist()))
+
+    return Truth(codec.inverse, codec.visible, content, read, sent, original)
+
+
+# --- words and the pieces they are sent as ----------------------------------------------------------------------------
+def crossed(
+    client: TableClient | SanitizedClient, texts: Sequence[str]
+) -> tuple[Sequences, Sequences, NDArray[np.int64] | None]:
+    """What is sent for these texts, what they are, both in public ids, and where each of their tokens was sent."""
+    if not isinstance(client, SanitizedClient):
+        ids = Sequences.of(client.codec.encode(texts, truncate=True).ids)
+        return ids, ids, None
+    parts = client.parts(texts)
+    before, own = _pieces(client.codec, [one for one, _ in parts])
+    after, other = _pieces(client.codec, [one for _, one in parts])
+    return after, before, _places(own, other)
+
+
+def _rehearsal(client: SanitizedClient, texts: Sequence[str]) -> Rehearsal:
+    """The same mechanism on the attacker's own texts, with draws of the attacker's own."""
+
+    def rehearse(corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
+        own = replace(client, secret=hashlib.sha256(f"milkglass attacker {seed}".encode()).digest())
+        sent, original, origin = crossed(own, texts)
+        if not np.array_equal(original.ids, corpus.ids):
+            raise ValueError("only the attacker's own text can be rehearsed")
+        assert origin is not None
+        return sent, origin
+
+    return rehearse
+
+
+def _pieces(codec: Codec, parts: Sequence[Sequence[str]]) -> tuple[Sequences, Ids]:
+    """The ids of texts that are given in parts, and (total, 3) of each token: its text, its part, its place there.
+    Special tokens are parts of their own, before the first and after the last."""
+    batch = codec.tokenizer(
+        ["".join(one) for one in parts],
+        padding=False,
+        truncation=True,
+        max_length=codec.limit,
+        return_offsets_mapping=True,
+        return_special_tokens_mask=True,
+        split_special_tokens=True,
+        verbose=False,
+    )
+    where = []
+    for number, subset in enumerate(parts):
+        ends = np.cumsum([len(one) for one in subset])
+        starts = np.array([start for start, _ in batch["offset_mapping"][number]], np.int64)
+        part = np.searchsorted(ends, starts, side="right")
+        special = np.array(batch["special_tokens_mask"][number], np.bool_)
+        last = len(starts) - 1
+        part[special] = np.where(np.flatnonzero(special) < last / 2, -1, len(subset))
+        places = np.arange(len(part))
+        begins = np.concatenate([[True], part[1:] != part[:-1]])
+        place = places - np.maximum.accumulate(np.where(begins, places, 0))
+        where.append(np.stack([np.full(len(part), number), part, place], 1))
+    return Sequences.of(batch["input_ids"]), np.concatenate(where).astype(np.int64)
+
+
+def _places(own: Ids, other: Ids) -> Ids:
+    """For each row of `own` the place of the same row in `other`, or NO_BELIEF."""
+    at = {row: place for place, row in enumerate(map(tuple, other.tolist()))}
+    return np.array([at.get(row, NO_BELIEF) for row in map(tuple, own.tolist())], np.int64)

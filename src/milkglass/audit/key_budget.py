@@ -1,0 +1,102 @@
+"""The key's budget: how much comes back, the more text crosses under one key.
+
+The strongest attack is run again on the first 1,000, 3,000, 10,000 ... tokens of the private text, by each attacker who
+has text of their own. All runs start from the same candidates: the clusters are found from the table alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.audit.report.result import BudgetPoint
+from milkglass.audit.scene import Adversary, Scene
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.threat.knowledge import Candidates
+from milkglass.threat.observations import Outputs, Tokens, Transcript
+
+SHARES = (0.10, 0.25, 0.50)
+FIRST = 1000
+
+
+def sizes(total: int) -> list[int]:
+    """1,000, 3,000, 10,000, ... and all there is."""
+    steps = (round(FIRST * 10 ** (i / 2) / FIRST) * FIRST for i in range(20))
+    return [*(one for one in steps if one < 0.8 * total), total]
+
+
+def part(scene: Scene, tokens: int) -> tuple[Scene, int]:
+    """The scene with only the first texts, of at least `tokens` tokens together where there are so many."""
+    sent = scene.truth.sent
+    texts = int(np.searchsorted(np.cumsum(sent.lengths), tokens) + 1)
+    first = np.arange(min(texts, len(sent)))
+    kept = sent.chosen(first)
+    rest = tuple(one for one in scene.transcript.observations if not isinstance(one, Tokens | Outputs))
+    transcript = Transcript((*rest, Tokens(kept)), scene.transcript.size)
+    original = None if scene.truth.original is None else scene.truth.original.chosen(first)
+    truth = replace(scene.truth, sent=kept, original=original)
+    return replace(scene, transcript=transcript, truth=truth), len(kept.ids)
+
+
+def measure(
+    scene: Scene,
+    attack: Attack,
+    candidates: Candidates | None,
+    adversaries: Sequence[Adversary],
+    budget: Budget,
+    seed: int,
+) -> tuple[BudgetPoint, ...]:
+    """Stops where the budget is spent: a curve may end early, and an attacker may have none. The last attacker, who has
+    the most, is measured first; a point that the budget cut is none."""
+    points = []
+    for adversary in reversed(adversaries):
+        if adversary.knowledge.corpus is None:
+            continue
+        knowledge = replace(adversary.knowledge, candidates=candidates)
+        for size in sizes(len(scene.truth.sent.ids)):
+            subset, tokens = part(scene, size)
+            if budget.left() <= 0 or why_not(attack, subset.transcript, knowledge):
+                break
+            guess = attack.run(subset.transcript, knowledge, budget, np.random.default_rng(seed))
+            if budget.left() <= 0:
+                break
+            points.append(BudgetPoint(adversary.name, tokens, *_shares(subset, guess.at(subset.truth.sent)[:, 0])))
+    return tuple(points)
+
+
+def _shares(scene: Scene, reading: Ids) -> tuple[float, float]:
+    """Of the running and of the content tokens; nan where there are none."""
+    sent = scene.truth.tokens
+    counted = scene.truth.ordinary[sent.ids]
+    right = reading == sent.ids
+
+    def share(among: NDArray[np.bool_]) -> float:
+        return float(right[among].mean()) if among.any() else float("nan")
+
+    return share(counted), share(counted & scene.content[sent.ids])
+
+
+def spent(points: Sequence[BudgetPoint]) -> dict[str, dict[str, int]]:
+    """For each attacker after how many tokens each share of the content tokens is read: between two points by a line
+    over the logarithm of the tokens; where the first point is above it already, at that point. Shares that were never
+    reached are left out."""
+    result: dict[str, dict[str, int]] = {}
+    for name in dict.fromkeys(point.adversary for point in points):
+        own = sorted((p for p in points if p.adversary == name and p.content == p.content), key=lambda p: p.tokens)
+        reached = {f"{100 * share:.0f} %": crossing(own, share) for share in SHARES}
+        result[name] = {share: tokens for share, tokens in reached.items() if tokens is not None}
+    return result
+
+
+def crossing(points: Sequence[BudgetPoint], share: float) -> int | None:
+    for before, after in zip([None, *points], points, strict=False):
+        if after.content >= share:
+            if before is None:
+                return after.tokens
+            at = (share - before.content) / (after.content - before.content)
+            return round(before.tokens * (after.tokens / before.tokens) ** at)
+    return None

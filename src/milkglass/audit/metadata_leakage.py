@@ -1,0 +1,75 @@
+"""What whoever sees the ids knows without any attack, whatever scheme hides the embeddings.
+
+Lengths, repeated texts, the pattern in which ids repeat inside a text, and the size of what crosses the wire: a
+substitution keeps all of them. None of it needs the public model or any text. What the histogram of ids gives away is
+an attack's result (attacks/token_ids/tfa.py).
+
+What it does not know: when texts are sent, and how long an answer takes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from milkglass.sequences import Ids, Sequences
+
+LONG = 16  # tokens; a shorter text has few patterns to tell it by
+
+
+@dataclass(frozen=True)
+class MetadataLeakage:
+    """length_bits: entropy of the texts' lengths. repeated: share of the texts that came before, id for id. long: how
+    many distinct texts have 16 tokens or more. recognised: the share of those whose pattern of repeated ids no other
+    text of the file has, so that somebody with a copy of the text knows it again. sized: median error, as a share of
+    the length, of reading a text's length off the bytes of its request's body; TLS hides a body, not its size.
+    """
+
+    length_bits: float
+    repeated: float
+    long: int
+    recognised: float
+    sized: float
+
+
+def anyway(sent: Sequences) -> MetadataLeakage:
+    """nan where there is nothing to measure."""
+    texts = list(sent)
+    distinct = list({one.tobytes(): one for one in texts}.values())
+    long = [one for one in distinct if len(one) >= LONG]
+    seen = Counter(map(pattern, distinct))
+    return MetadataLeakage(
+        length_bits=entropy(sent.lengths),
+        repeated=1 - len(distinct) / len(texts) if texts else float("nan"),
+        long=len(long),
+        recognised=float(np.mean([seen[pattern(one)] == 1 for one in long])) if long else float("nan"),
+        sized=_sized(texts),
+    )
+
+
+def pattern(text: Ids) -> bytes:
+    """Each id replaced by the place where it first stood: what a substitution cannot change."""
+    _, first, where = np.unique(text, return_index=True, return_inverse=True)
+    return np.asarray(first[where], np.int64).tobytes()
+
+
+def entropy(values: Ids) -> float:
+    """Bits."""
+    if not len(values):
+        return float("nan")
+    _, counts = np.unique(values, return_counts=True)
+    shares = counts / counts.sum()
+    return max(0.0, float(-(shares * np.log2(shares)).sum()))
+
+
+def _sized(texts: list[Ids]) -> float:
+    """Of a request in JSON, as `classify` and `generate` send it: ids in decimal digits, a comma between."""
+    full = [one for one in texts if len(one)]
+    if not full:
+        return float("nan")
+    lengths = np.array([len(one) for one in full])
+    sizes = np.array([len(",".join(map(str, one.tolist()))) for one in full])
+    guessed = np.rint(sizes * (lengths.sum() / sizes.sum()))
+    return float(np.median(np.abs(guessed - lengths) / lengths))

@@ -1,0 +1,302 @@
+"""What the figures mean, in words: each warning says what raised it, why, and what can be changed.
+
+There is no all-clear. Attacks get better, and an attack that failed has shown nothing: the best that an audit can say
+is how much came back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from milkglass.attacks.embeddings.tuned_rows import TunedRows
+from milkglass.audit.outcome import AttackResult, strongest
+from milkglass.audit.report import state_findings
+from milkglass.audit.report.warning import Finding
+from milkglass.audit.scene import Scene
+from milkglass.sequences import Sequences
+from milkglass.threat.observations import Tokens, Weights
+
+
+def verdict(best: AttackResult | None, who: Mapping[str, str], cells: tuple[AttackResult, ...]) -> str:
+    """One or two sentences; never a comfort. who: what each attacker has, in words."""
+    if best is None:
+        return state_findings.words(who, cells) or "No attack was run to its end: this audit says nothing."
+    value, content = best.measures["tokens top-1"], best.measures["content top-1"]
+    much = "Most" if value.value >= 0.5 else "A good part" if value.value >= 0.1 else "Some"
+    carrying = f", {content} of those that carry content" if content.units else ""
+    said = f"{much} of your running text comes back: {value} of the tokens{carrying}, to an attacker who "
+    said += f"{who[best.adversary]}."
+    if unfinished(cells):
+        return f"Stronger attacks were not finished, so this figure is too low. {said}"
+    lone = not any(cell.joint and cell.state != "does not apply" for cell in cells)  # nobody starts from clusters here
+    if lone and (words := state_findings.words(who, cells)):
+        said += f" {words}"
+    late = [cell for cell in cells if cell.state == "not run" and cell.costly and (cell.joint or lone)]
+    if costly := sorted({cell.title for cell in late}):
+        return f"{said} Not begun in so short a budget, and likely to read more: {', '.join(costly).lower()}."
+    return said
+
+
+def unfinished(cells: tuple[AttackResult, ...]) -> list[str]:
+    """Titles of attacks that failed, were cut, or had no turn, of those that are begun in any audit; where one that
+    starts from the clusters ended, of those alone, since the others read less."""
+    begun = [cell for cell in cells if not cell.costly]
+    if any(cell.joint and cell.state == "done" and not cell.cut for cell in begun):
+        begun = [cell for cell in begun if cell.joint]
+    return sorted({cell.title for cell in begun if cell.cut or cell.state in ("failed", "not run")})
+
+
+def warnings(
+    scene: Scene, cells: tuple[AttackResult, ...], spent: Mapping[str, Mapping[str, int]]
+) -> tuple[Finding, ...]:
+    """All that apply, the gravest first."""
+    best = strongest(cells)
+    result = [
+        _broken(scene),
+        _running(scene, best, spent),
+        state_findings.named(scene, cells),
+        _clusters(cells),
+        _budget(spent),
+        _classes(best),
+        _weak(cells, best),
+        _nominal(scene, cells),
+        _members(scene),
+        _small(scene),
+        _repetition(scene),
+        _special(scene),
+        state_findings.lengths(scene),
+        _limits(cells),
+    ]
+    return tuple(one for one in result if one is not None)
+
+
+def _broken(scene: Scene) -> Finding | None:
+    if scene.broken is None:
+        return None
+    return Finding(
+        "This defence is broken",
+        f"always with {scene.scheme['name']}",
+        f"{scene.broken}.",
+        "Choose another. No figure of this page says that it holds.",
+    )
+
+
+def _why(scene: Scene) -> str:
+    """What crosses gives away."""
+    if scene.of_states:
+        return state_findings.WHY
+    if scene.promise.shared:
+        return (
+            "An id names a cluster and no token. Which of its tokens stands at a place is told by the clusters beside "
+            "it, each text by itself."
+        )
+    if scene.promise.aliases > 1:
+        return (
+            f"Each token has {scene.promise.aliases} scrambled ids for as long as the key is used. Counts are spread "
+            "over them, and each still has its token's neighbours: all texts under one key are one cipher."
+        )
+    return (
+        "Each token has one scrambled id for as long as the key is used. So all texts under one key are one "
+        "substitution cipher, and frequencies and neighbours solve it, jointly over everything that was sent."
+    )
+
+
+def _running(scene: Scene, best: AttackResult | None, spent: Mapping[str, Mapping[str, int]]) -> Finding | None:
+    if best is None or best.value("content top-1") < 0.1:
+        return None
+    return Finding(
+        "An attacker reads your text",
+        f"the strongest attack ({best.title}) reads 10 % or more of the content tokens: here "
+        f"{best.measures['content top-1']}",
+        _why(scene),
+        "What must not be read must not be sent: leave it out, or replace it before encoding. "
+        + (
+            state_findings.CHANGE
+            if scene.of_states
+            else "A larger k or a smaller epsilon moves this figure by a few points only. "
+            "A new key would not help: the first texts are read already."
+            if _at_once(spent)
+            else "A larger k or a smaller epsilon moves this figure by a few points only. "
+            "A new key for each job lowers it where each job is small."
+        ),
+    )
+
+
+def _clusters(cells: tuple[AttackResult, ...]) -> Finding | None:
+    solved = [cell for cell in cells if cell.in_group is not None]
+    best = max(solved, key=lambda cell: cell.in_group or 0.0, default=None)
+    if best is None or (best.in_group or 0) < 0.5:
+        return None
+    return Finding(
+        "The clusters are known",
+        f"half of the vocabulary or more is placed in its right cluster: here {100 * (best.in_group or 0):.1f} %",
+        "Each scrambled embedding is a mixture of the public embeddings of its cluster. Sparse least squares finds "
+        "which: what stays hidden is only the order inside a cluster.",
+        "Nothing in the scheme's parameters prevents this. A larger k leaves more to guess.",
+    )
+
+
+def _budget(spent: Mapping[str, Mapping[str, int]]) -> Finding | None:
+    passed = said(spent)
+    if not passed:
+        return None
+    return Finding(
+        "More text under one key is read better",
+        f"an attacker reads 10 % of the content tokens or more after some number of tokens: here {passed}",
+        "All texts under one key are one cipher. `milkglass key status` counts what was encoded under a key.",
+        "Nothing: so much is read of the first texts already that a new key would not help."
+        if _at_once(spent)
+        else "Make a new key before that much is sent.",
+    )
+
+
+def _at_once(spent: Mapping[str, Mapping[str, int]]) -> bool:
+    """Whether half of the content is read at the first point measured, where smaller shares are reached as well."""
+    return any(shares.get("50 %") == shares.get("10 %") is not None for shares in spent.values())
+
+
+def _classes(best: AttackResult | None) -> Finding | None:
+    if best is None:
+        return None
+    read = {
+        name: one for name, one in best.by_class.items() if name in ("number", "name", "rare word") and one.value >= 0.2
+    }
+    if not read:
+        return None
+    return Finding(
+        "Names, numbers or rare words come back",
+        "20 % or more of one of these classes is read: here "
+        + ", ".join(f"{name}s {one}" for name, one in read.items()),
+        "They are what usually makes a text private. Tokens are pieces of words: a name counts as read piece by piece.",
+        "Replace them before encoding (`milkglass sanitize`), or leave such texts out.",
+    )
+
+
+def _weak(cells: tuple[AttackResult, ...], best: AttackResult | None) -> Finding | None:
+    weak = [cell for cell in cells if cell.attack in ("knn", "knn+", "ednn") and cell.state == "done"]
+    if best is None or not weak:
+        return None
+    most = max(cell.value("tokens top-1") for cell in weak)
+    if best.value("tokens top-1") < 1.5 * most:
+        return None
+    return Finding(
+        "The published attacks understate this",
+        "the strongest attack reads half as much again as nearest neighbours: here "
+        f"{100 * best.value('tokens top-1'):.1f} % against {100 * most:.1f} %",
+        "Papers judge a defence by nearest neighbours, which look at one token at a time. Whoever attacks you won't.",
+        "Judge by the strongest figure.",
+    )
+
+
+def _nominal(scene: Scene, cells: tuple[AttackResult, ...]) -> Finding | None:
+    k = int(scene.scheme.get("k", 0))
+    guesses = [cell for cell in cells if cell.attack == "cluster-conditional" and cell.state == "done"]
+    best = strongest(tuple(guesses), "tokens top-1")
+    if best is None or not k or best.value("tokens top-1") < 2 / k:
+        return None
+    got = 100 * best.value("tokens top-1")
+    return Finding(
+        f"1/k is not what an attacker faces: {100 / k:.0f} % is promised, a guess gets {got:.0f} %",
+        "always naming the commonest public token of a cluster is right twice as often as 1/k or more",
+        "The tokens of a cluster differ in frequency: one common word among nine rare ones is no secret.",
+        "Clusters within frequency bands would help against this guess, not against the attacks that read neighbours.",
+    )
+
+
+def _members(scene: Scene) -> Finding | None:
+    named = TunedRows.members_of(scene.transcript)
+    trained = [one.ids for one in scene.transcript.all(Tokens) if one.purpose == "train"]
+    if named is None or not trained:
+        return None
+    occurred = Sequences.of(part for one in trained for part in one).counts(len(named)) > 0
+    ordinary = scene.truth.ordinary[scene.truth.inverse]
+    named, occurred = named & ordinary, occurred & ordinary
+    hits = int((named & occurred).sum())
+    if not hits or hits / named.sum() < 1.2 * occurred.sum() / ordinary.sum():
+        return None  # all rows moved, as under a tied head: that says nothing
+    return Finding(
+        "The tuned model tells which tokens it was trained on",
+        "rows of the table that moved name the tokens of the training text better than chance: here "
+        f"{named.sum():,} rows, {100 * hits / named.sum():.1f} % of them rightly, which are "
+        f"{100 * hits / occurred.sum():.1f} % of those that occurred",
+        "A row gets a gradient only where its token occurs. Whoever has the model before and after, and no text at "
+        "all, sees which.",
+        "Train with frozen tables, at a cost in accuracy.",
+    )
+
+
+def _small(scene: Scene) -> Finding | None:
+    if not scene.promise.below_k:
+        return None
+    return Finding(
+        "The promise is not kept for every token",
+        f"a token is in a cluster smaller than k: here {scene.promise.below_k:,}, of which "
+        f"{scene.promise.singletons:,} are alone and sent verbatim",
+        "The paper's clustering leaves small clusters behind.",
+        "Make the key with --leftover merge (the default).",
+    )
+
+
+def _repetition(scene: Scene) -> Finding | None:
+    texts = [one.tobytes() for one in scene.transcript.tokens]
+    repeated = 1 - len(set(texts)) / len(texts) if texts else 0.0
+    if repeated < 0.01:
+        return None
+    return Finding(
+        "Equal texts are seen to be equal",
+        f"1 % or more of the texts occur before: here {100 * repeated:.1f} %",
+        "The server sees which texts repeat, word for word, and how often; a known form letter reads all its tokens.",
+        "Send each text once.",
+    )
+
+
+def _special(scene: Scene) -> Finding | None:
+    count = scene.promise.verbatim
+    if not count:
+        return None
+    return Finding(
+        "Special tokens and lengths are read by anybody",
+        f"a row is permuted and not mixed: here {count:,}, special tokens and empty rows",
+        "Where a text begins and ends, how long it is, who speaks in a conversation: this is not hidden.",
+        "--cluster-special mixes special tokens, too; their places give them away all the same.",
+    )
+
+
+def _limits(cells: tuple[AttackResult, ...]) -> Finding | None:
+    left = sorted({cell.title for cell in cells if cell.cut or cell.state in ("failed", "not run")})
+    more = f" Here, these did not finish: {', '.join(left)}." if left else ""
+    return Finding(
+        "This is a lower bound",
+        "always",
+        "A real attacker may have more text, more time, a stronger language model, or texts of yours." + more,
+        "Read the figures as what is certainly lost.",
+    )
+
+
+def distortion(scene: Scene) -> float:
+    """The price of the scheme before training: mean cosine of the mixed embeddings with their originals, over the
+    ordinary vocabulary. 1: nothing changed; nan where the server has no table. What it costs in accuracy only
+    training both models can tell."""
+    import torch
+
+    public = scene.adversaries[0].knowledge.public_model
+    assert public is not None
+    if not any(one.model.has_table for one in scene.transcript.all(Weights)):
+        return float("nan")  # the table is in the client's half
+    ordinary = np.flatnonzero(scene.truth.ordinary[scene.truth.inverse])
+    mixed, plain = scene.transcript.table, public.table
+    cosines = torch.nn.functional.cosine_similarity(
+        mixed[torch.from_numpy(ordinary)], plain[torch.from_numpy(scene.truth.inverse[ordinary])]
+    )
+    return float(cosines.mean())
+
+
+def said(spent_by: Mapping[str, Mapping[str, int]]) -> str:
+    """In words, for a warning."""
+    parts = []
+    for who, shares in spent_by.items():
+        most = {tokens: share for share, tokens in shares.items()}  # of equal ones the last, which is the highest
+        parts += [f"{share} within {tokens:,} tokens by the attacker with {who}" for tokens, share in most.items()]
+    return "; ".join(parts)

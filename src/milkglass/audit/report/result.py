@@ -1,0 +1,89 @@
+"""All that an audit found, and nothing else: `audit.json` is this, and the page is drawn from this alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from milkglass.audit.metadata_leakage import MetadataLeakage
+from milkglass.audit.outcome import AttackResult
+from milkglass.audit.report.warning import Finding
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class TokenReading:
+    """A token of an example. text: as the attacker reads it. right: whether that was sent. original: what was."""
+
+    text: str
+    right: bool
+    original: str
+
+
+@dataclass(frozen=True)
+class ReadExample:
+    original: str
+    pieces: tuple[TokenReading, ...]
+
+    @property
+    def right(self) -> int:
+        return sum(piece.right for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class BudgetPoint:
+    """One point of the key's budget: after `tokens` sent under one key, the shares that came back."""
+
+    adversary: str
+    tokens: int
+    running: float
+    content: float
+
+
+@dataclass(frozen=True)
+class Audit:
+    """verdict: one sentence. floors: what costs nothing. spent: for each adversary, after how many tokens the strongest
+    attack passes 10, 25 and 50 % of the content tokens, where it does. Where hidden states cross and no ids, `kept` and
+    `spent` are empty, `anyway` is None, and `distortion` is nan where the server has no table.
+    """
+
+    model: str
+    scheme: Mapping[str, Any]
+    kept: Mapping[str, Any]
+    texts: int
+    tokens: int
+    public: Mapping[str, int]
+    vocabulary: int
+    seconds: float
+    verdict: str
+    adversaries: Mapping[str, str]
+    best: AttackResult | None
+    cells: tuple[AttackResult, ...]
+    floors: Mapping[str, float]
+    warnings: tuple[Finding, ...]
+    examples: tuple[ReadExample, ...]
+    curve: tuple[BudgetPoint, ...]
+    spent: Mapping[str, Mapping[str, int]]
+    distortion: float
+    anyway: MetadataLeakage | None
+    seed: int
+
+    def measured(self, adversary: str) -> int:
+        """How many tokens the curve of an attacker goes up to."""
+        return max((point.tokens for point in self.curve if point.adversary == adversary), default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        result: dict[str, Any] = finite({"milkglass_audit": VERSION, **asdict(self)})
+        return result
+
+
+def finite(value: Any) -> Any:
+    """nan, which JSON does not have, becomes null, however deep."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

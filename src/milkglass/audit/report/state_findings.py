@@ -1,0 +1,63 @@
+"""What the figures mean, in words, where hidden states cross and no ids: see findings.py.
+
+What this module does not know: how an attack reads states.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from milkglass.audit.outcome import AttackResult
+from milkglass.audit.report.warning import Finding
+from milkglass.audit.scene import Scene
+from milkglass.threat.observations import Activations
+
+WHY = (
+    "A hidden state says much of the token that it stands for and of those beside it. An attacker with text and a "
+    "client half trains a model to read states, disturbed as they are, and reads yours with it."
+)
+CHANGE = "More noise lowers this figure, and accuracy with it: train again and compare."
+
+
+def words(who: Mapping[str, str], cells: tuple[AttackResult, ...]) -> str:
+    """The words that are read of a text in no order, which is all there is where one vector crosses for it; "" where no
+    attack reads so."""
+    best = _best(cells)
+    if best is None:
+        return ""
+    return (
+        f"Words of your texts come back, without their order: {best.measures['bag recall']} of them are named, and "
+        f"{best.measures['bag precision']} of those named are there, by an attacker who {who[best.adversary]}."
+    )
+
+
+def named(scene: Scene, cells: tuple[AttackResult, ...]) -> Finding | None:
+    best = _best(cells) if scene.of_states else None
+    if best is None or best.value("bag f1") < 0.1:
+        return None
+    return Finding(
+        "Words of a text are named, without their order",
+        f"an attack ({best.title}) names the words of a text with an F1 of 10 % or more: here "
+        f"{best.measures['bag f1']}",
+        "What is sent must tell the classes apart, and words do. Common words are in most texts: a part of this figure "
+        "is what anybody would guess.",
+        CHANGE,
+    )
+
+
+def lengths(scene: Scene) -> Finding | None:
+    if not scene.of_states or all(one.pooled for one in scene.transcript.all(Activations)):
+        return None
+    return Finding(
+        "Lengths are read by anybody",
+        "a state crosses for each token",
+        "How many tokens a text has is not hidden, and no guarantee of these methods speaks of it.",
+        "Send texts of one length, or a method that sends one vector a text (cape).",
+    )
+
+
+def _best(cells: tuple[AttackResult, ...]) -> AttackResult | None:
+    """Of those that read words in no order, the one that reads most."""
+    done = [cell for cell in cells if not math.isnan(cell.value("bag f1"))]
+    return max(done, key=lambda cell: cell.value("bag f1"), default=None)

@@ -1,0 +1,157 @@
+"""What an audit of a federated run attacks: the updates of one site, as the server recorded them.
+
+An attacker has the public model and the head, which is drawn from the run's seed. The weights of later rounds are not
+kept, but every site's update is: so the rounds are done again with the same code (`rounds.mean`, `stepped`), which is
+what any server can do, and the audit ends where the weights that come out are not those of the run.
+
+The site's own rows and secret say which texts were behind each gradient, and its file what these were before GHOST.
+What FedAvg sends after several steps is a sum of gradients of several batches at weights that nobody else has. It is
+refused and not guessed at. What this module does not know: attacks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from milkglass.client.data.dataset import Example, read_examples
+from milkglass.errors import UsageError
+from milkglass.federated.checks import searching
+from milkglass.federated.prepare import GHOST, originals
+from milkglass.federated.recording import read
+from milkglass.federated.rounds import Tensors, Update, mean, stepped
+from milkglass.federated.rows import SiteRows, load, secret_of, stamp_of
+from milkglass.federated.seeds import order_of
+from milkglass.federated.site import weights_of
+from milkglass.federated.state import FederatedRun
+from milkglass.models.checkpoint import Checkpoint, read_json
+from milkglass.sanitizers.ghost.search import Search
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.observations import Gradients
+from milkglass.threat.training_step import SharedStep
+
+NEAR = {"rtol": 1e-4, "atol": 1e-6}  # weights that two machines compute alike; another head or rate is far off
+
+
+@dataclass(frozen=True, eq=False)
+class SiteTexts:
+    """A site's own. rows: what was trained on. originals: ids of the same texts before GHOST. ghost: whether they
+    passed through it. secret: what its batches follow from. searched: with which search of GHOST's."""
+
+    rows: SiteRows = field(repr=False)
+    originals: Sequences = field(repr=False)
+    ghost: bool
+    secret: bytes = field(repr=False)
+    searched: Search = Search()
+
+    @classmethod
+    def of(cls, source: Path, folder: Path, model: Path) -> SiteTexts:
+        """source: the site's file. folder: its rows, as they were prepared for the run.
+
+        Raises UsageError where the file, the rows and the model do not belong together, CodecError, CorruptCheckpoint.
+        """
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {folder} with the site's rows", "give it with --rows FOLDER")
+        rows, stamp = load(folder), stamp_of(folder)
+        if stamp is not None and stamp.model != Checkpoint.open(model).digest():
+            raise UsageError("the site's rows were obfuscated for another model", "give the run's --model")
+        examples = list(read_examples(source))
+        _require_same(rows, examples, source.name)
+        own = Sequences.of(originals(model, [one.text for one in examples]))
+        ghost = stamp is not None and stamp.method == GHOST
+        if (own.lengths != rows.ids.lengths).any() or not (ghost or (own.ids == rows.ids.ids).all()):
+            raise UsageError(f"{source.name} holds other texts than the site was prepared from", "give that file")
+        searched = searching(stamp.search) if stamp is not None and ghost else Search()
+        return cls(rows, own, ghost, secret_of(folder), searched)
+
+    def behind(self, seen: Gradients) -> Ids:
+        """Which texts were in the batch of a single step, in its order."""
+        return order_of(self.secret, seen.round, len(self.rows))[: seen.batch_size]
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One update. seen: None where it cannot be attacked, and why: `refused`. weights: before that round."""
+
+    number: int
+    weights: Tensors = field(repr=False)
+    seen: Gradients | None
+    refused: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedRun:
+    """A run, as its server has it. model: the public one's folder. step: the model with the run's head. start: the
+    weights of the beginning."""
+
+    run: FederatedRun
+    site: str
+    model: Path = field(repr=False)
+    step: SharedStep
+    start: Tensors = field(repr=False)
+
+    @classmethod
+    def open(cls, folder: Path, site: str, model: Path) -> RecordedRun:
+        """Raises UsageError where the site sent nothing, or where these are not the rounds that the run did."""
+        run = FederatedRun.read(folder)
+        classes, seed = run.settings.get("classes"), run.settings.get("seed")
+        if type(classes) is not int or type(seed) is not int or not isinstance(run.settings.get("lr"), float):
+            raise UsageError(f"{folder} does not say its settings", "repeat the run with this version of Milkglass")
+        if not run.done or not list(folder.glob(f"updates/round-*/{site}.json")):
+            raise UsageError(f"{folder} holds no update of site {site}", f"its sites: {_sites(folder)}")
+        step = SharedStep.open(model, "classification", classes, seed)
+        result = cls(run, site, model, step, weights_of(step))
+        result._verify()
+        return result
+
+    def rounds(self) -> Iterator[Round]:
+        """Those in which the site sent an update, with the weights that it was sent."""
+        for number, weights in enumerate(self._weights()):
+            path = self._place(number) / f"{self.site}.json"
+            if path.is_file():
+                seen, steps = read(path)
+                reason = "" if steps == 1 else f"the sum of {steps} steps is not the gradient of a batch"
+                yield Round(number, weights, None if reason else seen, reason)
+
+    def _weights(self) -> Iterator[Tensors]:
+        """Before each round, and after the last one."""
+        weights = self.start
+        yield weights
+        for number in range(len(self.run.done)):
+            updates = [_update(one) for one in sorted(self._place(number).glob("*.json"))]
+            weights = stepped(weights, mean(updates, weights), float(self.run.settings["lr"]))
+            yield weights
+
+    def _verify(self) -> None:
+        last, known = deque(self._weights(), maxlen=1)[0], self.run.weights()
+        same = last.keys() == known.keys() and all(one.shape == last[name].shape for name, one in known.items())
+        if not same or not all(torch.allclose(last[name], one, **NEAR) for name, one in known.items()):
+            raise UsageError(
+                "the recorded updates do not lead from this model to the run's weights",
+                "give the --model of the run; if it is that, an update or the weights were changed",
+            )
+
+    def _place(self, number: int) -> Path:
+        return self.run.folder / "updates" / f"round-{number}"
+
+
+def _update(path: Path) -> Update:
+    seen, steps = read(path)
+    return Update(path.stem, seen.tensors, seen.batch_size, steps)
+
+
+def _sites(folder: Path) -> str:
+    names = {str(read_json(one).get("site", "")) for one in folder.glob("updates/round-*/*.json")}
+    return ", ".join(sorted(names - {""})) or "none"
+
+
+def _require_same(rows: SiteRows, examples: list[Example], name: str) -> None:
+    """As many rows, of which each label has one number and each number one label."""
+    pairs = {(one.label, number) for one, number in zip(examples, rows.labels.tolist(), strict=False)}
+    alike = len({one for one, _ in pairs}) == len(pairs) == len({number for _, number in pairs})
+    if len(examples) != len(rows) or not alike:
+        raise UsageError(f"{name} holds other rows than the site was prepared from", "give that file")

@@ -1,0 +1,162 @@
+"""`milkglass federated`: sites that share gradients of one model; their texts pass through GHOST before.
+
+What this module does not know: how sites train, and what is made of their updates.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from milkglass.cli.federated.audit import audit
+from milkglass.cli.federated.prepare import PLAIN, Model, Plain, Seed, prepare, prepared
+from milkglass.cli.ui.options import AsJson
+from milkglass.cli.ui.terminal import bars, duration, emit, note, table
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from milkglass.federated.state import FederatedRun
+
+LARGE = 100_000_000  # bytes of updates, from which on they are spoken of
+federated = typer.Typer(help="Train with sites that keep their texts and share gradients.", no_args_is_help=True)
+
+
+@federated.callback()
+def group() -> None:
+    """Train with sites that keep their texts and share gradients; the texts pass through GHOST before."""
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+@federated.command()
+def run(
+    sites: Annotated[Path, typer.Argument(metavar="SITES", help="A folder with a .jsonl, .csv or .tsv file a site.")],
+    model: Model,
+    out: Annotated[Path, typer.Option(help="The run's folder. One that was interrupted goes on.", show_default=False)],
+    rounds: Annotated[int, typer.Option(help="Rounds; more than a finished run has go on from there.")] = 3,
+    method: Annotated[Literal["fedsgd", "fedavg"], typer.Option(help="What a site does in a round.")] = "fedsgd",
+    learning_rate: Annotated[float, typer.Option("--lr", help="The learning rate.")] = 0.05,
+    batch_size: Annotated[int, typer.Option(help="Texts of a step.")] = 8,
+    minimum: Annotated[int, typer.Option(help="Sites without which a round is not done; fewer may drop out.")] = 1,
+    shield: Annotated[
+        str,
+        typer.Option(help="A defence of the gradients as well, such as gaussian or dp-sgd:noise=0.5."),
+    ] = "none",
+    plain: Plain = False,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a classifier over the sites of SITES, in this process, and record every update as a server would see it."""
+    started = time.monotonic()
+    from milkglass.client.obfuscate.preflight import require_writable
+    from milkglass.federated.checks import GhostDemand
+    from milkglass.federated.prepare import files_of, labels_of
+    from milkglass.federated.rows import report_of
+    from milkglass.federated.run import InProcessSites, job_of, settings_of, train
+    from milkglass.federated.site import FederatedTraining, Site, weights_of
+    from milkglass.federated.state import FederatedRun, require_ours
+    from milkglass.gradient_defences.catalogue import parameters, shield_named
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
+    from milkglass.sanitizers.files.files import promised
+    from milkglass.threat.training_step import SharedStep
+
+    training = FederatedTraining(method, rounds, learning_rate, batch_size, minimum)
+    selected = shield_named(shield)
+    require_ours(out)
+    require_writable(out)
+    files = files_of(sites)
+    _require_all(files, out)
+    labels = labels_of(list(files.values()))
+    folder = resolve(model)
+    digest = Checkpoint.open(folder).digest()
+    if plain:
+        note(PLAIN)
+    with bars(as_json) as stage:
+        prepared(files, out / "sites", labels, folder, plain, seed, stage)
+        step = SharedStep.open(folder, "classification", len(labels), seed or 0)
+        there = [Site(name, out / "sites" / name, selected) for name in files]
+        job, weights = job_of(digest, there, training, len(labels), seed or 0), weights_of(step)
+        done = FederatedRun.open(out, job, weights, settings_of(training, len(labels), seed or 0))
+        if done.done and not as_json:
+            note(f"going on after round {len(done.done)}")
+        left = max(0, rounds - len(done.done))
+        size = left * len(there) * sum(one.numel() * one.element_size() for one in weights.values())
+        if size > LARGE and not as_json:
+            note(f"updates are kept as the server sees them: {size / 1e9:.1f} GB in {out}")
+        progress = stage("train", left)
+        here = InProcessSites(there, step, None if plain else GhostDemand(folder, digest))
+        try:
+            done = train(done, here, step, training, note, progress)
+        except KeyboardInterrupt:
+            note(f"stopped; finished rounds are kept in {out}, the same command again goes on")
+            raise
+    document = {
+        "out": str(out), "method": method, "rounds": len(done.done), "sites": list(files), "classes": len(labels),
+        "ghost": not plain, "shield": selected.name, "shield_parameters": parameters(selected),
+        "shield_guarantee": promised(selected.guarantee, seed is not None),
+        "shield_spent": promised(selected.spent(len(done.done)), seed is not None),
+        "ghost_reports": {one.name: report_of(one.folder) for one in there},
+        "missing": [list(one.missing) for one in done.done], "update_lengths": [one.length for one in done.done],
+        "losses": [one.loss for one in done.done],
+        "weights": str(done.place), "seconds": round(time.monotonic() - started, 2),
+    }  # fmt: skip
+    audit = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
+    site, source = next(iter(files.items()))
+    audit += f" --site {site} --text {shlex.quote(str(source))}" + ("" if shield == "none" else f" --shield {shield}")
+    emit(as_json, document, lambda: _told(document, done, audit))
+
+
+def _told(document: dict[str, Any], done: FederatedRun, audit: str) -> str:
+    from milkglass.sanitizers.ghost.tally import weak_spots
+
+    rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]
+    rows += [
+        (str(number), _number(one.loss), f"{one.length:.4g}", ", ".join(one.missing) or "none")
+        for number, one in enumerate(done.done, start=1)
+    ]
+    kept = "ghost" if document["ghost"] else "nothing: the texts are as they are (--plain)"
+    reports = {name: report for name, report in document["ghost_reports"].items() if report is not None}
+    spent = f"; all together: {document['shield_spent']}" if document["shield_spent"] else ""
+    promise = f"guarantee: {document['shield_guarantee'] or 'none'}{spent}"
+    whose = "the shadows in " if document["ghost"] else ""
+    return "\n".join(
+        [
+            f"{len(done.done)} rounds of {document['method']} over {len(document['sites'])} sites in "
+            f"{duration(document['seconds'])}",
+            table(rows),
+            f"in front of the gradients: {kept}; guarantee: none",
+            *(f"- site {name}: {weak_spots(report)}" for name, report in reports.items()),
+            f"loss: nats a text, of {whose}each round's first batches; no site sends it",
+            f"on the gradients: {document['shield_parameters']}; {promise}",
+            f"classes: {document['classes']}; next, what the server read: {audit}",
+            f"weights: {shlex.quote(document['weights'])}; what the server saw: "
+            f"{shlex.quote(document['out'] + '/updates')}",
+        ]
+    )
+
+
+def _number(loss: float | None) -> str:
+    return "unknown" if loss is None else f"{loss:.4f}"
+
+
+def _require_all(files: Mapping[str, Path], out: Path) -> None:
+    """Raises UsageError where a run was begun with a site whose file is gone."""
+    prepared = out / "sites"
+    begun = sorted(one.name for one in prepared.iterdir() if one.is_dir()) if prepared.is_dir() else []
+    if gone := [name for name in begun if name not in files and not name.startswith(".")]:
+        raise UsageError(
+            f"the run was begun with {', '.join(gone)}, whose file is gone",
+            "bring the file back, or give a new folder for a run without that site",
+        )
+
+
+def register(app: typer.Typer) -> None:
+    federated.command()(prepare)
+    federated.command()(audit)
+    app.add_typer(federated, name="federated")

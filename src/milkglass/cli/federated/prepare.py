@@ -1,0 +1,124 @@
+"""`milkglass federated prepare`, and what a run does before it: sites' texts pass through GHOST.
+
+What this module does not know: how a text passes, and what is trained on its shadow.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from milkglass.cli.ui.options import AsJson, require_file
+from milkglass.cli.ui.terminal import bars, emit, note
+from milkglass.errors import UsageError
+from milkglass.progress import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from milkglass.federated.rows import SiteRows
+    from milkglass.sanitizers.ghost.ghost import Ghost
+
+PLAIN = "warning: --plain: texts do not pass through ghost; whoever sees a gradient can read the texts behind it"
+Model = Annotated[
+    str, typer.Option(help="An encoder or a decoder: a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")
+]
+Plain = Annotated[bool, typer.Option("--plain", help="Leave the texts as they are: for comparison alone.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="Of the head, shadows, batches and noise, for experiments; without it all but the head is secret."
+    ),
+]
+
+
+def prepare(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="A site's labelled texts: .jsonl, .csv or .tsv.")],
+    model: Model,
+    out: Annotated[Path, typer.Option(help="The new folder; its name is the site's.", show_default=False)],
+    labels: Annotated[str, typer.Option(help="All sites' classes in order, such as no,yes.", show_default=False)],
+    plain: Plain = False,
+    seed: Seed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make one site's rows for a run with Flower: labelled texts pass through GHOST, ids and a stamp come out."""
+    require_file(source, "give .jsonl, .csv or .tsv with the columns text (or sentence) and label")
+    from milkglass.federated.prepare import examples_of, require_free
+    from milkglass.federated.prepare import prepare as made
+    from milkglass.federated.rows import REPORT, report_of
+    from milkglass.models.resolve import resolve
+    from milkglass.sanitizers.ghost.tally import weak_spots
+
+    names = [name.strip() for name in labels.split(",")]
+    if len(names) < 2 or len({*names}) < len(names) or "" in names:
+        raise UsageError("--labels names fewer than 2 classes, or one twice", "give all sites' classes: no,yes")
+    agreed = {name: number for number, name in enumerate(names)}
+    require_free(out)
+    count = len(examples_of(source, agreed))
+    folder = resolve(model)
+    if plain:
+        note(PLAIN)
+    with bars(as_json) as stage:
+        ghost = None if plain else _ghost(folder, stage)
+        with _goes_on(out, plain):
+            rows: SiteRows = made(source, out, agreed, folder, ghost, seed, stage("prepare", count))
+    document = {"out": str(out), "site": out.name, "texts": len(rows), "classes": len(names), "ghost": not plain}
+    report = report_of(out)
+    info = f"prepared {len(rows):,} texts for site {out.name} in {out}"
+    info += "" if report is None else f"\n{weak_spots(report)}; {out / REPORT} has more"
+    emit(as_json, {**document, "report": report}, lambda: info)
+
+
+def prepared(
+    files: Mapping[str, Path], into: Path, labels: Mapping[str, int], model: Path, plain: bool, seed: int | None,
+    stage: Stage,
+) -> None:  # fmt: skip
+    """Each site's rows, but those that an interrupted run has already. Raises UsageError where those are of another
+    kind, or the sites' files changed."""
+    from milkglass.federated.ghost_stage import begin, remove_finished
+    from milkglass.federated.prepare import matches, prepare
+
+    begin(into, files, seed)
+    left = {name: path for name, path in files.items() if not (into / name).exists()}
+    for name in files:
+        if name not in left:
+            matches(files[name], into / name, labels, plain, model)
+            remove_finished(into / name)
+    ghost = None if plain or not left else _ghost(model, stage)
+    for name, path in left.items():
+        with _goes_on(into / name, plain):
+            prepare(path, into / name, labels, model, ghost, seed, stage(f"prepare {name}", _lines(path)))
+
+
+@contextmanager
+def _goes_on(site: Path, plain: bool) -> Iterator[None]:
+    """Say what an interruption leaves, and that it is taken up again."""
+    from milkglass.federated.ghost_stage import parts_folder
+
+    kept = parts_folder(site)
+    if kept.is_dir() and not plain:
+        note(f"site {site.name}: an interrupted preparation is there")
+    try:
+        yield
+    except KeyboardInterrupt:
+        if kept.is_dir():
+            note(f"stopped; what was finished is kept in {kept}, the same command again goes on")
+        raise
+
+
+def _ghost(model: Path, stage: Stage) -> Ghost:
+    from milkglass.sanitizers.ghost.ghost import Ghost
+
+    progress = stage("find shadows", 0)
+    result = Ghost.open(model)
+    progress(1)
+    return result
+
+
+def _lines(path: Path) -> int:
+    from milkglass.client.data.dataset import summarise
+
+    return summarise(path).rows

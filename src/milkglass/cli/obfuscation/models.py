@@ -1,0 +1,159 @@
+"""`milkglass models`: what can be scrambled, what a given model is, and what a server has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milkglass.cli.ui.options import (
+    AllowHttp,
+    AsJson,
+    Certificate,
+    PassphraseFile,
+    ServerOptions,
+    TokenFile,
+    Yes,
+    open_key,
+)
+from milkglass.cli.ui.terminal import cell, confirm, emit, megabytes, moment, table
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.key.key import Key
+
+KEYS = {True: "this key", False: "another key", None: "not said"}
+
+
+def models(
+    ref: Annotated[
+        str | None,
+        typer.Argument(help="Look at this one: a folder, a hub id (hf:owner/name), demo:minilm, demo:smollm2."),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option("--server", envvar="MILKGLASS_SERVER", help="List the models of this server.", show_default=False),
+    ] = None,
+    supported: Annotated[
+        bool, typer.Option("--supported", help="List what can be scrambled, also where a server is named.")
+    ] = False,
+    key: Annotated[Path | None, typer.Option("--key", help="Say which models this key file fits.")] = None,
+    passphrase_file: PassphraseFile = None,
+    delete: Annotated[str | None, typer.Option("--delete", help="Delete this model from the server.")] = None,
+    yes: Yes = False,
+    token_file: TokenFile = None,
+    certificate: Certificate = None,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """List a server's models (--server or $MILKGLASS_SERVER); without one, what can be scrambled; or look at REF."""
+    if server is None and (key or delete):
+        raise UsageError("--key and --delete are about a server's models", "name the server with --server")
+    if server and ref is None and not supported:
+        way = ServerOptions(server, token_file, certificate, allow_http)
+        if delete:
+            _delete(way, delete, yes, as_json)
+        else:
+            _on_server(way, open_key(key, passphrase_file).key if key else None, as_json)
+        return
+    document = _catalogue() if ref is None else _one(ref)
+    emit(as_json, document, lambda: _catalogue_words(document) if ref is None else _one_words(document))
+
+
+# --- a server's -------------------------------------------------------------------------------------------------------
+def _on_server(way: ServerOptions, key: Key | None, as_json: bool) -> None:
+    from milkglass.client.remote.key_match import fits
+
+    with way.open() as remote:
+        result = remote.models()
+    names = ("id", "kind", "vocab_size", "bytes", "created", "parent", "job", "key_id")
+    shown = [{name: model.get(name) for name in names} for model in result]
+    for model, info in zip(shown, result, strict=True):
+        if key is not None:
+            model["key_fits"] = fits(info, key)
+    emit(as_json, {"models": shown}, lambda: _server_words(shown))
+
+
+def _server_words(found: list[dict[str, Any]]) -> str:
+    more = "what can be scrambled: milkglass models --supported"
+    if not found:
+        return f"the server has no models\n{more}"
+    rows: list[tuple[str, ...]] = [("model", "kind", "size", "made", "fine-tuned from", "scrambled with")]
+    for model in found:
+        created = KEYS[model["key_fits"]] if "key_fits" in model else (model["key_id"] or KEYS[None])
+        cells = (cell(model["id"]), cell(model["kind"]), megabytes(model["bytes"]), moment(model["created"]))
+        rows.append((*cells, cell(model["parent"] or "-"), cell(created)))
+    return f"{table(rows)}\n\n{more}"
+
+
+def _delete(way: ServerOptions, name: str, yes: bool, as_json: bool) -> None:
+    from milkglass.client.remote.remote import MODELS
+
+    with way.open() as remote:
+        remote.require(MODELS, name)  # one that is not there is told before anybody is asked
+        confirm(f"Delete the model {name} from the server? It cannot be brought back.", yes)
+        remote.delete_model(name)
+    emit(as_json, {"id": name, "deleted": True}, f"deleted: {name}")
+
+
+# --- what can be scrambled --------------------------------------------------------------------------------------------
+def _catalogue() -> dict[str, Any]:
+    from milkglass.models.families import FAMILIES
+    from milkglass.models.resolve import EMBEDDED
+
+    return {
+        "embedded": [{"ref": model.ref, "about": model.about} for model in EMBEDDED.values()],
+        "families": [
+            {"name": family.name, "kind": family.kind, "model_types": list(family.model_types)} for family in FAMILIES
+        ],
+    }
+
+
+def _catalogue_words(found: dict[str, Any]) -> str:
+    embedded = table([(f"  {model['ref']}", model["about"]) for model in found["embedded"]])
+    families = table([(f"  {f['name']}", f["kind"], ", ".join(f["model_types"])) for f in found["families"]])
+    return (
+        f"embedded models:\n{embedded}\n\nsupported families:\n{families}\n\n"
+        "any local folder or hub id (hf:owner/name) of a supported family can be scrambled"
+    )
+
+
+def _one(ref: str) -> dict[str, Any]:
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.families import of
+    from milkglass.models.resolve import resolve
+
+    folder = resolve(ref)
+    base = Checkpoint.open(folder)
+    result = of(base)
+    tables = sum(base.tensors[name].bytes for name in result.touched)
+    return {
+        "ref": ref,
+        "folder": str(folder),
+        "family": result.family.name,
+        "kind": result.kind,
+        "vocabulary": result.vocab_size,
+        "dimensions": base.tensors[result.table].shape[1],
+        "dtype": base.tensors[result.table].dtype,
+        "touched": list(result.touched),
+        "bytes": sum(tensor.bytes for tensor in base.tensors.values()),
+        "bytes_scrambled": tables,
+    }
+
+
+def _one_words(found: dict[str, Any]) -> str:
+    million = 1e6
+    return table(
+        [
+            ("folder", found["folder"]),
+            ("family", f"{found['family']} ({found['kind']})"),
+            ("vocabulary", f"{found['vocabulary']:,} tokens x {found['dimensions']} dimensions, {found['dtype']}"),
+            ("scrambled", ", ".join(found["touched"])),
+            ("size", f"{found['bytes'] / million:,.1f} MB, a delta {found['bytes_scrambled'] / million:,.1f} MB"),
+        ]
+    )
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(models)

@@ -1,0 +1,246 @@
+"""`milkglass obfuscate`: scramble a model with a key."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from milkglass.cli.obfuscation.obfuscate_report import LOSS, UNMIXED, done, next_steps
+from milkglass.cli.ui.hub_name import kept_name
+from milkglass.cli.ui.options import AsJson, KeyFile, PassphraseFile, UnlockedKey, open_key, require_file
+from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_passphrase
+from milkglass.cli.ui.terminal import bars, emit, note
+from milkglass.errors import KeyExists, UnsupportedModel, UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.key.key import Key
+    from milkglass.models.checkpoint import Checkpoint
+
+
+def obfuscate(
+    model: Annotated[str, typer.Argument(help="A folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")],
+    out: Annotated[Path, typer.Argument(help="The new folder to write.")],
+    key: KeyFile,
+    scheme: Annotated[
+        Literal["obfuslm", "sentinel"] | None,
+        typer.Option(help="sentinel is broken, and here to be shown as such.  [default: obfuslm]"),
+    ] = None,
+    k: Annotated[int | None, typer.Option(help="Cluster size.  [default: 10]")] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="How strongly likeness decides the mixture.  [default: 0.1 for encoders, 1 for decoders]"),
+    ] = None,
+    beta: Annotated[
+        float | None, typer.Option(help="Quantile of similarity that a neighbour must reach.  [default: 0.99]")
+    ] = None,
+    leftover: Annotated[
+        Literal["merge", "paper"] | None,
+        typer.Option(help="Small clusters: merge them, or leave them as the paper does.  [default: merge]"),
+    ] = None,
+    cluster_special: Annotated[bool, typer.Option("--cluster-special", help="Mix special tokens, too.")] = False,
+    bands: Annotated[
+        float | None,
+        typer.Option(help="Only tokens whose counts in --band-text differ by less than this factor share a cluster."),
+    ] = None,
+    band_text: Annotated[
+        Path | None, typer.Option("--band-text", help="Text like yours, for --bands: .jsonl, .csv, .tsv or .txt.")
+    ] = None,
+    aliases: Annotated[
+        int | None,
+        typer.Option(help="Scrambled ids of each token, one drawn at each occurrence; the tables grow by this factor."),
+    ] = None,
+    rows: Annotated[
+        Literal["shared"] | None,
+        typer.Option(help="One row for all of a cluster, ids drawn within it; encoders only, ids cannot be read back."),
+    ] = None,
+    plus: Annotated[
+        Literal["paper", "symmetrise", "exact"] | None,
+        typer.Option(help="ObfusLM+: mix the dimensions of every layer as well, in this form; Llama family only."),
+    ] = None,
+    plus_k: Annotated[int | None, typer.Option(help="Dimensions a cluster, with --plus.  [default: 10]")] = None,
+    plus_epsilon: Annotated[
+        float | None, typer.Option(help="How likeness decides their mixture, with --plus.  [default: 3]")
+    ] = None,
+    delta: Annotated[
+        bool, typer.Option("--delta", help="Write only what changes; the server must have the original model.")
+    ] = False,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Insist on making a new key: refuse if the file exists.")
+    ] = False,
+    passphrase_file: PassphraseFile = None,
+    generate_passphrase: GeneratePassphrase = False,
+    weak_passphrase: WeakPassphrase = False,
+    as_json: AsJson = False,
+) -> None:
+    """Scramble MODEL into the folder OUT. Makes the key file if it doesn't exist, else uses it."""
+    started = time.monotonic()
+    if generate_passphrase and key.exists():
+        raise UsageError(f"{key} exists already, under a passphrase of its own", "leave --generate-passphrase out")
+    _require_places(out, key, new_key)  # what needs no model is told before anybody waits for one
+    from milkglass.client.key.file import write_key
+    from milkglass.client.key.generate import new_key as make_key
+    from milkglass.client.key.generate import scheme_for, scheme_of, shown
+    from milkglass.client.obfuscate.preflight import require_room, require_scramblable
+    from milkglass.client.obfuscate.scramble import scramble
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.schemes.catalogue import scheme_named
+
+    _require_bands(bands, band_text)
+    requested: dict[str, Any] = {
+        "k": k,
+        "epsilon": epsilon,
+        "beta": beta,
+        "leftover": leftover,
+        "cluster_special": cluster_special or None,
+        "aliases": aliases,
+        "rows": rows,
+    }
+    selected = {name: value for name, value in requested.items() if value is not None}
+    selected |= _plus(plus, plus_k, plus_epsilon)
+    if scheme == "sentinel" and selected:
+        raise UsageError(f"sentinel has no {next(iter(selected))}", "leave the option out")
+    scheme_named(scheme or "obfuslm", selected)  # a value that cannot be is told whatever the model and the key say
+    folder = _folder(model, as_json)
+    base = Checkpoint.open(folder)
+    if band_text is not None:
+        selected["bands"] = _bands(base, bands, band_text)
+    ref = kept_name(model, folder)
+    asked_for = scheme_for(base, scheme or "obfuslm", **selected)
+    # Whoever is asked for a passphrase is asked before bars are drawn over the question.
+    old = _existing(key, scheme, selected, passphrase_file, out)
+    expected = asked_for if old is None else scheme_of(old.key)
+    require_scramblable(base, expected, delta)
+    require_room(base, expected, out, delta)
+    if warning := expected.broken or (UNMIXED if getattr(expected, "k", 0) == 1 else None):
+        note(f"warning: {warning}")
+    secret = new_passphrase(passphrase_file, weak_passphrase, generate_passphrase) if old is None else old.passphrase
+    with bars(as_json) as stage:
+        total = sum(tensor.bytes for tensor in base.tensors.values())
+        digest = base.digest(stage("read the model" if old is None else "check the model", total))
+        if old is None:
+            opened = UnlockedKey(key, make_key(base, ref, expected, digest), secret)
+            write_key(key, opened.key, secret, weak=weak_passphrase)  # before anything is scrambled with it
+        else:
+            opened = old
+            opened.key.require_model(digest)
+        try:
+            promise = scramble(base, opened.key, out, delta, stage)
+        except (UsageError, UnsupportedModel):
+            if old is None:
+                key.unlink()  # it was made with parameters that cannot be, and would insist on them
+            raise
+    if old is None:
+        note(LOSS.format(path=key))
+    seconds = time.monotonic() - started
+    document = {
+        "out": str(out),
+        "key": str(key),
+        "created_key": old is None,
+        "delta": delta,
+        "scheme": shown(opened.key),
+        "promise": asdict(promise),
+        "seconds": round(seconds, 2),
+    }
+    if delta:
+        document["base"] = {"model": ref, "digest": opened.key.model_digest}
+    emit(
+        as_json,
+        document,
+        lambda: "\n".join([*done(opened.key, out, promise, seconds), *next_steps(opened, out, delta, passphrase_file)]),
+    )
+
+
+def _require_places(out: Path, key: Path, new_key: bool) -> None:
+    """Raises UsageError or KeyExists where the folder or a new key could not be written."""
+    if out.exists():
+        raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
+    if out.absolute() in (key.absolute(), *key.absolute().parents):
+        raise UsageError(f"{key} would lie in {out}, which goes to the server", "keep the key somewhere else")
+    if key.is_dir():
+        raise UsageError(f"{key} is a folder, not a file", "give the key a name in it")
+    if key.exists() and new_key:
+        raise KeyExists(f"{key} exists already", "give another file, or leave --new-key out to use this one")
+    from milkglass.client.obfuscate.preflight import require_writable
+
+    require_writable(out)
+    if not key.exists():
+        require_writable(key)
+
+
+def _require_bands(factor: float | None, text: Path | None) -> None:
+    from milkglass.schemes.bands import Bands
+
+    if (factor is None) != (text is None):
+        raise UsageError("--bands and --band-text need each other", "give both, or neither")
+    if factor is not None and text is not None:
+        Bands(factor, "")
+        require_file(text, "give text like the one that will be sent")
+
+
+def _plus(form: Any, k: int | None, epsilon: float | None) -> dict[str, Any]:
+    from milkglass.schemes.obfuslm_plus import Plus
+
+    provided: dict[str, Any] = {name: one for name, one in (("k", k), ("epsilon", epsilon)) if one is not None}
+    if form is None and provided:
+        raise UsageError(f"--plus-{next(iter(provided))} is of no use without --plus", "give --plus paper as well")
+    return {} if form is None else {"plus": Plus(form=form, **provided)}
+
+
+def _bands(base: Checkpoint, factor: float | None, text: Path) -> Any:
+    """Tokens are counted as any key would encode them: which one, the count does not depend on."""
+    from milkglass.client.codec.codec import Codec
+    from milkglass.client.data.texts import read
+    from milkglass.client.key.generate import new_key
+    from milkglass.schemes.bands import Bands
+
+    codec = Codec.open(new_key(base, "", None, ""), base.folder)
+    return Bands.counted(read(codec, text).original.counts(len(codec.sigma)), factor or 0.0)
+
+
+def _folder(model: str, as_json: bool) -> Path:
+    """Its own bars, closed again: a passphrase is asked for later, and not under them."""
+    from milkglass.models.resolve import EMBEDDED, resolve
+
+    if model not in EMBEDDED:  # the hub draws bars of its own
+        return resolve(model)
+    with bars(as_json) as stage:
+        over = stage(f"prepare {model}", 0)
+        folder = resolve(model)
+        over(1)
+    return folder
+
+
+def _existing(
+    path: Path, scheme: str | None, chosen: dict[str, Any], passphrase_file: Path | None, out: Path
+) -> UnlockedKey | None:
+    if not path.exists():
+        return None
+    opened = open_key(path, passphrase_file)
+    unfinished = out.with_name(f".{out.name}.partial")
+    begun = f"; or remove it and {unfinished}, of a run that was interrupted" if unfinished.exists() else ""
+    _require_same_scheme(opened.key, scheme, chosen, begun)
+    return opened
+
+
+def _require_same_scheme(key: Key, scheme: str | None, chosen: dict[str, Any], begun: str) -> None:
+    """begun: what more can be done, for the hint."""
+    from milkglass.client.key.generate import scheme_of
+
+    its = scheme_of(key)
+    if scheme not in (None, its.name):
+        raise UsageError(f"this key was made for {its.name}, not {scheme}", f"give the file of a new key{begun}")
+    for name, value in chosen.items():
+        fixed = getattr(its, name, None)
+        if value != fixed:
+            raise UsageError(
+                f"this key was made with {name} = {fixed}, not {value}",
+                f"leave the option out, or give the file of a new key{begun}",
+            )
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(obfuscate)

@@ -1,0 +1,103 @@
+"""`milkglass upload`: hand a scrambled model, or training rows that were scrambled here, to a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from milkglass.cli.ui.options import AllowHttp, AsJson, Certificate, ServerOptions, ServerUrl, TokenFile, Yes
+from milkglass.cli.ui.terminal import bars, cell, confirm, emit, megabytes, moment, note, table
+from milkglass.errors import UsageError
+
+
+def upload(
+    path: Annotated[
+        Path, typer.Argument(help="A folder that `obfuscate` wrote, or a Parquet file that `encode` wrote.")
+    ],
+    server: ServerUrl,
+    name: Annotated[str | None, typer.Option("--name", help="The model's name there  [default: a random one]")] = None,
+    token_file: TokenFile = None,
+    certificate: Certificate = None,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """Upload a scrambled folder, a delta, or a Parquet file; goes on where an interrupted upload stopped.
+
+    Refused before anything is sent: a folder with a tokenizer, with a config that scrambling would have changed, or
+    with weights that are not the model's; a Parquet file without the mark that `encode` leaves beside its own.
+    """
+    _require_ours(path, name)
+    way = ServerOptions(server, token_file, certificate, allow_http)
+    from milkglass.client.obfuscate.upload_check import others_in
+
+    with way.open() as remote, bars(as_json) as stage:
+        if path.is_dir():
+            for other in others_in(path):
+                note(f"not sent: {other}, which is not a file of the model")
+            model = remote.upload_model(path, name, stage)
+            info = f"uploaded: {model}\nnext: milkglass finetune {model} DATA --key KEYFILE {way}"
+            emit(as_json, {"model": model}, info)
+        else:
+            file = remote.upload(path, stage)
+            emit(as_json, {"file": file}, f"uploaded: {file}")
+
+
+def uploads(
+    server: ServerUrl,
+    delete: Annotated[str | None, typer.Option("--delete", help="The id of a file or an upload to delete.")] = None,
+    yes: Yes = False,
+    token_file: TokenFile = None,
+    certificate: Certificate = None,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the files that were uploaded to the server, and uploads that were never completed; or delete one.
+
+    A model and a finished job need their files no longer.
+    """
+    with ServerOptions(server, token_file, certificate, allow_http).open() as remote:
+        if delete:
+            confirm(f"Delete {delete} from the server?", yes)
+            remote.delete_upload(delete)
+            emit(as_json, {"id": delete, "deleted": True}, f"deleted: {delete}")
+            return
+        files, parts = remote.files(), remote.uploads()
+    emit(as_json, {"files": files, "unfinished": parts}, lambda: _words(files, parts))
+
+
+def _words(files: list[dict[str, Any]], parts: list[dict[str, Any]]) -> str:
+    if not files and not parts:
+        return "the server has no uploads"
+    rows: list[tuple[str, ...]] = [("id", "for", "size", "arrived", "made")]
+    for one in [*files, *parts]:
+        size, have = one.get("bytes"), one.get("received")
+        part = f"{100 * have / size:.0f} %" if have is not None and size else "whole"
+        named = (cell(one.get("id")), cell(one.get("purpose")), megabytes(size))
+        rows.append((*named, part, moment(one.get("created_at"))))
+    return table(rows)
+
+
+def _require_ours(path: Path, name: str | None) -> None:
+    """Raises UsageError for what Milkglass did not write. Nobody has been asked for a token then."""
+    if path.is_dir():
+        from milkglass.client.obfuscate.upload_check import require_scrambled
+
+        require_scrambled(path)
+        return
+    if not path.is_file() or path.suffix != ".parquet":
+        raise UsageError(
+            f"{path} is neither a scrambled folder nor a Parquet file",
+            "give a folder that `milkglass obfuscate` wrote; `milkglass finetune` scrambles and uploads data itself",
+        )
+    if name:
+        raise UsageError("--name was given for a file", "only models have names")
+    from milkglass.client.data.marked_rows import require_marked
+
+    require_marked(path)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(upload)
+    app.command()(uploads)

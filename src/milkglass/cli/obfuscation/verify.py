@@ -1,0 +1,65 @@
+"""`milkglass verify`: check that a scrambled model is what its key says, and holds nothing more."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from milkglass.cli.ui.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_key
+from milkglass.cli.ui.terminal import bars, emit, note
+from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.key.key import Key
+
+
+def verify(
+    out: Annotated[Path, typer.Argument(help="A folder that `obfuscate` wrote.")],
+    key: KeyFile,
+    model: ModelRef = None,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that OUT is the key's model, scrambled, and holds nothing that it shouldn't."""
+    from milkglass.client.obfuscate.verify import verify as check
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
+
+    if not out.is_dir():
+        raise UsageError(f"there is no folder {out}", "give the folder that `milkglass obfuscate` wrote")
+    opened = open_key(key, passphrase_file)
+    _require_its_key(out, opened.key)
+    base = Checkpoint.open(resolve(model or str(opened.key.about["model"])))
+    if not as_json:
+        note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
+    with bars(as_json) as stage:
+        opened.key.require_model(base.digest(stage("check the model", sum(t.bytes for t in base.tensors.values()))))
+        checks = check(base, opened.key, out, stage)
+    passed = all(one.passed for one in checks)
+    emit(
+        as_json,
+        {"out": str(out), "passed": passed, "checks": [asdict(one) for one in checks]},
+        "\n".join(f"{'ok  ' if one.passed else 'FAIL'}  {one.name}: {one.detail}" for one in checks),
+    )
+    if not passed:
+        failed = ", ".join(one.name for one in checks if not one.passed)
+        raise CorruptCheckpoint(f"{out} fails: {failed}", "don't upload it; make it again with `milkglass obfuscate`")
+
+
+def _require_its_key(out: Path, key: Key) -> None:
+    """Told at once, and not as a folder full of wrong tensors."""
+    from milkglass.client.layout import KEY_ID
+    from milkglass.client.remote.key_match import fits
+    from milkglass.models.checkpoint import read_json
+
+    config = out / "config.json"
+    info = read_json(config).get(KEY_ID) if config.is_file() else None
+    if fits({"key_id": info}, key) is False:
+        raise KeyForOtherModel(f"{out} was scrambled with another key than this one", "give the key it was made with")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(verify)

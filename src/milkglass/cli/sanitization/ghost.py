@@ -1,0 +1,89 @@
+"""`milkglass sanitize --method ghost`: each token's shadow, and the shadows' ids beside the text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from milkglass.cli.ui.options import require_file
+from milkglass.cli.ui.terminal import bars, emit, note, table
+from milkglass.errors import UsageError
+
+SIMILARITIES = ("indirect", "direct", "lemma")
+
+
+def sanitize_by_ghost(
+    source: str, out: Path | None, model: str, options: Mapping[str, Any], seed: int | None,
+    also: Sequence[str] | None, keep: Sequence[str] | None, as_json: bool,
+) -> None:  # fmt: skip
+    """options: k, overlap, without, language, selection, beams, threshold; None: the default."""
+    from milkglass.client.obfuscate.preflight import require_writable
+    from milkglass.models.resolve import resolve
+    from milkglass.sanitizers.files.files import report_path
+    from milkglass.sanitizers.files.rows import shape_of
+    from milkglass.sanitizers.ghost.files import GhostJob, require_texts, sanitize_dataset
+    from milkglass.sanitizers.ghost.ghost import Ghost
+    from milkglass.sanitizers.ghost.search import Search
+    from milkglass.sanitizers.ghost.selection import Selection
+
+    if source == "-":
+        raise UsageError("ghost reads no stdin: ids have no room in lines of text", "give a file IN and an OUT")
+    path = Path(source)
+    require_file(path, "give a .jsonl, .csv or .tsv file, or text lines")
+    if out is None:
+        raise UsageError("no OUT was given", "name the file to write")
+    search = Search(**_given(options, "k", "overlap", "language") | _switches(options["without"] or ()))
+    provided = _given(options, "selection", "beams", "threshold")
+    selection = Selection(**{"way" if name == "selection" else name: value for name, value in provided.items()})
+    plan = GhostJob.of(path, shape_of(path, frozenset(also or ()), frozenset(keep or ())), out)
+    plan.require_free()
+    require_writable(out)
+    require_texts(plan)
+    folder = resolve(model)
+    with bars(as_json) as stage:
+        progress = stage("find shadows", 0)
+        ghost = Ghost.open(folder, search, selection, name=model if model.startswith("demo:") else folder.name)
+        progress(1)
+        if plan.folder.is_dir() and not as_json:
+            note("going on with an interrupted run")
+        try:
+            report = sanitize_dataset(ghost, plan, seed, stage("sanitize", path.stat().st_size))
+        except KeyboardInterrupt:
+            if plan.folder.is_dir():
+                note(f"stopped; what was finished is kept in {plan.folder}, the same command again goes on")
+            raise
+    emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _told(report, out))
+
+
+def _given(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: options[name] for name in names if options[name] is not None}
+
+
+def _switches(without: Sequence[str]) -> dict[str, Any]:
+    if unknown := sorted({*without} - {*SIMILARITIES}):
+        raise UsageError(f"there is no similarity {unknown[0]!r}", f"similarities: {', '.join(SIMILARITIES)}")
+    return dict.fromkeys(without, False)
+
+
+def _told(report: dict[str, Any], out: Path) -> str:
+    tokens, vocabulary, left = report["tokens"], report["vocabulary"], report["fields_left_as_they_are"]
+    own = max(1, tokens["all"] - tokens["special"])
+    share = 100 * tokens["replaced_share"] * tokens["all"] / own
+    rows: list[tuple[str, ...]] = [
+        ("texts", f"{report['texts']:,}"),
+        ("tokens", f"{tokens['all']:,}, {tokens['special']:,} of them special; {share:.1f} % of the others replaced"),
+        ("fell back", f"{tokens['fell_back']:,} tokens of the texts, {vocabulary['fell_back']:,} of the vocabulary"),
+        (
+            "one shadow only",
+            f"{tokens['one_shadow']:,} tokens of the texts ({100 * tokens['one_shadow'] / own:.0f} %), "
+            f"{vocabulary['one_shadow']:,} of the vocabulary: whoever knows ghost reads them",
+        ),
+        ("ROUGE-1, METEOR", f"{report['likeness']['rouge-1']:.3f}, {report['likeness']['meteor']:.3f}"),
+    ]
+    if report["selection_loss"] is not None:
+        settled = f"{report['not_settled']:,} not settled" if report["not_settled"] else "all settled"
+        rows.append(("loss", f"{report['selection_loss']:.4g} after {report['sweeps']:.1f} sweeps, {settled}"))
+    lines = [f"wrote {out} and {out.name}.report.json", table(rows), "guarantee: none"]
+    lines += [f"left as they are: {', '.join(left)} (--text-column NAME sanitizes a field)"] if left else []
+    return "\n".join(lines)

@@ -1,0 +1,241 @@
+"""`milkglass sanitize`: replace the words of a text by others before it leaves this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milkglass.cli.ui.options import AsJson, require_file
+from milkglass.cli.ui.terminal import bars, emit, note, shown, table
+from milkglass.errors import UsageError
+from milkglass.system import cores
+
+if TYPE_CHECKING:
+    from milkglass.sanitizers.catalogue import Method
+    from milkglass.sanitizers.tables.table import WordVectors
+    from milkglass.sanitizers.text import TextSanitizer
+
+MANY = 0.2  # share of unknown words that is told
+NEARLY_ALL = 0.95  # share of replaced words that is
+SMALL = 1 << 22  # bytes of a file that one process is soon done with
+FILES = "give a .jsonl, .csv or .tsv file, or text lines"
+
+
+def sanitize(
+    source: Annotated[str, typer.Argument(metavar="IN", help=".jsonl, .csv, .tsv or lines of text; `-`: stdin.")],
+    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="The file to write; none for stdin.")] = None,
+    method: Annotated[
+        str, typer.Option("--method", help="santext, santext+, custext, custext+, rnm or ghost.")
+    ] = "santext",
+    epsilon: Annotated[
+        float | None, typer.Option(help="The budget of one word; santext: per unit of distance.  [1]")
+    ] = None,
+    embeddings: Annotated[
+        str,
+        typer.Option(
+            "--table", "--embeddings", help="A GloVe text file, or a model whose embeddings are taken; ghost: a model."
+        ),
+    ] = "demo:minilm",
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Repeats a result. Whoever has it can undo draws. Without: a secret one, written nowhere."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; does not change the result.  [default: by size and cores]")
+    ] = None,
+    text_column: Annotated[list[str] | None, typer.Option(help="One more field that holds text.")] = None,
+    keep_column: Annotated[list[str] | None, typer.Option(help="A field that is left as it is.")] = None,
+    allow: Annotated[list[str] | None, typer.Option("--allow", help="A word that may cross, in any case.")] = None,
+    keep_stopwords: Annotated[
+        bool, typer.Option("--keep-stopwords", help="English function words cross (custext+ always lets them).")
+    ] = False,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Text that frequencies are counted in.  [santext+, rnm: IN]")
+    ] = None,
+    k: Annotated[
+        int | None, typer.Option(help="Words to a list; ghost: neighbours.  [custext: 20, rnm: 30, ghost: 70]")
+    ] = None,
+    p: Annotated[float | None, typer.Option(help="Chance of a word that is not sensitive.  [0.3]")] = None,
+    sensitive: Annotated[
+        float | None, typer.Option(help="Share of the words that are sensitive, the rarest.  [santext+: 0.9, rnm: 0.2]")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="custext: cosine or euclidean.  [cosine]")] = None,
+    guarantee: Annotated[
+        str | None, typer.Option(help="rnm: paper, which guarantees nothing, or strict.  [paper]")
+    ] = None,
+    overlap: Annotated[
+        float | None, typer.Option(help="ghost: tokens that share more of their neighbours are alike.  [0.1]")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(help="ghost: a similarity to leave out: indirect, direct or lemma.")
+    ] = None,
+    language: Annotated[str | None, typer.Option(help="ghost: the language of the lemmas.  [en]")] = None,
+    selection: Annotated[str | None, typer.Option(help="ghost: states, random or nearest.  [states]")] = None,
+    beams: Annotated[int | None, typer.Option(help="ghost: sentences kept while one is sought.  [1]")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="ghost: a sweep that lowers the loss by less is the last.  [0.01]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace words by others of an embedding table, at random, and write OUT and OUT.report.json.
+
+    ghost replaces tokens by shadows: near for the model, far in meaning. It writes their ids beside the text, in `ids`,
+    and goes on where it was interrupted.
+
+    The others always replace unknown words and whatever has a digit, by a draw that does not depend on them.
+    Punctuation, the number of words and fields that hold no text stay as they are.
+    """
+    from milkglass.sanitizers.catalogue import Method
+
+    own = {
+        "overlap": overlap, "without": without, "language": language, "selection": selection, "beams": beams,
+        "threshold": threshold,
+    }  # fmt: skip
+    if method == "ghost":
+        from milkglass.cli.sanitization.ghost import sanitize_by_ghost
+
+        others = {
+            "epsilon": epsilon, "workers": workers, "allow": allow, "keep-stopwords": keep_stopwords or None,
+            "corpus": corpus, "p": p, "sensitive": sensitive, "metric": metric, "guarantee": guarantee,
+        }  # fmt: skip
+        _require_unused(method, others)
+        sanitize_by_ghost(source, out, embeddings, {"k": k, **own}, seed, text_column, keep_column, as_json)
+        return
+    _require_unused(method, own)
+    selected = Method(
+        method, 1.0 if epsilon is None else epsilon, k, p, sensitive, metric, guarantee,  # type: ignore[arg-type]
+        keep_stopwords, frozenset(allow or ()),
+    )  # fmt: skip
+    also, keep = frozenset(text_column or ()), frozenset(keep_column or ())
+    if source == "-":
+        if out is not None or also or keep or as_json:
+            raise UsageError("stdin is read as lines and answered on stdout", "give a file IN to write an OUT")
+        if selected.needs_counts and corpus is None:
+            raise UsageError(f"{method} must know how often words occur, and stdin is read once", "give --corpus FILE")
+        _lines(_over(selected, _table(embeddings), corpus, 1), seed)
+        return
+    _file(selected, Path(source), out, embeddings, seed, workers, also, keep, corpus, as_json)
+
+
+def _require_unused(method: str, options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise UsageError(f"{method} has no use for --{name}", "leave it out")
+
+
+def _file(
+    chosen: Method, source: Path, out: Path | None, embeddings: str, seed: int | None, workers: int | None,
+    also: frozenset[str], keep: frozenset[str], corpus: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    from milkglass.sanitizers.files.files import describe, report_path, require_free, sanitize_file
+    from milkglass.sanitizers.files.rows import shape_of
+
+    require_file(source, FILES)
+    if out is None:
+        raise UsageError("no OUT was given", "name the file to write")
+    require_free(out)
+    _require_same_kind(source, out)
+    shape = shape_of(source, also, keep)
+    workers = workers or (cores() if source.stat().st_size > SMALL else 1)
+    counted = corpus or (source if chosen.needs_counts else None)
+    sanitizer = _over(chosen, _table(embeddings), counted, workers, as_json, shape if counted == source else None)
+    with bars(as_json) as stage:
+        report = sanitize_file(
+            sanitizer, source, shape, out, seed, describe(chosen, counted), workers,
+            stage("sanitize", source.stat().st_size),
+        )  # fmt: skip
+    emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _told(report, out))
+
+
+def _require_same_kind(source: Path, out: Path) -> None:
+    """OUT has IN's rows; whoever reads it goes by its name."""
+    from milkglass.sanitizers.files.rows import KINDS
+
+    here, there = KINDS.get(source.suffix.lower(), "lines"), KINDS.get(out.suffix.lower())
+    if there not in (None, here):
+        raise UsageError(
+            f"{out.name} is a name for {there}, and {source.name} holds {here}", f"end it in {source.suffix or '.txt'}"
+        )
+
+
+def _told(report: dict[str, Any], out: Path) -> str:
+    rows: list[tuple[str, ...]] = [("words", "count", "replaced")]
+    rows += [
+        (name, f"{one['words']:,}", f"{100 * one['replaced_share']:.1f} %") for name, one in report["words"].items()
+    ]
+    left = report["fields_left_as_they_are"]
+    lines = [f"wrote {out} and {out.name}.report.json", table(rows)]
+    words = report["words"]
+    strange = words["unknown"]["words"] / max(1, words["all"]["words"])
+    if strange > MANY:
+        lines += [f"{100 * strange:.0f} % of the words are not in the table, so any word at all stands for them"]
+    if report["method"].startswith("santext") and words["all"]["replaced_share"] > NEARLY_ALL:
+        lines += [
+            "hardly a word is left: epsilon is for each unit of distance in this table, and a larger one keeps more"
+        ]
+    lines += [f"guarantee: {report['guarantee'] or 'none'}"]
+    lines += [f"left as they are: {', '.join(left)} (--text-column NAME sanitizes a field)"] if left else []
+    return "\n".join(lines)
+
+
+def _lines(sanitizer: TextSanitizer, seed: int | None) -> None:
+    """Each line of stdin answered at once."""
+    from milkglass.sanitizers.files.files import fresh_seed, promised, stream_of
+    from milkglass.sanitizers.text import WordTally
+
+    tally, secret = WordTally(), fresh_seed() if seed is None else seed
+    for number, line in enumerate(sys.stdin):
+        text = line.rstrip("\r\n")
+        print(shown(sanitizer.texts([text], stream_of(secret, number, text), tally)[0]), flush=True)
+    every = tally.document()["all"]
+    note(f"{every['words']:,} words, {100 * every['replaced_share']:.1f} % replaced")
+    note(f"guarantee: {promised(sanitizer.guarantee, seed is not None) or 'none'}")
+
+
+def _over(
+    chosen: Method, words: WordVectors, counted: Path | None, workers: int, quiet: bool = False, shape: Any = None
+) -> TextSanitizer:
+    """The method over a table, with what it needs to know of frequencies, and its lists."""
+    from milkglass.sanitizers.catalogue import LISTS
+    from milkglass.sanitizers.files.files import count_file
+    from milkglass.sanitizers.files.rows import shape_of
+
+    counts = None
+    with bars(quiet) as stage:
+        if counted is not None:
+            require_file(counted, FILES)
+            shape = shape or shape_of(counted)
+            counts = count_file(words, counted, shape, workers, stage("count", counted.stat().st_size))
+        sanitizer = chosen.over(words, counts)
+        if chosen.name in LISTS:
+            progress = stage("make lists", 0)
+            sanitizer.prepare()
+            progress(1)
+    return sanitizer
+
+
+def _table(ref: str) -> WordVectors:
+    """A file is GloVe's, everything else a model."""
+    from milkglass.sanitizers.tables.glove import read_glove
+
+    if Path(ref).is_file():
+        return read_glove(Path(ref))
+    if Path(ref).suffix in (".txt", ".vec") and not Path(ref).exists():
+        raise UsageError(
+            f"there is no file {ref}",
+            "give a GloVe text file, a model's folder, a hub id (hf:owner/name), or demo:minilm",
+        )
+    from milkglass.models.resolve import resolve
+    from milkglass.sanitizers.tables.vocabulary import words_of_model
+
+    folder = resolve(ref)
+    return words_of_model(folder, ref if ref.startswith("demo:") else folder.name)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(sanitize)

@@ -1,0 +1,168 @@
+"""`milkglass split classify` and `split audit`: both halves at work, and under attack.
+
+What this module does not know: methods, and how halves were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from milkglass.cli.ui.options import AllowHttp, AsJson, Certificate, ModelRef, TokenFile, read_token, require_file
+from milkglass.cli.ui.terminal import bars, json_text, note, say
+from milkglass.cli.ui.text_input import named, paired, to_classify
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.split.client import Answer
+    from milkglass.split.folders import ClientAbout
+    from milkglass.split.server_info import ServerInfo
+
+Client = Annotated[Path, typer.Argument(metavar="CLIENT", help="The client's half, which `split train` wrote.")]
+ServerFolder = Annotated[Path, typer.Argument(metavar="SERVER", help="The server's half, which `split train` wrote.")]
+
+
+# --- classify ---------------------------------------------------------------------------------------------------------
+def classify(
+    client: Client,
+    url: Annotated[str | None, typer.Option(help="The split server, such as http://127.0.0.1:8421.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="The server's half, run here as well, in place of --url.")] = None,
+    text: Annotated[list[str] | None, typer.Option("--text", help="A text; repeatable.")] = None,
+    pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each, in order.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Lines: a text each, or a {...} with a text.")] = None,
+    model: ModelRef = None,
+    token_file: TokenFile = None,
+    certificate: Certificate = None,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """Classify texts: the first layers run here, hidden states cross, a line "label <tab> probability" for each."""
+    if (url is None) == (folder is None):
+        raise UsageError("give --url or --folder, one of them", "--url for a server, --folder to run both halves here")
+    if (text is None) == (file is None):
+        raise UsageError("give --text or --file, one of them", "without either there is nothing to classify")
+    rows = to_classify(text, file)
+    texts, pairs = [row.text for row in rows], paired(rows, pair)
+    require_folder(client, "give the client's half that `milkglass split train` wrote")
+    from milkglass.split.client import ClientHalf, require_sendable
+    from milkglass.split.folders import client_about
+
+    about = client_about(client)
+    base = _base(about, model)
+    with named(rows):
+        require_sendable(client, about, base, texts, pairs)
+    with _answering(url, folder, token_file, certificate, allow_http) as (told, answer), bars(as_json) as stage:
+        half = ClientHalf.open(client, base, about, sending=len(rows))
+        progress = stage("classify", len(rows))
+        shares = half.classify(texts, pairs, told, answer, progress)
+    results = [
+        {"label": about.names[int(one.argmax())], "probabilities": dict(zip(about.names, one.tolist(), strict=True))}
+        for one in shares
+    ]
+    if as_json:
+        say(json_text({"results": results}))
+        return
+    for label, share in zip((one["label"] for one in results), shares.max(1).tolist(), strict=True):
+        say(f"{label}\t{share:.3f}")
+
+
+@contextmanager
+def _answering(
+    url: str | None, folder: Path | None, token_file: Path | None, certificate: Path | None, allow_http: bool
+) -> Iterator[tuple[ServerInfo, Answer]]:
+    """What the other half says of itself, and what answers frames: over HTTP, or here."""
+    if folder is not None:
+        require_folder(folder, "give the server's half that `milkglass split train` wrote")
+        from milkglass.split.server import ServerHalf
+
+        here = ServerHalf.open(folder)
+        yield here.told, here.answer
+        return
+    from milkglass.client.remote.connection import Connection, RetryPolicy
+    from milkglass.split.wire import Wire
+
+    token = read_token(token_file)
+    connection = Connection(str(url), token, allow_http, certificate, patience=RetryPolicy(progress=note))
+    try:
+        wire = Wire(connection)
+        yield wire.told(), wire.answer
+    finally:
+        connection.close()
+
+
+# --- audit ------------------------------------------------------------------------------------------------------------
+def audit(
+    client: Client,
+    server: ServerFolder,
+    text: Annotated[Path, typer.Option("--text", help="Your texts: .jsonl, .csv, .tsv, or .txt with one a line.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit"),
+    public: Annotated[
+        Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="How long attacks may take: 90s, 2m, 1h.")] = "2m",
+    rows: Annotated[int | None, typer.Option(min=20, help="Read only the first so many texts.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Which half of the texts is private, and every draw.")] = 1,
+    model: ModelRef = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack what the client's half sends for your texts, and write what comes back into the folder OUT.
+
+    Nothing is sent anywhere, and no number of a text is used up.
+    """
+    from milkglass.cli.audit import attacked, require_out, told
+    from milkglass.threat.attack import Budget
+
+    for path in (text, public):
+        if path is not None:
+            require_file(path, "give a file with a text a line")
+    require_out(out)
+    Budget.parse(budget)  # a mistake is told before anybody waits
+    for folder in (client, server):
+        require_folder(folder, "give the two halves that `milkglass split train` wrote")
+    from milkglass.hidden_states.client import EncoderClient
+    from milkglass.hidden_states.halves import described
+    from milkglass.split import audit_scene
+    from milkglass.split.folders import require_one_split
+    from milkglass.split.parameters import rebuilt
+
+    about = require_one_split(client, server)
+    base = _base(about, model)
+    defence = rebuilt(about.method, about.parameters, about.training)
+    half, other = defence.load(base, client, server)
+    assert isinstance(half, EncoderClient)
+    staged = audit_scene.build(base, about, half, other, half.reader, text, public, rows, seed)
+    if staged.left_out:
+        note(f"{staged.left_out:,} texts are longer than {half.reader.limit} tokens, cannot be sent, and are left out")
+    if about.pairs:
+        note("this model reads pairs; each text is attacked as it is sent without its second one")
+    decides = {
+        "halves": about.server, "parameters": dict(about.parameters), "sent": described(client)["sent"], "rows": rows,
+        "text": _sum(text), "public": None if public is None else _sum(public), "seed": seed,
+    }  # fmt: skip
+    result, page = attacked(lambda stage: staged.scene, decides, out, budget, seed, as_json)
+    told(result, page, out, as_json)
+
+
+def _sum(path: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+def _base(about: ClientAbout, model: str | None) -> Checkpoint:
+    """The original model: its tokenizer, and the layers that were not trained."""
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
+
+    return Checkpoint.open(resolve(model or about.model))
+
+
+def require_folder(folder: Path, hint: str) -> None:
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}", hint)

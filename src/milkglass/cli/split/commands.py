@@ -1,0 +1,191 @@
+"""`milkglass split`: a model cut in two, the lower half here, the upper one on a server.
+
+What this module does not know: any method's parameters, and how halves are trained.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from milkglass.cli.split.client import ServerFolder, audit, classify, require_folder
+from milkglass.cli.ui.hub_name import kept_name
+from milkglass.cli.ui.options import AsJson, read_token, require_file
+from milkglass.cli.ui.terminal import bars, duration, emit, note
+from milkglass.progress import Stage
+
+if TYPE_CHECKING:
+    from milkglass.hidden_states.defence import EncoderDefence
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.split.evaluate import Evaluation, EvaluationTexts
+    from milkglass.split.train import TrainingTexts
+
+NOTHING = (
+    "none: nothing is proved of what is sent with these parameters. What attackers read of your texts only\n"
+    "  `milkglass split audit` tells, and an attack that fails there has shown nothing"
+)
+KEEP = (
+    "{client} holds the secret that hides your texts, and the names of your classes, and is sealed by no passphrase:\n"
+    "  keep a copy of it somewhere safe, and never give it to the server."
+)
+
+splits = typer.Typer(help="Cut a model in two: the first layers here, the others on a server.", no_args_is_help=True)
+
+
+@splits.callback()
+def group() -> None:
+    """Cut a model in two: the first layers here, the others on a server; hidden states cross, disturbed."""
+
+
+# --- train ------------------------------------------------------------------------------------------------------------
+@splits.command()
+def train(
+    model: Annotated[str, typer.Argument(help="An encoder: a folder, a hub id (hf:owner/name), or demo:minilm.")],
+    method: Annotated[
+        Literal["dp-forward", "cape", "textobfuscator", "textmixer"],
+        typer.Option(help="How what is sent is disturbed.", show_default=False),
+    ],
+    data: Annotated[Path, typer.Option(help="Texts with labels: .jsonl, .csv or .tsv.", show_default=False)],
+    client: Annotated[Path, typer.Option(help="The new folder for the half that you keep.", show_default=False)],
+    server: Annotated[Path, typer.Option(help="The new folder for the half that a server gets.", show_default=False)],
+    validation: Annotated[
+        Path | None, typer.Option(help="Texts with labels that are classed in the end, to see what the method costs.")
+    ] = None,
+    provided: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A parameter of the method; repeatable. One that it lacks lists them."
+        ),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: 10]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Texts a step.  [default: 32; textobfuscator 128]")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="The learning rate.  [default: 2e-5; cape 1e-5]")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Stop after this many steps, whatever the epochs.")] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(help="Tokens; longer texts are cut in training, and refused when sent.  [default: 128]"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cut MODEL in two and train both halves here, on your labelled texts; write a folder for each.
+
+    The training's texts never leave this machine. What the server's half learnt of them rests on the server, though.
+    """
+    started = time.monotonic()
+    require_file(data, "give .jsonl, .csv or .tsv with the columns text (or sentence) and label")
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
+    from milkglass.split import train
+    from milkglass.split.parameters import chosen
+
+    requested = {
+        "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_steps": max_steps,
+        "max_length": max_length,
+    }  # fmt: skip
+    defence = chosen(method, provided or (), {name: one for name, one in requested.items() if one is not None})
+    train.require_free(client, server)
+    if defence.broken:
+        note(f"warning: {defence.broken}")
+    read = train.read_data(data)
+    asked_of = None if validation is None else _validation(validation, read)
+    folder = resolve(model)
+    ref = kept_name(model, folder)
+    steps = train.steps_of(defence, len(read.corpus.texts))
+    base = Checkpoint.open(folder)
+    train.require_readable(defence, base, read, max_length)
+    with bars(as_json) as stage:
+        train.make(defence, base, ref, read, client, server, stage("train", steps))
+        judged = None if asked_of is None else _judged(base, client, server, asked_of, stage)
+    document = {
+        "client": str(client), "server": str(server), **_shown(defence), "texts": len(read.corpus.texts),
+        "classes": len(read.labels), "steps": steps, "seconds": round(time.monotonic() - started, 2),
+        "validation": None if judged is None else asdict(judged),
+    }  # fmt: skip
+    if not as_json:
+        note(KEEP.format(client=client))
+    emit(as_json, document, lambda: _trained(document, data))
+
+
+def _validation(path: Path, data: TrainingTexts) -> EvaluationTexts:
+    """Read before anybody waits for the training."""
+    from milkglass.split.evaluate import read_asked
+
+    require_file(path, "give .jsonl, .csv or .tsv with the columns of the training file")
+    return read_asked(path, data.labels, data.pairs)
+
+
+def _judged(base: Checkpoint, client: Path, server: Path, asked: EvaluationTexts, stage: Stage) -> Evaluation:
+    from milkglass.split.client import ClientHalf
+    from milkglass.split.evaluate import judge
+    from milkglass.split.folders import client_about
+    from milkglass.split.server import ServerHalf
+
+    half = ClientHalf.open(client, base, client_about(client))
+    return judge(half, ServerHalf.open(server), asked, stage("judge", len(asked.texts)))
+
+
+def _shown(defence: EncoderDefence) -> dict[str, Any]:
+    from milkglass.split.parameters import told
+
+    return {
+        "method": defence.name, "parameters": told(defence), "guarantee": defence.guarantee, "broken": defence.broken,
+    }  # fmt: skip
+
+
+def _trained(told: dict[str, Any], data: Path) -> str:
+    client, server = (shlex.quote(told[name]) for name in ("client", "server"))
+    return "\n".join(
+        [
+            f"split by {told['method']} and trained on {told['texts']:,} texts in {told['steps']:,} steps, "
+            f"{duration(told['seconds'])}",
+            f"  yours: {client}; the server's: {server}",
+            *_right(told["validation"]),
+            f"guarantee: {told['guarantee'] or NOTHING}",
+            f"next: milkglass split audit {client} {server} --text {shlex.quote(str(data))}",
+            f"then: milkglass split serve {server}          where the server is",
+            f"      milkglass split classify {client} --url http://127.0.0.1:8421 --text ...",
+        ]
+    )
+
+
+def _right(judged: dict[str, Any] | None) -> list[str]:
+    if judged is None:
+        return []
+    short = f"; {judged['left_out']:,} more, too long to be sent" if judged["left_out"] else ""
+    return [f"right: {100 * judged['right']:.1f} % of {judged['texts']:,} texts, disturbed as they are sent{short}"]
+
+
+# --- serve ------------------------------------------------------------------------------------------------------------
+@splits.command()
+def serve(
+    folder: ServerFolder,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 takes any free one.")] = 8421,
+    home: Annotated[
+        Path, typer.Option(help="The folder whose file `token` is the token; made where it is not.")
+    ] = Path("milkglass-server"),
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="A file with the token, in its place.")
+    ] = None,
+) -> None:
+    """Serve the server's half on 127.0.0.1. It needs no text, no tokenizer and no secret. Others reach it by ssh -L."""
+    require_folder(folder, "give the server's half that `milkglass split train` wrote")
+    token = None if token_file is None else read_token(token_file)
+    from milkglass.split.app import opened
+    from milkglass.split.app import serve as run
+
+    half = opened(folder)
+    note(f"the token is in {token_file or home.resolve() / 'token'}")
+    run(half, home.resolve(), port, token)
+
+
+splits.command()(classify)
+splits.command()(audit)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(splits, name="split")

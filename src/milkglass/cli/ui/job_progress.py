@@ -1,0 +1,148 @@
+"""A fine-tuning job, watched to its end by a person or a log; what follows it.
+
+What this module does not know: the data, the key, and how the job was made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milkglass.cli.ui.options import ServerOptions
+from milkglass.cli.ui.terminal import LINES_APART, bars, duration, emit, note, watched
+
+if TYPE_CHECKING:
+    from milkglass.client.remote.remote import Remote
+
+Fetch = Annotated[Path | None, typer.Option("--fetch", help="Download the result (scrambled) to this folder.")]
+NUMBERS = ("loss", "train_loss", "eval_loss", "accuracy", "eval_accuracy")
+Show = Callable[[Mapping[str, Any]], None]
+
+
+def finish(
+    remote: Remote,
+    job_id: str,
+    fetch: Path | None,
+    way: ServerOptions,
+    as_json: bool,
+    use: tuple[str, str] | None = None,
+    largest: Callable[[], int] | None = None,
+) -> None:
+    """Watch to the end; fetch; say what the model is called.
+
+    use: the command that comes next, and its options. largest: bytes that the model can have at most, where the
+    original is known here."""
+    last: dict[str, Any] = {}
+    try:
+        with _board(as_json) as show:
+            for event in remote.follow(job_id):
+                last.update(event["data"])
+                show(event)
+    except KeyboardInterrupt:
+        _interrupted(remote, job_id, way)
+        raise
+    state = remote.result(job_id)
+    tuned = str(state["fine_tuned_model"])
+    if fetch is not None:
+        with bars(as_json) as stage:
+            remote.fetch_model(tuned, fetch, stage, None if largest is None else largest())
+    metrics = {name: value for name, value in last.items() if name in NUMBERS}
+    document = {
+        "job": job_id,
+        "model": tuned,
+        "trained_tokens": state.get("trained_tokens"),
+        "steps": last.get("step"),
+        "metrics": metrics,
+        "fetched": None if fetch is None else str(fetch),
+    }
+    words = [f"fine-tuned model: {tuned}"]
+    words += [f"  steps: {steps_of(last)}"] if "step" in last else []
+    words += [f"  {name}: {value:.4f}" for name, value in metrics.items() if value is not None]
+    words += [f"  fetched to {fetch}"] if fetch else []
+    words += [f"next: milkglass {use[0]} {tuned} TEXT {use[1]} {way}"] if use else []
+    emit(as_json, document, "\n".join(words))
+
+
+def comeback(job_id: str, way: ServerOptions) -> str:
+    return f"come back with: milkglass job {job_id} --follow {way}"
+
+
+def steps_of(numbers: Mapping[str, Any]) -> str:
+    """ "7 of 30", as far as it is known."""
+    step, total = numbers.get("step"), numbers.get("total_steps")
+    return "" if step is None else str(step) if total is None else f"{step} of {total}"
+
+
+def _interrupted(remote: Remote, job_id: str, way: ServerOptions) -> None:
+    """Ctrl-C ends the watching; whether it ends the job, too, is asked."""
+    if watched():
+        try:
+            keep = typer.confirm("\nLeave the job running on the server?", default=True, err=True)
+        except typer.Abort:
+            keep = True
+        if not keep:
+            remote.cancel(job_id)
+            note(f"cancelled {job_id}")
+            return
+    note(f"the job goes on; {comeback(job_id, way)}")
+
+
+@contextmanager
+def _board(as_json: bool) -> Iterator[Show]:
+    """Steps, loss and time left: a bar on a terminal, a line now and then elsewhere, nothing with --json."""
+    if as_json:
+        yield lambda event: None
+    elif watched():
+        with _bar() as show:
+            yield show
+    else:
+        yield _Lines()
+
+
+class _Lines:
+    """The first and the last loss, between them one every now and then, and whatever else is told."""
+
+    def __init__(self) -> None:
+        self._due, self._ended = 0.0, False
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        numbers = event["data"]
+        last = numbers.get("step") is not None and numbers.get("step") == numbers.get("total_steps")
+        if numbers.get("step") is not None:
+            if not (last and not self._ended) and time.monotonic() < self._due:
+                return
+            self._due, self._ended = time.monotonic() + LINES_APART, self._ended or last
+        note(event["message"])
+
+
+@contextmanager
+def _bar() -> Iterator[Show]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[told]}", markup=False),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("training", total=None, told="")
+
+        def show(event: Mapping[str, Any]) -> None:
+            numbers = event["data"]
+            if (step := numbers.get("step")) is None:
+                console.print(event["message"], markup=False, highlight=False)
+                return
+            loss, left, total = (numbers.get(name) for name in ("loss", "eta_seconds", "total_steps"))
+            info = "" if loss is None else f"loss {loss:.4f}  "
+            info += "" if left is None else f"{duration(left)} left"
+            progress.update(task, completed=step, told=info, **({} if total is None else {"total": total}))
+
+        yield show

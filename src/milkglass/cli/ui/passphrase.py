@@ -1,0 +1,178 @@
+"""Where the passphrase comes from: --passphrase-file, then $MILKGLASS_PASSPHRASE, then a prompt. Never an argument:
+arguments stand in the shell's history and in the list of processes. A new one must be strong, or be asked for as weak.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milkglass.cli.ui.terminal import note
+from milkglass.errors import UsageError
+
+VARIABLE = "MILKGLASS_PASSPHRASE"
+ATTEMPTS = 3  # at typing a new passphrase that is strong enough, twice alike
+TERMINAL = "/dev/tty"
+
+WeakPassphrase = Annotated[
+    bool, typer.Option("--weak-passphrase", help="Take a weak passphrase for a new key, with a warning.")
+]
+GeneratePassphrase = Annotated[
+    bool,
+    typer.Option(
+        "--generate-passphrase",
+        help="Draw ten random words for a new key: written to --passphrase-file, a new file, or shown on the terminal.",
+    ),
+]
+
+
+def passphrase(file: Path | None) -> str:
+    """The passphrase of a key that exists. Raises UsageError when none is given and there is nobody to ask."""
+    provided = _given(file)
+    if provided is not None:
+        return provided
+    import getpass
+
+    return _required(getpass.getpass("Passphrase of the key: "))
+
+
+def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False) -> str:
+    """The passphrase of a new key. Asked for twice; nothing typed generates one.
+
+    weak: take a weak one, with a warning. generate: draw one, and write it to `file` or show it. Raises WeakPassphrase
+    for one that is weak, UsageError when there is nobody to ask or to show it to.
+    """
+    if generate:
+        return _generate(file, weak)
+    provided = _given(file)
+    if provided is None:
+        return _asked(weak)
+    return _strong(provided, weak)
+
+
+def _given(file: Path | None) -> str | None:
+    """From the file or the environment; None: it has to be asked for."""
+    if file is not None:
+        return _from_file(file)
+    if provided := os.environ.get(VARIABLE):
+        return _required(provided)
+    if not _has_terminal():
+        raise UsageError(
+            "no passphrase was given, and there is no terminal to ask at",
+            f"use --passphrase-file, or set {VARIABLE}",
+        )
+    return None
+
+
+def _asked(weak: bool) -> str:
+    import getpass
+
+    from milkglass.client.key.passphrases import weakness
+
+    fault = advice = ""
+    for _ in range(ATTEMPTS):
+        if fault:
+            note(f"{fault}{advice}")
+        first = getpass.getpass("New passphrase for the key (empty: generate one): ")
+        if not first:
+            return _shown()
+        result = None if weak else weakness(_required(first))
+        if result is not None:
+            fault, advice = result, "; use four or more unrelated words, or press Enter for a generated one"
+        elif getpass.getpass("The same again: ") != first:
+            fault, advice = "the two passphrases differ", "; type both again"
+        else:
+            return _strong(_required(first), weak)
+    raise UsageError(f"{fault}, after {ATTEMPTS} attempts", "try again, or use --generate-passphrase")
+
+
+def _strong(provided: str, weak: bool) -> str:
+    from milkglass.client.key.passphrases import require_strong, weakness
+
+    if not weak:
+        require_strong(provided)
+    elif fault := weakness(provided):
+        note(f"warning: {fault}")
+    return provided
+
+
+def _generate(file: Path | None, weak: bool) -> str:
+    if weak:
+        raise UsageError("--generate-passphrase and --weak-passphrase exclude each other", "leave one out")
+    if file is not None:
+        return _written(file)
+    if os.environ.get(VARIABLE):
+        raise UsageError(f"{VARIABLE} is set, so no passphrase is generated", f"unset {VARIABLE}")
+    if not _has_terminal():
+        raise UsageError(
+            "there is no terminal to show a generated passphrase on",
+            "use --passphrase-file FILE: the passphrase is written to it",
+        )
+    return _shown()
+
+
+def _written(file: Path) -> str:
+    """A generated passphrase, in a new file of mode 0600."""
+    from milkglass.client.key.passphrases import generated
+
+    created = generated()
+    try:
+        number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise UsageError(
+            f"{file} exists already",
+            "give a new file, or leave --generate-passphrase out to use the passphrase in this one",
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written ({error.strerror})", "give a file in a folder of yours") from None
+    with os.fdopen(number, "w", encoding="utf-8") as opened:
+        opened.write(created + "\n")
+        opened.flush()
+        os.fsync(opened.fileno())
+    note(f"a passphrase was generated and written to {file}: keep a copy of it away from the key")
+    return created
+
+
+def _shown() -> str:
+    """A generated passphrase, shown on the terminal and nowhere else: standard error may be a log."""
+    from milkglass.client.key.passphrases import generated
+
+    created = generated()
+    _show(f"The passphrase of the new key, write it down now:\n\n  {created}\n\n")
+    return created
+
+
+def _show(text: str) -> None:
+    with open(os.open(TERMINAL, os.O_WRONLY | os.O_NOCTTY), "w", encoding="utf-8") as terminal:  # noqa: PTH123
+        terminal.write(text)
+
+
+def _from_file(file: Path) -> str:
+    """The file's first line; a warning when others may read it."""
+    if file.exists() and not file.is_file():
+        raise UsageError(f"{file} is not a regular file", "write the passphrase into a file, on its first line")
+    if not file.is_file():
+        raise UsageError(f"there is no passphrase file {file}", "give a file with the passphrase on its first line")
+    if file.stat().st_mode & 0o077:
+        note(f"warning: other users may read {file}; run: chmod 600 {file}")
+    lines = file.read_text("utf-8").splitlines()
+    return _required(lines[0] if lines else "")
+
+
+def _required(text: str) -> str:
+    if not text:
+        raise UsageError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError("the passphrase is not UTF-8 text", "give it in UTF-8")
+    return text
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open(TERMINAL, os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,149 @@
+"""What the commands say: results to stdout, everything else to stderr; bars only where somebody watches.
+
+What this module does not know: any command.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from milkglass.client.remote.safe_text import escaped, running_text
+from milkglass.errors import MilkglassError, UsageError
+from milkglass.progress import Progress, Stage, no_stage
+
+FIRST_LINE, LINES_APART = 3.0, 10.0  # seconds
+WIDEST = 128  # characters of one field in a table: as many as an id may have
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def shown(text: str) -> str:
+    """Text that a server's model wrote, as stdout may have it: on a terminal without characters that could steer it or
+    hide what stands there; in a pipe as it is."""
+    return running_text(text) if sys.stdout.isatty() else text
+
+
+def cell(value: object) -> str:
+    """One field of a server's record in a table. Its characters were made safe when the answer was read."""
+    return "?" if value is None else str(value)[:WIDEST]
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """One line of JSON, readable where it can be: what is not printable is escaped."""
+    return escaped(json.dumps(document, ensure_ascii=False))
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something is destroyed. Raises UsageError where nobody can answer, typer.Abort for a no."""
+    if yes:
+        return
+    if not _asked_at_a_terminal():
+        raise UsageError("nothing was deleted: there is no terminal to ask at", "give --yes if you are sure")
+    import typer
+
+    typer.confirm(question, default=False, abort=True, err=True)
+
+
+def _asked_at_a_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def emit(as_json: bool, document: Mapping[str, Any], human: Callable[[], str] | str) -> None:
+    """One JSON document, or words, on stdout."""
+    say(json_text(document) if as_json else human if isinstance(human, str) else human())
+
+
+def report(error: MilkglassError, as_json: bool) -> None:
+    """An error on stderr."""
+    if as_json:
+        info = {
+            "type": type(error).__name__,
+            "message": error.message,
+            "hint": error.hint,
+            "exit_code": error.exit_code,
+        }
+        note(json_text({"error": info}))
+        return
+    note(f"error: {error.message}")
+    if error.hint:
+        note(f"  hint: {error.hint}")
+
+
+def watched() -> bool:
+    return sys.stderr.isatty()
+
+
+def told_now_and_then(name: str, total: int) -> Progress:
+    """A line on stderr every now and then, for a log; of a stage that is soon over, none. One whose size nobody can
+    say has its line at once."""
+    if not total:
+        note(f"{name} ...")
+        return lambda more: None
+    done, due = 0, time.monotonic() + FIRST_LINE
+
+    def advance(more: int) -> None:
+        nonlocal done, due
+        done += more
+        if time.monotonic() >= due:
+            note(f"{name}: {100 * done / max(1, total):.0f} %")
+            due = time.monotonic() + LINES_APART
+
+    return advance
+
+
+@contextmanager
+def bars(as_json: bool = False) -> Iterator[Stage]:
+    """Progress bars on stderr, one a stage; where nobody watches a line now and then; with --json nothing."""
+    if as_json or not watched():
+        yield no_stage if as_json else told_now_and_then
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as progress:
+
+        def stage(name: str, total: int) -> Progress:
+            task = progress.add_task(name, total=total or None)
+            if not total:
+                return lambda done: progress.update(task, total=1, completed=1)
+            return lambda done: progress.advance(task, done)
+
+        yield stage
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Columns, padded."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def megabytes(count: object) -> str:
+    return f"{count / 1e6:,.1f} MB" if isinstance(count, int | float) else "?"
+
+
+def moment(seconds: object) -> str:
+    """A time of day here, from seconds since 1970."""
+    if not isinstance(seconds, int | float) or not 0 < seconds < 1 << 33:
+        return "?"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def duration(seconds: float) -> str:
+    """seconds: finite."""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"

@@ -1,0 +1,142 @@
+"""Lines of stdin or of a file, as texts: one rule for every command that reads them.
+
+A line is JSON only if it is an object with "text" or "messages" in it; anything else is text, braces and all. What this
+module does not know: the codec, and what becomes of a row.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milkglass.cli.ui.options import require_file
+from milkglass.errors import CodecError, EmptyText, UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.codec.conversation import Message
+
+
+@dataclass(frozen=True)
+class InputRow:
+    """A text, perhaps with its pair, or a conversation. name: what messages call it, "text 2", "line 7 of in.txt"."""
+
+    name: str
+    text: str = ""
+    pair: str | None = None
+    messages: tuple[Message, ...] = ()
+
+
+def line_name(number: int, source: Path | None) -> str:
+    """number: from 1. source: None for stdin."""
+    return f"line {number} of {'stdin' if source is None else source.name}"
+
+
+def row_of(name: str, line: str) -> InputRow:
+    """Raises CodecError for an object whose texts are none."""
+    text = line.rstrip("\r\n")
+    result = _object(text)
+    if result is None:
+        return InputRow(name, text)
+    if "messages" in result:
+        return InputRow(name, messages=_turns(name, result["messages"]))
+    pair = result.get("text_pair")
+    if not isinstance(result["text"], str) or not isinstance(pair, str | None):
+        raise CodecError(f"{name} has a text or a text_pair that is no string", 'write {"text": "..."}')
+    return InputRow(name, result["text"], pair)
+
+
+def arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[InputRow]:
+    return [InputRow(f"text {n + 1}", text, pairs[n] if pairs else None) for n, text in enumerate(texts)]
+
+
+def to_classify(texts: Sequence[str] | None, source: Path | None) -> list[InputRow]:
+    """The texts, or else each line of a file (None: stdin). A blank one is refused, not skipped: the answers must match
+    the lines. Raises EmptyText, CodecError."""
+    rows = arguments(texts) if texts else _lines_of(source)
+    for row in rows:
+        if not row.text.strip() and not row.messages:
+            raise EmptyText(f"{row.name} is blank", "remove it: each text gets one answer")
+    require_no_messages(rows, 'a classifier reads {"text": ...}')
+    return rows
+
+
+def _lines_of(source: Path | None) -> list[InputRow]:
+    if source is not None:
+        require_file(source, "give a file with a text a line")
+        _require_lines(source)
+    provided = sys.stdin.read() if source is None else source.read_text("utf-8")
+    if not provided:
+        raise EmptyText(f"{'stdin' if source is None else source.name} is empty", "write a text a line")
+    lines = provided.removesuffix("\n").split("\n")
+    return [row_of(line_name(number, source), line) for number, line in enumerate(lines, 1)]
+
+
+def _require_lines(source: Path) -> None:
+    """Header, labels and all would be classified as texts."""
+    if source.suffix.lower() in (".csv", ".tsv", ".parquet"):
+        raise UsageError(
+            f"{source.name} is a table, and a text a line is needed",
+            f"milkglass data {source} --out NEW.jsonl writes its texts as lines",
+        )
+
+
+@contextmanager
+def named(rows: Sequence[InputRow]) -> Iterator[None]:
+    """What is wrong with one of these texts is told by its row's name."""
+    try:
+        yield
+    except CodecError as error:
+        if error.place is None:
+            raise
+        raise error.renamed(rows[error.place].name) from None
+
+
+def pairs_of(rows: Sequence[InputRow]) -> list[str] | None:
+    """The second texts; None where there are none. Raises CodecError where only some rows have one."""
+    pairs = [row.pair for row in rows if row.pair is not None]
+    if pairs and len(pairs) < len(rows):
+        raise CodecError("some rows have a text_pair and some have none", "give one kind of row")
+    return pairs or None
+
+
+def paired(rows: Sequence[InputRow], provided: Sequence[str] | None) -> list[str] | None:
+    """The second texts, from the rows or else as options gave them. Raises UsageError where they are of another number,
+    CodecError for a blank one."""
+    pairs = pairs_of(rows) or list(provided or ()) or None
+    if provided and (len(provided) != len(rows) or pairs != list(provided)):
+        raise UsageError(f"{len(rows)} texts and {len(provided)} pairs", "give --pair once for each text without one")
+    for row, pair in zip(rows, pairs or (), strict=False):
+        if not pair.strip():
+            raise EmptyText(f"the second text of {row.name} is blank", "give a text, or leave all second texts out")
+    return pairs
+
+
+def require_no_messages(rows: Sequence[InputRow], hint: str) -> None:
+    for row in rows:
+        if row.messages:
+            raise CodecError(f"{row.name} holds messages, not a text", hint)
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and ("text" in value or "messages" in value) else None
+
+
+def _turns(name: str, value: Any) -> tuple[Message, ...]:
+    turns = value if isinstance(value, list) else []
+    if not turns or not all(
+        isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
+        for one in turns
+    ):
+        raise CodecError(f"{name} has no list of messages", 'give [{"role": "user", "content": "..."}, ...]')
+    return tuple({"role": one["role"], "content": one["content"]} for one in turns)

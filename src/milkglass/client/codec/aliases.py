@@ -1,0 +1,61 @@
+"""Which scrambled ids stand for a token, and which of them is taken where it occurs: one at random, each time anew.
+
+Where a key gives each token one id nothing is drawn. With aliases the ids of a token are its own; with shared rows they
+are those of its cluster, and the server learns the cluster and no more.
+
+What this module does not know: tokenizers, text. Secret randomness is the operating system's unless a generator is
+given, as recipes and tests do, whose choices must be the same again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.client.key.key import Key
+from milkglass.noise.stream import Stream
+
+Draw = Callable[[int], NDArray[np.float64]]  # that many numbers strictly between 0 and 1
+
+
+def secret_draws(count: int) -> NDArray[np.float64]:
+    """From a fresh secret at each call, so that threads share nothing."""
+    return Stream(secrets.token_bytes(32)).uniform(count)
+
+
+@dataclass(frozen=True)
+class AliasChoices:
+    """The ids of token i are ids[starts[i] : starts[i] + counts[i]]; starts, counts: (n,)."""
+
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    ids: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, key: Key) -> AliasChoices | None:
+        """None: each token has one id, which is sigma's."""
+        groups, slots = key.groups, key.slots
+        if slots.copies > 1:
+            order = np.argsort(slots.origin, kind="stable")
+            counts = np.bincount(slots.origin, minlength=slots.tokens)
+            return cls(np.cumsum(counts) - counts, counts, key.sigma[order])
+        if not key.shares:
+            return None
+        assert groups is not None
+        n = len(key.sigma)
+        starts, counts = np.arange(n), np.ones(n, np.int64)
+        flat, at = [key.sigma], n  # a token outside every cluster has its own id
+        for group in groups:
+            starts[group], counts[group] = at, len(group)
+            flat.append(key.sigma[group])
+            at += len(group)
+        return cls(starts, counts, np.concatenate(flat))
+
+    def pick(self, tokens: NDArray[np.int64], draw: Draw) -> NDArray[np.int32]:
+        """(t,) an id for each token (t,). The product is below the count: a draw is at most 1 - 2^-53."""
+        place = (draw(len(tokens)) * self.counts[tokens]).astype(np.int64)
+        return self.ids[self.starts[tokens] + place]

@@ -1,0 +1,338 @@
+"""Text to scrambled ids and back: the only place where private text and the wire's numbers meet.
+
+The model's own fast tokenizer does the text, one `take` with sigma does the secret: no Python loop goes over tokens.
+
+What this module does not know: the server, files of data, and what the ids are for. It hides no lengths: a text of 40
+tokens is 40 scrambled tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.client.codec.aliases import AliasChoices, Draw, secret_draws
+from milkglass.client.codec.conversation import Message, answers, render, require_ordinary, require_text
+from milkglass.client.codec.streaming import StreamDecoder
+from milkglass.client.key.key import Key
+from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
+from milkglass.models.tokenizer import load_tokenizer, longest
+
+IGNORED = -100  # a label on which there is no loss
+Ids = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Scrambled ids, one int32 array a text; `token_type_ids` (int8, same shapes) where the model uses them.
+
+    cut: how many texts were cut to the limit.
+    """
+
+    ids: list[Ids]
+    token_type_ids: list[NDArray[np.int8]] | None
+    cut: int = 0
+
+
+@dataclass(frozen=True)
+class LabelledIds:
+    """Supervised examples: scrambled ids, and labels (int32, same shapes) that are -100 outside the answers.
+
+    cut: how many examples were cut to the limit.
+    """
+
+    ids: list[Ids]
+    labels: list[Ids]
+    cut: int = 0
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One key with its model's tokenizer. `limit` is how many tokens the model can take. `key_id` is the key's
+    identifier; None for a codec that does not scramble."""
+
+    tokenizer: Any = field(repr=False)
+    sigma: Ids = field(repr=False)  # (n,) by original id: its scrambled id, the first where it has several
+    inverse: NDArray[np.int64] = field(repr=False)  # (n',) by scrambled id
+    visible: NDArray[np.bool_] = field(repr=False)  # by original id: the tokenizer has a token there, not a special one
+    known: NDArray[np.bool_] = field(repr=False)  # by original id: the tokenizer has a token there
+    limit: int
+    choices: AliasChoices | None = field(default=None, repr=False)
+    draw: Draw = field(default=secret_draws, repr=False)
+    readable: bool = True  # whether an id names a token
+    key_id: str | None = None
+
+    @classmethod
+    def open(cls, key: Key, folder: Path, draw: Draw = secret_draws) -> Codec:
+        """`folder` is the original model's. draw: by what one of several ids is chosen, where a key gives a token
+        several. Raises KeyForOtherModel when its tokenizer is not the key's."""
+        from milkglass.client.key.generate import tokenizer_digest
+
+        digest, expected = tokenizer_digest(folder), key.about.get("tokenizer_sha256")
+        if digest != expected:
+            raise KeyForOtherModel(
+                f"the tokenizer in {folder.name} is {digest}, the key was made with {expected}",
+                "give the folder of the model that was scrambled",
+            )
+        tokenizer = load_tokenizer(folder)
+        first = key.first
+        size = len(first)
+        known = np.zeros(size, np.bool_)
+        numbers = np.fromiter(tokenizer.get_vocab().values(), np.int64)
+        known[numbers[numbers < size]] = True
+        visible = known.copy()
+        added = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
+        special = np.array(sorted({*tokenizer.all_special_ids, *added}), np.int64)
+        special = special[special < size]
+        visible[special] = False
+        choices = AliasChoices.of(key)
+        if choices is not None and (choices.counts[special] > 1).any():
+            raise ModelError(
+                f"{int((choices.counts[special] > 1).sum())} special tokens have several ids under this key",
+                "mark them as special in the model's tokenizer.json and make a new key",
+            )
+        limit = longest(folder, tokenizer)
+        readable = not key.shares
+        return cls(tokenizer, first, key.inverse, visible, known, limit, choices, draw, readable, key.identifier)
+
+    # --- text to ids --------------------------------------------------------------------------------------------------
+    def encode(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        max_length: int | None = None,
+        truncate: bool = False,
+    ) -> Encoded:
+        """What looks like a special token in a text is text: nobody can end a text early by writing "[SEP]".
+
+        Raises EmptyText, TooLong (unless `truncate`) or IdOutOfRange; each names the text's number, from 1.
+        """
+        return self._encode(texts, pairs, max_length, truncate)
+
+    def _encode(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        max_length: int | None,
+        truncate: bool,
+        reserved: int = 0,
+    ) -> Encoded:
+        """reserved: tokens that the caller adds to each text, and that the limit counts."""
+        require_text(texts)
+        if pairs is not None:
+            if len(pairs) != len(texts):
+                raise UsageError(f"{len(texts)} texts and {len(pairs)} pairs", "give one pair a text")
+            require_text(pairs)
+        if not texts:
+            return Encoded([], None if pairs is None else [])
+        special = self.tokenizer.num_special_tokens_to_add(pair=pairs is not None)
+        limit = self._limit(max_length, special + reserved, 1 if pairs is None else 2)
+        requested = (list(texts), None if pairs is None else list(pairs))
+        batch = self.tokenizer(*requested, padding=False, truncation=False, verbose=False, split_special_tokens=True)
+        lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
+        if (lengths <= special).any():
+            raise EmptyText.of(int((lengths <= special).argmax()), "has no token", "leave empty texts out")
+        over = int((lengths + reserved > limit).sum())
+        if not truncate:
+            self._refuse(lengths + reserved, limit)
+        elif over:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
+            batch = self.tokenizer(
+                *requested, padding=False, truncation=True, max_length=limit - reserved, split_special_tokens=True
+            )
+            self._refuse(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved, limit)
+        types = batch.get("token_type_ids")
+        return Encoded(
+            self._scrambled(batch["input_ids"]),
+            None if types is None else [np.asarray(one, np.int8) for one in types],
+            over,
+        )
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        max_length: int | None = None,
+        truncate: bool = False,
+    ) -> Ids:
+        """Scrambled ids of a conversation in the model's own template; with `truncate`, a too long one loses its end.
+        Raises NoChatTemplate or TooLong, or CodecError for a message that holds a special token's text, which the
+        template would make an order."""
+        require_ordinary(self.tokenizer, [messages])
+        text = render(self.tokenizer, messages, add_generation_prompt)
+        ids = self.tokenizer([text], add_special_tokens=False, padding=False, truncation=False, verbose=False)
+        limit = self._limit(max_length)
+        if not truncate:
+            self._refuse(np.array([len(ids["input_ids"][0])]), limit)
+        return self._scrambled(ids["input_ids"])[0][:limit]
+
+    def encode_example(self, messages: Sequence[Message], max_length: int | None = None) -> tuple[Ids, Ids]:
+        """One supervised conversation: (ids, labels), labels -100 on everything but the assistant's turns."""
+        done = self.encode_examples([messages], max_length)
+        return done.ids[0], done.labels[0]
+
+    def encode_examples(
+        self, conversations: Sequence[Sequence[Message]], max_length: int | None = None, truncate: bool = False
+    ) -> LabelledIds:
+        """The same for many. With `truncate`, too long ones lose their end; one that loses all answers is refused."""
+        require_ordinary(self.tokenizer, conversations)
+        texts, spans = [], []
+        for messages in conversations:
+            text, inside = answers(self.tokenizer, messages)
+            texts.append(text)
+            spans.append(inside)
+        if not texts:
+            return LabelledIds([], [])
+        batch = self.tokenizer(
+            texts, add_special_tokens=False, padding=False, truncation=False, return_offsets_mapping=True, verbose=False
+        )
+        lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
+        limit = self._limit(max_length)
+        if not truncate:
+            self._refuse(lengths, limit)
+        ids = [one[:limit] for one in self._scrambled(batch["input_ids"])]
+        labels = [
+            np.where(_inside(offsets[:limit], inside), one, np.int32(IGNORED)).astype(np.int32)
+            for one, offsets, inside in zip(ids, batch["offset_mapping"], spans, strict=True)
+        ]
+        for number, one in enumerate(labels):
+            if (one == IGNORED).all():
+                raise self._answerless(
+                    number, conversations[number], batch["offset_mapping"][number], spans[number], limit
+                )
+        return LabelledIds(ids, labels, int((lengths > limit).sum()))
+
+    def encode_plain(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
+        """Texts for causal training: an end-of-sequence token after each, and a loss on every token."""
+        encoded = self._encode(texts, None, max_length, truncate, reserved=len(self.stop_ids))
+        ids = [np.concatenate([one, self.stop_ids]).astype(np.int32) for one in encoded.ids]
+        return LabelledIds(ids, [one.copy() for one in ids], encoded.cut)
+
+    # --- ids without text ------------------------------------------------------------------------------------------
+    @property
+    def plain(self) -> Codec:
+        """The same tokenizer and limits with the original ids: for those who play both sides. Nothing of it is sent."""
+        own = np.arange(len(self.sigma))
+        return replace(self, sigma=own.astype(np.int32), inverse=own, choices=None, readable=True, key_id=None)
+
+    def scrambled(self, ids: NDArray[np.int64]) -> Ids:
+        """(t,) the scrambled ids of original ids (t,), drawn anew at each call where a token has several."""
+        return self.sigma.take(ids) if self.choices is None else self.choices.pick(ids, self.draw)
+
+    # --- ids to text --------------------------------------------------------------------------------------------------
+    def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:
+        """The text of scrambled ids. Ids of padding rows, which a model can emit, have no text; see `count_unknown`.
+
+        Raises IdOutOfRange for an id that no row of the model has.
+        """
+        return self._text(self._original(ids, skip_special))
+
+    def decode_batch(self, batch: Iterable[Sequence[int] | NDArray[Any]], skip_special: bool = True) -> list[str]:
+        return [self.decode(ids, skip_special) for ids in batch]
+
+    def count_unknown(self, ids: Sequence[int] | NDArray[Any]) -> int:
+        """How many of these scrambled ids the tokenizer has no token for."""
+        return int((~self.known[self._unscrambled(ids)]).sum())
+
+    def stream(self) -> StreamDecoder:
+        """A decoder for ids that come a few at a time."""
+        by_byte = "ByteFallback" in repr(self.tokenizer.backend_tokenizer.decoder)
+        return StreamDecoder(self._visible, self._text, by_byte)
+
+    @property
+    def stop_ids(self) -> Ids:
+        """The scrambled end-of-sequence id, as an array of one, or of none where the tokenizer has no such token."""
+        end = self.tokenizer.eos_token_id
+        return self.sigma[[] if end is None else [end]]
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.tokenizer.chat_template)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+    def _limit(self, max_length: int | None, added: int = 0, least: int = 1) -> int:
+        """added: tokens around each text. least: tokens of text that must fit beside them."""
+        limit = self.limit if max_length is None else min(self.limit, max_length)
+        if limit < added + least:
+            requested = limit if max_length is None else max_length
+            raise UsageError(
+                f"the length limit is {requested}, at least {added + least} is needed",
+                f"{added} of them are put around each text" if added else "",
+            )
+        return limit
+
+    def _refuse(self, lengths: NDArray[np.int64], limit: int) -> None:
+        if (lengths > limit).any():
+            first = int((lengths > limit).argmax())
+            fault = f"is {lengths[first]} tokens long, at most {limit} fit"
+            raise TooLong.of(first, fault, "shorten it, or allow it to be cut")
+
+    def _answerless(
+        self,
+        number: int,
+        messages: Sequence[Message],
+        offsets: Sequence[tuple[int, int]],
+        spans: Sequence[tuple[int, int]],
+        limit: int,
+    ) -> TooLong:
+        contents = self.tokenizer([one["content"] for one in messages], add_special_tokens=False, verbose=False)
+        template = len(offsets) - sum(map(len, contents["input_ids"]))
+        before = int(_inside(offsets, spans).argmax())
+        return TooLong.of(
+            number,
+            f"has no answer within {limit} tokens: its answer begins after {before}, and the chat template itself "
+            f"adds {max(0, template)} of all {len(offsets)}",
+            f"set --max-length to more than {before}, or shorten what comes before the answer",
+            "conversation",
+        )
+
+    def _scrambled(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
+        lengths = np.fromiter(map(len, lists), np.int64)
+        flat = np.concatenate([np.asarray(one, np.int64) for one in lists])
+        if flat.size and int(flat.max()) >= len(self.sigma):
+            raise IdOutOfRange(
+                f"the tokenizer gives id {flat.max()}, the model's table ends at {len(self.sigma) - 1}",
+                "resize the model's embeddings to its tokenizer, then scramble it again",
+            )
+        return np.split(self.scrambled(flat), np.cumsum(lengths)[:-1])
+
+    def _unscrambled(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+        if not self.readable:
+            raise CodecError(
+                "under this key an id names a cluster of tokens and no token: it cannot be read back",
+                "keep the text itself; a key without --rows shared has ids that can be read",
+            )
+        array = np.asarray(ids)
+        if array.size == 0:
+            return np.empty(0, np.int64)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise CodecError("ids must be one list of whole numbers", "give for example [5, 17, 2]")
+        if int(array.min()) < 0 or int(array.max()) >= len(self.inverse):
+            raise IdOutOfRange(
+                f"an id is outside 0 to {len(self.inverse) - 1}", "these ids are of another model: check the key"
+            )
+        return self.inverse.take(array)
+
+    def _visible(self, ids: Sequence[int] | NDArray[Any]) -> list[int]:
+        return self._original(ids, skip_special=True)
+
+    def _original(self, ids: Sequence[int] | NDArray[Any], skip_special: bool) -> list[int]:
+        original = self._unscrambled(ids)
+        return original[(self.visible if skip_special else self.known)[original]].tolist()
+
+    def _text(self, original: list[int]) -> str:
+        # No clean-up after the fact: it would change text that a stream has already shown.
+        return self.tokenizer.decode(original, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def _inside(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """(t,) whether each token starts within one of the spans of characters."""
+    starts = np.asarray(offsets, np.int64).reshape(-1, 2)[:, 0]
+    inside = np.zeros(len(starts), np.bool_)
+    for start, stop in spans:
+        inside |= (starts >= start) & (starts < stop)
+    return inside

@@ -1,0 +1,95 @@
+"""Conversations in a model's own chat template, and what must not be in them.
+
+What this module does not know: sigma, and what becomes of the text. Nothing that is raised here quotes a conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from milkglass.errors import CodecError, EmptyText, NoChatTemplate
+
+Message = Mapping[str, str]  # role, content
+
+
+def require_text(texts: Sequence[str], empty_is_fine: bool = False) -> None:
+    for number, text in enumerate(texts):
+        if not text and not empty_is_fine:
+            raise EmptyText.of(number, "is empty", "leave empty texts out")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise CodecError.of(number, "holds half a surrogate pair", "save it as proper UTF-8") from None
+
+
+def require_ordinary(tokenizer: Any, conversations: Sequence[Sequence[Message]]) -> None:
+    """Raises CodecError for messages that hold the text of a special token, such as the end of a turn: templates
+    are text, so the tokenizer could not tell it from the template's own."""
+    places, words = [], []
+    for number, messages in enumerate(conversations):
+        _require_messages(tokenizer, messages)
+        for turn, message in enumerate(messages):
+            places += [(number, turn)] * 2
+            words += [message["role"], message["content"]]
+    if not words:
+        return
+    obeyed, literal = (
+        tokenizer(
+            words, add_special_tokens=False, padding=False, truncation=False, verbose=False, split_special_tokens=one
+        )["input_ids"]
+        for one in (False, True)
+    )
+    for (number, turn), one, other in zip(places, obeyed, literal, strict=True):
+        if one != other:
+            fault = f"holds the text of a special token in its message {turn + 1}"
+            raise CodecError.of(number, fault, "leave it out: the model would obey it", "conversation")
+
+
+def _require_messages(tokenizer: Any, messages: Sequence[Message]) -> None:
+    if not tokenizer.chat_template:
+        raise NoChatTemplate("this model's tokenizer has no chat template", "encode plain text instead")
+    if not messages:
+        raise EmptyText("the conversation has no message", "give at least one")
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            raise CodecError(f"message {number} has no role or no content", 'give {"role": ..., "content": ...}')
+    require_text([message["content"] for message in messages], empty_is_fine=True)
+    require_text([message["role"] for message in messages], empty_is_fine=True)
+
+
+def render(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    """`messages` were checked; the template sees nothing of them but what was."""
+    import jinja2
+
+    try:
+        return tokenizer.apply_chat_template(
+            [{"role": one["role"], "content": one["content"]} for one in messages],
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+        )
+    except (jinja2.TemplateError, TypeError, KeyError, IndexError):
+        # Its own message may quote the conversation, so it is not passed on.
+        raise CodecError(
+            f"the model's chat template refuses this conversation of {len(messages)} messages",
+            "most want a user's message first, and then roles that alternate",
+        ) from None
+
+
+def answers(tokenizer: Any, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+    """The whole conversation's text, and where (start, stop) the assistant's turns lie in it."""
+    text = render(tokenizer, messages, add_generation_prompt=False)
+    spans = []
+    for number, message in enumerate(messages):
+        if message["role"] == "assistant" and number > 0:
+            before = render(tokenizer, messages[:number], add_generation_prompt=True)
+            until = render(tokenizer, messages[: number + 1], add_generation_prompt=False)
+            if not (until.startswith(before) and text.startswith(until)):
+                raise CodecError(
+                    f"the chat template rewrites earlier turns: the answer in message {number + 1} can't be told apart",
+                    "make one example of each answer",
+                )
+            spans.append((len(before), len(until.rstrip())))  # what follows the end token is not the answer's
+    if not spans:
+        raise CodecError("the conversation has no answer to learn", 'end it with {"role": "assistant", ...}')
+    return text, spans

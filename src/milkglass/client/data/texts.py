@@ -1,0 +1,147 @@
+"""The user's texts as token ids, and which of their tokens are names, numbers or rare: what a user asks about first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.client.codec.codec import Codec
+from milkglass.client.data.dataset import Example, read_examples
+from milkglass.errors import CodecError, UsageError
+from milkglass.sequences import Sequences
+
+Class = Literal["number", "name", "rare word", "other word", "common word or mark"]
+CLASSES: tuple[Class, ...] = ("number", "name", "rare word", "other word", "common word or mark")
+RARE = 3  # a content token that occurs at most so often in the audited text is rare
+
+# A capitalised word that does not begin a sentence. It misses names at a sentence's start and takes in titles and,
+# in German, every noun: a rough measure, and so it is said where it is shown.
+_NAME = re.compile(r"(?<=[^.!?:\"'\s][ \t])[A-Z][\w'-]*[a-z][\w'-]*")
+_NUMBER = re.compile(r"\S*\d\S*")
+
+
+@dataclass(frozen=True)
+class PrivateTexts:
+    """scrambled, original: the same tokens under both numberings. names, numbers: (total,) which tokens are part of
+    one; see `unmarked` for conversations and pairs.
+    """
+
+    scrambled: Sequences
+    original: Sequences
+    names: NDArray[np.bool_]
+    numbers: NDArray[np.bool_]
+
+    def chosen(self, rows: NDArray[np.int64]) -> PrivateTexts:
+        keep = np.isin(self.original.owner, rows)
+        order = np.sort(rows)
+        return PrivateTexts(
+            self.scrambled.chosen(order), self.original.chosen(order), self.names[keep], self.numbers[keep]
+        )
+
+    def without(self, others: Sequences) -> PrivateTexts:
+        """The texts that are not, id for id, among the others, which are public ids."""
+        known = {one.tobytes() for one in others}
+        fresh = [i for i, one in enumerate(self.original) if one.tobytes() not in known]
+        return self.chosen(np.array(fresh, np.int64))
+
+
+def examples_of(path: Path, most: int | None = None) -> list[Example]:
+    """Every row of a file; of a .txt, every line that is not blank. Raises CodecError, UsageError."""
+    if path.suffix.lower() == ".txt":
+        try:
+            lines = path.read_text("utf-8").splitlines()
+        except UnicodeDecodeError as error:  # its text would quote what it saw
+            raise CodecError(
+                f"{path.name} is not UTF-8 text, from byte {error.start} on", "convert it to UTF-8"
+            ) from None
+        examples = [Example(i, "text", line) for i, line in enumerate(lines, 1) if line.strip()][:most]
+    else:
+        examples = list(islice(read_examples(path), most))
+    if not examples:
+        raise UsageError(f"{path.name} has no texts", "give a file with a text a line")
+    return examples
+
+
+def read(codec: Codec, path: Path, most: int | None = None) -> PrivateTexts:
+    """Every row of a file, as it would be sent; cut to what the model can take. Raises CodecError, UsageError."""
+    return encoded(codec, examples_of(path, most))
+
+
+def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
+    plain = codec.plain
+    if examples[0].kind == "chat":
+        original = Sequences.of(plain.encode_examples([one.messages for one in examples], truncate=True).ids)
+        return unmarked(codec, _sent(codec, original), original)
+    pairs = [one.pair or "" for one in examples] if any(one.pair is not None for one in examples) else None
+    texts = [one.text for one in examples]
+    original = Sequences.of(plain.encode(texts, pairs, truncate=True).ids)
+    scrambled = _sent(codec, original)
+    if pairs is not None:
+        return unmarked(codec, scrambled, original)
+    return PrivateTexts(scrambled, original, *_marked(codec, texts, scrambled))
+
+
+def _sent(codec: Codec, original: Sequences) -> Sequences:
+    """As it would be sent: where a token has several ids, one is drawn here as the codec draws it there."""
+    return Sequences(codec.scrambled(original.ids).astype(np.int64), original.lengths)
+
+
+def unmarked(codec: Codec, scrambled: Sequences, original: Sequences | None = None) -> PrivateTexts:
+    """Texts of which only the tokens are known: pieces with a digit are numbers, and names are not told apart.
+    original: None where the ids themselves tell the tokens."""
+    original = scrambled.mapped(codec.inverse) if original is None else original
+    digits = np.array([any(char.isdigit() for char in piece) for piece in pieces(codec, len(codec.sigma))])
+    return PrivateTexts(scrambled, original, np.zeros(len(original.ids), np.bool_), digits[original.ids])
+
+
+def pieces(codec: Codec, size: int) -> list[str]:
+    """(n,) what each token alone reads as, empty where there is none. Decoded: a byte-level tokenizer writes a space as
+    a letter."""
+    result = [""] * size
+    there = sorted(number for number in codec.tokenizer.get_vocab().values() if number < size)
+    read = codec.tokenizer.batch_decode([[number] for number in there], clean_up_tokenization_spaces=False)
+    for number, piece in zip(there, read, strict=True):
+        result[number] = piece
+    return result
+
+
+def _marked(codec: Codec, texts: Sequence[str], scrambled: Sequences) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which tokens lie in a name and which in a number: (total,) each."""
+    batch = codec.tokenizer(
+        list(texts),
+        padding=False,
+        truncation=True,
+        max_length=codec.limit,
+        return_offsets_mapping=True,
+        split_special_tokens=True,
+        verbose=False,
+    )
+    if any(len(one) != length for one, length in zip(batch["input_ids"], scrambled.lengths, strict=True)):
+        raise AssertionError("the tokenizer cut a text in two ways")
+    names: list[NDArray[np.bool_]] = []
+    numbers: list[NDArray[np.bool_]] = []
+    for text, offsets in zip(texts, batch["offset_mapping"], strict=True):
+        places = np.asarray(offsets, np.int64).reshape(-1, 2)
+        for pattern, into in ((_NAME, names), (_NUMBER, numbers)):
+            inside = np.zeros(len(text) + 1, np.bool_)
+            for result in pattern.finditer(text):
+                inside[result.start() : result.end()] = True
+            into.append(inside[np.minimum(places[:, 1] - 1, len(text))] & (places[:, 1] > places[:, 0]))
+    return np.concatenate(names), np.concatenate(numbers)
+
+
+def classes(texts: PrivateTexts, content: NDArray[np.bool_], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(total,) the place in CLASSES of each token: a number before a name before a rare word. content: (n,) by public
+    id; counts: (n,) how often each occurs in the audited text."""
+    ids = texts.original.ids
+    which = np.where(content[ids], np.where(counts[ids] <= RARE, 2, 3), 4)
+    which[texts.names] = 1
+    which[texts.numbers] = 0
+    return which.astype(np.int64)

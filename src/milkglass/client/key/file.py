@@ -1,0 +1,155 @@
+"""The key's sealed file, version 1 (docs/formats.md):
+
+    one line of JSON, the header: format, version, scrypt's parameters, nonce, passphrase check, length of the seal
+    the seal: ChaCha20-Poly1305 over the payload, the header line as associated data
+    32 bytes: SHA-256 of all before, so that damage is told from tampering
+
+What this module does not know: what a key is for, and where a model lies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import unicodedata
+from dataclasses import replace as replaced
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+from milkglass.client.key.header import CHECK, NONCE, SALT, SCRYPT_P, SCRYPT_R, TAG, Header, parse
+from milkglass.client.key.key import Key
+from milkglass.client.key.passphrases import require_strong
+from milkglass.client.key.payload import pack, unpack
+from milkglass.errors import DamagedKey, KeyExists, KeyFileError, TamperedKey, TruncatedKey, WrongPassphrase
+
+SCRYPT_N = 1 << 17  # about 0.4 s and 128 MB
+CHECKSUM = 32  # bytes
+MAX_FILE = 1 << 28  # bytes; a key of a million tokens with four ids each has 16 MB
+
+
+def seal(key: Key, passphrase: str, scrypt_n: int = SCRYPT_N) -> bytes:
+    """The key file's bytes, under any passphrase but an empty one; `write_key` insists on a strong one."""
+    if not passphrase:
+        raise KeyFileError("the passphrase is empty", "give one of several words: it guards all your fine-tunes")
+    payload = pack(key)
+    fresh = Header(scrypt_n, secrets.token_bytes(SALT), secrets.token_bytes(NONCE), bytes(CHECK), len(payload) + TAG)
+    sealing, check = _derive(passphrase, fresh)
+    header = replaced(fresh, check=check)
+    body = header.line() + ChaCha20Poly1305(sealing).encrypt(header.nonce, payload, header.line())
+    return body + hashlib.sha256(body).digest()
+
+
+def unseal(data: bytes, passphrase: str) -> Key:
+    """Raises KeyFileError, TruncatedKey, DamagedKey, UnknownKeyVersion, WrongPassphrase or TamperedKey."""
+    whole = _whole(data)
+    header, line = parse(data, whole)
+    expected = len(line) + header.length + CHECKSUM
+    if len(data) < expected:
+        raise TruncatedKey(f"the key file is cut off: {len(data)} bytes, {expected} expected", "restore a backup")
+    if len(data) > expected:
+        raise DamagedKey(f"the key file is damaged: {len(data)} bytes, {expected} expected", "restore a backup")
+    if not whole:
+        raise DamagedKey("the key file is damaged: its checksum is wrong", "restore a backup")
+    sealing, check = _derive(passphrase, header)
+    if not hmac.compare_digest(check, header.check):
+        raise WrongPassphrase("the passphrase is wrong", "try again; nobody can recover a lost passphrase")
+    try:
+        payload = ChaCha20Poly1305(sealing).decrypt(header.nonce, data[len(line) : -CHECKSUM], line)
+    except InvalidTag as error:
+        raise TamperedKey(
+            "the key file was altered: its checksum holds and its seal does not", "restore a backup, ask who had access"
+        ) from error
+    return unpack(payload)
+
+
+def _whole(data: bytes) -> bool:
+    return hashlib.sha256(data[:-CHECKSUM]).digest() == data[-CHECKSUM:]
+
+
+def _derive(passphrase: str, header: Header) -> tuple[bytes, bytes]:
+    """The sealing key, and a value that tells a wrong passphrase from an altered file (it costs a guesser the same)."""
+    secret = unicodedata.normalize("NFC", passphrase).encode("utf-8", "surrogatepass")
+    both = Scrypt(header.salt, 64, header.scrypt_n, SCRYPT_R, SCRYPT_P).derive(secret)
+    return both[:32], hashlib.sha256(b"milkglass/1 passphrase check" + both[32:]).digest()[:CHECK]
+
+
+def require_key_file(path: Path) -> None:
+    """Raises KeyFileError for a file that is not a key file; its passphrase is not needed, its seal is not checked."""
+    data = _bytes(path)
+    parse(data, _whole(data))
+
+
+def _bytes(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size > MAX_FILE:
+        raise KeyFileError(
+            f"{path} is not a milkglass key file: it has {size:,} bytes, at most {MAX_FILE:,} are read",
+            "give the file that `milkglass obfuscate` wrote",
+        )
+    return path.read_bytes()
+
+
+def write_key(
+    path: Path, key: Key, passphrase: str, scrypt_n: int = SCRYPT_N, replace: bool = False, weak: bool = False
+) -> None:
+    """Write atomically, readable by its owner only. An existing key is never overwritten unless `replace`.
+
+    weak: take any passphrase, such as the one that an existing key was opened with. Raises WeakPassphrase, KeyExists.
+    """
+    if path.exists() and not replace:
+        raise _exists(path)
+    if not weak and passphrase:
+        require_strong(passphrase)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(seal(key, passphrase, scrypt_n))
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            partial.replace(path)
+        else:
+            _take_name(partial, path)
+        _sync_folder(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _take_name(partial: Path, path: Path) -> None:
+    """Under its name unless something has it: what appeared there since anybody looked is not overwritten."""
+    try:
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links, such as a memory stick's: hold the name, then fill it
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            partial.replace(path)
+    except FileExistsError:
+        raise _exists(path) from None
+
+
+def _exists(path: Path) -> KeyExists:
+    return KeyExists(f"{path} exists already", "give another file: overwriting a key makes its fine-tunes useless")
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name survives a power cut only when its folder is on the disk, too."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def read_key(path: Path, passphrase: str) -> Key:
+    """Raises KeyFileError or one of its kinds."""
+    if not path.is_file():
+        raise KeyFileError(f"there is no key file at {path}", "give the file that `milkglass obfuscate` wrote")
+    return unseal(_bytes(path), passphrase)

@@ -1,0 +1,157 @@
+"""Make a model's key, and what a key says of the model that it was made for: its scheme, its clusters, their order.
+
+What this module does not know: how a model is written (client/obfuscate/scramble.py), and files of keys (file.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.client.config_ids import special_ids
+from milkglass.client.key.key import Key, packed_groups
+from milkglass.client.key.keystream import hashed_permutation, permutation
+from milkglass.client.layout import TOKENIZER_FILES
+from milkglass.errors import CorruptCheckpoint, UnsupportedModel, UsageError
+from milkglass.models.checkpoint import Checkpoint, read_json
+from milkglass.models.families import Architecture, of
+from milkglass.noise.stream import subkey
+from milkglass.progress import Stage, no_stage
+from milkglass.schemes.aliases import Slots
+from milkglass.schemes.catalogue import scheme_named
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.schemes.obfuslm_plus import Plus
+from milkglass.schemes.scheme import Scheme
+
+ORDER, OWN = "order", "own"  # what a key says of the order in which clusters are begun
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """`sha256:...` of the vocabulary and its rules. Raises UnsupportedModel when there is none.
+
+    Not of the chat template or the tokenizer's settings: those may be improved, and ids still mean the same.
+    """
+    present = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    if not present:
+        raise UnsupportedModel(f"{folder.name} has no tokenizer", f"one of {', '.join(TOKENIZER_FILES)} is needed")
+    used = present[:1] if present[0] == "tokenizer.json" else present
+    whole = hashlib.sha256()
+    for name in used:
+        whole.update(name.encode() + b"\0" + hashlib.sha256((folder / name).read_bytes()).digest())
+    return f"sha256:{whole.hexdigest()}"
+
+
+def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
+    """Special tokens: those that the tokenizer marks special, and those that the configs name."""
+    ids = set(special_ids(base.config)) | set(special_ids(base.generation_config or {}))
+    if (base.folder / "tokenizer.json").is_file():
+        added = read_json(base.folder / "tokenizer.json").get("added_tokens", [])
+        ids |= {int(token["id"]) for token in added if token.get("special")}
+    elif (base.folder / "tokenizer_config.json").is_file():
+        decoder = read_json(base.folder / "tokenizer_config.json").get("added_tokens_decoder", {})
+        ids |= {int(number) for number, token in decoder.items() if token.get("special")}
+    return np.array(sorted(one for one in ids if 0 <= one < vocab_size), np.int64)
+
+
+def scheme_for(base: Checkpoint, name: str = "obfuslm", **selected: Any) -> Scheme:
+    """The scheme with these parameters; unless chosen, ObfusLM's epsilon is the paper's: 0.1 for encoders, 1 for
+    decoders."""
+    paper = {"epsilon": 0.1 if of(base).kind == "encoder" else 1.0} if name == "obfuslm" else {}
+    return scheme_named(name, {**paper, **selected})
+
+
+def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes | None = None) -> Key:
+    """A key for this model. scheme None: the one that `scheme_for` chooses. root None: a fresh secret; given: the key
+    that it makes, for attackers and recipes, whose keys are no secret."""
+    architecture = of(base)
+    scheme = scheme or scheme_for(base)
+    require_kind(architecture, scheme)
+    about: dict[str, Any] = {
+        "model": ref,
+        "kind": architecture.kind,
+        "tokenizer_sha256": tokenizer_digest(base.folder),
+        "scheme": scheme.told(),
+        "labels": None,
+        ORDER: OWN,
+    }
+    size = n = architecture.vocab_size
+    if scheme.copies > 1:
+        single = single_ids(base, architecture)
+        about["slots"] = {"copies": scheme.copies, "single": single}
+        size = len(Slots.of(n, scheme.copies, single).origin)
+    order = hashed_permutation if scheme.hashed else permutation
+    key = Key.new(digest, size, architecture.pinned, about, order, root)
+    return with_groups(base, key) if scheme.shares else key
+
+
+def single_ids(base: Checkpoint, architecture: Architecture) -> list[int]:
+    """Tokens that have one scrambled id, however many the others have."""
+    return sorted({*reserved_ids(base, architecture.vocab_size).tolist(), *architecture.pinned})
+
+
+def require_kind(architecture: Architecture, scheme: Scheme) -> None:
+    """Raises UnsupportedModel for a scheme that is of no use to such a model."""
+    if scheme.shares and architecture.kind == "decoder":
+        raise UnsupportedModel(
+            "rows = shared is for models that read: a model that generates would answer in ids that name no token",
+            "use --aliases or --bands for this model",
+        )
+
+
+def require_delta(scheme: Scheme, delta: bool) -> None:
+    if delta and isinstance(scheme, ObfusLM) and scheme.plus:
+        raise UsageError("ObfusLM+ changes every layer: a delta would be the whole model", "leave --delta out")
+
+
+def visited(key: Key) -> NDArray[np.int64]:
+    """(n,) the tokens in the order in which clusters are begun.
+
+    In an order of their own. Keys of before that was so visit them by their scrambled ids: the lowest id of a cluster
+    is then its seed, which lies nearest to the middle, and whoever solved the clusters learns a little of the order
+    inside. They must give the same clusters for ever.
+    """
+    if key.about.get(ORDER) == OWN:
+        own = subkey(key.root, key.model_digest, "order/embedding")
+        return permutation(own, len(key.first)).astype(np.int64)
+    return np.argsort(key.first).astype(np.int64)
+
+
+def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
+    """The key with its own clusters kept in it: the codec must know them and does not see the table."""
+    table = base.read(of(base).table)
+    require_finite(table)
+    order = visited(key)
+    result = scheme_of(key).groups(table, order, reserved_ids(base, len(table)), stage("cluster", len(order)))
+    return replace(key, about={**key.about, "groups": packed_groups(result, len(table))})
+
+
+def scheme_of(key: Key) -> Scheme:
+    info = key.about["scheme"]
+    return scheme_named(info["name"], {name: value for name, value in info.items() if name != "name"})
+
+
+def plus_of(key: Key) -> Plus | None:
+    """How the dimensions are mixed, where they are."""
+    scheme = scheme_of(key)
+    return scheme.plus if isinstance(scheme, ObfusLM) else None
+
+
+def require_finite(table: torch.Tensor) -> None:
+    """One row that holds no numbers would make its whole cluster so."""
+    bad = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(4096))
+    if bad:
+        raise CorruptCheckpoint(f"{bad} rows of the embedding table are not finite", "repair or fetch the model again")
+
+
+def shown(key: Key) -> dict[str, Any]:
+    """The scheme and its parameters without what was counted in a private text."""
+    info = dict(key.about["scheme"])
+    if "bands" in info:
+        info["bands"] = {"factor": info["bands"]["factor"]}
+    return info

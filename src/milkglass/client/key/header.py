@@ -1,0 +1,130 @@
+"""The header line of a key file, version 1, read strictly: each key file has one spelling (docs/formats.md).
+
+The line is compared with what writing its fields anew gives. So duplicate keys, other spacing, another order, other
+spellings of a number or a string, and fields that version 1 does not define are all refused.
+
+What this module does not know: passphrases, and what is sealed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from milkglass.errors import DamagedKey, KeyFileError, TruncatedKey, UnknownKeyVersion
+from milkglass.unique_keys import unique_keys
+
+FORMAT, VERSION = "milkglass-key", 1
+CIPHER, KDF = "chacha20-poly1305", "scrypt"
+SCRYPT_R, SCRYPT_P = 8, 1
+MAX_SCRYPT_N = 1 << 20  # a file asking for more is refused, not obeyed
+MAX_HEADER = 4096  # bytes
+SALT, NONCE, CHECK, TAG = 16, 12, 16, 16  # bytes
+FIELDS = {"format", "version", "kdf", "cipher", "nonce", "check", "length"}
+KDF_FIELDS = {"name", "n", "r", "p", "salt"}
+
+
+@final
+@dataclass(frozen=True)
+class Header:
+    """What a header says, every value checked.
+
+    Attributes:
+        scrypt_n: scrypt's cost, a power of two from 2 to 2^20.
+        salt: 16 bytes.
+        nonce: 12 bytes.
+        check: 16 bytes, derived from the passphrase.
+        length: of the seal, in bytes, with its tag.
+    """
+
+    scrypt_n: int
+    salt: bytes
+    nonce: bytes
+    check: bytes
+    length: int
+
+    def line(self) -> bytes:
+        """The header as it is written: JSON in ASCII, keys sorted, no spaces, ended by a line feed."""
+        kdf = {"name": KDF, "n": self.scrypt_n, "r": SCRYPT_R, "p": SCRYPT_P, "salt": _b64(self.salt)}
+        return _line(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "kdf": kdf,
+                "cipher": CIPHER,
+                "nonce": _b64(self.nonce),
+                "check": _b64(self.check),
+                "length": self.length,
+            }
+        )
+
+
+def parse(data: bytes, whole: bool) -> tuple[Header, bytes]:
+    """The header, and its line as bytes. whole: the file's checksum holds, so that what is odd was written so.
+
+    Raises KeyFileError, TruncatedKey, DamagedKey or UnknownKeyVersion.
+    """
+    if not data:
+        raise TruncatedKey("the key file is empty", "restore a backup")
+    if not data.startswith(b"{"):
+        raise _foreign()
+    line = data[: data.find(b"\n", 0, MAX_HEADER) + 1]
+    if not line:
+        raise TruncatedKey(f"the key file is cut off in its header: {len(data)} bytes", "restore a backup")
+    try:
+        return _header(line, whole), line
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise DamagedKey("the header of the key file is damaged", "restore a backup") from error
+
+
+def _header(line: bytes, whole: bool) -> Header:
+    """Raises DamagedKey, or the ValueError, KeyError or TypeError of what no writer of version 1 writes."""
+    result = json.loads(line.decode("ascii"), object_pairs_hook=unique_keys)
+    if whole and result["format"] != FORMAT:
+        raise _foreign()
+    if whole and type(result["version"]) is int and result["version"] != VERSION:
+        raise UnknownKeyVersion(f"key file version {result['version']}, this reads {VERSION}", "update milkglass")
+    kdf = result["kdf"]
+    _require_types(result, kdf)
+    fixed = (result["format"], result["version"], result["cipher"], kdf["name"], kdf["r"], kdf["p"])
+    header = Header(kdf["n"], _unb64(kdf["salt"]), _unb64(result["nonce"]), _unb64(result["check"]), result["length"])
+    plausible = (
+        fixed == (FORMAT, VERSION, CIPHER, KDF, SCRYPT_R, SCRYPT_P)
+        and 2 <= header.scrypt_n <= MAX_SCRYPT_N
+        and header.scrypt_n & (header.scrypt_n - 1) == 0
+        and (len(header.salt), len(header.nonce), len(header.check)) == (SALT, NONCE, CHECK)
+        and header.length >= TAG
+    )
+    if not plausible:
+        raise DamagedKey("the header of the key file asks for something impossible", "restore a backup")
+    if header.line() != line:
+        raise ValueError("the header is not spelt as version 1 spells it")
+    return header
+
+
+def _require_types(found: Mapping[str, Any], kdf: Mapping[str, Any]) -> None:
+    """True equals 1 and 8.0 equals 8 in Python; neither is a whole number in a key file."""
+    if set(found) != FIELDS or set(kdf) != KDF_FIELDS:
+        raise ValueError("the header has other fields than version 1 defines")
+    numbers = (found["version"], found["length"], kdf["n"], kdf["r"], kdf["p"])
+    if any(type(one) is not int for one in numbers):
+        raise TypeError("a number of the header is not a whole number")
+
+
+def _line(header: Mapping[str, Any]) -> bytes:
+    return json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _unb64(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _foreign() -> KeyFileError:
+    return KeyFileError("this is not a milkglass key file", "give the file that `milkglass obfuscate` wrote")

@@ -1,0 +1,129 @@
+"""The key: one root secret, the permutation that it gives, and what the codec needs beside it.
+
+What this module does not know: files (file.py), schemes, but for how many ids a token has and what its cluster is.
+It does not protect a key in memory: Python cannot wipe it.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.client.key.keystream import permutation
+from milkglass.errors import DamagedKey, KeyForOtherModel
+from milkglass.noise.stream import Stream, subkey
+from milkglass.schemes.aliases import Slots
+
+
+@dataclass(frozen=True)
+class Key:
+    """What the client must keep. `repr` shows nothing secret.
+
+    root: 32 bytes. model_digest: the base model that it belongs to. sigma: (n',) int32, slot -> scrambled id, stored as
+    well so that text can be recovered should the derivation ever change; without aliases a slot is an original id and
+    n' is n (`slots`). about: what the codec needs (where the tokenizer is, the scheme's parameters, the label names);
+    private, sealed with the rest.
+    """
+
+    root: bytes
+    model_digest: str
+    sigma: NDArray[np.int32]
+    about: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Key(model_digest={self.model_digest!r}, vocab_size={len(self.sigma)})"
+
+    @classmethod
+    def new(
+        cls,
+        model_digest: str,
+        vocab_size: int,
+        pinned: tuple[int, ...],
+        about: Mapping[str, Any],
+        order: Callable[[bytes, int, tuple[int, ...]], NDArray[np.int32]] = permutation,
+        root: bytes | None = None,
+    ) -> Key:
+        """root: of a key that is no secret, such as a recipe's; None draws one. order: how ids are permuted."""
+        root = secrets.token_bytes(32) if root is None else root
+        sigma = order(subkey(root, model_digest, "permutation"), vocab_size, pinned)
+        return cls(root, model_digest, sigma, about)
+
+    @property
+    def slots(self) -> Slots:
+        """The token of each slot of sigma."""
+        info = self.about.get("slots")
+        if info is None:
+            return Slots.of(len(self.sigma))
+        copies, single = int(info["copies"]), info["single"]
+        n = (len(self.sigma) + (copies - 1) * len(single)) // copies
+        slots = Slots.of(n, copies, single)
+        if len(slots.origin) != len(self.sigma):
+            raise DamagedKey(f"a key of {len(self.sigma)} ids cannot give {copies} to each token", "restore a backup")
+        return slots
+
+    @property
+    def first(self) -> NDArray[np.int32]:
+        """(n,) the scrambled id of each token, of its first alias where it has several."""
+        return self.sigma[: self.slots.tokens]
+
+    @property
+    def inverse(self) -> NDArray[np.int64]:
+        """(n',) the token behind each scrambled id; with shared rows the one whose place it was, which says nothing."""
+        return self.slots.origin[np.argsort(self.sigma)]
+
+    @property
+    def groups(self) -> list[NDArray[np.int64]] | None:
+        """The clusters, each ascending, where the key keeps them."""
+        info = self.about.get("groups")
+        return None if info is None else unpacked_groups(info)
+
+    @property
+    def shares(self) -> bool:
+        """Whether an id names a cluster and no token."""
+        return (self.about.get("scheme") or {}).get("rows") == "shared"
+
+    def stream(self, label: str) -> Stream:
+        return Stream(subkey(self.root, self.model_digest, label))
+
+    @property
+    def identifier(self) -> str:
+        """16 bytes in hex that tell whether a scrambled model was made with this key. Public: a server is shown it.
+
+        HKDF's outputs for two labels are independent to anybody without the root, so this one reveals nothing of the
+        permutation, the noise or the root. It does link what was made with one key; so does comparing the tables.
+        Derived and never stored, so that every key file has one.
+        """
+        return subkey(self.root, self.model_digest, "identifier")[:16].hex()
+
+    def require_model(self, digest: str) -> None:
+        if digest != self.model_digest:
+            raise KeyForOtherModel(
+                f"this key belongs to the model {self.model_digest}, not to {digest}",
+                "give the model that the key was made for, or make a new key with `milkglass obfuscate`",
+            )
+
+
+def packed_groups(groups: list[NDArray[np.int64]], n: int) -> str:
+    """base64 of zlib of (n,) little-endian int32: the number of each token's cluster, -1 outside every cluster."""
+    number = np.full(n, -1, "<i4")
+    for at, group in enumerate(groups):
+        number[group] = at
+    return base64.b64encode(zlib.compress(number.tobytes(), 9)).decode()
+
+
+def unpacked_groups(text: str) -> list[NDArray[np.int64]]:
+    """Raises DamagedKey."""
+    try:
+        number = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), "<i4")
+    except (ValueError, zlib.error) as error:
+        raise DamagedKey("the clusters in the key file cannot be read", "restore a backup") from error
+    order = np.argsort(number, kind="stable")
+    inside = order[number[order] >= 0]
+    return np.split(inside, np.flatnonzero(np.diff(number[inside])) + 1) if len(inside) else []

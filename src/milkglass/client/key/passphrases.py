@@ -1,0 +1,75 @@
+"""How strong a passphrase is, and a passphrase that is strong because it is drawn at random.
+
+The key file is sealed with scrypt at N = 2^17, so that a guess costs an attacker about 0.4 s of one core and 128 MB.
+How many guesses a passphrase takes is estimated by zxcvbn, which knows common passwords, words, names, dates, keyboard
+patterns and repeats. Fewer than 10^10 are refused: zxcvbn's own bound for data that an attacker has and that is behind
+a slow hash. At 0.4 s they take 127 years of one core, or under 5 days of 10,000 cores. The estimate is no proof: a
+sentence from a book looks stronger than it is.
+
+What this module does not know: where a passphrase comes from (cli/ui/passphrase.py), and key files.
+"""
+
+from __future__ import annotations
+
+import secrets
+import unicodedata
+
+from milkglass.errors import WeakPassphrase
+
+REQUIRED_GUESSES = 10**10
+SECONDS_A_GUESS = 0.4
+WORDS = 10  # 11 bits each, 110 bits in all
+ESTIMATED = 72  # characters; zxcvbn's time grows with the square of the length, and nothing this long needs more
+UNITS = (("year", 365.25 * 86400), ("day", 86400.0), ("hour", 3600.0), ("minute", 60.0))
+
+
+def guesses(passphrase: str) -> int:
+    """About how many guesses an attacker needs who tries likely passphrases first."""
+    from zxcvbn import zxcvbn
+
+    return int(zxcvbn(unicodedata.normalize("NFC", passphrase)[:ESTIMATED])["guesses"])
+
+
+def weakness(passphrase: str) -> str | None:
+    """What to say of a passphrase that is too weak for a new key; None for one that is strong enough."""
+    count = guesses(passphrase)
+    if count >= REQUIRED_GUESSES:
+        return None
+    return (
+        f"the passphrase is weak: about {_rounded(count)} guesses find it, {duration(count * SECONDS_A_GUESS)} of one "
+        f"processor core; at least {_rounded(REQUIRED_GUESSES)} guesses are required"
+    )
+
+
+def require_strong(passphrase: str) -> None:
+    """Raises WeakPassphrase. For new passphrases only: a key that exists opens with whatever it was sealed with."""
+    if fault := weakness(passphrase):
+        raise WeakPassphrase(
+            fault, "use four or more unrelated words, or --generate-passphrase; --weak-passphrase takes it as it is"
+        )
+
+
+def generated() -> str:
+    """Ten words drawn at random from the 2,048 English words of BIP 39, joined by hyphens: 110 bits."""
+    from mnemonic import Mnemonic
+
+    words = Mnemonic("english").wordlist
+    return "-".join(secrets.choice(words) for _ in range(WORDS))
+
+
+def duration(seconds: float) -> str:
+    """ "25 seconds", "2 days", "127 years", rounded down; "less than a second"."""
+    for unit, length in UNITS:
+        if seconds >= length:
+            count = int(seconds / length)
+            return f"{count:,} {unit}{'' if count == 1 else 's'}"
+    count = int(seconds)
+    return f"{count} second{'' if count == 1 else 's'}" if count else "less than a second"
+
+
+def _rounded(count: int) -> str:
+    """ "62", "8,000", "10^10": one significant digit above a thousand, the power of ten above a million."""
+    if count < 1000:
+        return str(count)
+    power = len(str(count)) - 1
+    return f"10^{power}" if power > 6 else f"{count // 10**power * 10**power:,}"

@@ -1,0 +1,129 @@
+"""How much text has been encoded under a key, and what audits said that this gives away.
+
+A file of numbers beside the key file, `.NAME.usage.json`, mode 0600. It holds no text, no ids and no secret, so it
+needs no passphrase: that a key was used and how much is what the server knows anyway. It counts on this machine only: a
+key that is used in two places has two counts. A key that was made for a job from another counts for itself, and tells
+the other: the file names the key file it came from, and that one's file what each of its jobs encoded.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from milkglass.errors import KeyFileError
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Usage:
+    """texts, tokens: encoded so far. audited: when last, seconds since 1970, 0 for never. spent: for each attacker
+    after how many tokens it reads a share ("10 %") of the content tokens, by the worst of all audits. parent: the key
+    file that this one was made from, "" for none. jobs: tokens encoded under keys made from this one, by file name.
+    """
+
+    texts: int = 0
+    tokens: int = 0
+    audited: float = 0.0
+    spent: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    measured: int = 0  # the audits went up to so many tokens, and say nothing of more
+    parent: str = ""
+    jobs: Mapping[str, int] = field(default_factory=dict)
+
+    def passed(self) -> list[tuple[str, str, int]]:
+        """(attacker, share, tokens) for each threshold of the audits that has been passed, the highest of each."""
+        result = []
+        for attacker, shares in self.spent.items():
+            over = [(tokens, share) for share, tokens in shares.items() if self.tokens >= tokens]
+            if over:
+                tokens, share = max(over)
+                result.append((attacker, share, tokens))
+        return result
+
+
+def place(key: Path) -> Path:
+    return key.with_name(f".{key.name}.usage.json")
+
+
+def read(key: Path) -> Usage:
+    """Raises KeyFileError where the file is not one of ours; a missing one is a key that was never used."""
+    path = place(key)
+    if not path.is_file():
+        return Usage()
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+        if raw.pop("milkglass_usage") != VERSION:
+            raise ValueError
+        return Usage(**raw)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise KeyFileError(f"{path} is damaged", "move it away: the count begins at zero again") from error
+
+
+def add(key: Path, texts: int, tokens: int) -> Usage:
+    """Count what was just encoded, and tell the key that this one was made from, and so on, where it still lies there;
+    a lock keeps two commands from losing each other's count."""
+    result = _change(key, lambda known: replace(known, texts=known.texts + texts, tokens=known.tokens + tokens))
+    info, parent = {key.absolute()}, result.parent
+    while parent and Path(parent).is_file() and Path(parent) not in info:
+        info.add(Path(parent))
+        parent = _change(Path(parent), lambda known: _with_job(known, key.name, tokens)).parent
+    return result
+
+
+def _with_job(known: Usage, name: str, tokens: int) -> Usage:
+    return replace(known, jobs={**known.jobs, name: known.jobs.get(name, 0) + tokens})
+
+
+def derived(key: Path, parent: Path) -> None:
+    """Remember from which key file a new one was made."""
+    _change(key, lambda known: replace(known, parent=str(parent.absolute())))
+    _change(parent, lambda known: _with_job(known, key.name, 0))
+
+
+def audited(key: Path, spent: Mapping[str, Mapping[str, int]], measured: int) -> Usage:
+    """Remember what an audit found, with up to so many tokens. What an audit before it found worse stays true."""
+
+    def joined(known: Usage) -> Usage:
+        worst = {who: _worse(known.spent.get(who, {}), spent.get(who, {})) for who in {**known.spent, **spent}}
+        return replace(known, audited=time.time(), spent=worst, measured=max(known.measured, measured))
+
+    return _change(key, joined)
+
+
+def _worse(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """For each share the fewer tokens, in the order in which shares grow."""
+    both = {share: min(part[share] for part in (one, other) if share in part) for share in {**one, **other}}
+    return dict(sorted(both.items(), key=lambda result: float(result[0].split()[0])))
+
+
+def _change(key: Path, change: Any) -> Usage:
+    with locked(key):
+        usage: Usage = change(read(key))
+        path = place(key)
+        part = path.with_name(f"{path.name}.part")
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            info = {name: one for name, one in asdict(usage).items() if one or name not in ("parent", "jobs")}
+            file.write(json.dumps({"milkglass_usage": VERSION, **info}) + "\n")
+        part.replace(path)
+    return usage
+
+
+@contextmanager
+def locked(key: Path) -> Iterator[None]:
+    """One command at a time. The key's folder is locked: its files are replaced by each writer, and a lock in a file of
+    its own would stay behind."""
+    folder = os.open(key.absolute().parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # let go when it is closed, or its process dies
+        yield
+    finally:
+        os.close(folder)

@@ -1,0 +1,114 @@
+"""What can be told before a model is scrambled: hours of reading should not end in a folder that cannot be written.
+
+What this module does not know: the key, and what stands in any tensor.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from milkglass.client.key.generate import require_delta, require_kind, reserved_ids, single_ids, tokenizer_digest
+from milkglass.client.obfuscate.scramble import mapped_configs
+from milkglass.client.obfuscate.tensor_names import unknown
+from milkglass.errors import ModelError, UsageError
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import Architecture, of
+from milkglass.models.tokenizer import load_tokenizer
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.schemes.scheme import Scheme
+
+SPARE = 16 << 20  # bytes that are left free: configs, the key
+HEAD = 256 << 20  # bytes that a task's head and configs may have
+
+
+def require_writable(path: Path) -> None:
+    """Raises UsageError where nothing can be made under this name."""
+    above = _above(path)
+    if not above.is_dir():
+        raise UsageError(f"{path} cannot be made: {above} is a file", "give another place")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(f"{path} cannot be made: {above} is not ours to write in", "give another place")
+
+
+def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
+    """Raises UnsupportedModel, ModelError, IdOutOfRange or UsageError where scrambling would, or encoding under the key
+    later."""
+    architecture = of(base)
+    require_kind(architecture, scheme)
+    require_delta(scheme, delta)
+    _require_known_names(base)
+    if isinstance(scheme, ObfusLM):
+        _require_obfuslm(base, architecture, scheme)
+    _require_tokenizer(base.folder, architecture.vocab_size)
+    size = architecture.vocab_size
+    counts = np.full(size, scheme.copies, np.int64)
+    counts[single_ids(base, architecture)] = 1
+    mapped_configs(base, np.arange(size, dtype=np.int32), counts)
+
+
+def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> None:
+    """Raises UsageError where the disk has less room than the folder takes beyond what an interrupted run wrote."""
+    needed = written(base, scheme, delta) - _there(out.with_name(f".{out.name}.partial"))
+    free = shutil.disk_usage(_above(out)).free
+    if free < needed + SPARE:
+        raise UsageError(
+            f"{out} takes {needed / 1e6:,.0f} MB more, and its disk has {free / 1e6:,.0f} MB free",
+            "free some, or give a place on another disk" + ("" if delta else "; --delta writes the tables alone"),
+        )
+
+
+def written(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
+    """About how many bytes the scrambled tensors have."""
+    architecture = of(base)
+    tables = sum(base.tensors[name].bytes for name in architecture.touched)
+    kept = 0 if delta else sum(tensor.bytes for tensor in base.tensors.values()) - tables
+    untied = isinstance(scheme, ObfusLM) and scheme.plus is not None and not architecture.heads
+    return kept + tables * scheme.copies * (2 if untied else 1)
+
+
+def largest(base: Checkpoint, scheme: Scheme) -> int:
+    """More bytes than the scrambled model has after fine-tuning, which may store 16-bit weights in 32 bits."""
+    return 2 * written(base, scheme, delta=False) + HEAD
+
+
+def _require_obfuslm(base: Checkpoint, architecture: Architecture, scheme: ObfusLM) -> None:
+    if scheme.plus is not None:
+        architecture.residual(base)
+    special = 0 if scheme.cluster_special else len(reserved_ids(base, architecture.vocab_size))
+    scheme.require_candidates(architecture.vocab_size - special)
+
+
+def _require_known_names(base: Checkpoint) -> None:
+    """A folder with other tensors could not be uploaded."""
+    if odd := unknown(base.tensors):
+        raise ModelError(
+            f"{len(odd)} tensors have names that no supported model has, the first is {odd[0]!r}",
+            "save the model with save_pretrained of its own class",
+        )
+
+
+def _require_tokenizer(folder: Path, size: int) -> None:
+    """That it loads, and that its tokens have rows. Special tokens may lie beyond the table, as one of Gemma 3's does:
+    no text has them."""
+    tokenizer_digest(folder)
+    tokenizer = load_tokenizer(folder)
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    beyond = [number for number in tokenizer.get_vocab().values() if number >= size and number not in special]
+    if beyond:
+        raise ModelError(
+            f"{len(beyond)} tokens of the tokenizer have no row in the embedding table, which has {size}",
+            "resize the model's embeddings to its tokenizer",
+        )
+
+
+def _above(path: Path) -> Path:
+    """The nearest of its parents that is there."""
+    return next(one for one in path.absolute().parents if one.exists() or one.is_symlink())
+
+
+def _there(folder: Path) -> int:
+    return sum(one.stat().st_size for one in folder.iterdir() if one.is_file()) if folder.is_dir() else 0

@@ -1,0 +1,182 @@
+"""Scramble a model with a key: permute the vocabulary, mix the embeddings, write an ordinary checkpoint.
+
+ObfusLM, section 4.2: with sigma the key's permutation and W the mixture, row sigma(i) of the new table is row i of
+W E; an untied head and its bias are mixed with the same W and permuted alike. Everything is written in blocks of rows:
+what is held in memory is one table, in its own dtype.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.client.codec.aliases import AliasChoices
+from milkglass.client.config_ids import config_entries, generation_entries, remap
+from milkglass.client.key.generate import plus_of, require_delta, require_finite, reserved_ids, scheme_of, visited
+from milkglass.client.key.key import Key
+from milkglass.client.layout import KEY_ID, MARKED, MARKER
+from milkglass.client.obfuscate.plus import turn_of, turned, with_head
+from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
+from milkglass.models.checkpoint import Checkpoint, write_json
+from milkglass.models.families import Architecture, of
+from milkglass.models.safetensors_file import RowBlocks
+from milkglass.models.staging import Configs, Staging, resized, rewrite, write_delta
+from milkglass.progress import Stage, no_stage
+from milkglass.schemes.mixture import Promise, RowMap
+from milkglass.schemes.obfuslm_plus import Turn
+
+
+@dataclass(frozen=True)
+class _Scrambled:
+    """A tensor after mixing and permuting: row p is row sigma^-1(p), a slot, of W X."""
+
+    source: torch.Tensor
+    mixture: RowMap
+    inverse: NDArray[np.int64]
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        return self.mixture.apply(self.source, self.inverse[start:stop])
+
+
+class _Lazy:
+    """Rows of a tensor that is read when it is first needed; the one read before it is let go."""
+
+    def __init__(self, owner: _Tables, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        owner = self._owner
+        return _Scrambled(owner.tensor(self._name), owner.mixture, owner.inverse).rows(start, stop)
+
+
+class _Tables:
+    """The touched tensors of a checkpoint, one in memory at a time."""
+
+    def __init__(self, base: Checkpoint, mixture: RowMap, inverse: NDArray[np.int64], table: str, held: torch.Tensor):
+        self._base, self.mixture, self.inverse = base, mixture, inverse
+        self._name, self._held = table, held
+
+    def tensor(self, name: str) -> torch.Tensor:
+        if name != self._name:
+            del self._held
+            self._held, self._name = self._base.read(name), name
+        return self._held
+
+
+def mix(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) -> RowMap:
+    """What the key's scheme makes of the table's rows."""
+    require_finite(table)
+    order, special = visited(key), reserved_ids(base, len(table))
+    advance = stage("cluster", len(order))
+    return scheme_of(key).row_map(table, order, special, key.stream, advance, key.slots, key.groups)
+
+
+def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
+    """The base's configs with ids re-mapped and names left out; config.json also says which key it was."""
+    first, choices = key.first, AliasChoices.of(key)
+    result = mapped_configs(base, first, None if choices is None else choices.counts)
+    untied = {"tie_word_embeddings": False} if plus_of(key) else {}
+    larger = {"vocab_size": len(key.sigma)} if len(key.sigma) > len(first) else {}
+    return Configs({**result.config, KEY_ID: key.identifier} | untied | larger, result.generation)
+
+
+def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[np.int64] | None) -> Configs:
+    """first (n,): the new id of each token. counts (n,): how many new ones each has; None: one. Raises UnsupportedModel
+    or IdOutOfRange for an entry that cannot be re-mapped."""
+
+    def sigma(token: int) -> int:
+        if token >= len(first):
+            raise IdOutOfRange(
+                f"a config names token {token}, the vocabulary has {len(first)}", "repair the model's config"
+            )
+        if counts is not None and counts[token] > 1:
+            raise UnsupportedModel(
+                f"a config names token {token}, which would have {counts[token]} ids",
+                "remove the entry from the config, or make a key with one id a token",
+            )
+        return int(first[token])
+
+    entries, generation = config_entries(str(base.config.get("model_type"))), base.generation_config
+    return Configs(
+        remap(base.config, sigma, entries),
+        None if generation is None else remap(generation, sigma, generation_entries()),
+    )
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """base: with a place for each tensor that the scrambled checkpoint has, of its size. rows: of those that differ.
+    condition: of W*, where the dimensions are mixed."""
+
+    base: Checkpoint
+    rows: Mapping[str, RowBlocks]
+    mixture: RowMap
+    condition: float | None = None
+
+
+def replacements(
+    base: Checkpoint,
+    architecture: Architecture,
+    key: Key,
+    stage: Stage,
+    mixture: RowMap | None = None,
+    turn: Turn | None = None,
+) -> Replacement:
+    """What the scrambled checkpoint has instead of the base's tensors; `mixture` and `turn` override the key's own (for
+    tests)."""
+    plus = plus_of(key)
+    residual = architecture.residual(base) if plus else None  # refused before the work begins
+    table = base.read(architecture.table)
+    mixture = mixture or mix(base, key, table, stage)
+    inverse = np.argsort(key.sigma).astype(np.int64)
+    if plus is None or residual is None:
+        tables = _Tables(base, mixture, inverse, architecture.table, table)
+        rows = {name: _Lazy(tables, name) for name in architecture.touched}
+        return Replacement(resized(base, rows, len(inverse)), rows, mixture)
+    wider, head = with_head(base, architecture)
+    tables = _Tables(wider, mixture, inverse, architecture.table, table)
+    rows = {name: _Lazy(tables, name) for name in dict.fromkeys((*architecture.touched, head))}
+    turn = turn or turn_of(plus, key, rows[architecture.table], len(inverse), residual.width)
+    created = turned(wider, residual, turn, rows, head)
+    return Replacement(resized(wider, rows, len(inverse)), created, mixture, turn.condition)
+
+
+def scramble(
+    base: Checkpoint,
+    key: Key,
+    out: Path,
+    delta: bool = False,
+    progress: Stage = no_stage,
+    mixture: RowMap | None = None,
+    turn: Turn | None = None,
+) -> Promise:
+    """Write the scrambled model to `out`: the whole folder, or with `delta` only what changed.
+
+    The key must be of this model: the caller asks `key.require_model(base.digest())` first. Goes on where a killed run
+    of the same key stopped.
+    """
+    architecture = of(base)
+    if len(key.first) != architecture.vocab_size:
+        raise CorruptCheckpoint(
+            f"the key has {len(key.first)} tokens, the model {architecture.vocab_size}", "give the key's own model"
+        )
+    require_delta(scheme_of(key), delta)
+    job = hashlib.sha256(json.dumps([delta, dict(key.about)]).encode() + key.stream("staging").words(8).tobytes())
+    staging = Staging(out, job.hexdigest())
+    result = replacements(base, architecture, key, progress, mixture, turn)
+    configs = scrambled_configs(base, key)
+    write_json(staging.folder / MARKER, MARKED)
+    if delta:
+        total = sum(result.base.tensors[name].bytes for name in result.rows)
+        write_delta(result.base, key.model_digest, result.rows, configs, staging, progress("write", total))
+    else:
+        total = sum(ref.bytes for ref in result.base.tensors.values())
+        rewrite(result.base, result.rows, configs, staging, progress("write", total))
+    return replace(result.mixture.promise(scheme_of(key).k), condition=result.condition)

@@ -1,0 +1,205 @@
+"""What may leave this machine of a model's folder: every file and every name is looked at before anything is sent.
+
+What this module does not know: whether the tables are in fact scrambled. `milkglass verify` can tell, with the key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from milkglass.client.config_ids import LABELS, NAMES, WORD, tells
+from milkglass.client.layout import MARKER, TOKENIZER
+from milkglass.client.obfuscate import tensor_names
+from milkglass.errors import ModelNotFound, UsageError
+from milkglass.models.safetensors_header import has_notes, read_header
+
+INDEX, DELTA_CONFIG = "model.safetensors.index.json", "delta.json"
+DELTA_WEIGHTS, DELTA_FORMAT = "delta.safetensors", "milkglass-delta/1"
+CONFIGS = ("config.json", "generation_config.json")
+COUNTED = ("total_size", "total_parameters")  # in an index: bytes, and what transformers writes beside them
+TENSOR, SHARD = re.compile(r"[A-Za-z0-9_.-]{1,256}"), re.compile(r"[A-Za-z0-9_.-]{1,128}\.safetensors")
+NUMBERED = re.compile(r"LABEL_[0-9]{1,5}")
+ORIGINS = "upload a folder that `milkglass obfuscate` or `--fetch` wrote, never the original"
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+USUAL_SHARD = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@final
+@dataclass(frozen=True)
+class Outgoing:
+    """All that leaves of one folder.
+
+    Attributes:
+        folder: the scrambled model's, or the delta's.
+        weights: the files that are sent, by the names under which they are sent; an unusual name stays here.
+    """
+
+    folder: Path
+    weights: Mapping[str, Path]
+
+    @classmethod
+    def of(cls, folder: Path) -> Outgoing:
+        """Raises UsageError for a folder that may not leave."""
+        files = require_scrambled(folder)
+        if (folder / INDEX).is_file() and not all(USUAL_SHARD.fullmatch(file.name) for file in files):
+            return cls(folder, {f"model-{n:05}-of-{len(files):05}.safetensors": f for n, f in enumerate(files, 1)})
+        return cls(folder, {file.name: file for file in files})
+
+    def documents(self) -> dict[str, dict[str, Any] | None]:
+        """config, generation_config, index and delta, as they are sent."""
+        index = json_file(self.folder / INDEX) if not (self.folder / DELTA_CONFIG).is_file() else None
+        if index is not None:
+            sent = {file.name: name for name, file in self.weights.items()}
+            index["weight_map"] = {tensor: sent[file] for tensor, file in index["weight_map"].items()}
+        return {
+            "config": json_file(self.folder / "config.json"),
+            "generation_config": json_file(self.folder / "generation_config.json"),
+            "index": index,
+            "delta": json_file(self.folder / DELTA_CONFIG),
+        }
+
+
+def require_scrambled(folder: Path) -> list[Path]:
+    """The weight files of a folder that may leave this machine, by name. Raises UsageError for one that may not, and
+    CorruptCheckpoint for weights that are not sound safetensors.
+
+    It sees a tokenizer, the names that scrambling removes, files that do not belong to the model, and notes and names
+    in the weights' headers; whether the tables are in fact scrambled, only `milkglass verify` can tell, with the key.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelNotFound(f"{folder} has no config.json", "give the folder that `milkglass obfuscate` wrote")
+    strays = sorted(p.name for p in folder.iterdir() if TOKENIZER.fullmatch(p.name))
+    if strays:
+        raise UsageError(
+            f"{folder.name} holds a tokenizer ({strays[0]}): the server could read every id with it", ORIGINS
+        )
+    for file in (*CONFIGS, INDEX, DELTA_CONFIG):
+        content = json_file(folder / file)
+        if content is not None and (name := next(_telling(file, content), None)):
+            shown = name if WORD.fullmatch(name) else "notes"
+            raise UsageError(f"{file} of {folder.name} holds {shown}, which no scrambled model has", ORIGINS)
+    if not (folder / MARKER).is_file():
+        raise UsageError(f"{folder.name} has no {MARKER}, so nothing says that it was scrambled", ORIGINS)
+    places = _places(folder)
+    if not places:
+        raise ModelNotFound(f"{INDEX} of {folder.name} names no weights", ORIGINS)
+    if missing := sorted(name for name in places if not (folder / name).is_file()):
+        raise ModelNotFound(f"{folder} lacks {missing[0]}", "give the folder that `milkglass obfuscate` wrote")
+    if others := sorted(p.name for p in folder.glob("*.safetensors") if p.name not in places):
+        raise UsageError(
+            f"{folder.name} holds {others[0]}, which is not a file of this model",
+            "nothing was sent; move it away, or make the folder again with `milkglass obfuscate`",
+        )
+    for name, tensors in places.items():
+        _require_plain_weights(folder / name, tensors)
+    return [folder / name for name in sorted(places)]
+
+
+def others_in(folder: Path) -> list[str]:
+    """What lies in a folder that may leave, and stays here: neither weights nor a config of the model."""
+    sent = {*CONFIGS, INDEX, DELTA_CONFIG, MARKER, *_places(folder)}
+    return sorted(one.name for one in folder.iterdir() if one.name not in sent)
+
+
+def _places(folder: Path) -> dict[str, set[str] | None]:
+    """The files of weights that the folder's own JSON names, and the tensors of each; None: it names no tensors."""
+    if (folder / DELTA_CONFIG).is_file():
+        return {DELTA_WEIGHTS: None}
+    index = json_file(folder / INDEX)
+    if index is None:
+        return {"model.safetensors": None}
+    places: dict[str, set[str] | None] = {}
+    for tensor, file in index["weight_map"].items():
+        held = places.setdefault(file, set())
+        assert held is not None
+        held.add(tensor)
+    return places
+
+
+def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
+    """That the header of one file holds tensors of the model, and nothing else. No tensor is read."""
+    result = read_header(file)
+    hint = "nothing was sent; make the folder again with `milkglass obfuscate`"
+    if has_notes(file):
+        raise UsageError(f"{file.name} holds metadata, which could say anything", hint)
+    if odd := tensor_names.unknown(result):
+        raise UsageError(
+            f"{file.name} holds {len(odd)} tensors of names that no supported model has, the first is {odd[0]!r}", hint
+        )
+    if tensors is not None and set(result) != tensors:
+        wrong = min(set(result) ^ tensors)
+        raise UsageError(f"{file.name} and {INDEX} disagree about the tensor {wrong!r}", hint)
+
+
+def _telling(file: str, content: Mapping[str, Any]) -> Iterator[str]:
+    """The entries of a folder's JSON file that scrambling would have taken out or numbered, nested ones too."""
+    if file == DELTA_CONFIG:
+        yield from _delta_telling(content)
+    else:
+        yield from _index_telling(content) if file == INDEX else _config_telling(content)
+
+
+def _delta_telling(delta: Mapping[str, Any]) -> Iterator[str]:
+    yield from (name for name in delta if name not in ("format", "base"))
+    if delta.get("format") != DELTA_FORMAT:
+        yield "format"
+    if not DIGEST.fullmatch(str(delta.get("base"))):
+        yield "base"
+
+
+def _config_telling(config: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in config.items():
+        if name in NAMES or name in LABELS:
+            if value and not (name in LABELS and _numbered(name, value)):
+                yield name
+        elif tells(name, value):
+            yield name
+        elif isinstance(value, Mapping):
+            yield from _config_telling(value)
+
+
+def _index_telling(index: Mapping[str, Any]) -> Iterator[str]:
+    """An index says where tensors lie, and how large they are together."""
+    yield from (name for name in index if name not in ("metadata", "weight_map"))
+    sizes, places = index.get("metadata") or {}, index.get("weight_map")
+    if not isinstance(sizes, Mapping) or not isinstance(places, Mapping):
+        yield "metadata"
+        return
+    yield from (n for n, size in sizes.items() if n not in COUNTED or not isinstance(size, int | float))
+    yield from (str(n) for n, file in places.items() if not (TENSOR.fullmatch(n) and SHARD.fullmatch(str(file))))
+
+
+def _numbered(name: str, value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    numbers, texts = (value, value.values()) if name == "id2label" else (value.values(), value)
+    return all(str(one).isdecimal() for one in numbers) and all(NUMBERED.fullmatch(str(text)) for text in texts)
+
+
+def json_file(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path.name} is not JSON", "make the folder again with `milkglass obfuscate`") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{path.name} is not a JSON object", "make the folder again with `milkglass obfuscate`")
+    return value
+
+
+def is_plain(name: str) -> bool:
+    return PLAIN_NAME.fullmatch(name) is not None and ".." not in name
+
+
+def plain_name(name: str) -> str:
+    """An id that can stand in a URL's path."""
+    if not is_plain(name):
+        raise UsageError("an id has other characters than A-Z a-z 0-9 . _ -", "give it as the server printed it")
+    return name

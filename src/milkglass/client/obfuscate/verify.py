@@ -1,0 +1,114 @@
+"""Check a scrambled model: everything is computed again from the original and the key, and compared file by file.
+
+What this module does not know: how tables are mixed (scramble.py says what is expected).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from milkglass.client.key.key import Key
+from milkglass.client.layout import MARKED, MARKER, TOKENIZER
+from milkglass.client.obfuscate.scramble import replacements, scrambled_configs
+from milkglass.models.checkpoint import INDEX, Checkpoint, read_json
+from milkglass.models.families import of
+from milkglass.models.safetensors_file import RowBlocks, TensorRef, has_notes, read_bytes, read_header
+from milkglass.models.staging import DELTA_CONFIG, DELTA_WEIGHTS, Configs, index_of
+from milkglass.progress import Progress, Stage, no_stage
+
+ROUNDING = {"F32": 1e-5, "F16": 2**-10, "BF16": 2**-7}  # sums in another order may round to the next number
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    passed: bool
+    detail: str
+
+
+def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_stage) -> list[Check]:
+    """Recompute everything from base and key and compare `out` (a folder or a delta) with it, file by file.
+
+    What is not expected is a failure: it could be what must not leave.
+    """
+    delta = (out / DELTA_CONFIG).is_file()
+    created = read_header(out / DELTA_WEIGHTS) if delta else Checkpoint.open(out).tensors
+    result = replacements(base, of(base), key, progress)
+    base, replaced = result.base, result.rows
+    kept = set() if delta else set(base.tensors) - set(replaced)
+    total = sum(base.tensors[name].bytes for name in (*replaced, *kept))
+    advance = progress("compare", total)
+    wrong = [n for n in replaced if n not in created or not _equal(base.tensors[n], created[n], replaced[n], advance)]
+    changed = [n for n in sorted(kept & set(created)) if not _same_bytes(base.tensors[n], created[n], advance)]
+    odd = sorted(set(created) ^ (set(replaced) | kept))
+    checks = [
+        _check("tables", wrong, f"{len(replaced)} as the key says"),
+        _check("other weights", changed, f"{len(kept)} untouched"),
+        _check("tensors", odd, f"{len(created)}, none missing, none more"),
+        _check(
+            "configs",
+            _wrong_configs(out, scrambled_configs(base, key), None if delta else index_of(base)),
+            "special ids re-mapped, the key's identifier, no names",
+        ),
+        _check("files", [*_strays(base, out, delta), *_noted(created)], "none but the model's, no notes in them"),
+    ]
+    if delta:
+        other = [] if read_json(out / DELTA_CONFIG).get("base") == key.model_digest else ["base"]
+        checks.append(_check("base model", other, "the key's"))
+    return checks
+
+
+def _check(name: str, wrong: list[str], right: str) -> Check:
+    return Check(name, not wrong, f"{len(wrong)} wrong: {', '.join(wrong[:5])}" if wrong else right)
+
+
+def _wrong_configs(out: Path, configs: Configs, index: Mapping[str, Any] | None) -> list[str]:
+    expected = {
+        "config.json": configs.config,
+        "generation_config.json": configs.generation,
+        MARKER: MARKED,
+        INDEX: index,
+    }
+    result = {name: read_json(out / name) if (out / name).is_file() else None for name in expected}
+    return [name for name, value in expected.items() if result[name] != value]
+
+
+def _strays(base: Checkpoint, out: Path, delta: bool) -> list[str]:
+    weights = {DELTA_WEIGHTS, DELTA_CONFIG} if delta else {file.name for file in base.files} | {INDEX}
+    allowed = weights | {"config.json", "generation_config.json", MARKER}
+    names = {path.name for path in out.iterdir()} - allowed
+    return sorted(names, key=lambda name: (not TOKENIZER.fullmatch(name), name))
+
+
+def _noted(created: Mapping[str, TensorRef]) -> list[str]:
+    return sorted(file.name for file in {ref.file for ref in created.values()} if has_notes(file))
+
+
+def _same_bytes(one: TensorRef, other: TensorRef, advance: Progress) -> bool:
+    advance(one.bytes)
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    if one.start == other.start and one.file.samefile(other.file):  # a hard link
+        return True
+    return all(a == b for a, b in zip(read_bytes(one), read_bytes(other), strict=True))
+
+
+def _equal(old: TensorRef, new: TensorRef, source: RowBlocks, advance: Progress) -> bool:
+    if (old.dtype, old.shape) != (new.dtype, new.shape):
+        return False
+    step = max(1, (4 << 20) // max(1, old.bytes // old.shape[0]))
+    with new.file.open("rb") as file:
+        file.seek(new.start)
+        for start in range(0, old.shape[0], step):
+            expected = source.rows(start, min(start + step, old.shape[0]))
+            raw = file.read(expected.nbytes)
+            result = torch.frombuffer(bytearray(raw), dtype=expected.dtype).reshape(expected.shape)
+            if not torch.allclose(result.float(), expected.float(), rtol=ROUNDING[old.dtype], atol=1e-6):
+                return False
+            advance(expected.nbytes)
+    return True

@@ -1,0 +1,277 @@
+"""One server over HTTP: who may be told the token, what is tried again, and what an error answer becomes.
+
+What this module does not know: the server's routes, keys, and what is sent. A server is not trusted: all of its JSON is
+read by strict_json.py, every exchange has a deadline, and redirects are not followed.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from milkglass.client.remote import strict_json
+from milkglass.client.remote.deadline import Sockets, Watch, watched
+from milkglass.client.remote.events import ServerEvents
+from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
+from milkglass.progress import Log, no_log
+from milkglass.system import is_loopback
+
+BUSY = frozenset({429, 503})  # the server asks for patience, and did nothing
+LOST = frozenset({502, 504})  # a proxy has no answer; what was asked may have been done
+NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+MAX_ANSWER = 64 << 20  # bytes of one JSON answer
+MAX_ERROR = 64 << 10  # bytes read of an error's body
+ANSWER_TIME = 30.0  # seconds for an answer, beyond the silence that is allowed before it begins, and
+SLOWEST = 16 << 10  # bytes a second, at which a request may be sent
+CONNECT = 10.0  # seconds
+FIRST_CONNECT = 3.0  # seconds, and
+FIRST_SILENCE = 20.0  # seconds for a first question, which is quick to answer, and
+FIRST_ATTEMPTS = 3  # tries, for a server that never answered yet: it is likelier down than restarting
+TOLD = 1.0  # seconds; of a longer wait somebody is told
+TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """attempts: tries of one call. first, longest: seconds between two, doubling. pause: what sleeps (for tests). tell:
+    hears why it takes long."""
+
+    attempts: int = 7
+    first: float = 0.25
+    longest: float = 8.0
+    pause: Callable[[float], None] = field(default=time.sleep, repr=False)
+    progress: Log = field(default=no_log, repr=False)
+
+    def wait(self, attempt: int, answer: httpx2.Response | None = None) -> None:
+        requested = (answer.headers.get("Retry-After") or "") if answer is not None else ""
+        seconds = min(self.longest, self.first * 2**attempt) * (0.5 + random.random() / 2)  # not all clients at once
+        seconds = max(seconds, min(60.0, float(requested))) if re.fullmatch("[0-9]{1,9}", requested) else seconds
+        if seconds >= TOLD:
+            what = "does not answer" if answer is None else f"answers {answer.status_code}"
+            self.progress(f"the server {what}; trying again in {seconds:.0f} s")
+        self.pause(seconds)
+
+
+class Connection:
+    """Raises Unreachable, Unauthorized or RemoteError. `timeout` is seconds of silence; an exchange as a whole ends
+    ANSWER_TIME later, and a request's body at SLOWEST."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        allow_http: bool = False,
+        authority: Path | None = None,
+        timeout: float = 120.0,
+        patience: RetryPolicy | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.patience = patience or RetryPolicy()
+        self._answered = False
+        self._sockets = Sockets()
+        local = _check_url(self.url, allow_http)
+        if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
+            raise UsageError("the token holds spaces or is not plain ASCII", "give it as the server printed it")
+        self._silence = timeout
+        self._client = httpx2.Client(
+            base_url=self.url,
+            # Never compressed: a small answer must not become a large one here.
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
+            verify=_tls(authority) if self.url.startswith("https") else False,  # certificates take 0.1 s to load
+            trust_env=not local,  # a proxy from the environment has no business between a machine and itself
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def json(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        again: bool | None = None,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """The JSON object that the server answers. `again`: whether the call may be repeated though it may have been
+        carried out (None: a GET may). What never reached the server is always tried again. `timeout`: in seconds."""
+        again = method == "GET" if again is None else again
+        arguments: dict[str, Any] = {"content": content} if content is not None else {"json": body}
+        if body is None and content is None:
+            arguments = {}
+        if timeout is None and method == "GET" and not self._answered:
+            timeout = min(FIRST_SILENCE, self._silence)
+        total = (self._silence if timeout is None else timeout) + ANSWER_TIME + len(content or b"") / SLOWEST
+        for attempt in range(self.patience.attempts):
+            last = attempt == self.patience.attempts - 1
+            try:
+                with (
+                    self._within(total, RemoteError),
+                    self._ask(method, path, headers, timeout, arguments) as answer,
+                ):
+                    status = answer.status_code
+                    if last or not (status in BUSY or (again and status in LOST)):
+                        return _object(answer)
+            except httpx2.TransportError as error:
+                if last or not (again or isinstance(error, NEVER_SENT)) or self._is_down(error, attempt):
+                    raise self._unreachable(error) from error
+                self.patience.wait(attempt)
+                continue
+            self.patience.wait(attempt, answer)
+        raise AssertionError("the last attempt returns or raises")
+
+    @contextmanager
+    def stream(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Iterator[ServerEvents]:
+        """An answer whose body is read as it comes; one attempt. Errors while reading become Unreachable, too, and so
+        does a deadline: that of the answer's beginning, then the reader's own."""
+        arguments: dict[str, Any] = {} if body is None else {"json": body}
+        try:
+            with (
+                self._within(self._silence + ANSWER_TIME, Unreachable) as watch,
+                self._ask(method, path, headers, None, arguments) as answer,
+            ):
+                if answer.status_code >= 300:
+                    raise error_from(answer)
+                _require_plain(answer)
+                yield ServerEvents(answer, watch, self._silence)
+        except httpx2.TransportError as error:
+            raise self._unreachable(error) from error
+
+    @contextmanager
+    def _within(self, seconds: float, kind: type[RemoteError]) -> Iterator[Watch]:
+        """Raises `kind` where the exchange was cut, whatever became of it: half an answer may look like a whole one."""
+        with watched(self._sockets, seconds) as watch:
+            try:
+                yield watch
+            except (httpx2.TransportError, RemoteError) as error:
+                if watch.expired:
+                    raise _overdue(watch, kind) from error
+                raise
+            if watch.expired:
+                raise _overdue(watch, kind)
+
+    @contextmanager
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None,
+        timeout: float | None,
+        arguments: Mapping[str, Any],
+    ) -> Iterator[httpx2.Response]:
+        connect = CONNECT if self._answered else FIRST_CONNECT
+        patience = httpx2.Timeout(self._silence if timeout is None else timeout, connect=connect)
+        watching = {"trace": self._sockets.trace}
+        with self._client.stream(
+            method, path, headers=headers, timeout=patience, extensions=watching, **arguments
+        ) as answer:
+            self._answered = True
+            yield answer
+
+    def _is_down(self, error: Exception, attempt: int) -> bool:
+        """A server that never answered is soon given up: a wrong address must not look like a slow command."""
+        if self._answered:
+            return False
+        if isinstance(error, httpx2.ConnectTimeout | httpx2.ReadTimeout):
+            return True
+        return isinstance(error, NEVER_SENT) and attempt >= FIRST_ATTEMPTS - 1
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        hint = "is `milkglass serve` (or `milkglass split serve`) running there, and is the address right?"
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            hint = "its certificate is not trusted here: give it with --certificate if the server signed its own"
+        return Unreachable(f"{self.url} does not answer ({type(error).__name__})", hint)
+
+
+def _overdue(watch: Watch, kind: type[RemoteError]) -> RemoteError:
+    return kind(
+        f"the answer was cut off: what was waited for did not come within {watch.seconds:.0f} s",
+        "try again; if it goes on like this, don't trust the server",
+    )
+
+
+def _require_plain(answer: httpx2.Response) -> None:
+    if answer.headers.get("Content-Encoding", "identity") != "identity":
+        raise RemoteError("the answer is compressed, which was not asked for", "is there a proxy before the server?")
+
+
+def _read(answer: httpx2.Response, limit: int) -> bytes:
+    """The body, or of a longer one a little more than `limit` bytes: the rest is never read."""
+    body = bytearray()
+    for chunk in answer.iter_raw():
+        body += chunk
+        if len(body) > limit:
+            break
+    return bytes(body)
+
+
+def error_from(answer: httpx2.Response) -> RemoteError:
+    """The server's own message and hint, as one of our errors; reads the body. `status` is the HTTP status."""
+    message, hint = _told(_read(answer, MAX_ERROR))
+    kind = Unauthorized if answer.status_code in (401, 403) else RemoteError
+    if kind is Unauthorized:  # the server's own hint is for those who speak HTTP
+        hint = f"give the server's token with --token-file FILE or MILKGLASS_TOKEN; {TOKEN_PLACE}"
+    error = kind(f"the server answered {answer.status_code}: {message or 'no reason given'}", hint)
+    error.status = answer.status_code
+    return error
+
+
+def _told(body: bytes) -> tuple[str, str]:
+    """Message and hint of an error's body; "" for what it does not say. It may be a proxy's page."""
+    try:
+        info = strict_json.document(body).get("error")
+    except RemoteError:
+        info = None
+    message, hint = (info.get("message"), info.get("hint")) if isinstance(info, dict) else (None, None)
+    return (message if isinstance(message, str) else "", hint if isinstance(hint, str) else "")
+
+
+def _object(answer: httpx2.Response) -> dict[str, Any]:
+    if answer.status_code >= 300:
+        raise error_from(answer)
+    _require_plain(answer)
+    body = _read(answer, MAX_ANSWER)
+    if len(body) > MAX_ANSWER:
+        raise RemoteError(f"the answer has more than {MAX_ANSWER} bytes", "ask for less at a time")
+    return strict_json.document(body)
+
+
+def _check_url(url: str, allow_http: bool) -> bool:
+    """Whether the host is this machine. Raises UsageError for a URL over which the token would cross in the clear."""
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, TypeError):
+        raise UsageError("the server's address is not a URL", "give for example https://gpu.example:8420") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
+        raise UsageError("the server's address is not a plain http(s) URL", "give for example https://gpu.example:8420")
+    local = is_loopback(parsed.host)
+    if parsed.scheme == "http" and not local and not allow_http:
+        raise UsageError(
+            f"http://{parsed.host} would carry the token in the clear",
+            "use https, an ssh tunnel to 127.0.0.1, or --allow-http where the network is yours",
+        )
+    return local
+
+
+def _tls(authority: Path | None) -> Any:
+    if authority is None:
+        return True
+    if not authority.is_file():
+        raise UsageError(f"there is no certificate file {authority}", "give the server's certificate, as PEM")
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=str(authority))
+    except ssl.SSLError:
+        raise UsageError(f"{authority} holds no certificate", "give the server's certificate, as PEM") from None

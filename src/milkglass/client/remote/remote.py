@@ -1,0 +1,290 @@
+"""A Milkglass server, as the client sees it: models, files, fine-tuning jobs, classification, generation.
+
+Everything that goes through here is scrambled already, or is a setting. What this module does not know: keys, text,
+tokenizers. It refuses to send a model folder in which it sees a tokenizer or the names that scrambling removes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.client.obfuscate.upload_check import Outgoing, is_plain, plain_name
+from milkglass.client.remote import records
+from milkglass.client.remote.connection import Connection, RetryPolicy
+from milkglass.client.remote.events import server_events
+from milkglass.client.remote.model_download import fetch
+from milkglass.client.remote.responses import Prediction, classified, delta, in_order, token_ids, told_id
+from milkglass.client.remote.transfer import file_sha256, send
+from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
+from milkglass.progress import Stage, no_stage
+
+Ids = Sequence[int] | NDArray[Any]
+
+MODELS, JOBS = "/v1/models", "/v1/fine_tuning/jobs"
+ASSEMBLY = 1800.0  # seconds that a server may take to put a delta and its base together
+FINISHED = ("succeeded", "failed", "cancelled")
+JOB_QUIET = 24 * 3600.0  # seconds without an event of a job: it may wait for others
+MAX_MESSAGES = 10_000  # events of one job that are words and no step
+EMPTY_EVENTS = 1000  # events of a completion without a token, in all
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the server chooses tokens. temperature 0 takes the likeliest."""
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+    def body(self) -> dict[str, Any]:
+        selected = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        optional = {"top_p": self.top_p, "top_k": self.top_k, "seed": self.seed}
+        stop = {"stop_token_ids": list(self.stop_token_ids)} if self.stop_token_ids else {}
+        return {**selected, **{name: value for name, value in optional.items() if value is not None}, **stop}
+
+
+class Remote:
+    """Raises RemoteError or one of its kinds; UsageError for what must not be sent."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        allow_http: bool = False,
+        authority: Path | None = None,
+        timeout: float = 120.0,
+        patience: RetryPolicy | None = None,
+    ) -> None:
+        """authority: a PEM file with the server's certificate, for one that signed its own."""
+        self.connection = Connection(url, token, allow_http, authority, timeout, patience)
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.connection.close()
+
+    # --- files and models ---------------------------------------------------------------------------------------------
+    def upload(self, path: Path, progress: Stage = no_stage) -> str:
+        """Send training rows that `write_parquet` wrote, or what is missing of them; returns the file's id.
+
+        What is sent is written anew: the columns of the format and nothing else. The file's own name, which may say
+        what it is about, stays here. Raises UsageError for a file without its mark."""
+        from milkglass.client.data.marked_rows import rewritten
+
+        with rewritten(path) as copy:
+            return self._send(copy, "fine-tune", "data.parquet", path.name, progress)
+
+    def upload_model(self, folder: Path, name: str | None = None, progress: Stage = no_stage) -> str:
+        """Send a scrambled folder, or a delta folder, and register it; returns the model's id on the server.
+
+        name: that id; by default a random one, because the folder's own name stays here. All that is to be sent is
+        looked at before the first byte of it leaves."""
+        name = name or f"model-{secrets.token_hex(4)}"
+        if not is_plain(name):
+            raise UsageError("the model's name has other characters than A-Z a-z 0-9 . _ -", "give one with --name")
+        outgoing = Outgoing.of(folder)
+        about = {"id": name, **outgoing.documents()}
+        files = [
+            {"name": sent, "file_id": self._send(path, "model", sent, path.name, progress)}
+            for sent, path in outgoing.weights.items()
+        ]
+        over = progress("the server puts the model together", 0)
+        # Again where the answer was lost: the server answers alike for the same name, weights and configs.
+        body = {**about, "files": files}
+        created = told_id(self.connection.json("POST", "/v1/models", body, again=True, timeout=ASSEMBLY))
+        over(1)
+        return created
+
+    def _send(self, path: Path, purpose: str, name: str, shown: str, progress: Stage) -> str:
+        """name: under which the file is sent. shown: its name in progress bars."""
+        size = path.stat().st_size
+        digest = file_sha256(path, progress(f"check {shown}", size))
+        return send(self.connection, path, digest, purpose, name, progress(f"upload {shown}", size))
+
+    def models(self) -> list[dict[str, Any]]:
+        return records.MODEL.rows(self.connection.json("GET", "/v1/models"))
+
+    def model(self, model: str) -> dict[str, Any]:
+        return records.MODEL.read(self.connection.json("GET", f"/v1/models/{plain_name(model)}"))
+
+    def require(self, route: str, name: str) -> None:
+        """Raises RemoteError for what is not there. A record that the server cannot read is: it may be deleted."""
+        try:
+            self.connection.json("GET", f"{route}/{plain_name(name)}")
+        except RemoteError as error:
+            if error.status != 500:
+                raise
+
+    def delete_model(self, model: str) -> None:
+        self._delete(f"{MODELS}/{plain_name(model)}")
+
+    def delete_job(self, job: str) -> None:
+        """Of a job that is over; the model that it made stays."""
+        self._delete(f"{JOBS}/{plain_name(job)}")
+
+    def files(self) -> list[dict[str, Any]]:
+        """Complete uploads: weights and training data."""
+        return records.FILE.rows(self.connection.json("GET", "/v1/files"))
+
+    def uploads(self) -> list[dict[str, Any]]:
+        """Those that were never completed."""
+        return records.UPLOAD.rows(self.connection.json("GET", "/v1/uploads"))
+
+    def delete_upload(self, upload: str) -> None:
+        """A file, or an upload that was never completed."""
+        kind = "files" if upload.startswith("file-") else "uploads"
+        self._delete(f"/v1/{kind}/{plain_name(upload)}")
+
+    def _delete(self, route: str) -> None:
+        """Raises RemoteError with the status 404 or 409 for what is not there, or still needed."""
+        self.connection.json("DELETE", route)
+
+    def fetch_model(self, model: str, out: Path, progress: Stage = no_stage, largest: int | None = None) -> Path:
+        """Download a model's folder to `out`, which must not exist; goes on where a killed run of the same model
+        stopped. It is marked as scrambled, for the server has nothing else, and may be uploaded again.
+
+        largest: bytes that the model can have at most; more is refused. Raises UsageError where the disk has too little
+        room, before anything is written."""
+        return fetch(self.connection, f"/v1/models/{plain_name(model)}/files", model, out, progress, largest)
+
+    # --- fine-tuning --------------------------------------------------------------------------------------------------
+    def create_job(
+        self,
+        model: str,
+        training_file: str,
+        hyperparameters: Mapping[str, Any],
+        validation_file: str | None = None,
+        suffix: str | None = None,
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": plain_name(model),
+            "training_file": training_file,
+            "hyperparameters": dict(hyperparameters),
+        }
+        if validation_file:
+            body["validation_file"] = validation_file
+        if suffix:
+            body["suffix"] = suffix
+        created = records.job(self.connection.json("POST", "/v1/fine_tuning/jobs", body))
+        told_id(created)
+        return created
+
+    def job(self, job: str) -> dict[str, Any]:
+        return records.job(self.connection.json("GET", f"/v1/fine_tuning/jobs/{plain_name(job)}"))
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """The newest first."""
+        return [records.job(one) for one in records.rows(self.connection.json("GET", "/v1/fine_tuning/jobs"))]
+
+    def cancel(self, job: str) -> dict[str, Any]:
+        route = f"/v1/fine_tuning/jobs/{plain_name(job)}/cancel"
+        return records.job(self.connection.json("POST", route, again=True))
+
+    def follow(self, job: str, patience: float = 600.0) -> Iterator[dict[str, Any]]:
+        """The job's events, past ones first, until it ends. A server that restarts is waited for, `patience` seconds
+        of silence at most; no event comes twice. Raises Unreachable after JOB_QUIET seconds without an event."""
+        last: str | None = None
+        messages = 0
+        heard, attempt = time.monotonic(), 0
+        while True:
+            fresh = False
+            try:
+                for number, kind, event in self._events(job, last):
+                    if kind == "done":
+                        return
+                    last, fresh = number or last, True
+                    messages += event["data"].get("step") is None
+                    if messages > MAX_MESSAGES:
+                        raise RemoteError(f"the job has more than {MAX_MESSAGES} messages", "don't trust the server")
+                    yield event
+                    heard, attempt = time.monotonic(), 0  # a stream may last for hours
+                if not fresh and self.job(job).get("status") in FINISHED:
+                    return
+            except RemoteError as error:
+                away = isinstance(error, Unreachable) or error.status >= 500
+                if not away or time.monotonic() - heard > patience:
+                    raise
+            self.connection.patience.wait(min(attempt, 6))
+            attempt += 1
+
+    def _events(self, job: str, last: str | None) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
+        """One connection's worth of (id, kind, event)."""
+        route = f"/v1/fine_tuning/jobs/{plain_name(job)}/events?stream=true"
+        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last is not None else {})}
+        with self.connection.stream("GET", route, headers=headers) as stream:
+            for number, kind, data in server_events(stream, JOB_QUIET):
+                yield number, kind, {} if kind == "done" else records.event(data)
+
+    def result(self, job: str) -> dict[str, Any]:
+        """The finished job, with `fine_tuned_model`. Raises JobFailed when it did not succeed."""
+        state = self.job(job)
+        if state.get("status") != "succeeded":
+            reason = (state["error"] or {}).get("message") or "no reason given"
+            raise JobFailed(f"the job {job} is {state.get('status')}: {reason}", "its events say more")
+        told_id(state, "fine_tuned_model")
+        return state
+
+    # --- inference ----------------------------------------------------------------------------------------------------
+    def classify(
+        self, model: str, batch: Sequence[Ids], token_type_ids: Sequence[Ids] | None = None
+    ) -> list[Prediction]:
+        """One answer for each list of scrambled ids, in order."""
+        body: dict[str, Any] = {"model": plain_name(model), "input": [_list(ids) for ids in batch]}
+        if token_type_ids is not None:
+            body["token_type_ids"] = [_list(ids) for ids in token_type_ids]
+        result = records.rows(self.connection.json("POST", "/classify", body, again=True))
+        return [classified(row) for row in in_order(result, len(batch))]
+
+    def generate(self, model: str, ids: Ids, sampling: Sampling | None = None) -> Iterator[list[int]]:
+        """Scrambled ids as they are made, `sampling.max_tokens` at most: then the connection is closed, whatever the
+        server goes on to send. An answer that breaks off raises Unreachable: it cannot be continued."""
+        sampling = sampling or Sampling()
+        body = {
+            "model": plain_name(model),
+            "prompt": _list(ids),
+            "stream": True,
+            "return_token_ids": True,
+            **sampling.body(),
+        }
+        left, empty = sampling.max_tokens, 0
+        with self.connection.stream("POST", "/v1/completions", body) as stream:
+            for _, _, data in server_events(stream):
+                if data.strip() == "[DONE]":
+                    return
+                fresh = delta(data)[:left]
+                if fresh:
+                    yield fresh
+                left, empty = left - len(fresh), empty + (not fresh)
+                if left <= 0:
+                    return
+                if empty > EMPTY_EVENTS:
+                    raise RemoteError(f"the answer has more than {EMPTY_EVENTS} events without a token", "try again")
+        raise Unreachable("the answer broke off before its end", "try again")
+
+    def complete(self, model: str, batch: Sequence[Ids], sampling: Sampling | None = None) -> list[list[int]]:
+        """Whole continuations of several prompts at once, in order."""
+        sampling = sampling or Sampling()
+        body = {
+            "model": plain_name(model),
+            "prompt": [_list(ids) for ids in batch],
+            "return_token_ids": True,
+            **sampling.body(),
+        }
+        result = records.rows(self.connection.json("POST", "/v1/completions", body, again=True), "choices")
+        return [token_ids(choice)[: sampling.max_tokens] for choice in in_order(result, len(batch))]
+
+
+def _list(ids: Ids) -> list[int]:
+    return np.asarray(ids, np.int64).tolist()

@@ -1,0 +1,73 @@
+"""JSON that a server sent, read strictly. All that a server answers in words or numbers comes through here.
+
+What leaves this module cannot steer a terminal, and every number of it can be computed with: strings are one printable
+line each, numbers are finite and fit 64 bits, and neither depth nor the number of containers is for the server to
+choose. So no command has to clean anything again.
+
+What this module does not know: what an answer means (responses.py), and how it came here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from milkglass.client.remote.safe_text import one_line
+from milkglass.errors import RemoteError
+
+MAX_STRING = 500  # characters; longer ones are cut
+MAX_DEPTH = 32
+MAX_CONTAINERS = 200_000  # lists and objects of one answer: each takes 56 bytes or more where its text takes 3
+LARGEST = 1 << 63
+HINT = "is this a milkglass server?"
+
+
+def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
+    """The JSON object in `raw`. NaN and infinities, which JSON does not have, are read as null.
+
+    Raises RemoteError for anything else than an object, and for one that is beyond the limits above."""
+    try:
+        text = raw.decode("utf-8") if isinstance(raw, bytes) else raw
+        containers = text.count("{") + text.count("[")
+        if containers > MAX_CONTAINERS:
+            raise RemoteError(f"{noun} has {containers} lists and objects, at most {MAX_CONTAINERS} are read", HINT)
+        value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=lambda name: None)
+    except _OutOfRange:
+        raise RemoteError(f"{noun} has a number beyond 64 bits", HINT) from None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise RemoteError(f"{noun} is not a JSON object", HINT)
+    cleaned: dict[str, Any] = _cleaned(value, 0, noun)
+    return cleaned
+
+
+class _OutOfRange(Exception):
+    """Not a ValueError, which the JSON reader's own mistakes are."""
+
+
+def _whole(digits: str) -> int:
+    value = int(digits) if len(digits) <= 20 else LARGEST
+    if abs(value) >= LARGEST:
+        raise _OutOfRange
+    return value
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise _OutOfRange
+    return value
+
+
+def _cleaned(value: Any, depth: int, noun: str) -> Any:
+    if depth > MAX_DEPTH:
+        raise RemoteError(f"{noun} is nested more than {MAX_DEPTH} levels deep", HINT)
+    if isinstance(value, str):
+        return one_line(value, MAX_STRING)
+    if isinstance(value, list):
+        return [one if isinstance(one, int | float) else _cleaned(one, depth + 1, noun) for one in value]
+    if isinstance(value, dict):
+        return {one_line(name, MAX_STRING): _cleaned(one, depth + 1, noun) for name, one in value.items()}
+    return value

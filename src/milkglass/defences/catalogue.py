@@ -1,0 +1,61 @@
+"""Every defence by name, as a recipe gives it: {} is none, else the entry says what kind it is and its parameters.
+
+    k = 10, epsilon = 0.1                                      a scheme that rewrites tables; `scheme` where not ObfusLM
+    k = 10, epsilon = 0.1, bands = 2.0                         the same in frequency bands, counted on the corpus
+    sanitizer = "custext+", epsilon = 3, words = "glove.txt"   words replaced before they are sent
+    encoder = "dp-forward", epsilon = 8                        a model cut in two, hidden states disturbed
+
+Importing this page imports them all: commands do so only when they need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from milkglass.defences.obfuscated_tables import Plain, TableDefence
+from milkglass.defences.sanitized_text import SanitizerDefence
+from milkglass.errors import UsageError
+from milkglass.hidden_states.catalogue import ENCODERS
+from milkglass.sanitizers.catalogue import Method
+from milkglass.schemes.catalogue import scheme_of_recipe
+from milkglass.threat.defence import Defence
+
+
+def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
+    """data: the folder from which an entry's file names start. Raises UsageError."""
+    provided = dict(entry)
+    if not provided:
+        return Plain()
+    if "encoder" in provided:
+        return _encoder(str(provided.pop("encoder")), provided)
+    if "sanitizer" in provided:
+        return _sanitizer(str(provided.pop("sanitizer")), provided, data)
+    bands = provided.pop("bands", None)  # here the factor alone: they are counted on the corpus
+    return TableDefence(scheme_of_recipe(provided), None if bands is None else float(bands))
+
+
+def _encoder(name: str, provided: Mapping[str, Any]) -> Defence:
+    if name not in ENCODERS:
+        raise UsageError(f"there is no encoder {name!r}", f"known: {', '.join(ENCODERS)}")
+    try:
+        return ENCODERS[name](**provided)
+    except TypeError:
+        raise UsageError(
+            f"{name} has not all of the parameters {', '.join(sorted(provided))}", "see its file"
+        ) from None
+
+
+def _sanitizer(name: str, provided: dict[str, Any], data: Path | None) -> Defence:
+    words = provided.pop("words", None)
+    path = None if words is None else (data or Path()) / str(words)
+    if path is not None and not path.is_file():
+        raise UsageError(f"there is no {path}", "words names a GloVe file, from the data folder on")
+    try:
+        method = Method(name, **provided)
+    except TypeError:
+        raise UsageError(
+            f"{name} has not all of the parameters {', '.join(sorted(provided))}", "see its file"
+        ) from None
+    return SanitizerDefence(method, path)

@@ -1,0 +1,171 @@
+"""Every scheme that rewrites tables, and no defence at all, as defences: the scrambled checkpoint and its codec."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from milkglass.client.codec.codec import Codec, Encoded
+from milkglass.client.key.generate import new_key, scheme_of
+from milkglass.client.key.key import Key
+from milkglass.client.obfuscate.scramble import scramble
+from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
+from milkglass.errors import UnsupportedModel, UsageError
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import of
+from milkglass.noise.stream import Stream
+from milkglass.papers import Paper
+from milkglass.schemes.bands import Bands
+from milkglass.schemes.catalogue import scheme_named
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.schemes.scheme import Scheme
+from milkglass.threat.defence import Defence, LabelledTexts
+
+
+@dataclass(frozen=True)
+class TableClient(TokenClient):
+    """Where a token has several ids, which is taken follows from the secret and the text: the same text is sent alike
+    again, which tells that it is the same, and a recipe's cells can be made again. (A `Codec` by itself draws anew.)"""
+
+    def before(self, texts: Sequence[str]) -> list[str]:
+        return list(texts)
+
+    def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
+        if self.codec.choices is None:
+            return super().encoded(texts, pairs)
+        result = [
+            self._drawn(text, pair).encode([text], None if pair is None else [pair], truncate=True)
+            for text, pair in zip(texts, pairs or repeat(None), strict=False)
+        ]
+        types = [one for part in result for one in part.token_type_ids or ()]
+        return Encoded([one for part in result for one in part.ids], types or None, sum(one.cut for one in result))
+
+    def _drawn(self, text: str, pair: str | None) -> Codec:
+        whole = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())
+        return replace(self.codec, draw=Stream(whole.digest()).uniform)
+
+
+def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = "", digest: str = "") -> Key:
+    """The key that a secret makes; without a scheme the identity. digest: the base's, where it is known already."""
+    key = new_key(base, ref or base.folder.name, scheme, digest or base.digest(), secret)
+    return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))
+
+
+@dataclass(frozen=True)
+class Plain(Defence):
+    """No defence: the ids and the model are the public ones. What an attack must read whole, and the best utility."""
+
+    name: ClassVar[str] = "plain"
+    paper: ClassVar[Paper | None] = None
+    broken: ClassVar[str | None] = "it hides nothing"
+
+    @property
+    def guarantee(self) -> str | None:
+        return None
+
+    def told(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+    def refuses(self, base: Checkpoint) -> str | None:
+        return unreadable(base)
+
+    def split(
+        self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
+    ) -> tuple[TableClient, TokenServer]:
+        if reason := self.refuses(base):
+            raise UnsupportedModel(reason, "choose another model")
+        copied(base, folder)
+        return self._client(base, secret), TokenServer(folder)
+
+    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[TableClient, TokenServer]:
+        return self._client(base, read_saved(client)[0]), TokenServer(server)
+
+    def _client(self, base: Checkpoint, secret: bytes) -> TableClient:
+        return TableClient(Codec.open(key_from(base, None, secret), base.folder), secret, self.told())
+
+
+@dataclass(frozen=True)
+class TableDefence(Defence):
+    """A scheme of `schemes/`: the vocabulary permuted, the tables rewritten. bands: the factor of frequency bands that
+    are counted on the corpus, for ObfusLM; None where there are none, or the scheme has them already."""
+
+    scheme: Scheme
+    bands: float | None = None
+
+    name: ClassVar[str] = "table"
+    paper: ClassVar[Paper | None] = None
+
+    @property
+    def guarantee(self) -> str | None:
+        """None: ObfusLM's (k, epsilon)-anonymity is nominal, since its sensitivity depends on the data."""
+        return None
+
+    def told(self) -> dict[str, Any]:
+        """Bands by their factor: the corpus says the rest."""
+        return {**self.scheme.told(), **({} if self.bands is None else {"bands": self.bands})}
+
+    def refuses(self, base: Checkpoint) -> str | None:
+        if reason := unreadable(base):
+            return reason
+        try:
+            architecture = of(base)
+            if getattr(self.scheme, "plus", None) is not None:
+                architecture.residual(base)
+        except UnsupportedModel as error:
+            return error.message
+        return None
+
+    def split(
+        self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
+    ) -> tuple[TableClient, TokenServer]:
+        if reason := self.refuses(base):
+            raise UnsupportedModel(reason, "choose another model or another defence")
+        key = key_from(base, self._counted(base, corpus), secret)
+        scramble(base, key, folder)
+        return self._client(base, key, secret), TokenServer(folder)
+
+    def _counted(self, base: Checkpoint, corpus: LabelledTexts | None) -> Scheme:
+        if self.bands is None:
+            return self.scheme
+        if corpus is None or not isinstance(self.scheme, ObfusLM):
+            raise UsageError("bands are of ObfusLM, and counted on a corpus", "give one, or leave bands out")
+        codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
+        ids = codec.encode(corpus.texts, corpus.pairs, truncate=True).ids
+        counts = np.bincount(np.concatenate(ids), minlength=of(base).vocab_size)
+        return replace(self.scheme, bands=Bands.counted(counts, self.bands))
+
+    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[TableClient, TokenServer]:
+        secret, info = read_saved(client)
+        scheme = scheme_named(info["name"], {name: value for name, value in info.items() if name != "name"})
+        return self._client(base, key_from(base, scheme, secret), secret), TokenServer(server)
+
+    def _client(self, base: Checkpoint, key: Key, secret: bytes) -> TableClient:
+        return TableClient(Codec.open(key, base.folder), secret, scheme_of(key).told())
+
+
+def copied(base: Checkpoint, folder: Path) -> None:
+    """The base as it is, in a new folder: linked where the file system can, since nobody writes into a checkpoint."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(os.path.realpath(source), target)
+        except OSError:
+            shutil.copyfile(source, target)
+
+    shutil.copytree(base.folder, folder, copy_function=link)
+
+
+def unreadable(base: Checkpoint) -> str | None:
+    try:
+        of(base)
+    except UnsupportedModel as error:
+        return error.message
+    return None

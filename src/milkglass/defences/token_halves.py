@@ -1,0 +1,135 @@
+"""The two halves of every defence that sends token ids: a codec here, an ordinary checkpoint there.
+
+What differs between such defences is the checkpoint (client/obfuscate/scramble.py) or the text before it is encoded
+(sanitized_text.py); how a server trains and answers is the same for all of them.
+
+What this module does not know: any scheme, any mechanism, training.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.client.codec.codec import Codec, Encoded
+from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
+from milkglass.models.checkpoint import Checkpoint, read_json
+from milkglass.models.view import Model
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.defence import Client, Server
+from milkglass.threat.observations import Observation, Tokens, Weights
+
+SECRET, ABOUT = "secret", "defence.json"
+ROWS = 32  # texts answered at a time
+
+
+@dataclass(frozen=True)
+class TokenClient(Client):
+    """secret: 32 bytes, of which all else of this half is made again. told: name and parameters of the defence."""
+
+    codec: Codec = field(repr=False)
+    secret: bytes = field(repr=False)
+    told: Mapping[str, Any]
+
+    @abc.abstractmethod
+    def before(self, texts: Sequence[str]) -> list[str]:
+        """The texts as they are encoded."""
+
+    def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
+        second = None if pairs is None else self.before(pairs)
+        encoded = self.encoded(self.before(texts), second)
+        types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
+        return (Tokens(Sequences.of(encoded.ids), types=types),)
+
+    def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
+        return self.codec.encode(texts, pairs, truncate=True)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700)
+        write_private(folder / ABOUT, json.dumps(dict(self.told)).encode() + b"\n")
+        write_private(folder / SECRET, self.secret)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """A new file that only its owner reads."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+def read_saved(folder: Path) -> tuple[bytes, dict[str, Any]]:
+    """The secret and what `TokenClient.told` said. Raises KeyFileError."""
+    if not (folder / SECRET).is_file() or not (folder / ABOUT).is_file():
+        raise KeyFileError(f"{folder} holds no client half", "give the folder that Client.save wrote")
+    secret = (folder / SECRET).read_bytes()
+    if len(secret) != 32:
+        raise KeyFileError(f"the secret is {len(secret)} bytes long, 32 are needed", "give the folder of another copy")
+    return secret, read_json(folder / ABOUT)
+
+
+@dataclass(frozen=True)
+class TokenServer(Server):
+    """A checkpoint that anybody's software can train and serve."""
+
+    folder: Path
+
+    def rest(self) -> tuple[Observation, ...]:
+        return (Weights(Model.open(self.folder)),)
+
+    def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
+        model = _classifier(self.folder)
+        texts = [one for part in sent if isinstance(part, Tokens) for one in _with_types(part)]
+        result = np.empty((len(texts), int(model.config.num_labels)), np.float32)
+        order = np.argsort([len(ids) for ids, _ in texts], kind="stable")
+        for start in range(0, len(order), ROWS):
+            part = order[start : start + ROWS]
+            result[part] = _logits(model, [texts[i] for i in part])
+        return result
+
+
+Row = tuple[Ids, Ids | None]  # ids and types
+
+
+def _with_types(sent: Tokens) -> list[Row]:
+    return list(zip(sent.ids, sent.types if sent.types is not None else repeat(None), strict=False))
+
+
+def _logits(model: Any, rows: list[Row]) -> NDArray[np.float32]:
+    """(rows, classes), the rows padded to the longest of them."""
+    import torch
+
+    width = max(len(ids) for ids, _ in rows)
+    provided = {"input_ids": np.full((len(rows), width), int(model.config.pad_token_id or 0), np.int64)}
+    provided["attention_mask"] = np.zeros((len(rows), width), np.int64)
+    if all(types is not None for _, types in rows):
+        provided["token_type_ids"] = np.zeros((len(rows), width), np.int64)
+    for row, (ids, types) in enumerate(rows):
+        provided["input_ids"][row, : len(ids)], provided["attention_mask"][row, : len(ids)] = ids, 1
+        if types is not None and "token_type_ids" in provided:
+            provided["token_type_ids"][row, : len(ids)] = types
+    with torch.inference_mode():
+        return np.asarray(model(**{name: torch.from_numpy(one) for name, one in provided.items()}).logits.float())
+
+
+def _classifier(folder: Path) -> Any:
+    from transformers import AutoModelForSequenceClassification
+
+    names = Checkpoint.open(folder).tensors
+    if not any(name.startswith(("classifier.", "score.")) for name in names):
+        raise UsageError(f"{folder.name} has no classes yet", "train it on labelled texts first")
+    try:
+        return AutoModelForSequenceClassification.from_pretrained(
+            str(folder), local_files_only=True, use_safetensors=True, trust_remote_code=False
+        ).eval()
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(
+            f"{folder.name} cannot be loaded ({type(error).__name__})", "give a checkpoint of a classifier"
+        ) from None

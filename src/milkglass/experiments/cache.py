@@ -1,0 +1,60 @@
+"""What runs of several recipes may share: files that take long to make, each under the digest of what decides it but
+the code. Which commits made a file lies beside it; a run's folder remembers the commits whose files it took.
+
+What this module does not know: what is in the files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from milkglass.audit.resume import private_folder, write_private
+from milkglass.experiments.runs import now
+
+TAKEN = "taken.json"
+
+
+@dataclass(frozen=True)
+class ArtifactCache:
+    """folder: of all runs that share, readable by its owner alone; a run that shares with none gives its own. out: the
+    run's."""
+
+    folder: Path
+    out: Path
+
+    def place(self, room: str, name: str) -> Path:
+        """Where a file is to lie, or lies."""
+        private_folder(self.folder)
+        private_folder(self.folder / room)
+        path = self.folder / room / name
+        self._remember(made_by(path))
+        return path
+
+    def wrote(self, path: Path) -> None:
+        """Before a file has its name, or has it again with more: who did so."""
+        by = {*(made_by(path) if path.is_file() else ()), now()["commit"]}
+        write_private(_record(path), json.dumps(sorted(by)) + "\n")
+        self._remember(by)
+
+    def _remember(self, commits: Iterable[str]) -> None:
+        write_private(self.out / TAKEN, json.dumps(sorted({*taken(self.out), *commits})) + "\n")
+
+
+def made_by(path: Path) -> list[str]:
+    """The commits that made a file; none where it is not there."""
+    if not path.is_file():
+        return []
+    return list(json.loads(_record(path).read_text("utf-8"))) if _record(path).is_file() else ["not recorded"]
+
+
+def _record(path: Path) -> Path:
+    return path.with_name(f"{path.name}.made")
+
+
+def taken(out: Path) -> list[str]:
+    """The commits that made what a run took."""
+    path = out / TAKEN
+    return list(json.loads(path.read_text("utf-8"))) if path.is_file() else []

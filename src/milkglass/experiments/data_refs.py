@@ -1,0 +1,70 @@
+"""Where a recipe's data comes from: a file under the data folder, or a split of a data set by name, as "cola:train".
+
+A data set by name is read in its original layout (milkglass/datasets), from the data folder or a folder in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from milkglass.client.data.dataset import Example, number_labels, summarise
+from milkglass.client.data.texts import examples_of
+from milkglass.datasets import export, sets
+from milkglass.datasets.description import Description
+from milkglass.errors import UsageError
+from milkglass.progress import Log, no_log
+
+
+def named(ref: str) -> tuple[Description, str] | None:
+    """("cola:train") the data set and the split; None for the path of a file. Raises UsageError for an unknown set."""
+    name, colon, split = ref.partition(":")
+    return (sets.describe(name), split) if colon and "/" not in name and "." not in name else None
+
+
+def files(data: Path, ref: str) -> list[Path]:
+    """Raises UsageError where they are not there."""
+    if result := named(ref):
+        return sets.files(result[0].name, data, result[1])
+    path = data / ref
+    if not path.is_file():
+        raise UsageError(f"there is no {path}", "give --data the folder that the recipe's data paths start from")
+    return [path]
+
+
+def sums(data: Path, refs: Iterable[str]) -> dict[str, str]:
+    """What the files hold: a run of other data is another run."""
+    result = {}
+    for ref in refs:
+        digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files(data, ref)]
+        result[ref] = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    return result
+
+
+def examples(data: Path, ref: str, progress: Log = no_log) -> list[Example]:
+    if result := named(ref):
+        return list(sets.load(result[0].name, data, result[1], progress))
+    return examples_of(files(data, ref)[0])
+
+
+def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
+    """A file of the shapes that `client/data/dataset.py` reads; of a data set by name it is written into `folder`,
+    once."""
+    result = named(ref)
+    if result is None:
+        return files(data, ref)[0]
+    about, split = result
+    if about.task not in ("classification", "chat", "text"):
+        raise UsageError(f"{about.name} is data for {about.task}, which is not trained here", "take another data set")
+    out = folder / f"{about.name}-{split}.jsonl"
+    if not out.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        export.write(sets.load(about.name, data, split, progress), out)
+    return out
+
+
+def numbers(ref: str, path: Path) -> dict[str, int]:
+    """Label names to numbers: a data set's own, so that class 1 is the one its F1 is about; else by the file."""
+    result = named(ref)
+    return result[0].numbers if result else number_labels(summarise(path).labels, None)

@@ -1,0 +1,272 @@
+"""Recipes of kind "attacks": attacks by several attackers on the variants of a defence, over text that is split first.
+
+The private text is a part of a file, drawn by the recipe's seed; what is left of that file may be the attacker's, and
+with "private 10 %" among an attacker's texts so is that share of the private ones. The code that runs here is the
+audit's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from milkglass.attacks.assignment import Solver
+from milkglass.audit.audit import key_budget
+from milkglass.audit.outcome import AttackResult, strongest
+from milkglass.audit.resume import ResumeStore, private_folder
+from milkglass.audit.run import AuditRun, run
+from milkglass.audit.scene import Scene, assemble
+from milkglass.client.data.dataset import Example
+from milkglass.client.data.texts import encoded
+from milkglass.errors import UsageError
+from milkglass.experiments import data_refs
+from milkglass.experiments import figures as result
+from milkglass.experiments.attack_specs import Entries, kinds
+from milkglass.experiments.entries import require_variants
+from milkglass.experiments.recipe_file import made_of, settings
+from milkglass.experiments.runs import made, require_same_run, seeded_codec, seeded_key
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.resolve import resolve
+from milkglass.progress import Log, no_log
+from milkglass.schemes.catalogue import scheme_of_recipe
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Budget
+
+MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")
+MAX_ROWS = 10**8  # an order of them is drawn before the text is read
+
+
+@dataclass(frozen=True)
+class AttackRecipe:
+    """private: a file, or a data set by name (experiments/data_refs.py). rows: how many of its texts are private, the
+    rest may be public. order: which ones. public: for each attacker files, "rest", or "private 10 %". attacks: see
+    experiments/attack_specs.py. curve: measure the key's budget too. seconds: how long an attack may take, all its
+    attackers together; one that does not end by then fails the recipe, since what it has read by then is not what it
+    can read. None: as long as it takes.
+    """
+
+    name: str
+    paper: str
+    model: str
+    seed: int
+    private: str
+    rows: int
+    order: Literal["random", "first"]
+    public: Mapping[str, Sequence[str]]
+    attacks: Entries
+    variants: Mapping[str, Mapping[str, Any]]
+    published: Mapping[str, float]
+    asked: Mapping[str, str]
+    curve: bool = False
+    seconds: float | None = None
+    why: Mapping[str, str] = field(default_factory=dict)  # see experiments/figures.py
+    quick: Mapping[str, Any] | None = None  # see experiments/recipe_file.py
+
+    @classmethod
+    def read(cls, path: Path, quick: bool = False) -> AttackRecipe:
+        raw = {"published": {}, "asked": {}, "order": "random", **settings(path, quick)}
+        raw.pop("kind", None)
+        recipe = made_of(cls, raw)
+        kinds(recipe.attacks)  # before anything is run
+        require_variants(recipe.variants)
+        if not 1 <= recipe.rows <= MAX_ROWS:
+            raise UsageError(f"rows is {recipe.rows:,}, 1 to {MAX_ROWS:,} are possible", "see the recipe")
+        leaked(recipe)
+        return recipe
+
+
+def measure(recipe: AttackRecipe, data: Path, out: Path, progress: Log = no_log) -> dict[str, float]:
+    """The figures by name: "MEASURE, ATTACK, ATTACKER, VARIANT", and the seconds of each variant's attacks together."""
+    folder = resolve(recipe.model)
+    base = Checkpoint.open(folder)
+    digest = base.digest()
+    private, public = split(recipe, data)
+    _require_same_run(recipe, out)
+    shared = leaked(recipe)
+    results: dict[str, float] = {}
+    for name, parameters in recipe.variants.items():
+        progress(f"{name}: {len(private):,} private texts, {len(kinds(recipe.attacks))} attacks")
+        key = seeded_key(base, recipe.model, digest, recipe.seed, scheme_of_recipe(parameters))
+        codec = seeded_codec(key, folder, "attacks")
+        texts = encoded(codec, private)
+        known = {who: encoded(codec, part).original for who, part in public.items()}
+        scene = assemble(key, codec, base, texts, known, leaked=shared)
+        work = ResumeStore.open(out / name, _about(recipe, name, data, digest))
+        done = attacked(recipe, scene, work, _once(name, progress))
+        results[f"seconds, {name}"] = sum(cell.seconds for cell in done.cells)  # of the runs before this one as well
+        results[f"private tokens, {name}"] = float(len(texts.original.ids))
+        results |= _figures(done.cells, name)
+        results |= _unleaked(scene, done, shared, name)
+        if recipe.curve:
+            progress(f"{name}: the key's budget")
+            results |= _curve(recipe, scene, done, name)
+    return results
+
+
+def _require_same_run(recipe: AttackRecipe, out: Path) -> None:
+    """A quick run and a full one never share a folder. The work folders say the rest."""
+    this = {"recipe": recipe.name, **({} if recipe.quick is None else {"quick": dict(recipe.quick)})}
+    if recipe.quick is None and out.is_dir() and not (out / "run.json").is_file():
+        return  # a run from before there were quick ones goes on
+    private_folder(out)
+    require_same_run(out, this)
+
+
+def _once(name: str, progress: Log) -> Log:
+    """With the variant's name before it, once: what was done before is told again by each further attack."""
+    info: set[str] = set()
+
+    def first(words: str) -> None:
+        if words not in info:
+            info.add(words)
+            progress(f"{name}: {words}")
+
+    return first
+
+
+def _line(cell: AttackResult) -> str:
+    if cell.state != "done":
+        return f"{cell.title} ({cell.adversary}): {cell.state}, {cell.reason}"
+    top = f", {cell.measures['tokens top-1']} of the tokens" if "tokens top-1" in cell.measures else ""
+    return f"{cell.attack} ({cell.adversary}){top}, {cell.seconds:.0f} s"
+
+
+def attacked(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress: Log = no_log) -> AuditRun:
+    """All attacks at once; where they have a budget each, one more at a time: what was done lies in the work folder."""
+
+    def cell_done(cell: AttackResult) -> None:
+        progress(_line(cell))
+
+    if recipe.seconds is None:
+        return run(scene, kinds(recipe.attacks), work, Budget(), recipe.seed, threads=1, progress=cell_done)
+    ordered = sorted(kinds(recipe.attacks).items(), key=lambda one: not issubclass(one[1], Solver))  # for the others
+    for count in range(1, len(ordered) + 1):
+        budget = Budget(recipe.seconds)
+        done = run(scene, dict(islice(ordered, count)), work, budget, recipe.seed, threads=1, progress=cell_done)
+        _require_ended(done.cells)
+    return done
+
+
+def _require_ended(cells: Sequence[AttackResult]) -> None:
+    for cell in cells:
+        if cell.state not in ("done", "does not apply"):
+            raise UsageError(f"{cell.attack} by {cell.adversary} is {cell.state}: {cell.reason}", "see the recipe")
+        if cell.cut:
+            raise UsageError(
+                f"{cell.attack} by {cell.adversary} did not end within its budget: a part of the texts was not read",
+                "raise seconds in the recipe, or lower rows",
+            )
+
+
+def split(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, list[Example]]]:
+    """The private texts, and those of each attacker. Texts that are in both are taken from the attackers afterwards, by
+    `assemble`, which gives each the private texts that leaked."""
+    whole = data_refs.examples(data, recipe.private)
+    order = np.arange(len(whole))
+    if recipe.order == "random":
+        order = np.random.default_rng(recipe.seed).permutation(len(whole))
+    if recipe.rows >= len(whole):
+        raise UsageError(f"{recipe.rows} private rows of {len(whole)} leave no rest", "lower rows")
+    private = [whole[i] for i in order[: recipe.rows]]
+    rest = [whole[i] for i in order[recipe.rows :]]
+    files = {who: [name for name in names if share(name) is None] for who, names in recipe.public.items()}
+    public = {
+        who: [one for name in names for one in (rest if name == "rest" else data_refs.examples(data, name))]
+        for who, names in files.items()
+    }
+    return private, public
+
+
+def share(name: str) -> float | None:
+    """ "private 10 %" is 0.1; what does not begin with "private " is a file, or the rest."""
+    if not name.startswith("private "):
+        return None
+    results = re.fullmatch(r"private (\d+(?:\.\d+)?) %", name)
+    if not results or not 0 < float(results[1]) <= 100:
+        raise UsageError(f"{name!r} is no share of the private texts", 'write for example "private 10 %"')
+    return float(results[1]) / 100
+
+
+def leaked(recipe: AttackRecipe) -> dict[str, Ids]:
+    """For each attacker who has some, which private texts leaked: drawn by the seed, more hold fewer."""
+    order = np.random.default_rng([recipe.seed, *b"leaked"]).permutation(recipe.rows).astype(np.int64)
+    results = {}
+    for who, names in recipe.public.items():
+        shares = [one for one in map(share, names) if one is not None]
+        if len(shares) > 1:
+            raise UsageError(f"{who} has {len(shares)} shares of the private texts", "give one")
+        if shares:
+            results[who] = np.sort(order[: max(1, round(shares[0] * recipe.rows))])
+    return results
+
+
+def _about(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dict[str, Any]:
+    files = {one for part in recipe.public.values() for one in part if one != "rest" and share(one) is None}
+    sums = data_refs.sums(data, sorted({recipe.private, *files}))
+    return {
+        "recipe": recipe.name, "seed": recipe.seed, "rows": recipe.rows, "order": recipe.order, "base": digest,
+        "scheme": dict(recipe.variants[variant]), "data": sums,
+        "public": {who: list(names) for who, names in recipe.public.items()},
+        "attacks": {one: repr(kind()) for one, kind in kinds(recipe.attacks).items()},
+    }  # fmt: skip
+
+
+def _figures(cells: Sequence[AttackResult], variant: str) -> dict[str, float]:
+    _require_ended(cells)
+    results = {}
+    for cell in cells:
+        if cell.state == "does not apply":
+            continue
+        for measure_name in MEASURES:
+            if measure_name in cell.measures:
+                results[f"{measure_name}, {cell.attack}, {cell.adversary}, {variant}"] = 100 * cell.value(measure_name)
+        if cell.in_group is not None:
+            results[f"in group, {cell.attack}, {cell.adversary}, {variant}"] = 100 * cell.in_group
+        results[f"seconds, {cell.attack}, {cell.adversary}, {variant}"] = cell.seconds
+    return results
+
+
+def _unleaked(scene: Scene, done: AuditRun, shared: Mapping[str, Ids], variant: str) -> dict[str, float]:
+    """Top-1 over the tokens of the private texts that did not leak, for attackers to whom the others did."""
+    sent = scene.truth.tokens
+    results = {}
+    for (who, attack), reading in done.readings.items():
+        if who in shared:
+            counted = scene.truth.ordinary[sent.ids] & ~np.isin(sent.owner, shared[who])
+            if counted.any():
+                right = float((reading == sent.ids)[counted].mean())
+                results[f"unleaked top-1, {attack}, {who}, {variant}"] = 100 * right
+    return results
+
+
+def _curve(recipe: AttackRecipe, scene: Scene, done: AuditRun, variant: str) -> dict[str, float]:
+    best = strongest(done.cells)
+    points = key_budget(scene, kinds(recipe.attacks), done, best, Budget(), recipe.seed)
+    return {
+        f"{name}, {point.adversary}, {variant}, after {point.tokens}": 100 * value
+        for point in points
+        for name, value in (("running", point.running), ("content", point.content))
+    }
+
+
+def write_result(recipe: AttackRecipe, out: Path, found: Mapping[str, float]) -> Path:
+    """RECIPE.json in the run folder: what it is a run of, and each figure beside the paper's and the asked one."""
+    figures = result.figures(recipe, found, 2)
+    about = {
+        "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "seed": recipe.seed,
+        "private": recipe.private, "rows": recipe.rows, "order": recipe.order,
+        "public": {who: list(names) for who, names in recipe.public.items()}, "attacks": recipe.attacks,
+        **({} if recipe.seconds is None else {"seconds": recipe.seconds}),
+        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
+        "variants": {name: dict(one) for name, one in recipe.variants.items()}, "made": made(out),
+    }  # fmt: skip
+    path = out / f"{recipe.name}.json"
+    path.write_text(json.dumps({**about, "figures": figures}, indent=1) + "\n", "utf-8")
+    return path

@@ -1,0 +1,191 @@
+"""Generated answers before and after fine-tuning: how good they are, and who can read them (ObfusLM, Tables 3 and 6).
+
+**What Table 6 compares.** "The metrics between original texts and inference results observed by the client or the
+attacker": its column for the client is Table 3's figure for ObfusLM (Alpaca 70.93, Databricks 57.18), which is the
+likeness of the client's answers to the data set's. So the original texts are the data set's answers, for the attacker
+as well; and an attacker whose text is 60 % as like them as the client's may have read 60 % of it, or all of what
+matters, or nothing but common words. Beside it stands therefore what the attack is about: the attacker's text against
+the client's, token by token and by ROUGE ("of the client's").
+
+Answers are greedy, generated once for each model, and the attackers read those very ids. The attacks are the
+catalogue's; ERA+ starts from the candidates that cluster-solve and matching find in the table as it was uploaded.
+
+What this module does not know: how a model was trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rouge_score.rouge_scorer import RougeScorer
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from milkglass.attacks.assignment import ranked
+from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
+from milkglass.attacks.embeddings.matching import Matching
+from milkglass.attacks.hidden_states.era import ERA
+from milkglass.attacks.hidden_states.era_plus import ERAPlus
+from milkglass.client.codec.codec import Codec
+from milkglass.client.data.dataset import read_examples
+from milkglass.experiments import data_refs
+from milkglass.experiments.runs import Recipe, Variant, seeded_codec
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.view import Model
+from milkglass.progress import Log, no_log
+from milkglass.sequences import Sequences
+from milkglass.server.jobs.data import Collate, TrainingDataset
+from milkglass.threat.attack import Budget
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Candidates, Knowledge
+from milkglass.threat.observations import Outputs, Transcript, Weights
+from milkglass.threat.truth import Truth, score
+
+BATCH = 8
+NAMES = {"rouge1": "rouge-1", "rougeL": "rouge-l"}
+
+
+@dataclass(frozen=True)
+class GeneratedAnswers:
+    """Scrambled ids of the prompts and of what was generated, and the data set's own answers."""
+
+    prompts: Sequences
+    ids: Sequences
+    references: tuple[str, ...]
+
+
+def measure(
+    recipe: Recipe,
+    base: Checkpoint,
+    variants: list[Variant],
+    data: Path,
+    out: Path,
+    progress: Log = no_log,
+) -> dict[str, float]:
+    """For each variant: loss (nats a token of the answers) and ROUGE F (percent) before and after, and afterwards what
+    attackers read of the answers."""
+    result: dict[str, float] = {}
+    held_out = data_refs.as_file(data, recipe.data["validation"], out / "data")
+    for variant in variants:
+        progress(f"{variant.name}: answers before and after, and what attackers read of them")
+        codec = seeded_codec(variant.key, base.folder, "evaluation")
+        for when, folder in (("before", variant.model), ("after", variant.job / "result")):
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            rows = TrainingDataset(variant.job / "validation.parquet", "causal-lm", recipe.training.max_length)
+            result[f"loss, {variant.name} {when}"] = loss(model, rows)
+            created = answers(model, codec, held_out, recipe.evaluation)
+            texts = [codec.decode(one) for one in created.ids]
+            result |= {f"{name}, {variant.name} {when}": of for name, of in rouge(texts, created.references).items()}
+        result |= read(recipe, base, variant, codec, created)
+    return result
+
+
+@torch.inference_mode()
+def loss(model: PreTrainedModel, rows: TrainingDataset) -> float:
+    """Mean cross-entropy over the tokens that carry a label."""
+    collate = Collate(model.config.pad_token_id or 0)
+    total, count = 0.0, 0
+    for start in range(0, len(rows), BATCH):
+        batch = collate([rows[i] for i in range(start, min(start + BATCH, len(rows)))])
+        labels = batch.pop("labels")
+        logits = model(**batch).logits[:, :-1].flatten(0, 1)
+        expected = labels[:, 1:].flatten()
+        total += float(torch.nn.functional.cross_entropy(logits, expected, ignore_index=-100, reduction="sum"))
+        count += int((expected != -100).sum())
+    return total / count
+
+
+@torch.inference_mode()
+def answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation: Mapping[str, int]) -> GeneratedAnswers:
+    """Greedy answers to the first prompts of the file, each up to and with its end-of-sequence id."""
+    examples = list(islice(read_examples(path), evaluation["answers"]))
+    prompts = [codec.encode_chat(example.messages[:-1]) for example in examples]
+    created: list[np.ndarray[Any, Any]] = []
+    for start in range(0, len(prompts), BATCH):
+        group = prompts[start : start + BATCH]
+        width = max(map(len, group))
+        ids = torch.full((len(group), width), model.config.pad_token_id or 0)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(group):  # on the left, so that all answers begin at one place
+            ids[row, width - len(prompt) :] = torch.from_numpy(prompt)
+            mask[row, width - len(prompt) :] = 1
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=evaluation["new_tokens"],
+            do_sample=False,
+            pad_token_id=model.config.pad_token_id,
+        )
+        stops = model.generation_config.eos_token_id
+        created += [ended(row.numpy(), [stops] if isinstance(stops, int) else stops or []) for row in out[:, width:]]
+    references = tuple(str(example.messages[-1]["content"]) for example in examples)
+    return GeneratedAnswers(Sequences.of(prompts), Sequences.of(created), references)
+
+
+def ended(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Up to and with the first of `stops`: what follows is padding, which no server sends."""
+    at = np.flatnonzero(np.isin(ids, stops))
+    return ids[: at[0] + 1] if len(at) else ids
+
+
+def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Mean F of ROUGE-1 and ROUGE-L, percent."""
+    scorer = RougeScorer(list(NAMES), use_stemmer=True)
+    scores = [scorer.score(reference, text) for text, reference in zip(texts, references, strict=True)]
+    return {name: 100 * sum(one[kind].fmeasure for one in scores) / len(scores) for kind, name in NAMES.items()}
+
+
+# --- what attackers read ----------------------------------------------------------------------------------------------
+def read(
+    recipe: Recipe, base: Checkpoint, variant: Variant, codec: Codec, created: GeneratedAnswers
+) -> dict[str, float]:
+    """By ERA, and where anything was scrambled by the map of matching and by ERA+. Of the plain variant ERA reads what
+    it can read at all: its control."""
+    transcript = Transcript(
+        (
+            Weights(Model.open(variant.model)),
+            Weights(Model.open(variant.job / "result"), tuned=True),
+            Outputs(created.ids, created.prompts),
+        ),
+        len(codec.inverse),
+    )
+    knowledge = Knowledge(public_model=Model.open(base.folder), aliases=variant.key.slots.copies)
+
+    def rng() -> np.random.Generator:
+        return np.random.default_rng(recipe.seed)
+
+    guesses = {"era": ERA()(transcript, knowledge, Budget(), rng())}
+    if not variant.plain:
+        result = candidates(transcript, knowledge, rng())
+        guesses["matching"] = ranked(result, transcript.size)
+        guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=result), Budget(), rng())
+    return {
+        f"{measure}, {attack}, {variant.name} after": value
+        for attack, guess in guesses.items()
+        for measure, value in graded(guess, codec, created, rng()).items()
+    }
+
+
+def candidates(transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> Candidates:
+    """What the table alone gives away: clusters, then the order inside them."""
+    solved = ClusterSolve().learn(transcript, knowledge, Budget(), rng)
+    return Matching().learn(transcript, replace(knowledge, candidates=solved), Budget(), rng)
+
+
+def graded(guess: Guess, codec: Codec, created: GeneratedAnswers, rng: np.random.Generator) -> dict[str, float]:
+    """Against the data set's answers, as Table 6 does, and against what the client reads; percent."""
+
+    def text(ids: np.ndarray[Any, Any]) -> str:
+        known = ids[(ids >= 0) & codec.visible[ids]]  # as the client leaves out special tokens, and what has no belief
+        return str(codec.tokenizer.decode(known.tolist(), clean_up_tokenization_spaces=False))
+
+    seen = Sequences(guess.at(created.ids)[:, 0], created.ids.lengths)
+    result = rouge([text(one) for one in seen], created.references)
+    recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, text, created.ids), rng)
+    of_client = ("tokens top-1", "rouge-1", "rouge-l")
+    return result | {f"{name} of the client's": 100 * recovery[name].value for name in of_client}

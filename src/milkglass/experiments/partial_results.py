@@ -1,0 +1,24 @@
+"""Figures that are measured one part after the other, on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class PartialResults:
+    """What was measured so far, on disk: a run that was stopped goes on after its last whole part."""
+
+    path: Path
+
+    def get(self, name: str, work: Callable[[], dict[str, float]]) -> dict[str, float]:
+        done: dict[str, dict[str, float]] = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else {}
+        if name not in done:
+            done[name] = work()
+            part = self.path.with_suffix(".part")
+            part.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
+            part.replace(self.path)
+        return done[name]

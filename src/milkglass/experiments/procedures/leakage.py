@@ -1,0 +1,110 @@
+"""What attacks read of what one cell of a comparison sends: the audit's code, on the cell's own halves.
+
+The private texts are some that the cell was trained with. The attacker has others of the same file, which nobody
+trained with; those that hold a private text, or are held in one, are taken out (SST-2's rows are phrases of one
+another). What was sent is what the client half sends for them now: the very ids of training where ids are sent, other
+draws of the noise where states are.
+
+What this module does not know: training, recipes' files, second texts of pairs (first ones alone are attacked).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from milkglass.audit.defence_scene import WHO, scene_of
+from milkglass.audit.outcome import AttackResult
+from milkglass.audit.resume import ResumeStore
+from milkglass.audit.run import run
+from milkglass.audit.scene import Scene
+from milkglass.errors import UsageError
+from milkglass.experiments.attack_specs import Entries, kinds
+from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.progress import Log, no_log
+from milkglass.threat.attack import Budget
+from milkglass.threat.guess import NO_BELIEF
+
+MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "rouge-l", "bag f1")
+
+
+@dataclass(frozen=True)
+class LeakageTexts:
+    """rows: texts that are private, of those that were trained with. public: how many others an attacker has, at
+    most. seconds: for all attacks of a cell; one that does not end by then is told with what it has read."""
+
+    rows: int
+    public: int
+    seconds: float | None = None
+
+
+def leakage(
+    attacks: Entries,
+    attacked: LeakageTexts,
+    base: Checkpoint,
+    problem: TrialData,
+    cell: TrainedHalves,
+    about: Mapping[str, Any],
+    folder: Path,
+    progress: Log = no_log,
+) -> dict[str, float]:
+    """In percent, "MEASURE, ATTACK, ATTACKER"; "strongest" is the best of all, for each measure by
+    itself."""
+    if attacked.rows > len(problem.train.texts):
+        raise UsageError(
+            f"{attacked.rows} private rows are more than the {len(problem.train.texts)} that are trained with",
+            "lower attacked.rows",
+        )
+    private = problem.train.texts[: attacked.rows]
+    public = apart(problem.others.texts[: attacked.public], private)
+    scene = scene_of(base, cell.client, cell.server, private, {WHO: public} if public else {})
+    work = ResumeStore.open(folder, {**about, "attacks": {name: repr(one()) for name, one in kinds(attacks).items()}})
+    budget = Budget() if attacked.seconds is None else Budget(attacked.seconds)
+
+    def told(one: AttackResult) -> None:
+        top = f", {one.measures['tokens top-1']} of the tokens" if "tokens top-1" in one.measures else ""
+        progress(f"{one.attack} ({one.adversary}): {one.state}{top}")
+
+    done = run(scene, kinds(attacks), work, budget, 1, threads=1, progress=told)
+    return {**_figures(done.cells), "texts, attacker": float(len(public)), **_ceiling(scene)}
+
+
+def apart(public: Sequence[str], private: Sequence[str]) -> list[str]:
+    """The public texts that neither hold a private text nor are held in one, words for words."""
+    padded = [f" {' '.join(one.split())} " for one in private]
+    joined = "\n".join(padded)
+    result = []
+    for one in public:
+        words = f" {' '.join(one.split())} "
+        if words not in joined and not any(other in words for other in padded):
+            result.append(one)
+    return result
+
+
+def _ceiling(scene: Scene) -> dict[str, float]:
+    """Where words are replaced, the share of tokens that were sent anywhere: no attack here can read more."""
+    if scene.truth.origin is None:
+        return {}
+    counted = scene.truth.ordinary[scene.truth.tokens.ids]
+    return {"tokens with a place": 100 * float((scene.truth.origin[counted] != NO_BELIEF).mean())}
+
+
+def _figures(cells: tuple[AttackResult, ...]) -> dict[str, float]:
+    result: dict[str, float] = {}
+    for cell in cells:
+        if cell.state == "failed":
+            raise UsageError(f"{cell.attack} by {cell.adversary} failed: {cell.reason}", "see the recipe")
+        if cell.state != "done":
+            continue
+        for name in MEASURES:
+            if name in cell.measures:
+                result[f"{name}, {cell.attack}, {cell.adversary}"] = 100 * cell.value(name)
+    for kind in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it
+        if values := [value for name, value in result.items() if name.startswith(f"{kind}, ")]:
+            result[f"{kind}, strongest"] = float(np.nanmax(values))
+    return result

@@ -1,0 +1,124 @@
+"""One client's training on what it shares, and what the model is worth after.
+
+Each step's gradient is taken by `gradients.share`, so that a shield changes it as it changes what is sent, and AdamW
+takes it from there. "f1" is class 1's for two classes, the mean over classes for more.
+
+What this module does not know: recipes, where rows come from.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from milkglass.errors import UsageError
+from milkglass.experiments.procedures.private_rows import PrivateRows
+from milkglass.gradient_defences.defence import GradientDefence, share
+from milkglass.metrics import glue
+from milkglass.metrics.interval import Interval, ratio
+from milkglass.noise.stream import Stream
+from milkglass.progress import Log
+from milkglass.sequences import Ids
+from milkglass.threat.training_step import SharedStep, batch
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """rows: of them `held_out` are held out; None: a fifth. longest: tokens of a text, with its special ones. words: of
+    a text, at most."""
+
+    rows: int = 1000
+    held_out: int | None = None
+    epochs: int = 10
+    batch: int = 32
+    learning_rate: float = 1e-5
+    longest: int = 128
+    words: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.held_out is not None and not 0 < self.held_out < self.rows:
+            raise UsageError(f"{self.held_out} of {self.rows} rows are held out", "hold out 1 to all but one")
+
+    @property
+    def share(self) -> float:
+        """Of the rows, how many are held out (section 5.1)."""
+        return 0.2 if self.held_out is None else self.held_out / self.rows
+
+
+def fit(
+    step: SharedStep,
+    rows: PrivateRows,
+    shield: GradientDefence,
+    chosen: LocalTraining,
+    seed: int,
+    pad: int,
+    progress: Log,
+) -> None:
+    """Changes the step's model. The order of the rows and a shield's noise come from the seed."""
+    rng, stream = np.random.default_rng(seed), Stream.of_seed(seed)
+    parameters = dict(step.module.named_parameters())
+    optimizer = torch.optim.AdamW([parameters[name] for name in step.names], lr=chosen.learning_rate)
+    count = 0
+    for epoch in range(chosen.epochs):
+        order = rng.permutation(len(rows))
+        for start in range(0, len(order), chosen.batch):
+            ids, mask, targets = _given(rows.part(order[start : start + chosen.batch]), pad)
+            seen = share(step, ids, mask, targets, shield, count, stream)
+            optimizer.zero_grad(set_to_none=True)
+            for name, gradient in seen.tensors.items():
+                parameters[name].grad = gradient
+            optimizer.step()
+            count += 1
+        progress(f"epoch {epoch + 1} of {chosen.epochs}")
+
+
+def _given(rows: PrivateRows, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    ids, mask = batch([one.tolist() for one in rows.ids], pad)
+    return ids, mask, None if rows.labels is None else torch.from_numpy(rows.labels)
+
+
+@torch.no_grad()
+def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int = 32) -> dict[str, float]:
+    """ "accuracy" and "f1", or "loss" (nats, the mean over all predicted tokens) and "perplexity"; of all but the last
+    half the width of the 95 % interval over rows, " +-", whose draws come from the seed."""
+    if step.task == "next-token":
+        return _predicting(step, rows, seed)
+    assert rows.labels is not None
+    order = np.argsort(rows.ids.lengths, kind="stable")  # so that little is padding
+    guesses = np.empty(len(rows), np.int64)
+    for start in range(0, len(order), size):
+        part = order[start : start + size]
+        ids, mask, _ = _given(rows.part(part), pad)
+        guesses[part] = step.logits(step.embedded(ids), mask).argmax(-1).numpy()
+    return _classified(guesses, rows.labels, seed)
+
+
+def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> dict[str, float]:
+    """Row by row, since rows are what an interval resamples."""
+    losses, tokens = np.zeros(len(rows)), np.zeros(len(rows))
+    for place, one in enumerate(rows.ids):
+        if len(one) > 1:
+            ids, mask = batch([one.tolist()], 0)
+            tokens[place] = len(one) - 1
+            losses[place] = float(step.loss(step.embedded(ids), mask, ids)) * tokens[place]
+    result = ratio(losses, tokens, np.random.default_rng(seed))
+    return {**_spread("loss", result), "perplexity": math.exp(result.value)}
+
+
+def constant(labels: Ids, seed: int) -> dict[str, float]:
+    """The best accuracy and the best F1 of naming one class for every row: what is worth nothing."""
+    every = [_classified(np.full(len(labels), one), labels, seed) for one in sorted({*labels.tolist()})]
+    return {name: max(one[name] for one in every) for name in ("accuracy", "f1")}
+
+
+def _classified(guesses: Ids, labels: Ids, seed: int) -> dict[str, float]:
+    f1 = glue.f1 if {*labels.tolist()} <= {0, 1} else glue.macro_f1
+    rng = np.random.default_rng(seed)
+    return {**_spread("accuracy", glue.accuracy(guesses, labels, rng)), **_spread("f1", f1(guesses, labels, rng))}
+
+
+def _spread(name: str, found: Interval) -> dict[str, float]:
+    return {name: found.value, f"{name} +-": (found.high - found.low) / 2}

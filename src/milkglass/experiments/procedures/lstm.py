@@ -1,0 +1,122 @@
+"""A bidirectional LSTM over a given word table, and its training: what ObfusLM's Table 12 trains.
+
+Batches are packed sequences of like lengths, so padding has no part in it; the classifier reads the last state of each
+direction of the topmost layer. Loss is cross-entropy, the optimiser Adam, no dropout and no weight decay: the paper
+names none.
+
+What this module does not know: whether the table is scrambled. Ids and labels are what a server is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from milkglass.errors import JobFailed, UsageError
+from milkglass.progress import Log
+from milkglass.sequences import Sequences
+
+Labels = NDArray[np.int64]
+APART = 100  # steps between lines
+GROUPED = 50  # batches whose texts are sorted together, as in transformers' Trainer
+
+
+@dataclass(frozen=True)
+class LSTMTraining:
+    """hidden: units of each direction. train_table: whether the word vectors learn too; the paper feeds GloVe's to the
+    model, so by default they do not. epochs: passes over the texts."""
+
+    hidden: int = 256
+    layers: int = 2
+    epochs: int = 3
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+    train_table: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "layers", "epochs", "batch_size"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise UsageError(f"training: {name} is {value!r}, a whole number from 1 is needed", "see the recipe")
+        rate = self.learning_rate
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1:
+            raise UsageError(f"training: learning_rate is {rate!r}, a number above 0 and up to 1 is needed", "try 1e-3")
+        if not isinstance(self.train_table, bool):
+            raise UsageError(f"training: train_table is {self.train_table!r}", "give true or false")
+
+
+class BiLSTM(torch.nn.Module):
+    """rows: (n, d) the word table. Answers (b, classes) logits."""
+
+    def __init__(self, rows: torch.Tensor, classes: int, chosen: LSTMTraining) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=not chosen.train_table)
+        self.lstm = torch.nn.LSTM(rows.shape[1], chosen.hidden, chosen.layers, batch_first=True, bidirectional=True)
+        self.head = torch.nn.Linear(2 * chosen.hidden, classes)
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """ids: (b, t), padded on the right with anything. lengths: (b,)."""
+        packed = pack_padded_sequence(self.table(ids), lengths, batch_first=True, enforce_sorted=False)
+        _, (states, _) = self.lstm(packed)
+        both: torch.Tensor = self.head(torch.cat([states[-2], states[-1]], 1))
+        return both
+
+
+def train(
+    rows: torch.Tensor, texts: Sequences, labels: Labels, classes: int, chosen: LSTMTraining, seed: int, progress: Log
+) -> BiLSTM:
+    """From the seed alone: the first weights, the texts' order. Raises JobFailed where the loss is no number."""
+    ids = list(texts)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = BiLSTM(rows, classes, chosen)
+        optimiser = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], chosen.learning_rate)
+        for epoch in range(chosen.epochs):
+            batches = batched(texts.lengths, chosen.batch_size)
+            for step, batch in enumerate(batches):
+                logits = net(*padded([ids[i] for i in batch]))
+                loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels[batch]))
+                if not torch.isfinite(loss):
+                    raise JobFailed(f"the loss is no number at step {step} of epoch {epoch}", "lower learning_rate")
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                if step % APART == 0:
+                    done = f"epoch {epoch + 1} of {chosen.epochs}, step {step} of {len(batches)}"
+                    progress(f"{done}, loss {loss.item():.4f}")
+    return net.eval()
+
+
+def batched(lengths: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+    """Every text once, in batches of like lengths, in an order drawn from torch's generator: of each GROUPED batches
+    that a random order gives, the texts are sorted by length. A long text in a batch of short ones costs as many steps
+    of the recurrence as it has words."""
+    order = torch.randperm(len(lengths)).numpy()
+    batches: list[NDArray[np.int64]] = []
+    for start in range(0, len(order), GROUPED * size):
+        group = order[start : start + GROUPED * size]
+        group = group[np.argsort(lengths[group], kind="stable")]
+        batches += [group[at : at + size] for at in range(0, len(group), size)]
+    return [batches[place] for place in torch.randperm(len(batches)).tolist()]
+
+
+@torch.inference_mode()
+def predicted(net: BiLSTM, texts: Sequences, batch_size: int = 256) -> Labels:
+    """(u,) the class that the model names for each text."""
+    ids, result = list(texts), []
+    for start in range(0, len(ids), batch_size):
+        result.append(net(*padded(ids[start : start + batch_size])).argmax(1).numpy())
+    return np.concatenate(result)
+
+
+def padded(rows: list[NDArray[np.int64]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(b, t) ids with zeros on the right, and (b,) how many are the text's own."""
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = torch.from_numpy(row)
+    return ids, lengths

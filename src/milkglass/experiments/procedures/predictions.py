@@ -1,0 +1,46 @@
+"""A trained classifier's own answers on the rows that were held out, and GLUE's measures of them.
+
+What this module does not know: which model is obfuscated; ids and labels are what the server had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForSequenceClassification
+
+from milkglass.experiments.runs import Variant
+from milkglass.metrics.glue import MEASURES
+from milkglass.server.jobs.data import Collate, TrainingDataset
+
+BATCH = 64
+
+
+@torch.inference_mode()
+def predicted(model: Path, held_out: Path, max_length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(u,) the class that the model names for each row, and (u,) the row's own."""
+    net: Any = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
+    rows = TrainingDataset(held_out, "classification", max_length)
+    collate = Collate(net.config.pad_token_id or 0)
+    guess, truth = [], []
+    for start in range(0, len(rows), BATCH):
+        batch = collate([rows[i] for i in range(start, min(start + BATCH, len(rows)))])
+        truth.append(batch.pop("labels").numpy())
+        guess.append(net(**batch).logits.argmax(-1).numpy())
+    return np.concatenate(guess), np.concatenate(truth)
+
+
+def measure(variants: Sequence[Variant], metrics: Sequence[str], max_length: int, seed: int) -> dict[str, float]:
+    """In percent, "f1, VARIANT" for each metric; nothing is loaded where there is none."""
+    result: dict[str, float] = {}
+    for variant in variants if metrics else ():
+        guess, truth = predicted(variant.job / "result", variant.job / "validation.parquet", max_length)
+        for name in metrics:
+            value = MEASURES[name](guess, truth, np.random.default_rng(seed)).value
+            result[f"{name}, {variant.name}"] = 100 * value
+    return result

@@ -1,0 +1,213 @@
+"""What an owner of texts has in shared training, and what they let out of it: rows, their shadows, a shield.
+
+    [defences."pruning 0.99"]
+    shield = "random-pruning"            milkglass/gradients/catalogue.py, with its parameters
+    ratio = 0.99
+
+    [defences.ghost]
+    ghost = { k = 70, way = "states" }   fields of Search and Selection in sanitizers/ghost; {}: the paper's
+
+An empty defence is none; ghost and a shield may stand together. Shadows are kept on disk as they are found, since they
+take as long as a training: private as the texts, and a run that was stopped goes on.
+
+What this module does not know: attacks, training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from milkglass.audit.resume import write_private
+from milkglass.client.data.dataset import Example
+from milkglass.errors import UsageError
+from milkglass.experiments import data_refs, figures
+from milkglass.experiments.cache import ArtifactCache, taken
+from milkglass.experiments.recipe_file import made_of, table_of
+from milkglass.experiments.runs import made
+from milkglass.experiments.value_types import require_types
+from milkglass.gradient_defences.catalogue import SHIELDS, shield_of
+from milkglass.gradient_defences.defence import GradientDefence
+from milkglass.metrics.text import NAMES, likeness
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.progress import Log
+from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.search import Search
+from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.sequences import Ids, Sequences
+
+CHUNK = 32  # sentences between two savings
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateRows:
+    """ids: special tokens and all. labels: (b,), None where there are none."""
+
+    ids: Sequences
+    labels: Ids | None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def part(self, numbers: Ids) -> PrivateRows:
+        return PrivateRows(self.ids.chosen(numbers), None if self.labels is None else self.labels[numbers])
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """texts: how many, alike many of each class. least, most: words. longest: tokens, special ones too."""
+
+    texts: int
+    least: int = 1
+    most: int = 1000
+    longest: int = 128
+
+
+@dataclass(frozen=True)
+class DefenceSpec:
+    """How a defence entry is read. ghost: None where words stay."""
+
+    shield: GradientDefence
+    ghost: tuple[Search, Selection] | None
+
+    @classmethod
+    def of(cls, name: str, entry: Mapping[str, Any]) -> DefenceSpec:
+        """Raises UsageError."""
+        provided = dict(entry)
+        info = table_of(provided, "ghost") if "ghost" in provided else None
+        provided.pop("ghost", None)
+        if (kind := SHIELDS.get(str(provided.get("shield")))) is not None:
+            require_types(kind, provided)
+        return cls(shield_of(provided), None if info is None else _ghost(name, info))
+
+
+def _ghost(name: str, told: dict[str, Any]) -> tuple[Search, Selection]:
+    kinds = (Search, Selection)
+    known = [one.name for kind in kinds for one in fields(kind)]
+    if strange := sorted(set(told) - set(known)):
+        raise UsageError(f"{name}: ghost has no {strange[0]!r}", f"it has: {', '.join(known)}")
+    search, selection = ({one.name: told[one.name] for one in fields(kind) if one.name in told} for kind in kinds)
+    return made_of(Search, search), made_of(Selection, selection)
+
+
+def classes_of(ref: str, examples: Sequence[Example]) -> Mapping[str, int]:
+    """Numbers of the classes: a data set's own, else in the order of their names."""
+    about = data_refs.named(ref)
+    return (
+        about[0].numbers if about else {name: i for i, name in enumerate(sorted({str(one.label) for one in examples}))}
+    )
+
+
+def rows_of(
+    tokenizer: Any, examples: Sequence[Example], numbers: Mapping[str, int] | None, expected: RowFilter,
+    rng: np.random.Generator,
+) -> PrivateRows:  # fmt: skip
+    """Some of the examples, in an order drawn by `rng`. numbers: of the classes; None: labels are not looked at.
+    Raises UsageError where there are too few."""
+    ids: list[list[int]] = []
+    labels: list[int] = []
+    left = dict.fromkeys(range(len(numbers)), -(-expected.texts // len(numbers))) if numbers else {}
+    for i in rng.permutation(len(examples)).tolist():
+        one = examples[i]
+        if len(ids) == expected.texts:
+            break
+        if not expected.least <= len(one.text.split()) <= expected.most:
+            continue
+        result = tokenizer(one.text, split_special_tokens=True, verbose=False)["input_ids"]
+        if not result or len(result) > expected.longest:
+            continue
+        if numbers is not None:
+            if one.label not in numbers:
+                raise UsageError("some rows have no label, or one that is not known", "give labelled data")
+            if not left[numbers[one.label]]:
+                continue
+            left[numbers[one.label]] -= 1
+            labels.append(numbers[one.label])
+        ids.append(result)
+    if len(ids) < expected.texts:
+        raise UsageError(
+            f"{expected.texts} texts of {expected.least} to {expected.most} words are asked for, {len(ids)} were found",
+            "ask for fewer, or for other lengths",
+        )
+    return PrivateRows(Sequences.of(ids), np.array(labels, np.int64) if numbers is not None else None)
+
+
+def ghost_of(base: Checkpoint, guard: DefenceSpec, seed: int) -> Ghost:
+    assert guard.ghost is not None
+    return Ghost.open(base.folder, *guard.ghost, seed=seed)
+
+
+def shadowed(
+    base: Checkpoint, rows: Sequences, guard: DefenceSpec, seed: int, kept: ArtifactCache, progress: Log
+) -> Sequences:
+    """The rows as they go into training; themselves without GHOST."""
+    if guard.ghost is None:
+        return rows
+    ghost = ghost_of(base, guard, seed)
+    info = [base.digest(), base.config, ghost.searched, *(one.document() for one in guard.ghost), seed]
+    about = json.dumps(info, sort_keys=True)
+    name = hashlib.sha256(about.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
+    path = kept.place("shadows", f"shadows-{name}.jsonl")
+    done = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+    while len(done) < len(rows):
+        subset = np.arange(len(done), min(len(done) + CHUNK, len(rows)))
+        done += [one.tolist() for one in ghost.shadows(rows.chosen(subset))]
+        part = path.with_suffix(f".{secrets.token_hex(4)}.part")
+        write_private(part, "".join(f"{json.dumps(one)}\n" for one in done))
+        kept.wrote(path)
+        part.replace(path)
+        progress(f"{len(done)} of {len(rows)} sentences have their shadows")
+    return Sequences.of(done)
+
+
+def level(before: Sequences, after: Sequences, read: Callable[[Ids], str]) -> dict[str, float]:
+    """How alike the shadows are to their texts (Table 1), means from 0 to 1: ROUGE-1, 2, L and METEOR."""
+    pairs = zip(before, after, strict=True)
+    values = np.array([likeness(read(one), read(other)) for one, other in pairs])
+    return {f"shadow {name}": float(value) for name, value in zip(NAMES, values.mean(0), strict=True)}
+
+
+class RecipeFields(figures.Named, Protocol):
+    """What recipes of shared training have in common."""
+
+    @property
+    def paper(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def data(self) -> str: ...
+    @property
+    def lora(self) -> int | None: ...
+    @property
+    def defences(self) -> Mapping[str, Mapping[str, Any]]: ...
+
+
+def about_of(recipe: RecipeFields) -> dict[str, Any]:
+    """What of such a recipe decides its figures, but for what is its kind's own."""
+    return {
+        "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "task": recipe.task, "seed": recipe.seed,
+        "private": recipe.data, "variants": {name: dict(one) for name, one in recipe.defences.items()},
+        **({} if recipe.lora is None else {"lora": recipe.lora}),
+        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
+    }  # fmt: skip
+
+
+def written(
+    recipe: RecipeFields, about: Mapping[str, Any], out: Path, measured: Mapping[str, float], digits: int
+) -> Path:
+    """RUN/RECIPE.json, with the commits that made what was taken of other runs."""
+    whole = {**about, "made": made(out, taken(out)), "figures": figures.figures(recipe, measured, digits)}
+    path = out / f"{recipe.name}.json"
+    path.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+    return path

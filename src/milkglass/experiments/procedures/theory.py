@@ -1,0 +1,145 @@
+"""GHOST's section 5.2: whether its assumptions' bound exists, and which deviation grows faster (Figures 3 and 4).
+
+With x a text and x' its shadow, t the model before, t* and t' after training on texts and on shadows:
+
+    drift*, drift'        |t* - t|, |t' - t|                                    Assumption 3
+    loss, gradient        |L(x; t) - L(x'; t)|, |grad L(x; t) - grad L(x'; t)|  Assumption 4, a number for each pair
+    epsilon               the largest of the four, for each pair; "local": of the last two
+    deviations            the same two differences at t', against epsilon, and against the local one: straight lines by
+                          least squares
+
+The bound "exists" for any finite numbers: what Figure 3 shows is how large it is. And a slope is not dimensionless: a
+gradient's norm over all parameters and a loss have other units, so that one slope being larger says less than the
+paper concludes. So the slopes are told as shares of each deviation's mean as well, where units cancel. Where a drift is
+larger than both deviations of every pair, epsilon is one number and no line goes through it: then there is no slope,
+and a reason why. That of the local epsilon is there all the same.
+
+What this module does not know: training.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.experiments.procedures.private_rows import PrivateRows
+from milkglass.sequences import Ids
+from milkglass.threat.training_step import SharedStep
+
+Floats = NDArray[np.float64]
+ROUNDING = 1e-9  # of the largest epsilon: what varies less is one number, worked out in fp32
+
+
+@dataclass(frozen=True)
+class FittedLine:
+    """y = slope x + intercept."""
+
+    slope: float
+    intercept: float
+
+
+@dataclass(frozen=True)
+class TheoryFigures:
+    """figures: by name. pairs: for each pair "loss", "gradient", "local", "epsilon", "loss after", "gradient after".
+    lines: of Figure 4, by "DEVIATION, EPSILON". untold: of each figure that cannot be told, why not."""
+
+    figures: dict[str, float]
+    pairs: dict[str, list[float]]
+    lines: dict[str, FittedLine]
+    untold: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """What Figures 3 and 4 are drawn from."""
+        lines = {name: asdict(one) for name, one in self.lines.items()}
+        return {"pairs": self.pairs, "lines": lines, "untold": self.untold}
+
+
+def check(
+    before: SharedStep, plain: SharedStep, ghost: SharedStep, texts: PrivateRows, shadows: PrivateRows
+) -> TheoryFigures:
+    losses, gradients = deviations(before, texts, shadows)
+    after_losses, after_gradients = deviations(ghost, texts, shadows)
+    return figures(losses, gradients, after_losses, after_gradients, (drift(before, plain), drift(before, ghost)))
+
+
+def figures(
+    losses: Floats, gradients: Floats, after: Floats, gradients_after: Floats, drifts: tuple[float, float]
+) -> TheoryFigures:
+    """losses, gradients, after, gradients_after: (b,) of each pair. drifts: on texts and on shadows."""
+    local = np.maximum(losses, gradients)
+    epsilon = np.maximum(local, max(drifts))
+    result = {
+        "drift, texts": drifts[0],
+        "drift, shadows": drifts[1],
+        "loss deviation": float(losses.mean()),
+        "gradient deviation": float(gradients.mean()),
+        "epsilon, mean": float(epsilon.mean()),
+        "epsilon, largest": float(epsilon.max()),
+        "epsilon is a drift": float((local < max(drifts)).mean()),
+        "loss deviation after": float(after.mean()),
+        "gradient deviation after": float(gradients_after.mean()),
+    }
+    lines, untold = dict[str, FittedLine](), dict[str, str]()
+    for kind, x in (("epsilon", epsilon), ("local epsilon", local)):
+        for name, y in (("loss", after), ("gradient", gradients_after)):
+            called = f"slope of the {name} deviation" + ("" if kind == "epsilon" else ", local")
+            one, mean = line(x, y), float(y.mean())
+            if one is None:
+                untold[called] = untold[f"{called}, of its mean"] = _alike(kind, local, max(drifts))
+                continue
+            lines[f"{name}, {kind}"] = one
+            result[called] = one.slope
+            if mean > 0:
+                result[f"{called}, of its mean"] = one.slope / mean
+            else:
+                untold[f"{called}, of its mean"] = "the deviation is 0 for all pairs"
+    columns = (losses, gradients, local, epsilon, after, gradients_after)
+    names = ("loss", "gradient", "local", "epsilon", "loss after", "gradient after")
+    pairs = {name: column.tolist() for name, column in zip(names, columns, strict=True)}
+    return TheoryFigures(result, pairs, lines, untold)
+
+
+def _alike(kind: str, local: Floats, drifted: float) -> str:
+    """Why an epsilon is one number."""
+    larger = kind == "epsilon" and (local <= drifted).all()
+    return f"{kind} is the same for all pairs" + (": a drift is larger than every pair's deviations" if larger else "")
+
+
+def drift(before: SharedStep, after: SharedStep) -> float:
+    """|t' - t| over all that is trained."""
+    first, second = (dict(one.module.named_parameters()) for one in (before, after))
+    squares = [float((second[n] - first[n]).detach().double().square().sum()) for n in before.names]
+    return math.sqrt(sum(squares))
+
+
+def deviations(step: SharedStep, texts: PrivateRows, shadows: PrivateRows) -> tuple[Floats, Floats]:
+    """(b,) how far the loss of each text is from its shadow's, and (b,) how far its gradient."""
+    losses, gradients = [], []
+    for i, (one, other) in enumerate(zip(texts.ids, shadows.ids, strict=True)):
+        target = None if texts.labels is None else torch.tensor([int(texts.labels[i])])
+        (loss, own), (loss_, shadow) = (_at(step, ids, target) for ids in (one, other))
+        losses.append(abs(loss - loss_))
+        gradients.append(math.sqrt(sum(float((own[n] - shadow[n]).double().square().sum()) for n in own)))
+    return np.array(losses), np.array(gradients)
+
+
+def _at(step: SharedStep, ids: Ids, target: torch.Tensor | None) -> tuple[float, dict[str, torch.Tensor]]:
+    row = torch.from_numpy(ids)[None]
+    mask = torch.ones_like(row)
+    with torch.no_grad():
+        loss = float(step.loss(step.embedded(row), mask, row if target is None else target))
+    return loss, step.gradient(row, mask, target)
+
+
+def line(x: Floats, y: Floats) -> FittedLine | None:
+    """Of least squares; None where x does not vary by more than rounding, for x - mean(x) is hardly ever exactly 0."""
+    spread = x - x.mean()
+    if np.abs(spread).max() <= ROUNDING * np.abs(x).max():
+        return None
+    slope = float(spread @ (y - y.mean())) / float(spread @ spread)
+    return FittedLine(slope, float(y.mean()) - slope * float(x.mean()))

@@ -1,0 +1,184 @@
+"""One cell of a comparison: a defence on one data set with one seed, split, trained, and asked about the held-out rows.
+
+A cell lies in a folder under its digest, with what it is of (about.json) and by which code it was begun. Recipes that
+name the same cell share it; one that was stopped goes on.
+
+What this module does not know: attacks, and what a recipe makes of a cell's figures.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from milkglass.audit.resume import private_folder
+from milkglass.client.data.label_scale import Scale
+from milkglass.defences.token_halves import TokenClient, TokenServer
+from milkglass.experiments.runs import begun, made, run_job
+from milkglass.metrics.glue import MEASURES
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.progress import Log, no_log
+from milkglass.server.spec import Hyperparameters, JobSpec
+from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
+from milkglass.threat.observations import Tokens
+
+VERSION = 2  # raised when code changes what a cell's settings make: older cells are not taken for it
+
+
+@dataclass(frozen=True)
+class TrialData:
+    """A data set as a recipe uses it. others: rows of the training file that nobody trains with, of which attackers
+    have some. metrics: names of metrics/glue.py."""
+
+    name: str
+    train: LabelledTexts
+    held_out: LabelledTexts
+    others: LabelledTexts
+    metrics: tuple[str, ...]
+    classes: int
+    sums: Mapping[str, Any]  # which files and rows these are
+
+
+@dataclass(frozen=True)
+class TrainedHalves:
+    """client, server: the halves as they were split; tuned: the server's half after training. name: the digest of all
+    that decides the cell."""
+
+    name: str
+    client: Client = field(repr=False)
+    server: Server = field(repr=False)
+    tuned: Server = field(repr=False)
+    figures: Mapping[str, float]
+    made: Mapping[str, Any]
+
+
+def secret_of(seed: int) -> bytes:
+    """32 bytes that anybody can make again: a recipe's secrets are none."""
+    return hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
+
+
+def trained(
+    base: Checkpoint,
+    digest: str,
+    problem: TrialData,
+    defence: Defence,
+    training: Hyperparameters,
+    seed: int,
+    cells: Path,
+    threads: int | None,
+    progress: Log = no_log,
+) -> TrainedHalves:
+    """Raises JobFailed for a training that failed."""
+    about = {
+        "version": VERSION,
+        "base": digest,
+        "data": dict(problem.sums),
+        "defence": defence.told(),
+        "training": training.model_dump(),
+        "seed": seed,
+    }
+    folder = cells / hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    private_folder(cells)
+    private_folder(folder)
+    with _alone(folder):
+        (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+        begun(folder)
+        client, server = _halves(base, problem, defence, seed, folder)
+        tuned = server
+        if isinstance(client, TokenClient):
+            tuned = _tuned(client, server, problem, training, folder / "job", threads, progress)
+        figures = _figures(client, tuned, problem, seed, folder)
+    return TrainedHalves(folder.name, client, server, tuned, figures, made(folder))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two runs may share a cell, and wait for each other; a lock that was left by a dead one holds nobody."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _halves(base: Checkpoint, problem: TrialData, defence: Defence, seed: int, folder: Path) -> tuple[Client, Server]:
+    """Split once; the client half is written last, so that what is there is whole."""
+    if (folder / "client").is_dir():
+        return defence.load(base, folder / "client", folder / "server")
+    for left in ("server", "client.part"):  # of a run that was stopped here
+        _remove(folder / left)
+    client, server = defence.split(base, problem.train, secret_of(seed), folder / "server")
+    client.save(folder / "client.part")
+    (folder / "client.part").rename(folder / "client")
+    return client, server
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    if folder.is_dir():
+        shutil.rmtree(folder)
+
+
+def _tuned(
+    client: TokenClient,
+    server: Server,
+    problem: TrialData,
+    training: Hyperparameters,
+    job: Path,
+    threads: int | None,
+    progress: Log,
+) -> TokenServer:
+    job.mkdir(exist_ok=True)
+    for split, rows in (("train", problem.train), ("validation", problem.held_out)):
+        if not (job / f"{split}.parquet").is_file():
+            labels: Sequence[float] = rows.labels
+            if training.task == "regression":  # standardised, as the product sends scores
+                scale = Scale.of(map(float, problem.train.labels))
+                labels = [scale.sent(float(one)) for one in rows.labels]
+            _write(client, rows, labels, training.task, job / f"{split}.parquet")
+    spec = JobSpec(
+        model=str(server.folder),
+        train=str(job / "train.parquet"),
+        validation=str(job / "validation.parquet"),
+        hyperparameters=training,
+        threads=threads,
+    )
+    (job / "spec.json").write_text(spec.model_dump_json(), "utf-8")
+    run_job(job, progress)
+    return TokenServer(job / "result")
+
+
+def _write(client: TokenClient, rows: LabelledTexts, labels: Sequence[float], task: str, out: Path) -> None:
+    """What the client sends for these rows, as a server keeps it."""
+    (sent,) = client.send(rows.texts, rows.pairs)
+    assert isinstance(sent, Tokens)
+    columns: dict[str, Any] = {"input_ids": pa.array([one.astype(np.int32) for one in sent.ids], pa.list_(pa.int32()))}
+    if sent.types is not None:
+        columns["token_type_ids"] = pa.array([one.astype(np.int8) for one in sent.types], pa.list_(pa.int8()))
+    columns["labels"] = pa.array(labels, pa.float32() if task == "regression" else pa.int32())
+    part = out.with_suffix(".part")
+    pq.write_table(pa.table(columns), part)
+    part.rename(out)
+
+
+def _figures(client: Client, server: Server, problem: TrialData, seed: int, folder: Path) -> dict[str, float]:
+    """In percent, what the server's answers to the held-out rows are worth, and the half-width of its interval."""
+    done = folder / "figures.json"
+    if not done.is_file():
+        logits = client.receive(server.answer(client.send(problem.held_out.texts, problem.held_out.pairs)))
+        guess = logits[:, 0] if problem.classes == 1 else logits.argmax(1)
+        result: dict[str, float] = {}
+        for name in problem.metrics:
+            one = MEASURES[name](guess, np.asarray(problem.held_out.labels), np.random.default_rng(seed))
+            result |= {name: 100 * one.value, f"{name} +-": 50 * (one.high - one.low)}
+        done.write_text(json.dumps(result) + "\n", "utf-8")
+    return dict(json.loads(done.read_text("utf-8")))

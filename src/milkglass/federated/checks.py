@@ -1,0 +1,120 @@
+"""What must hold before a site sends an update: what it was trained on passed through GHOST, as the site demands.
+
+The stamp is asked for before the training, so that nothing is computed on bare text, and afterwards the digest of what
+was really trained on is compared with it, so that rows that were swapped meanwhile are not sent either. A refusal names
+the site and never its rows.
+
+It protects a site from mistakes: a wrong folder, `prepare --plain`, edited rows, a copied stamp, GHOST with its
+filters off. It does not protect anybody from the site: whoever controls its machine has the secret, the texts and this
+code, and the digest of what was trained on is what that code says.
+
+What this module does not know: training, Flower, how a stamp comes about (prepare.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from milkglass.errors import CorruptCheckpoint, NotObfuscated
+from milkglass.federated.prepare import GHOST
+from milkglass.federated.rounds import Update
+from milkglass.federated.rows import load, secret_of, stamp_of
+from milkglass.federated.site import LocalResult, Site
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.search import Search
+from milkglass.sanitizers.ghost.selection import Selection, Way
+from milkglass.sanitizers.tables.table import Mask
+
+_HINT = "prepare it with `milkglass federated prepare`, without --plain"
+_LEAST: Callable[[Any, Any], bool] = lambda is_, asked: is_ >= asked  # noqa: E731
+_AS_STRICT: Mapping[str, Callable[[Any, Any], bool]] = {
+    "k": _LEAST, "indirect": _LEAST, "direct": _LEAST, "lemma": _LEAST,
+    "overlap": lambda is_, asked: is_ <= asked,
+}  # fmt: skip
+"""By parameter of the search: whether one excludes as much as is asked. Any other must be the same."""
+
+
+@dataclass(frozen=True)
+class GhostDemand:
+    """What rows must have passed through. folder, digest: of the model that is trained. search: GHOST's, or a stricter
+    one. way: GHOST's selection. How many beams and sweeps it took says how good a shadow is, not how far."""
+
+    folder: Path
+    digest: str
+    search: Search = Search()
+    way: Way = "states"
+
+    @classmethod
+    def of(cls, folder: Path, search: Search = Search(), way: Way = "states") -> GhostDemand:
+        """For the model in a folder. Raises what `Checkpoint.open` raises."""
+        return cls(folder, Checkpoint.open(folder).digest(), search, way)
+
+
+def before(site: Site, demand: GhostDemand) -> str:
+    """The digest of the rows that passed.
+
+    Raises NotObfuscated, CorruptCheckpoint, OSError where the rows cannot be read.
+    """
+    rows, stamp = load(site.folder), stamp_of(site.folder)
+    name = f"the rows of site {site.name}"
+    if stamp is None or stamp.method != GHOST:
+        raise NotObfuscated(f"{name} did not pass through ghost: nothing is sent", _HINT)
+    if not stamp.holds(secret_of(site.folder)):
+        raise NotObfuscated(f"{name} have a stamp that is not this site's own: nothing is sent", _HINT)
+    if stamp.model != demand.digest:
+        raise NotObfuscated(f"{name} were obfuscated for another model: nothing is sent", _HINT)
+    if stamp.rows != rows.digest():
+        raise NotObfuscated(f"{name} changed after ghost: nothing is sent", _HINT)
+    if weak := weaker(stamp.search, stamp.selection, demand):
+        raise NotObfuscated(f"{name} were obfuscated with {weak}: nothing is sent", _HINT)
+    if not _possible(rows.ids.ids, _given(demand.folder, demand.digest, searching(stamp.search))):
+        raise NotObfuscated(f"{name} have ids that ghost gives to no token: nothing is sent", _HINT)
+    return stamp.rows
+
+
+def after(trained: LocalResult, passed: str) -> Update:
+    """The update, if it was trained on the rows that passed. Raises NotObfuscated."""
+    if trained.rows != passed:
+        name = trained.update.site
+        raise NotObfuscated(f"site {name} trained on other rows than those that passed: nothing is sent", _HINT)
+    return trained.update
+
+
+def weaker(search: Mapping[str, Any], selection: Mapping[str, Any], demand: GhostDemand) -> str | None:
+    """The first parameter that excludes less than is demanded, in words; None: all are as strict."""
+    for name, requested in demand.search.document().items():
+        as_strict = _AS_STRICT.get(name, lambda is_, expected: bool(is_ == expected))
+        if name not in search or not as_strict(search[name], requested):
+            return f"{name} = {search.get(name)!r} where {requested!r} is demanded"
+    if selection.get("way") != demand.way:
+        return f"selection = {selection.get('way')!r} where {demand.way!r} is demanded"
+    return None
+
+
+def searching(told: Mapping[str, Any]) -> Search:
+    """The search that a stamp tells of. Raises CorruptCheckpoint."""
+    try:
+        return Search(**told)
+    except TypeError:
+        raise CorruptCheckpoint("the stamp has parameters that are not known", "prepare the site again") from None
+
+
+@lru_cache(maxsize=4)
+def _given(folder: Path, digest: str, search: Search) -> Mask:
+    """(v,) the ids that GHOST gives to some token: shadows, and tokens that stand for themselves. The search is the one
+    that `prepare` kept; on another machine it is made again. digest: of the model, so that another one is looked at."""
+    shadows = Ghost.open(folder, search, Selection("nearest")).candidates
+    result = np.zeros(len(shadows), np.bool_)
+    result[shadows.ids] = True
+    return result
+
+
+def _possible(ids: np.ndarray[Any, Any], provided: Mask) -> bool:
+    return bool(ids.min() >= 0 and ids.max() < len(provided) and provided[ids].all())

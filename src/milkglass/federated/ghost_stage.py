@@ -1,0 +1,131 @@
+"""A site's texts pass through GHOST, a few at a time. What is done is kept beside the site's folder, in `.SITE.parts`,
+until that folder is complete: an interrupted preparation goes on. As in `sanitizers/ghost/files.py`, the seed is in
+the parts while some are left to be made, and all of it is its owner's only.
+
+What this module does not know: labels, training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.federated import private
+from milkglass.models.checkpoint import Checkpoint, read_json
+from milkglass.progress import Progress
+from milkglass.sanitizers.files.files import fresh_seed
+from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.parts import FinishedParts, finished, write
+from milkglass.sanitizers.ghost.tally import GhostTally
+from milkglass.sequences import Ids
+
+BEGUN = "begun.json"  # beside the sites of a run
+TOGETHER = 4  # texts of a part: what an interruption loses at most
+
+
+@dataclass(frozen=True, eq=False)
+class GhostRows:
+    """ids: of each text's shadow. tally: what GHOST did. parts: to be removed when the ids are in their place."""
+
+    ids: list[Ids] = field(repr=False)
+    tally: GhostTally
+    parts: FinishedParts
+
+
+def parts_folder(site: Path) -> Path:
+    return site.with_name(f".{site.name}.parts")
+
+
+def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
+    """Sites of a run are those with which it was begun, and have one seed, or none. Raises UsageError where a run was
+    begun otherwise, CorruptCheckpoint."""
+    path = sites / BEGUN
+    if not path.is_file():
+        private.folder(sites)
+        write(path, {"seed": seed, "sites": sorted(names)})
+        return
+    try:
+        was = read_json(path)
+        seeded, there = was["seed"], [str(one) for one in was["sites"]]
+    except (CorruptCheckpoint, KeyError, TypeError):
+        raise CorruptCheckpoint(f"{path} is damaged", "remove it, and give the run's own sites and --seed") from None
+    if seeded != seed:
+        info = "without --seed" if seeded is None else f"with --seed {seeded}"
+        raise UsageError(f"the run was begun {info}", "give the same, or a new folder")
+    if new := sorted({*names} - {*there}):
+        raise UsageError(
+            f"the run was begun without {', '.join(new)}",
+            "take that file away, or give a new folder for a run with that site",
+        )
+
+
+def require_no_parts(site: Path) -> None:
+    """Raises UsageError where a preparation with GHOST is unfinished: what it did is not thrown away."""
+    if (left := parts_folder(site)).is_dir():
+        raise UsageError(
+            f"{left} holds an unfinished preparation with ghost",
+            "leave out --plain to go on with it, or remove that folder",
+        )
+
+
+def remove_finished(site: Path) -> None:
+    """What a preparation left that died after its site's folder had its name."""
+    if site.is_dir() and (left := finished(parts_folder(site))):
+        left.remove()
+
+
+def passed(ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, progress: Progress) -> GhostRows:
+    """seed: None: a fresh secret one, or that with which an interrupted preparation was begun.
+
+    Raises EmptyText and TooLong, with the text's number, before anything is done; UsageError where `.SITE.parts` is of
+    other texts or options; CorruptCheckpoint where it is damaged.
+    """
+    ghost.encode(texts)
+    private.folder(site.parent)
+    parts = FinishedParts(parts_folder(site), _job(ghost, texts, seed))
+    kept = parts.begin(fresh_seed() if seed is None else None)
+    drawn = kept if seed is None else seed
+    ids, tally = list[Ids](), GhostTally()
+    for number, at in enumerate(range(0, len(texts), TOGETHER)):
+        part = texts[at : at + TOGETHER]
+        if not parts.has(number):
+            if drawn is None:
+                fault = f"part {number} of {parts.folder.name} was made and is gone"
+                raise CorruptCheckpoint(fault, f"remove {parts.folder}: all is made again")
+            parts.put(number, _made(replace(ghost, seed=drawn), part))
+        result, counted = _read(parts, number, len(part))
+        ids += result
+        tally.add(counted)
+        progress(len(part))
+    parts.finish()
+    return GhostRows(ids, tally, parts)
+
+
+def _made(ghost: Ghost, texts: Sequence[str]) -> dict[str, object]:
+    tally, ids = GhostTally(rows=len(texts)), list[list[int]]()
+    for text, one in zip(texts, ghost.sanitize(texts), strict=True):
+        tally.count(text, one, ghost)
+        ids.append(one.ids.tolist())
+    return {"ids": ids, "tally": asdict(tally)}
+
+
+def _read(parts: FinishedParts, number: int, texts: int) -> tuple[list[Ids], GhostTally]:
+    match parts.get(number):
+        case {"ids": list(ids), "tally": dict(tally)} if (
+            len(ids) == texts and tally.keys() == asdict(GhostTally()).keys()
+        ):
+            return [np.array(one, np.int64) for one in ids], GhostTally(**tally)
+    raise CorruptCheckpoint(f"part {number} of {parts.folder.name} is damaged", "remove it: it is made again")
+
+
+def _job(ghost: Ghost, texts: Sequence[str], seed: int | None) -> str:
+    """Names a preparation by its texts, its model, its parameters and, where one was given, its seed."""
+    base = Checkpoint.open(ghost.folder)
+    info = [TOGETHER, list(texts), base.digest(), base.config, ghost.searched, ghost.document(), seed]
+    return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,116 @@
+"""A site by its own configuration, what it does for a server, and what it says where it does not.
+
+    rows, model        the site's prepared folder, and the model that it trains: a folder, a hub id or demo:minilm
+    shield             a name (gradient_defences/catalogue.py)
+    k, overlap, ...    what the site demands of GHOST: the fields of `Search`, and selection; without, the paper's
+
+Which files are opened is the site's choice alone: a server's message names a model by its digest, which is compared and
+never looked for. What a site answers to a fault is a sentence of ours that holds no path; what nobody foresaw is one
+fixed sentence, and only the class of the exception is in the site's own log.
+
+What this module does not know: Flower, tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from milkglass.errors import FederatedError, MilkglassError, RefusedTask, UsageError
+from milkglass.federated.checks import GhostDemand
+from milkglass.federated.prepare import require_name
+from milkglass.federated.site import FederatedTraining, Site
+from milkglass.gradient_defences.catalogue import shield_named
+from milkglass.models.resolve import resolve
+from milkglass.sanitizers.ghost.search import Search
+from milkglass.sanitizers.ghost.selection import Selection
+
+FAILED = "the site could not do this round; its own log says why"
+MOST_CLASSES = 10_000  # a server could have a site make a head of any size
+_WHOLE = {"round": 1 << 62, "seed": 1 << 62, "classes": MOST_CLASSES, "rounds": 1 << 62, "batch_size": 1 << 62}
+_LOG = logging.getLogger("milkglass.federated")
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """search, selection: what it demands of GHOST."""
+
+    site: Site
+    model: Path
+    search: Search
+    selection: Selection
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Node:
+        """Raises UsageError, naming what is lacking or not known, ModelNotFound."""
+        demands = asdict(Search()) | {"selection": Selection().way}
+        known = {"rows", "model", "shield", *demands}
+        for name in ("rows", "model"):
+            if name not in config:
+                hint = 'flower-supernode --node-config \'rows="FOLDER" model="FOLDER"\''
+                raise UsageError(f"the node's configuration names no {name}", hint)
+        if odd := sorted({*config} - known):
+            raise UsageError(f"the node's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known))}")
+        provided = {name: _alike(name, config[name], demands[name]) for name in demands if name in config}
+        selection = Selection(provided.pop("selection", Selection().way))
+        rows = Path(str(config["rows"])).expanduser().absolute()
+        site = Site(require_name(rows.name), rows, shield_named(str(config.get("shield", "none"))))
+        return cls(site, resolve(str(config["model"])), Search(**provided), selection)
+
+    def demand(self) -> GhostDemand:
+        """The model is read for its digest, at each call."""
+        return GhostDemand.of(self.model, self.search, self.selection.way)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a server asks. model: the digest of the one that is trained. seed: of the head."""
+
+    model: str
+    round: int
+    classes: int
+    seed: int
+    training: FederatedTraining
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Task:
+        """Raises RefusedTask, naming what is not as it must be, and no value."""
+        for name, most in _WHOLE.items():
+            value = config.get(name)
+            if type(value) is not int or not 0 <= value < most:
+                raise RefusedTask(f"the server's {name} is no number from 0 to {most - 1:,}", "see docs/flower.md")
+        if config["classes"] < 2:
+            raise RefusedTask("the server asks for fewer than 2 classes", "see docs/flower.md")
+        known = {one.name for one in fields(FederatedTraining)}
+        try:
+            training = FederatedTraining(**{name: one for name, one in config.items() if name in known})
+        except (UsageError, TypeError):
+            raise RefusedTask("the server's training is none that a site does", "see docs/flower.md") from None
+        return cls(str(config.get("model")), config["round"], config["classes"], config["seed"], training)
+
+    def require(self, demand: GhostDemand) -> None:
+        """Raises RefusedTask where it is for another model than the site's own."""
+        if self.model != demand.digest:
+            raise RefusedTask("the server trains another model than this site's own", "give both the same model")
+
+
+def said(error: Exception) -> str:
+    """What the site answers to a fault. A FederatedError names the site and what it refuses. Anything else may name
+    what lies on the site's machine and is for the site's own log: our own in words, which hold no text, others by
+    class."""
+    name = type(error).__name__
+    if isinstance(error, FederatedError):
+        return f"{name}: {error.message}"
+    _LOG.error("nothing was sent: %s", f"{name}: {error.message}" if isinstance(error, MilkglassError) else name)
+    return FAILED
+
+
+def _alike(name: str, value: Any, default: Any) -> Any:
+    """A configuration's value, of the default's type: `k="70"` is a mistake, and so is `lemma=0`."""
+    if type(value) is not type(default) and not (type(default) is float and type(value) is int):
+        kind = type(default).__name__
+        raise UsageError(f"the node's {name} is {value!r}", f"a value such as {default!r} ({kind}) is needed")
+    return value

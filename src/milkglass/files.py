@@ -1,0 +1,119 @@
+"""Files and folders that appear whole or not at all, and that only their owner can read.
+
+One guarantee for all that Milkglass writes for its user: mode 0600 (folders 0700) from the first byte, content on the
+disk before the name is, and the old content under the name until then. What a stopped writer leaves behind is named
+`.NAME.XXXXXXXX.tmp` and is never read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+def private_dir(folder: Path) -> Path:
+    """The folder and those above it that are missing, mode 0700. One that is there keeps its mode."""
+    if not folder.is_dir():
+        private_dir(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def atomic_path(target: Path, replace: bool = True) -> Iterator[Path]:
+    """An empty file beside `target` for a library to write to; it takes the target's name when the block ends.
+
+    Args:
+        target: the name that the file gets. Its folder must exist.
+        replace: whether a file of that name is replaced.
+
+    Raises:
+        FileExistsError: `replace` is false and the name is taken, also by a file that appeared in the meantime.
+    """
+    partial = _beside(target)
+    try:
+        os.close(os.open(partial, NEW, 0o600))
+        yield partial
+        partial.chmod(0o600)  # a library may have made the file anew
+        sync(partial)
+        if replace:
+            partial.replace(target)
+        else:
+            _take_name(partial, target)
+        sync(target.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_write(
+    target: Path, mode: Literal["w", "wb"] = "w", replace: bool = True, newline: str | None = None
+) -> Iterator[IO[Any]]:
+    """An open file that takes the target's name when the block ends. Text is UTF-8. Arguments as of `atomic_path`."""
+    encoding = None if "b" in mode else "utf-8"
+    with atomic_path(target, replace) as partial, partial.open(mode, encoding=encoding, newline=newline) as file:
+        yield file
+
+
+def write(target: Path, content: str | bytes, replace: bool = True) -> None:
+    """The whole file at once. Arguments and errors as of `atomic_path`."""
+    with atomic_write(target, "w" if isinstance(content, str) else "wb", replace) as file:
+        file.write(content)
+
+
+def write_json(target: Path, value: Mapping[str, Any] | list[Any], indent: int | None = 2) -> None:
+    """JSON with a final line break, keys in the order of the mapping."""
+    write(target, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def new_dir(target: Path) -> Iterator[Path]:
+    """A folder (0700) that takes the target's name when the block ends, and is removed where the block fails.
+
+    Raises:
+        FileExistsError: the name is taken by a file or a folder that is not empty.
+    """
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise FileExistsError(target)
+    partial = private_dir(_beside(target))
+    try:
+        yield partial
+        for path in partial.rglob("*"):
+            path.chmod(0o700 if path.is_dir() else 0o600)
+        partial.rename(target)
+        sync(target.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's names, are on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+# --- inside -----------------------------------------------------------------------------------------------------------
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+
+
+def _take_name(partial: Path, target: Path) -> None:
+    """Raises FileExistsError where something has the name by now."""
+    try:
+        os.link(partial, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links, such as a memory stick's: hold the name, then fill it
+        os.close(os.open(target, NEW, 0o600))
+        partial.replace(target)

@@ -1,0 +1,50 @@
+"""Dropout: the step is taken with dropout on, so that an attacker who repeats it has other masks.
+
+GRAB (Feng et al. 2024) optimises the masks with the text, and GHOST's comparison takes all attacks without dropout. The
+masks are drawn anew at each step. Nothing is promised.
+
+What this module does not know: families. A rate stands in a Dropout module, or, for attention, in a number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from milkglass import papers
+from milkglass.errors import UsageError
+from milkglass.gradient_defences.defence import GradientDefence, altered, require
+from milkglass.papers import Paper
+from milkglass.threat.training_step import SharedStep
+
+
+@dataclass(frozen=True)
+class Dropout(GradientDefence):
+    """rate: of every place where the model can drop; a Llama has its attention's weights alone."""
+
+    rate: float = 0.1
+
+    name: ClassVar[str] = "dropout"
+    paper: ClassVar[Paper | None] = papers.GRAB.but(
+        "One rate for hidden states and attention; models come with 0.1 for both, or with 0."
+    )
+
+    def __post_init__(self) -> None:
+        require(self.rate, "the rate", 0, 1, "models are trained with 0.1")
+
+    def before(self, step: SharedStep) -> SharedStep:
+        """Raises UsageError where the model has no place that drops."""
+        result = altered(step, dropout=True)
+        places = 0
+        for one in result.module.modules():
+            if isinstance(one, torch.nn.Dropout):
+                one.p = self.rate
+                places += 1
+            elif isinstance(getattr(one, "attention_dropout", None), float):
+                one.attention_dropout = self.rate
+                places += 1
+        if not places:
+            raise UsageError("this model has no dropout", "give a model of another family, or another defence")
+        return result

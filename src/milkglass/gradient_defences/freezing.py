@@ -1,0 +1,63 @@
+"""Frozen embeddings: they are not trained, so that no gradient of them is shared (Gupta et al. 2022, section 6).
+
+A gradient's rows of the word table that are not 0 are the batch's bag of words; those of the position table tell the
+length. Everything above is still trained and shared: a span check on the first layer needs no table's gradient. The
+norm after the embeddings is trained too. Nothing is promised.
+
+What this module does not know: families. A table is found by being an embedding module, and told apart by its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from milkglass import papers
+from milkglass.errors import UsageError
+from milkglass.gradient_defences.defence import GradientDefence, altered
+from milkglass.papers import Paper
+from milkglass.threat.training_step import SharedStep
+
+KINDS = ("word", "position", "type")
+
+
+@dataclass(frozen=True)
+class FrozenEmbeddings(GradientDefence):
+    """kinds: which tables. One that a model lacks is left out. A head that is tied to the words is frozen with them."""
+
+    kinds: tuple[str, ...] = KINDS
+
+    name: ClassVar[str] = "frozen-embeddings"
+    paper: ClassVar[Paper | None] = papers.FREEZING.but(
+        "They freeze word embeddings; position and type embeddings are frozen too, unless only words are named."
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kinds", tuple(self.kinds))  # a recipe gives a list
+        if not self.kinds or not {*self.kinds} <= {*KINDS}:
+            raise UsageError(f"kinds are {', '.join(self.kinds) or 'none'}", f"some of {', '.join(KINDS)}")
+
+    def before(self, step: SharedStep) -> SharedStep:
+        """Raises UsageError where the model has none of these tables, or nothing else is trained."""
+        selected = frozenset(name for name, kind in tables(step).items() if kind in self.kinds)
+        if not selected:
+            raise UsageError(f"this model has no embeddings of kind {', '.join(self.kinds)}", "name others")
+        return altered(step, selected)
+
+
+def tables(step: SharedStep) -> dict[str, str]:
+    """The parameters of embedding modules, by name, with their kinds; one that is tied by its first name."""
+    words = step.module.get_input_embeddings()
+    own = {
+        id(one.weight): _kind(name) for name, one in step.module.named_modules() if isinstance(one, torch.nn.Embedding)
+    } | {id(words.weight): "word"}
+    return {name: own[id(one)] for name, one in step.module.named_parameters() if id(one) in own}
+
+
+def _kind(name: str) -> str:
+    last = name.rsplit(".", 1)[-1]
+    if "position" in last or last == "wpe":
+        return "position"
+    return "type" if "type" in last else "other"

@@ -1,0 +1,100 @@
+"""Noise on the gradient, after it is clipped (Zhu et al. 2019, section 5.1; GHOST, section 5.1; Wei et al. 2020).
+
+    g' = g min(1, C / |g|) + z,     every entry of z with mean 0 and standard deviation level C
+
+The gradient of a batch is clipped as one vector, not one text's at a time: that is dp_sgd.py. GHOST's "noise level
+0.05" does not say of what. Here it is a share of the clip C; the default C is 1, so that it is the absolute standard
+deviation as well, as LAMP's code has it. `clip=None` is that code exactly: nothing is clipped, and the level is
+absolute. Zhu et al. name the variance: their 0.01 is a level of 0.1. Laplacian noise has the same standard deviation,
+that is a scale of level C / sqrt(2), so that both of one level disturb alike. The noise is drawn exactly and added on a
+grid (noise/grid.py).
+
+What this module does not know: rounds. A promise is of one gradient; n of them spend more.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from milkglass import papers
+from milkglass.accounting import epsilon_of, upward, worth
+from milkglass.gradient_defences.defence import GradientDefence, Tensors, require
+from milkglass.noise import clipping, grid
+from milkglass.noise.declared import AddedNoise
+from milkglass.noise.stream import Stream
+from milkglass.papers import Paper
+
+DELTA = 1e-5  # of a guarantee in words
+_PAPER = papers.DLG.but(
+    "The gradient is clipped first, as GHOST's comparison does.",
+    "The level is a standard deviation, not a variance; a Laplacian has it too, instead of its scale.",
+)
+
+
+@dataclass(frozen=True)
+class AdditiveNoise(GradientDefence):
+    """level: the standard deviation, times the clip where there is one. clip: the largest L2 norm of the gradient of a
+    batch; None: it is not clipped. Raises UsageError unless both are finite and above 0."""
+
+    level: float = 0.05
+    clip: float | None = 1.0
+
+    law: ClassVar[Literal["gaussian", "laplace"]]
+    paper: ClassVar[Paper | None] = _PAPER
+
+    def __post_init__(self) -> None:
+        require(self.level, "the noise level", 0, hint="GHOST's comparison uses 0.05")
+        if self.clip is not None:
+            require(self.clip, "the clip", 0, hint="1 is common; leave it out for none")
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of each entry's noise."""
+        return self.level * (1.0 if self.clip is None else self.clip)
+
+    def added_noise(self, texts: int) -> AddedNoise | None:
+        width = self.deviation if self.law == "gaussian" else self.deviation / math.sqrt(2)
+        return AddedNoise(self.law, width, self.clip)
+
+    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
+        bounded = tensors if self.clip is None else clipping.l2(tensors, self.clip)
+        return {name: self.disturbed(one, stream).to(tensors[name].dtype) for name, one in bounded.items()}
+
+    @abc.abstractmethod
+    def disturbed(self, bounded: torch.Tensor, stream: Stream) -> torch.Tensor:
+        """The tensor plus noise, fp64, on its device."""
+
+
+@dataclass(frozen=True)
+class GaussianNoise(AdditiveNoise):
+    name: ClassVar[str] = "gaussian"
+    law: ClassVar[Literal["gaussian", "laplace"]] = "gaussian"
+
+    @property
+    def guarantee(self) -> str | None:
+        """By the analytic Gaussian mechanism with sensitivity 2 C: any batch for any other."""
+        if self.clip is None:
+            return None
+        epsilon = epsilon_of(self.deviation, DELTA, 2 * self.clip)
+        return f"({upward(epsilon)}, {DELTA:g})-DP for each gradient, one batch in the place of another{worth(epsilon)}"
+
+    def disturbed(self, bounded: torch.Tensor, stream: Stream) -> torch.Tensor:
+        return grid.gaussian(bounded, self.deviation, stream, self.clip)
+
+
+@dataclass(frozen=True)
+class LaplaceNoise(AdditiveNoise):
+    """No guarantee: a clip in L2 bounds the L1 norm only by the root of the number of parameters, which leaves an
+    epsilon of thousands."""
+
+    name: ClassVar[str] = "laplace"
+    law: ClassVar[Literal["gaussian", "laplace"]] = "laplace"
+
+    def disturbed(self, bounded: torch.Tensor, stream: Stream) -> torch.Tensor:
+        return grid.laplace(bounded, self.deviation / math.sqrt(2), stream, self.clip)

@@ -1,0 +1,83 @@
+"""Pruning: entries of the gradient are set to 0 before it is shared.
+
+Random, as in LAMP's code: each entry of each tensor is dropped with probability `ratio`, by itself, and what is left is
+not scaled up (GHOST, section 5.1, at 0.99). By magnitude, as in Zhu et al. 2019, section 5.2 (after Lin et al. 2018):
+the smallest are dropped, of each tensor or of all together.
+
+What is left is exact. A span check or a look at which rows of the table are not 0 works as before: nothing is promised.
+What this module does not know: rounds, and error feedback, with which a client would share later what it dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Literal
+
+import torch
+
+from milkglass import papers
+from milkglass.errors import UsageError
+from milkglass.gradient_defences.defence import GradientDefence, Tensors, require
+from milkglass.noise.operators import kept
+from milkglass.noise.stream import Stream
+from milkglass.papers import Paper
+
+
+@dataclass(frozen=True)
+class RandomPruning(GradientDefence):
+    """ratio: the probability with which an entry is dropped."""
+
+    ratio: float = 0.99
+
+    name: ClassVar[str] = "random-pruning"
+    paper: ClassVar[Paper | None] = papers.LAMP
+
+    def __post_init__(self) -> None:
+        require(self.ratio, "the ratio", 0, 1, "GHOST's comparison uses 0.99")
+
+    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
+        return {name: one * kept(stream, one, 1 - self.ratio) for name, one in tensors.items()}
+
+
+@dataclass(frozen=True)
+class MagnitudePruning(GradientDefence):
+    """ratio: the share that is dropped, rounded down to whole entries, so that something is left of every tensor.
+    among: "tensor": of each tensor; "all": of all entries of the gradient, where small tensors may vanish."""
+
+    ratio: float = 0.99
+    among: Literal["tensor", "all"] = "tensor"
+
+    name: ClassVar[str] = "magnitude-pruning"
+    paper: ClassVar[Paper | None] = papers.DLG
+
+    def __post_init__(self) -> None:
+        require(self.ratio, "the ratio", 0, 1, "0.99 keeps one entry of a hundred")
+        if self.among not in ("tensor", "all"):
+            raise UsageError(f"among is {self.among!r}", "tensor or all")
+
+    def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
+        if self.among == "tensor":
+            return {name: one * largest(one.flatten(), self._left(one.numel())).view_as(one)
+                    for name, one in tensors.items()}  # fmt: skip
+        whole = torch.cat([one.flatten() for one in tensors.values()])
+        kept = largest(whole, self._left(len(whole))).split([one.numel() for one in tensors.values()])
+        return {name: one * mask.view_as(one) for (name, one), mask in zip(tensors.items(), kept, strict=True)}
+
+    def _left(self, count: int) -> int:
+        """By the decimal fraction that was given: 0.29 of 100 in floats is less than 29."""
+        return count - int(Fraction(str(self.ratio)) * count)
+
+
+def largest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """(n,) of 1 and 0, in their dtype: the `count` of values (n,) that are largest in magnitude; of equals, the first.
+    A threshold by selection, since a table of 10 million entries takes seconds to sort."""
+    if count >= len(values):
+        return torch.ones_like(values)
+    sizes = values.abs()
+    limit = sizes.kthvalue(len(sizes) - count + 1).values
+    kept = sizes > limit
+    equal = (sizes == limit).nonzero().flatten()
+    kept[equal[: count - int(kept.sum())]] = True
+    return kept.to(values.dtype)

@@ -1,7 +1,0 @@
-"""Defences of what a client shares in federated training: its gradients.
-
-    seen = share(step, ids, mask, targets, GaussianNoise(), round=0, stream=stream)   # Gradients, as a server sees them
-
-shield.py says what one is; one file is one method; catalogue.py has them by name. GHOST, which changes the text and not
-the gradient, is in sanitizers/ghost/. What this room does not know: attacks, who aggregates, how many rounds there are.
-"""

@@ -1,0 +1,172 @@
+"""CAPE: one vector a text, normalised, with Laplace noise, from an encoder that was trained against an adversary
+(Plant et al. 2021, arXiv:2108.12318, section 3).
+
+    z    = (x - min x) / (max x - min x)         x (d,): the mean of a text's last states; min and max of this text
+    sent = z + Laplace(1 / epsilon)              drawn anew for each text, exactly and on a grid (noise/grid.py)
+    loss = cross-entropy + w_adv * adversary(reversed gradient(sent))
+
+The client runs all layers, the server a small head. The adversary's gradient reaches the encoder with its sign turned:
+the adversary learns to tell private words from what is sent, the encoder to make that hard.
+
+The paper takes 1 for the sensitivity of z. That is one coordinate's: a text that is replaced by another moves all d of
+them, and what holds for a text is d times epsilon. `calibration = "strict"` draws Laplace(d / epsilon), for which
+epsilon holds; with "paper" no guarantee is printed.
+
+What it does not know: which attributes are private. Nobody labels any here, so the adversary names words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from milkglass import papers
+from milkglass.accounting import upward
+from milkglass.errors import UsageError
+from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.halves import Lower
+from milkglass.hidden_states.limits import limited
+from milkglass.hidden_states.tokens import TokenizedTexts
+from milkglass.hidden_states.training import HalvesTraining, TrainingStep
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.noise import grid
+from milkglass.noise.root import NoiseRoot, NoiseStream
+from milkglass.papers import Paper
+from milkglass.sequences import Ids
+
+COMMONEST = 150  # function words and marks, which any adversary guesses (truth.content_tokens)
+
+
+class Reversed(torch.autograd.Function):
+    """Itself forwards; its gradient with the sign turned backwards (Ganin and Lempitsky 2015)."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return -gradients[0]
+
+
+class Head(torch.nn.Module):
+    """(b, 1, d) to (b, classes). z lies around one half."""
+
+    def __init__(self, width: int, classes: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.dense = torch.nn.Linear(width, width)
+        self.drop = torch.nn.Dropout(dropout)
+        self.out = torch.nn.Linear(width, classes)
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.out(self.drop(torch.tanh(self.dense(hidden[:, 0] - 0.5))))
+
+
+class WordAdversary(torch.nn.Module):
+    """Vectors (b, d) to scores of `words` (w,), the public ids that it names."""
+
+    def __init__(self, width: int, words: Ids, size: int) -> None:
+        super().__init__()
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, len(words))
+        )
+        column = torch.full((size,), -1, dtype=torch.long)
+        column[torch.from_numpy(words)] = torch.arange(len(words))
+        self.register_buffer("column", column)
+
+    def bag(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """(b, w) whether each word is in the text."""
+        result = torch.zeros(len(ids), self.net[-1].out_features)
+        for row, text in enumerate(ids):
+            named = self.column[text[mask[row]]]
+            result[row, named[named >= 0]] = 1.0
+        return result
+
+    def forward(self, vectors: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
+        return balanced(self.net(vectors), bag)
+
+
+def balanced(scores: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy of (b, w) scores, half from the words that are there, half from those that are not: there
+    are hundreds of the latter for each of the former."""
+    there, absent = torch.nn.functional.softplus(-scores), torch.nn.functional.softplus(scores)
+    return (
+        (there * bag).sum() / bag.sum().clamp_min(1) + (absent * (1 - bag)).sum() / (1 - bag).sum().clamp_min(1)
+    ) / 2
+
+
+def normalised(vector: torch.Tensor) -> torch.Tensor:
+    """(d,) to 0 ... 1, by its own least and greatest; one half where these are equal."""
+    low, high = vector.min(), vector.max()
+    if float(high.detach()) == float(low.detach()):
+        return torch.full_like(vector, 0.5)
+    return (vector - low) / (high - low)
+
+
+@dataclass(frozen=True)
+class CAPE(EncoderDefence):
+    """epsilon: of the noise, see the page. w_adv: the adversary's weight. words: how many words it names."""
+
+    layer: int | None = None
+    epsilon: float = limited(5.0, above=0)
+    w_adv: float = limited(0.1)
+    words: int = limited(2000, least=1, whole=True)
+    calibration: Literal["paper", "strict"] = "paper"
+    training: HalvesTraining = field(default_factory=lambda: HalvesTraining(learning_rate=1e-5))
+
+    name: ClassVar[str] = "cape"
+    paper: ClassVar[Paper] = papers.CAPE.but(
+        "The adversary names words of the text, commonest ones left out: no private attribute is labelled here.",
+        "The adversary's loss weighs words that are there and words that are not alike.",
+        "Least and greatest are those of one text; the public code takes a whole batch's.",
+        "Noise is drawn for each text; the public code draws it once, when its graph is built.",
+        "The vector is the mean of the last states.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layer is not None:
+            raise UsageError(f"layer is {self.layer}: this method sends the last layer's", "leave layer out")
+        if self.calibration not in ("paper", "strict"):
+            raise UsageError(f"calibration is {self.calibration!r}", "paper or strict")
+
+    @property
+    def guarantee(self) -> str | None:
+        if self.calibration == "paper":
+            return None  # epsilon is one coordinate's, not a text's
+        return (
+            f"each text sent is {upward(self.epsilon)}-DP for one text replaced by any other, and sending more about "
+            "it adds up; nothing is claimed for the texts and labels that the halves were trained with"
+        )
+
+    @property
+    def pooled(self) -> bool:
+        return True
+
+    def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
+        """(1, d)."""
+        sensitivity = hidden.shape[1] if self.calibration == "strict" else 1
+        z = normalised(hidden.mean(0))
+        return grid.in_place_of(z, grid.laplace(z, sensitivity / self.epsilon, draws.stream, 1.0))[None]
+
+    def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
+        return Head(int(model.config.hidden_size), classes)
+
+    def aids(self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot) -> torch.nn.Module:
+        size = int(base.config["vocab_size"])
+        return WordAdversary(lower.width, named(encoded, size, self.words), size)
+
+    def extra(self, step: TrainingStep, sent: torch.Tensor, aids: torch.nn.Module) -> torch.Tensor:
+        assert isinstance(aids, WordAdversary)
+        return self.w_adv * aids(Reversed.apply(sent[:, 0]), aids.bag(step.ids, step.mask))
+
+
+def named(encoded: TokenizedTexts, size: int, words: int) -> Ids:
+    """The public ids, at most `words`, that most texts have, after the commonest: 150, or half of those that occur."""
+    pairs = np.unique(encoded.ids.owner * size + encoded.ids.ids) % size
+    counts = np.bincount(pairs, minlength=size)
+    order = np.argsort(-counts, kind="stable")[: int((counts > 0).sum())]
+    return np.sort(order[min(COMMONEST, len(order) // 2) :][:words]).astype(np.int64)

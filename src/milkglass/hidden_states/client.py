@@ -1,0 +1,103 @@
+"""The half that keeps the secret: texts to disturbed states, and those to the bytes that cross.
+
+Where noise comes from: the secret, the number of the text among all that this client sent, the text itself, and its
+states. A text that is sent twice meets other noise. A client that is loaded twice from one folder counts from the same
+number: then noise repeats for an equal text with equal states at an equal place alone, which shows that the texts are
+equal and nothing else.
+
+What this module does not know: any mechanism, the server's half.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.hidden_states import frames, halves
+from milkglass.hidden_states.halves import Lower
+from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, in_batches
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.noise.root import SECRET, NoiseRoot, NoiseStream
+from milkglass.sequences import Sequences
+from milkglass.threat.defence import Client
+from milkglass.threat.observations import Activations, Observation
+
+if TYPE_CHECKING:
+    from milkglass.hidden_states.defence import EncoderDefence
+
+
+class EncoderClient(Client):
+    """sent: how many texts were sent before."""
+
+    def __init__(
+        self,
+        defence: EncoderDefence,
+        base: Checkpoint,
+        reader: PublicTokenizer,
+        lower: Lower,
+        secret: bytes,
+        sent: int,
+        kept: Mapping[str, torch.Tensor],
+    ) -> None:
+        self.defence, self.base, self.reader, self.lower, self.kept = defence, base, reader, lower, kept
+        self._secret, self._sent = secret, sent
+        self._root = defence.root(secret)
+
+    def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
+        """Too long texts are cut, as in training."""
+        return (frames.decode(self.frame(texts, pairs, cut=True)),)
+
+    def frame(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> bytes:
+        """The bytes that cross the wire. `pairs`: second texts, where the model was trained with some. Raises TooLong
+        unless `cut`."""
+        encoded = self.reader.encode(texts, pairs, cut)
+        first, self._sent = self._sent, self._sent + len(texts)
+        return frames.encode(self._represented(encoded, self._root, first))
+
+    def observe(self, ids: Sequences, seed: int) -> Activations:
+        """What this half sends for public ids under an attacker's own secret: `threat.Knowledge.observe`."""
+        own = self.defence.root(b"attacker" + seed.to_bytes(SECRET - 8, "big"))
+        return self._represented(TokenizedTexts(ids), own, 0)
+
+    def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(texts, classes) from what the server answered to the last texts sent."""
+        return answer
+
+    @torch.inference_mode()
+    def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
+        parts: list[torch.Tensor] = [torch.empty(0, self.lower.width)] * len(encoded)
+        texts = list(encoded.ids)
+        for batch in in_batches(encoded, self.lower.pad):
+            for row, mask, number in zip(self.lower(batch), batch.mask, batch.numbers.tolist(), strict=True):
+                draws = root.of_text(texts[number], "send", first + number)
+                parts[number] = self._one(row[mask], draws)
+        lengths = np.array([len(part) for part in parts], np.int64)
+        hidden = torch.cat(parts) if parts else torch.empty(0, self.lower.width)
+        return Activations(hidden, lengths, self.defence.cut(self.base), self.defence.pooled)
+
+    def _one(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
+        return hidden if self.defence.quiet else self.defence.mechanism(hidden, draws.bound(hidden))
+
+    def save(self, folder: Path) -> None:
+        if folder.exists():
+            raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
+        about = {
+            "defence": self.defence.name,
+            "salt": self.defence.salt,
+            "model": self.base.digest(),
+            "secret": self._secret.hex(),
+            "sent": self._sent,
+        }
+        before = os.umask(0o077)
+        try:
+            folder.mkdir(parents=True, mode=0o700)
+            halves.write_client(folder, self.lower if self.defence.trains_lower else None, self.kept, about)
+        finally:
+            os.umask(before)

@@ -1,0 +1,108 @@
+"""DP-Forward: clip a text's hidden states as one matrix, add Gaussian noise (Du et al. 2023, CCS; sections 3 and 4).
+
+    X' = X min(1, C / |X|_F)         X (t, d): the hidden states of one text, padding not in it
+    sent = X' + sigma Z              Z (t, d) standard normal; sigma by the analytic Gaussian mechanism
+
+Both are computed on a grid, with exact samples (noise/grid.py): the guarantee holds for the numbers that are sent. They
+were sums of fp32 numbers until 2026-11-22, and each token was read from one frame (docs/log.md; attack `float-holes`).
+
+`where = "local"`: the client disturbs what it sends and what it trains with; a text has a guarantee of its own. The
+layers below the noise stay the public model's, so that all that the server holds follows from disturbed states and
+labels. `where = "central"`: the party that trains is trusted and its noise protects the training texts in the weights;
+what is sent later crosses as it is.
+
+Sensitivity. Any text may stand in the place of any other, so two clipped matrices are up to 2 C apart. The public code
+takes 1 whatever C is: `sensitivity = "paper"` calibrates so, and the guarantee then names the epsilon that holds.
+
+What it does not know: which tokens matter. The length of a text is not hidden, and no guarantee speaks of it: as in the
+paper, neighbours are texts of one length (padded to it, they would be any two).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import torch
+
+from milkglass import papers
+from milkglass.accounting import epsilon_of, sigma_of, upward
+from milkglass.errors import UsageError
+from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.limits import limited
+from milkglass.hidden_states.training import HalvesTraining
+from milkglass.noise import clipping, grid
+from milkglass.noise.declared import AddedNoise
+from milkglass.noise.root import NoiseStream
+from milkglass.papers import Paper
+
+
+@dataclass(frozen=True)
+class DPForward(EncoderDefence):
+    """epsilon, delta: of one text, each time that it is sent. clip: C, in Frobenius norm. redraw: new noise in every
+    epoch, as in the paper, which spends the budget once more each time; else one draw for each training text."""
+
+    epsilon: float = limited(8.0, above=0)
+    delta: float = limited(1e-5, above=0, below=1)
+    clip: float = limited(1.0, above=0)
+    where: Literal["local", "central"] = "local"
+    sensitivity: Literal["replace", "paper"] = "replace"
+    redraw: bool = True
+    training: HalvesTraining = field(default_factory=HalvesTraining)
+
+    name: ClassVar[str] = "dp-forward"
+    paper: ClassVar[Paper] = papers.DP_FORWARD.but(
+        "The sensitivity of a clipped input is 2 C, not 1: it holds for any other text.",
+        "The noise is isotropic. The paper's matrix mechanism (aMGM) has covariances of rows and columns too.",
+        "Layers below the noise are not trained: their gradients would tell of the text without noise.",
+        "Labels are not disturbed, and nothing is claimed for them.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.where not in ("local", "central") or self.sensitivity not in ("replace", "paper"):
+            hint = "see hidden_states/dp_forward.py"
+            raise UsageError("where is local or central, sensitivity is replace or paper", hint)
+        _ = self.sigma
+
+    @cached_property
+    def sigma(self) -> float:
+        """Standard deviation of the noise, in the units of the hidden states."""
+        return sigma_of(self.epsilon, self.delta, 2 * self.clip if self.sensitivity == "replace" else 1.0)
+
+    def spent(self, times: int = 1) -> float:
+        """The epsilon that holds, at this delta, for a text that was disturbed `times` times."""
+        return epsilon_of(self.sigma, self.delta, 2 * self.clip, times)
+
+    @property
+    def guarantee(self) -> str | None:
+        """For one text, replaced by any other of its length."""
+        times = self.training.epochs if self.redraw else 1
+        trained = f"({upward(self.spent(times))}, {self.delta!r})-DP, composed over {times} draw{'s' * (times > 1)}"
+        neighbours = "one text replaced by any other of the same length"
+        if self.where == "central":
+            return f"the server's weights are {trained}, for {neighbours} in training; labels, and texts sent, are not"
+        return (
+            f"each text sent is ({upward(self.spent())}, {self.delta!r})-DP for {neighbours}, and sending more about "
+            f"it adds up; a text in training is {trained}; labels and lengths are not protected"
+        )
+
+    @property
+    def trains_lower(self) -> bool:
+        return False
+
+    @property
+    def quiet(self) -> bool:
+        return self.where == "central"
+
+    @property
+    def added_noise(self) -> AddedNoise | None:
+        return None if self.quiet else AddedNoise("gaussian", self.sigma, self.clip)
+
+    def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
+        clipped = clipping.matrix_l2(hidden, self.clip)
+        return grid.in_place_of(hidden, grid.gaussian(clipped, self.sigma, draws.stream, self.clip))
+
+    def drawn_in(self, epoch: int) -> int:
+        return epoch if self.redraw else 0

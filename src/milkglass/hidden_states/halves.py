@@ -1,0 +1,161 @@
+"""One classifier cut in two: embeddings and the first layers here, the other layers and the head there.
+
+Both halves are the model's own class. The lower one has fewer layers and no head; the upper one has a stand-in for its
+embeddings that lets hidden states through. So masks, heads and what else a family does are the family's, and no family
+is named here but by what architectures/ says of it.
+
+    lower:  ids (b, t)  ->  hidden states (b, t, d) after `layer` layers; 0: what the embeddings give
+    upper:  hidden states (b, t, d)  ->  logits (b, classes)
+
+What this module does not know: defences, secrets, training.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from milkglass.errors import CorruptCheckpoint, UnsupportedModel
+from milkglass.hidden_states.tokens import PaddedBatch
+from milkglass.models.checkpoint import Checkpoint, read_json, write_json
+from milkglass.models.families import family_of
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def refusal(base: Checkpoint, layer: int) -> str | None:
+    """Why this model cannot be cut after `layer` layers, or None."""
+    try:
+        family = family_of(base.config)
+        family.locate(base)
+    except UnsupportedModel as error:
+        return error.message
+    if family.kind != "encoder":
+        return f"{family.name} is a decoder: only encoders with a class head are cut in two"
+    count = layers_of(base.config)
+    return None if layer <= count else f"the cut comes after layer {layer}, and the model has {count}"
+
+
+def layers_of(config: Mapping[str, Any]) -> int:
+    return int(config["num_hidden_layers"] if "num_hidden_layers" in config else config["n_layers"])
+
+
+class PassThrough(torch.nn.Module):
+    """In place of the embeddings: what is given as embedded is embedded already."""
+
+    def forward(
+        self, input_ids: Any = None, inputs_embeds: torch.Tensor | None = None, position_ids: Any = None, **rest: Any
+    ) -> torch.Tensor:
+        assert inputs_embeds is not None
+        return inputs_embeds
+
+
+def _stack(body: Any) -> Any:
+    """Where the list of layers hangs."""
+    return body.encoder if hasattr(body, "encoder") else body.transformer
+
+
+class Lower(torch.nn.Module):
+    def __init__(self, model: Any, layer: int) -> None:
+        super().__init__()
+        self.body = copy.deepcopy(model.base_model)
+        stack = _stack(self.body)
+        stack.layer = stack.layer[:layer]
+        if getattr(self.body, "pooler", None) is not None:
+            self.body.pooler = None
+
+    def forward(self, batch: PaddedBatch) -> torch.Tensor:
+        """(b, t, d); rows of padding hold numbers that mean nothing."""
+        info = batch.types is not None and getattr(self.body.config, "type_vocab_size", 0) > 1
+        types = {"token_type_ids": batch.types} if info else {}
+        return self.body(input_ids=batch.ids, attention_mask=batch.mask.long(), **types).last_hidden_state
+
+    @property
+    def pad(self) -> int:
+        return int(self.body.config.pad_token_id or 0)
+
+    @property
+    def width(self) -> int:
+        return int(self.body.config.hidden_size)
+
+
+class Upper(torch.nn.Module):
+    def __init__(self, model: Any, layer: int) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model)
+        stack = _stack(self.model.base_model)
+        stack.layer = stack.layer[layer:]
+        self.model.base_model.embeddings = PassThrough()
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """(b, classes) from (b, t, d) and the mask (b, t)."""
+        return self.model(inputs_embeds=hidden, attention_mask=mask.long()).logits
+
+
+def shell(config: Mapping[str, Any], layers: int, classes: int) -> Any:
+    """A classifier of so many layers with a table of one row or few: the upper half has none."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    raw = {name: value for name, value in config.items() if name not in ("id2label", "label2id", "architectures")}
+    kind = raw.pop("model_type")
+    created = AutoConfig.for_model(kind, **raw, num_labels=classes)
+    created.num_hidden_layers, created.vocab_size = layers, int(created.pad_token_id or 0) + 1
+    return AutoModelForSequenceClassification.from_config(created, dtype=torch.float32)
+
+
+def write(folder: Path, module: torch.nn.Module, about: Mapping[str, Any]) -> None:
+    """A half's weights and what is said of it, in a folder that is there."""
+    save_file(
+        {name: value.detach().contiguous().clone() for name, value in module.state_dict().items()}, folder / WEIGHTS
+    )
+    write_json(folder / CONFIG, about)
+
+
+def fill(folder: Path, module: torch.nn.Module) -> None:
+    """Raises CorruptCheckpoint where the weights in the folder are not this half's."""
+    try:
+        result = load_file(folder / WEIGHTS)
+        module.load_state_dict(result)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise CorruptCheckpoint(f"{WEIGHTS} in {folder.name} is not this half's", "split the model again") from error
+    module.eval()
+
+
+def described(folder: Path) -> dict[str, Any]:
+    if not (folder / CONFIG).is_file():
+        raise CorruptCheckpoint(f"{folder.name} has no {CONFIG}", "give the folder that the split wrote")
+    return read_json(folder / CONFIG)
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's config as JSON can hold it, without names of folders."""
+    kept = {name: value for name, value in config.items() if name not in ("_name_or_path", "id2label", "label2id")}
+    return json.loads(json.dumps(kept))
+
+
+# --- what the client keeps --------------------------------------------------------------------------------------------
+def write_client(folder: Path, lower: Lower | None, kept: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
+    """The lower half where it was trained, `kept` where there is some, and `about`, all in one folder."""
+    tensors = {f"kept.{name}": value.contiguous() for name, value in kept.items()}
+    if lower is not None:
+        tensors |= {f"lower.{name}": value.detach().clone().contiguous() for name, value in lower.state_dict().items()}
+    save_file(tensors, folder / WEIGHTS)
+    write_json(folder / CONFIG, about)
+
+
+def fill_client(folder: Path, lower: Lower | None) -> dict[str, torch.Tensor]:
+    """Fills the lower half where one was kept; the tensors that were kept besides."""
+    try:
+        result = load_file(folder / WEIGHTS)
+        if lower is not None:
+            lower.load_state_dict({n.removeprefix("lower."): v for n, v in result.items() if n.startswith("lower.")})
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise CorruptCheckpoint(f"{WEIGHTS} in {folder.name} is not this half's", "split the model again") from error
+    return {name.removeprefix("kept."): value for name, value in result.items() if name.startswith("kept.")}

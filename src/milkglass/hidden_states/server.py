@@ -1,0 +1,59 @@
+"""The half that rests on the server: its folder, what it answers, what an attacker who reads the disk has.
+
+What this module does not know: secrets, texts, ids, mechanisms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.hidden_states.halves import CONFIG, described
+from milkglass.hidden_states.tokens import grouped
+from milkglass.models.view import Model
+from milkglass.threat.defence import Server
+from milkglass.threat.observations import Activations, Observation, Weights
+
+
+class EncoderServer(Server):
+    def __init__(self, folder: Path, upper: torch.nn.Module, about: Mapping[str, Any]) -> None:
+        self.folder, self._upper, self._about = folder, upper.eval(), about
+
+    def rest(self) -> tuple[Observation, ...]:
+        """The upper layers and the head: a model without a table of embeddings."""
+        tensors = {name: value.detach() for name, value in self._upper.state_dict().items()}
+        return (Weights(Model(tensors, described(self.folder)["model"]), tuned=True),)
+
+    @torch.inference_mode()
+    def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
+        parts = [self._answered(self._required(one)) for one in sent]
+        if not parts:
+            raise UsageError("nothing was sent", f"see {CONFIG} for what this half takes")
+        return np.concatenate(parts)
+
+    def _required(self, one: Observation) -> Activations:
+        if not isinstance(one, Activations):
+            raise UsageError(f"this half takes hidden states, not {type(one).__name__.lower()}", "send a frame")
+        expected = (int(self._about["layer"]), bool(self._about["pooled"]))
+        if (one.layer, one.pooled) != expected:
+            raise UsageError(
+                f"states after layer {one.layer}, pooled {one.pooled}; {expected[0]}, {expected[1]} needed",
+                "the two halves do not belong together",
+            )
+        return one
+
+    def _answered(self, sent: Activations) -> NDArray[np.float32]:
+        rows = list(torch.split(sent.hidden.float(), sent.lengths.tolist()))
+        out: list[torch.Tensor] = [torch.empty(0)] * len(rows)
+        for numbers in grouped(sent.lengths):
+            hidden = torch.nn.utils.rnn.pad_sequence([rows[i] for i in numbers.tolist()], batch_first=True)
+            mask = torch.arange(hidden.shape[1]) < torch.from_numpy(sent.lengths[numbers])[:, None]
+            for number, logits in zip(numbers.tolist(), self._upper(hidden, mask), strict=True):
+                out[number] = logits
+        return torch.stack(out).numpy() if out else np.empty((0, int(self._about["classes"])), np.float32)

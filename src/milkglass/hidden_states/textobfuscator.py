@@ -1,0 +1,150 @@
+"""TextObfuscator: states are drawn to the centres of clusters of tokens, then disturbed (Zhou et al. 2023, Findings of
+ACL, section 3).
+
+    close = mean over tokens of |h - centre(token)|^2 / d          what makes tokens of one cluster alike
+    away  = - mean over pairs of clusters of |m_i - m_j|^2 / d     m: means of a batch; what keeps clusters apart
+    loss  = cross-entropy + gamma_close * close + gamma_away * away
+    sent  = h min(1, clip d / |h|_1) + scale * Laplace(1)          h (d,): one token's state after `layer` layers
+
+The noise is drawn exactly and added on a grid (noise/grid.py).
+
+Noise hides which token of a cluster was meant and leaves the cluster, which the task needs. Clusters are k-means of the
+public table's rows of the tokens that occur; a centre is a running mean of its tokens' states.
+
+The public code does not bound h, and its epsilon is a scale and no budget. With `clip`, two states are at most 2 clip d
+apart in L1, so that replacing a whole text of t tokens costs 2 clip d t / scale: true, and far too much to be relied on
+at usual settings. What protects here, if anything does, is the clusters, of which nothing is proved; the attacks say.
+
+What it does not know: the private words. All tokens are treated alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from milkglass import papers
+from milkglass.accounting import upward
+from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.halves import Lower
+from milkglass.hidden_states.limits import limited
+from milkglass.hidden_states.tokens import TokenizedTexts
+from milkglass.hidden_states.training import HalvesTraining, TrainingStep
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import of
+from milkglass.noise import clipping, grid
+from milkglass.noise.declared import AddedNoise
+from milkglass.noise.root import NoiseRoot, NoiseStream
+from milkglass.papers import Paper
+
+ROUNDS = 10  # of k-means
+KEPT = 0.9  # of a centre, when a batch has tokens of its cluster
+
+
+class Centres(torch.nn.Module):
+    """cluster (n,): of each public id. centres (m, d), running means; seen (m,): whether there is one yet."""
+
+    def __init__(self, cluster: torch.Tensor, count: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("cluster", cluster)
+        self.register_buffer("centres", torch.zeros(count, width))
+        self.register_buffer("seen", torch.zeros(count, dtype=torch.bool))
+
+    def means(self, states: torch.Tensor, clusters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(c, d) means of the clusters of these states (r, d), and which clusters these are."""
+        present, inverse, counts = clusters.unique(return_inverse=True, return_counts=True)
+        sums = torch.zeros(len(present), states.shape[1]).index_add(0, inverse, states)
+        return sums / counts[:, None], present
+
+    @torch.no_grad()
+    def follow(self, means: torch.Tensor, present: torch.Tensor) -> None:
+        moved = KEPT * self.centres[present] + (1 - KEPT) * means
+        self.centres[present] = torch.where(self.seen[present, None], moved, means)
+        self.seen[present] = True
+
+
+def close(states: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
+    """(r, d) states, (r, d) the centre of each one's token: mean squared distance, per dimension."""
+    return (states - centres).square().mean()
+
+
+def away(means: torch.Tensor) -> torch.Tensor:
+    """Minus the mean squared distance of all pairs of (c, d) means, per dimension; 0 for one alone."""
+    if len(means) < 2:
+        return means.sum() * 0.0
+    # over all ordered pairs, |a - b|^2 adds up to 2 c^2 times the variance
+    c = len(means)
+    return -2 * c / (c - 1) * means.var(0, correction=0).mean()
+
+
+def k_means(rows: torch.Tensor, count: int, draws: NoiseStream) -> torch.Tensor:
+    """(r,) the cluster of each row, by Lloyd's rounds from rows that are drawn; an empty cluster keeps its centre."""
+    centres = rows[torch.from_numpy(draws.order(len(rows))[:count])]
+    nearest = torch.zeros(len(rows), dtype=torch.long)
+    for _ in range(ROUNDS):
+        nearest = (rows @ centres.T - centres.square().sum(1) / 2).argmax(1)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, rows)
+        counts = torch.bincount(nearest, minlength=len(centres))[:, None]
+        centres = torch.where(counts > 0, sums / counts.clamp_min(1), centres)
+    return nearest
+
+
+@dataclass(frozen=True)
+class TextObfuscator(EncoderDefence):
+    """clip: the bound on a state's mean absolute coordinate, None for no bound. scale: of the Laplace noise, on each
+    coordinate. clusters: how many at most."""
+
+    layer: int | None = limited(3, whole=True)
+    gamma_close: float = limited(0.03)
+    gamma_away: float = limited(0.01)
+    clusters: int = limited(100, least=1, whole=True)
+    clip: float | None = limited(1.0, above=0)
+    scale: float = limited(0.5)
+    training: HalvesTraining = field(default_factory=lambda: HalvesTraining(batch_size=128))
+
+    name: ClassVar[str] = "textobfuscator"
+    paper: ClassVar[Paper] = papers.TEXTOBFUSCATOR.but(
+        "States are bounded in L1 before the noise; without a bound no guarantee is possible.",
+        "Clusters are k-means of the public table alone, for every task.",
+        "Both losses are per dimension; centres are running means, not parameters.",
+        "The scale of the noise is ours: the paper searches it, and ObfusLM's Table 8 does not name it.",
+    )
+
+    @property
+    def guarantee(self) -> str | None:
+        if self.clip is None or self.scale == 0:
+            return None
+        return (
+            f"each text sent is e-DP for one text replaced by any other of the same length, with e = "
+            f"{upward(2 * self.clip / self.scale)} x dimensions x tokens, a budget too large to be relied on; sending "
+            "more adds up; nothing is claimed for the texts and labels that the halves were trained with"
+        )
+
+    @property
+    def added_noise(self) -> AddedNoise | None:
+        return AddedNoise("laplace", self.scale, self.clip, "row") if self.scale else None
+
+    def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
+        bound = None if self.clip is None else self.clip * hidden.shape[1]
+        bounded = hidden if bound is None else clipping.rows_l1(hidden, bound)
+        if self.scale == 0:
+            return bounded.to(hidden.dtype)
+        return grid.in_place_of(bounded, grid.laplace(bounded, self.scale, draws.stream, bound)).to(hidden.dtype)
+
+    def aids(self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot) -> torch.nn.Module:
+        table = base.read(of(base).table).float()
+        occurring = torch.from_numpy(np.unique(encoded.ids.ids))
+        count = min(self.clusters, len(occurring))
+        cluster = torch.zeros(len(table), dtype=torch.long)
+        cluster[occurring] = k_means(table[occurring], count, root.draws("clusters"))
+        return Centres(cluster, count, lower.width)
+
+    def extra(self, step: TrainingStep, sent: torch.Tensor, aids: torch.nn.Module) -> torch.Tensor:
+        assert isinstance(aids, Centres)
+        states, clusters = step.hidden[step.mask], aids.cluster[step.ids[step.mask]]
+        means, present = aids.means(states, clusters)
+        aids.follow(means.detach(), present)
+        return self.gamma_close * close(states, aids.centres[clusters]) + self.gamma_away * away(means)

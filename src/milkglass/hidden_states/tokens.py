@@ -1,0 +1,115 @@
+"""Texts to public ids and padded batches: the model's own fast tokenizer, and nothing secret.
+
+What this module does not know: defences. What looks like a special token in a text is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from milkglass.errors import EmptyText, ModelError, TooLong, UsageError
+from milkglass.models.checkpoint import read_json
+from milkglass.models.tokenizer import load_tokenizer, longest
+from milkglass.sequences import Ids, Sequences
+
+TOKENS = 4096  # in a batch that is only read, padding included
+
+
+@dataclass(frozen=True)
+class TokenizedTexts:
+    """Public ids of texts, special tokens included; types (total,), 1 in a second text, None where there are none."""
+
+    ids: Sequences
+    types: Ids | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class PaddedBatch:
+    """Padded at the right: ids, mask (bool) and types are (b, t); numbers (b,): which texts these are."""
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    types: torch.Tensor | None
+    numbers: Ids
+
+
+def batch_of(encoded: TokenizedTexts, numbers: Ids, pad: int) -> PaddedBatch:
+    """The texts of these numbers, in this order."""
+    lengths = encoded.ids.lengths[numbers]
+    starts = np.cumsum(encoded.ids.lengths)[numbers] - lengths
+    steps = np.arange(int(lengths.max()))
+    mask = steps < lengths[:, None]
+    places = np.where(mask, starts[:, None] + steps, 0)
+    ids = np.where(mask, encoded.ids.ids[places], pad)
+    types = None if encoded.types is None else torch.from_numpy(np.where(mask, encoded.types[places], 0))
+    return PaddedBatch(torch.from_numpy(ids), torch.from_numpy(mask), types, numbers)
+
+
+def in_batches(encoded: TokenizedTexts, pad: int, tokens: int = TOKENS) -> Iterator[PaddedBatch]:
+    """All texts, alike in length together."""
+    for numbers in grouped(encoded.ids.lengths, tokens):
+        yield batch_of(encoded, numbers, pad)
+
+
+def grouped(lengths: Ids, tokens: int = TOKENS) -> Iterator[Ids]:
+    """Numbers of texts, the shortest first, as many at a time as fit in `tokens` when they are padded; one at least."""
+    order = np.argsort(lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and (stop + 1 - start) * int(lengths[order[stop]]) <= tokens:
+            stop += 1
+        yield order[start:stop].astype(np.int64)
+        start = stop
+
+
+@dataclass(frozen=True)
+class PublicTokenizer:
+    """A public tokenizer. limit: tokens at most. size: ids that the model has a row for."""
+
+    tokenizer: Any
+    limit: int
+    size: int
+
+    @classmethod
+    def open(cls, folder: Path, max_length: int) -> PublicTokenizer:
+        tokenizer, config = load_tokenizer(folder), read_json(folder / "config.json")
+        return cls(tokenizer, min(longest(folder, tokenizer), max_length), int(config["vocab_size"]))
+
+    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None, cut: bool = False) -> TokenizedTexts:
+        """Raises EmptyText or, unless `cut`, TooLong; each names the text's number, from 1."""
+        if pairs is not None and len(pairs) != len(texts):
+            raise UsageError(f"{len(texts)} texts and {len(pairs)} pairs", "give one pair a text")
+        if not texts:
+            return TokenizedTexts(Sequences.of([]))
+        requested = (list(texts), None if pairs is None else list(pairs))
+        options = {"truncation": True, "max_length": self.limit} if cut else {"truncation": False}
+        batch = self.tokenizer(*requested, padding=False, verbose=False, split_special_tokens=True, **options)
+        ids = Sequences.of(batch["input_ids"])
+        self._require(ids, self.tokenizer.num_special_tokens_to_add(pair=pairs is not None))
+        types = batch.get("token_type_ids") if pairs is not None else None
+        return TokenizedTexts(
+            ids, None if types is None else np.concatenate([np.asarray(one, np.int64) for one in types])
+        )
+
+    def _require(self, ids: Sequences, special: int) -> None:
+        if (ids.lengths <= special).any():
+            raise EmptyText.of(int((ids.lengths <= special).argmax()), "has no token", "leave empty texts out")
+        if (ids.lengths > self.limit).any():
+            first = int((ids.lengths > self.limit).argmax())
+            fault = f"is {ids.lengths[first]} tokens long, at most {self.limit} fit"
+            raise TooLong.of(first, fault, "shorten it, or raise max_length if the model takes more")
+        if ids.ids.size and int(ids.ids.max()) >= self.size:
+            raise ModelError(
+                f"the tokenizer gives id {int(ids.ids.max())}, the model's table ends at {self.size - 1}",
+                "resize the model's embeddings to its tokenizer",
+            )

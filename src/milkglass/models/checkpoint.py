@@ -1,0 +1,123 @@
+"""A Hugging Face model folder: its configs, where each tensor lies, and the digest that names the model.
+
+Knows nothing of schemes, keys or architectures. Refuses pickled weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsafeWeights
+from milkglass.models.safetensors_file import DTYPES, TensorRef, read_bytes, read_header
+from milkglass.progress import Progress
+
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A Hugging Face model folder: its config and where each tensor lies."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any] | None
+    tensors: Mapping[str, TensorRef] = field(repr=False)
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        """Raises ModelNotFound, UnsafeWeights or CorruptCheckpoint."""
+        if not (folder / "config.json").is_file():
+            raise ModelNotFound(f"{folder} has no config.json", "give the folder of a Hugging Face checkpoint")
+        tensors: dict[str, TensorRef] = {}
+        for name in shard_names(folder):
+            result = read_header(folder / name)
+            if twice := sorted(result.keys() & tensors.keys()):  # one of the two would be read, the other shipped
+                raise CorruptCheckpoint(f"{twice[0]!r} is in two files of {folder.name}", "fetch the model again")
+            tensors.update(result)
+        generation = folder / "generation_config.json"
+        return cls(
+            folder,
+            read_json(folder / "config.json"),
+            read_json(generation) if generation.is_file() else None,
+            tensors,
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The one that most of the weights, by size, are stored in."""
+        sizes: dict[str, int] = {}
+        for ref in self.tensors.values():
+            sizes[ref.dtype] = sizes.get(ref.dtype, 0) + ref.bytes
+        return DTYPES[max((name for name in sizes if name in DTYPES), key=lambda name: sizes[name], default="F32")]
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted({ref.file for ref in self.tensors.values()})
+
+    def read(self, name: str) -> torch.Tensor:
+        """The whole tensor, in its own dtype, in memory of our own (one copy, not a mapping)."""
+        ref = self.tensors[name]
+        if ref.dtype not in DTYPES:
+            raise CorruptCheckpoint(f"{name} is stored as {ref.dtype}", f"convert it to one of {', '.join(DTYPES)}")
+        buffer = bytearray(ref.bytes)
+        at = 0
+        for chunk in read_bytes(ref):
+            buffer[at : at + len(chunk)] = chunk
+            at += len(chunk)
+        return torch.frombuffer(buffer, dtype=DTYPES[ref.dtype]).reshape(ref.shape)
+
+    def digest(self, progress: Progress | None = None) -> str:
+        """`sha256:...` over each tensor's name, dtype, shape and bytes: the same however the model is sharded."""
+        whole = hashlib.sha256()
+        for name in sorted(self.tensors):
+            ref = self.tensors[name]
+            one = hashlib.sha256()
+            for chunk in read_bytes(ref):
+                one.update(chunk)
+                if progress:
+                    progress(len(chunk))
+            whole.update(json.dumps([name, ref.dtype, list(ref.shape), one.hexdigest()]).encode())
+        return f"sha256:{whole.hexdigest()}"
+
+
+def shard_names(folder: Path) -> list[str]:
+    """The safetensors files of a model folder. Index entries are plain names: a path in one is refused."""
+    if (folder / INDEX).is_file():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CorruptCheckpoint(f"{INDEX} has no weight_map", "fetch the model again")
+        names = sorted({str(name) for name in weight_map.values()})
+        for name in names:
+            if Path(name).name != name or len(name.encode("utf-8", "replace")) > 255 or not (folder / name).is_file():
+                raise CorruptCheckpoint(f"{INDEX} names {name!r}, which is not in the folder", "fetch the model again")
+        return names
+    if (folder / "model.safetensors").is_file():
+        return ["model.safetensors"]
+    pickled = [p.name for p in folder.glob("*.bin")] + [p.name for p in folder.glob("*.pt*")]
+    if pickled:
+        raise UnsafeWeights(
+            f"{folder.name} holds only pickled weights ({pickled[0]}), which run code when they are read",
+            "convert them with model.save_pretrained(folder) on a machine that you can lose",
+        )
+    raise ModelNotFound(f"{folder} holds no model.safetensors", "give the folder of a Hugging Face checkpoint")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CorruptCheckpoint(f"{path.name} is not JSON", "fetch the model again") from error
+    if not isinstance(value, dict):
+        raise CorruptCheckpoint(f"{path.name} is not a JSON object", "fetch the model again")
+    return value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")

@@ -1,0 +1,38 @@
+"""What a scheme may know of a model family: which tensors are indexed by token id, and which ids must not move.
+
+One file is one family. A scheme asks `of(checkpoint)` and never tests a model's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from milkglass.errors import UnsupportedModel
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import bert, distilbert, gpt2, llama, roberta
+from milkglass.models.families.family import Architecture, Family
+
+FAMILIES: tuple[Family, ...] = (bert.BERT, roberta.ROBERTA, distilbert.DISTILBERT, gpt2.GPT2, llama.LLAMA)
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """Raises UnsupportedModel, naming the model type and what is supported."""
+    model_type = str(config.get("model_type", "(none)"))
+    for family in FAMILIES:
+        if model_type in family.model_types:
+            return family
+    known = ", ".join(sorted(name for family in FAMILIES for name in family.model_types))
+    raise UnsupportedModel(
+        f"model type {model_type!r} is not supported: no file in architectures/ says which of its tensors are indexed "
+        "by token id",
+        f"supported: {known}",
+    )
+
+
+def of(checkpoint: Checkpoint) -> Architecture:
+    """Find the tables of this checkpoint. Raises UnsupportedModel when one that its family needs is missing."""
+    return family_of(checkpoint.config).locate(checkpoint)
+
+
+__all__ = ["FAMILIES", "Architecture", "Family", "family_of", "of"]

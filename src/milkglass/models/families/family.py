@@ -1,0 +1,97 @@
+"""A model family, and one model of it with its token-indexed tensors found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from milkglass.errors import UnsupportedModel
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families.residual import Residual, StreamNames
+from milkglass.models.safetensors_file import DTYPES
+
+Kind = Literal["encoder", "decoder"]
+
+
+def _none(config: Mapping[str, Any]) -> tuple[int, ...]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One model: every tensor whose first dimension is the vocabulary.
+
+    `table` is the input embedding E (n, d); `heads` are output embeddings H (n, d), empty when tied or absent;
+    `biases` are output biases (n,). All are permuted and mixed the same way, so that tied stays tied.
+    """
+
+    family: Family
+    kind: Kind
+    vocab_size: int
+    table: str
+    heads: tuple[str, ...]
+    biases: tuple[str, ...]
+    pinned: tuple[int, ...]
+
+    @property
+    def touched(self) -> tuple[str, ...]:
+        return (self.table, *self.heads, *self.biases)
+
+    def residual(self, checkpoint: Checkpoint) -> Residual:
+        """What touches the residual stream. Raises UnsupportedModel, with the reason, where it cannot be mixed."""
+        if isinstance(self.family.stream, str):
+            raise UnsupportedModel(
+                f"the dimensions of {self.family.name} cannot be mixed: {self.family.stream}",
+                "use ObfusLM without plus",
+            )
+        return Residual.of(self.family.stream, checkpoint, self.touched)
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a family names its tensors. Names are matched at the end of a tensor's full name, after a dot.
+
+    `pinned` gives the ids that must keep their place, because the architecture uses the *number* itself. `stream` says
+    what touches the residual stream, or why its dimensions cannot be mixed.
+    """
+
+    name: str
+    kind: Kind
+    model_types: tuple[str, ...]
+    table: tuple[str, ...]
+    stream: StreamNames | str
+    heads: tuple[str, ...] = ()
+    biases: tuple[str, ...] = ()
+    pinned: Callable[[Mapping[str, Any]], tuple[int, ...]] = _none
+
+    def locate(self, checkpoint: Checkpoint) -> Architecture:
+        tables = _matching(checkpoint, self.table)
+        if len(tables) != 1:
+            raise UnsupportedModel(
+                f"this {self.name} checkpoint has {len(tables)} tensors named {' or '.join(self.table)}, 1 is needed",
+                "give a checkpoint of the plain architecture, not of an adapter or a multimodal wrapper",
+            )
+        ref = checkpoint.tensors[tables[0]]
+        if ref.dtype not in DTYPES:
+            raise UnsupportedModel(
+                f"the embedding table is stored as {ref.dtype}; {', '.join(DTYPES)} are supported",
+                "quantised tables cannot be mixed: start from the unquantised model",
+            )
+        if "quantization_config" in checkpoint.config:
+            raise UnsupportedModel("this checkpoint is quantised", "start from the unquantised model")
+        heads, biases = _matching(checkpoint, self.heads), _matching(checkpoint, self.biases)
+        for name in (*heads, *biases):
+            rows = checkpoint.tensors[name].shape[0]
+            if rows != ref.shape[0]:
+                raise UnsupportedModel(
+                    f"{name} has {rows} rows and the embedding table {ref.shape[0]}",
+                    "tables of different sizes are not supported: resize the model's embeddings first",
+                )
+        return Architecture(
+            self, self.kind, ref.shape[0], tables[0], heads, biases, tuple(self.pinned(checkpoint.config))
+        )
+
+
+def _matching(checkpoint: Checkpoint, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(t for t in sorted(checkpoint.tensors) if any(t == n or t.endswith("." + n) for n in names))

@@ -1,0 +1,12 @@
+"""GPT-2: decoder with learned positions, the head tied to the table."""
+
+from milkglass.models.families.family import Family
+
+GPT2 = Family(
+    name="GPT-2",
+    kind="decoder",
+    model_types=("gpt2",),
+    table=("wte.weight",),
+    stream="its layer norms subtract the mean over the dimensions, which mixing them does not keep",
+    heads=("lm_head.weight",),
+)

@@ -1,0 +1,44 @@
+"""The Llama family: rotary positions, RMS norms, a head that is tied or not.
+
+Gemma multiplies its embeddings by sqrt(d) after the look-up: a scale commutes with mixing rows, so nothing is special
+about it here.
+"""
+
+from milkglass.models.families.family import Family
+from milkglass.models.families.residual import StreamNames
+
+_ATTENTION, _MLP = "input_layernorm.weight", "post_attention_layernorm.weight"
+_SANDWICH = "it norms what its layers write as well, and these gains cannot be folded into what reads"
+STREAM = StreamNames(
+    readers={
+        "self_attn.q_proj.weight": _ATTENTION,
+        "self_attn.k_proj.weight": _ATTENTION,
+        "self_attn.v_proj.weight": _ATTENTION,
+        "mlp.gate_proj.weight": _MLP,
+        "mlp.up_proj.weight": _MLP,
+    },
+    writers=("self_attn.o_proj.weight", "mlp.down_proj.weight"),
+    biases=("self_attn.o_proj.bias", "mlp.down_proj.bias"),
+    final="norm.weight",
+    inside=(
+        "self_attn.q_proj.bias",
+        "self_attn.k_proj.bias",
+        "self_attn.v_proj.bias",
+        "self_attn.q_norm.weight",
+        "self_attn.k_norm.weight",
+        "mlp.gate_proj.bias",
+        "mlp.up_proj.bias",
+        "rotary_emb.inv_freq",
+    ),
+    unit={"gemma": 1.0},
+    without={"gemma2": _SANDWICH, "gemma3_text": _SANDWICH},
+)
+
+LLAMA = Family(
+    name="Llama family",
+    kind="decoder",
+    model_types=("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3"),
+    table=("embed_tokens.weight",),
+    stream=STREAM,
+    heads=("lm_head.weight",),
+)

@@ -1,0 +1,89 @@
+"""What touches the residual stream: which tensors read its d dimensions, which write to them, and the norms between.
+
+Needed by a scheme that mixes these dimensions (ObfusLM+). A tensor that this file cannot name is a reason to refuse: it
+might read the stream, and the model would silently be another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from milkglass.errors import UnsupportedModel
+from milkglass.models.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class StreamNames:
+    """How a family names what touches the stream, each by the end of its name.
+
+    readers: matrices (g, d) by the norm of their own layer whose gain stands before them. writers: (d, h), and their
+    biases (d,). final: the norm before the head. inside: tensors that never meet the stream, though a size of theirs
+    may be d by chance. unit: a gain is what is stored plus this (Gemma stores it less one). without: model types of the
+    family that cannot be mixed, and why.
+    """
+
+    readers: Mapping[str, str]
+    writers: tuple[str, ...]
+    biases: tuple[str, ...]
+    final: str
+    inside: tuple[str, ...]
+    unit: Mapping[str, float]
+    without: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Residual:
+    """One checkpoint's. readers: by name the norm that stands before each. norms: of the layers, and the final one."""
+
+    width: int
+    readers: Mapping[str, str]
+    writers: tuple[str, ...]
+    biases: tuple[str, ...]
+    norms: tuple[str, ...]
+    final: str
+    unit: float
+
+    @classmethod
+    def of(cls, stream: StreamNames, checkpoint: Checkpoint, tables: tuple[str, ...]) -> Residual:
+        """tables: the tensors that are indexed by token id. Raises UnsupportedModel."""
+        kind = str(checkpoint.config.get("model_type"))
+        if reason := stream.without.get(kind):
+            raise UnsupportedModel(f"the dimensions of {kind} cannot be mixed: {reason}", "use ObfusLM without plus")
+        names = [name for name in checkpoint.tensors if name not in tables]
+        final = _one(names, stream.final)
+        readers = {
+            name: _sibling(name, norm) for name in names for end, norm in stream.readers.items() if _ends(name, end)
+        }
+        writers = tuple(name for name in names if any(_ends(name, end) for end in stream.writers))
+        biases = tuple(name for name in names if any(_ends(name, end) for end in stream.biases))
+        norms = (*sorted(set(readers.values())), final)
+        known = {*readers, *writers, *biases, *norms}
+        for name in names:
+            if name not in known and not any(_ends(name, end) for end in stream.inside):
+                raise UnsupportedModel(
+                    f"{name} may meet the residual stream, and nothing says how", "use ObfusLM without plus"
+                )
+        if lost := sorted(known - set(names)):
+            raise UnsupportedModel(f"{lost[0]} is missing", "fetch the model again")
+        width = checkpoint.tensors[final].shape[0]
+        return cls(width, readers, writers, biases, norms, final, stream.unit.get(kind, 0.0))
+
+
+def _ends(name: str, end: str) -> bool:
+    return name == end or name.endswith("." + end)
+
+
+def _one(names: list[str], end: str) -> str:
+    """The tensor of that name outside all layers."""
+    result = [name for name in names if _ends(name, end) and not re.search(r"\.\d+\.", name)]
+    if len(result) != 1:
+        raise UnsupportedModel(f"there are {len(result)} tensors named {end}, 1 is needed", "use ObfusLM without plus")
+    return result[0]
+
+
+def _sibling(name: str, norm: str) -> str:
+    """The norm of the layer that `name` is in."""
+    layer = re.match(r"(.*\.\d+\.)", name)
+    return f"{layer[1] if layer else ''}{norm}"

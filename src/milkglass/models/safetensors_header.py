@@ -1,0 +1,216 @@
+"""The header of a safetensors file, every claim checked against the file. Imports no torch.
+
+Accepted is what the safetensors library accepts, or less: JSON in UTF-8 that begins with a brace, no key twice, in each
+tensor's entry `dtype`, `shape` and `data_offsets` and nothing else. So `__metadata__` is the only place for notes, and
+`has_notes` sees all of them. What JSON builds from the header is bounded before it is built (`_require_bounded`): files
+come from strangers, and an empty object takes twenty times the memory of its text.
+
+What this module does not know: models, and what a tensor holds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+from milkglass.errors import CorruptCheckpoint
+from milkglass.unique_keys import unique_keys
+
+if TYPE_CHECKING:
+    import torch
+
+WIDTH = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+         "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
+METADATA = "__metadata__"
+PLAIN = {"format": "pt"}  # the only note that a file of ours carries
+ENTRY = {"dtype", "shape", "data_offsets"}
+MAX_HEADER = 25_000_000  # bytes; a model of 100,000 tensors needs about 12 MB
+MAX_RANK, MAX_DIMENSION = 8, 1 << 40
+MAX_TENSORS = 200_000
+MAX_STRINGS = 6 * MAX_TENSORS  # a tensor takes 5, the rest is for notes
+MAX_OUTLINE = 3 * MAX_TENSORS + 64  # characters; a tensor takes 3, a note 2
+MAX_IRREGULAR = 64  # lists and objects that are not part of a tensor's entry; a sound header has 2
+NOT_OUTLINE = bytes(set(range(256)) - set(b'"{}[],:'))
+STRING = re.compile(rb'"[^"]*"?')
+LISTS = tuple(b"[" + b"," * commas + b"]" for commas in reversed(range(MAX_RANK)))
+ENTRIES = (b"{:,:L,:L}", b"{:L,:,:L}", b"{:L,:L,:}")  # outlines of an entry; the field without L is dtype
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """Where a tensor lies.
+
+    Attributes:
+        name: the tensor's.
+        file: the safetensors file.
+        dtype: in safetensors' names.
+        shape: its dimensions.
+        start: in bytes from the file's beginning.
+        stop: likewise, after its last byte.
+    """
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def bytes(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        from milkglass.models.safetensors_file import DTYPES
+
+        return DTYPES[self.dtype]
+
+
+def read_header(path: Path) -> dict[str, TensorRef]:
+    """The tensors of one safetensors file by name.
+
+    Raises CorruptCheckpoint when it is cut off, overlaps, or is not a safetensors file at all.
+    """
+    return read_all(path)[0]
+
+
+def has_notes(path: Path) -> bool:
+    """Whether a file carries notes of whoever wrote it. Raises CorruptCheckpoint as `read_header` does."""
+    return read_all(path)[1] != PLAIN
+
+
+def read_all(path: Path) -> tuple[dict[str, TensorRef], dict[str, str]]:
+    """The tensors and the notes of one safetensors file, each by name, from one parse; notes of a file without any are
+    PLAIN. Raises CorruptCheckpoint as `read_header` does."""
+    table, base, size = _table(path)
+    notes = table.pop(METADATA, PLAIN)
+    result = {name: _tensor_ref(path, name, entry, base, size) for name, entry in table.items()}
+    _require_contiguous(path, list(result.values()), base, size)
+    return result, notes
+
+
+def parse_table(header: bytes, name: str) -> dict[str, Any]:
+    """The header's JSON as a table: of each tensor an entry, and perhaps `__metadata__`, strings by name.
+
+    name: the file's, for messages. Entries are not checked any further. Raises CorruptCheckpoint.
+    """
+    if not header.startswith(b"{"):
+        raise CorruptCheckpoint(f"the header of {name} does not begin with a brace", "save or fetch it again")
+    _require_bounded(header, name)
+    try:
+        table: dict[str, Any] = json.loads(
+            header.decode("utf-8"),
+            object_pairs_hook=unique_keys,
+            parse_int=_whole,
+            parse_float=_not_whole,
+            parse_constant=_not_whole,
+        )
+        notes = table.get(METADATA, {})
+        if not isinstance(notes, dict) or not all(isinstance(value, str) for value in notes.values()):
+            raise ValueError("the metadata are not strings by name")
+        "".join([*table, *notes, *notes.values()]).encode("utf-8")  # half a surrogate pair is not text
+    except (ValueError, RecursionError) as error:
+        raise CorruptCheckpoint(
+            f"the header of {name} is not JSON as safetensors has it", "save or fetch it again"
+        ) from error
+    return table
+
+
+def _require_bounded(header: bytes, name: str) -> None:
+    """Refuse a header with more strings, values, lists or levels than the entries of MAX_TENSORS tensors have.
+
+    Takes a few copies of `header` at most, whatever is in it. It need not be JSON: where this reads a text in another
+    way than the JSON reader does, that reader has stopped before.
+    """
+    hint = "save it again with safetensors, in smaller files"
+    text = header.replace(rb"\\", b"").replace(rb"\"", b"")  # now a quote begins or ends a string
+    strings = (text.count(b'"') + 1) // 2
+    if strings > MAX_STRINGS:
+        raise CorruptCheckpoint(f"the header of {name} has {strings} strings, at most {MAX_STRINGS} are read", hint)
+    outline = _outline(text)
+    if len(outline) > MAX_OUTLINE:
+        raise CorruptCheckpoint(f"the header of {name} has more values than {MAX_TENSORS} tensors need", hint)
+    irregular = outline.count(b"{") + outline.count(b"[")
+    if irregular > MAX_IRREGULAR:
+        raise CorruptCheckpoint(
+            f"the header of {name} has {irregular} lists and objects that do not describe a tensor, "
+            f"at most {MAX_IRREGULAR} are read",
+            hint,
+        )
+
+
+def _outline(text: bytes) -> bytes:
+    """The punctuation of JSON without escaped quotes: strings and other scalars dropped, L for a short list of scalars,
+    E for an object with the fields of a tensor's entry. `{"a":{"dtype":"U8","shape":[1],...}}` gives `{:E}`.
+
+    The letters keep what is nested in a list or an entry from passing as one.
+    """
+    outline = STRING.sub(b"", text.translate(None, NOT_OUTLINE))
+    for one in LISTS:
+        outline = outline.replace(one, b"L")
+    for one in ENTRIES:
+        outline = outline.replace(one, b"E")
+    return outline
+
+
+def _whole(text: str) -> int:
+    if text.startswith("-"):
+        raise ValueError("a number is negative")
+    return int(text)
+
+
+def _not_whole(text: str) -> NoReturn:
+    raise ValueError("a number is not a whole number")
+
+
+def _table(path: Path) -> tuple[dict[str, Any], int, int]:
+    """The header's table, where the tensors begin, and the file's size, in bytes."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+        if not 2 <= length <= min(MAX_HEADER, size - 8):
+            raise CorruptCheckpoint(f"{path.name} is not a safetensors file", "save the weights with safetensors")
+        return parse_table(file.read(length), path.name), 8 + length, size
+
+
+def _tensor_ref(path: Path, name: str, entry: Any, base: int, size: int) -> TensorRef:
+    """Every number is bounded before it is used: products of absurd ones take minutes by themselves."""
+    if not isinstance(entry, dict) or set(entry) != ENTRY:
+        raise CorruptCheckpoint(
+            f"{path.name} describes a tensor by other fields than {', '.join(sorted(ENTRY))}", "save or fetch it again"
+        )
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in WIDTH:
+        raise CorruptCheckpoint(f"{path.name} holds a dtype that is not known", f"known: {', '.join(WIDTH)}")
+    if not _numbers(shape) or len(shape) > MAX_RANK or not all(n < MAX_DIMENSION for n in shape):
+        raise CorruptCheckpoint(f"{path.name} holds a shape that is none", "save or fetch it again")
+    if not _numbers(offsets) or len(offsets) != 2:
+        raise CorruptCheckpoint(f"{path.name} gives a tensor no two offsets", "save or fetch it again")
+    begin, end = offsets
+    if base + end > size:
+        raise CorruptCheckpoint(f"{path.name} is cut off: it has {size} bytes and needs more", "fetch it again")
+    if begin > end or end - begin != math.prod(shape) * WIDTH[dtype]:
+        raise CorruptCheckpoint(f"{path.name} gives a tensor a size that is not its shape's", "fetch it again")
+    return TensorRef(name, path, dtype, tuple(shape), base + begin, base + end)
+
+
+def _numbers(value: Any) -> bool:
+    """Whether it is a list of whole numbers; true and false are none."""
+    return isinstance(value, list) and all(type(n) is int for n in value)
+
+
+def _require_contiguous(path: Path, refs: list[TensorRef], at: int, size: int) -> None:
+    for ref in sorted(refs, key=lambda r: (r.start, r.stop)):
+        if ref.start != at:
+            raise CorruptCheckpoint(f"{path.name} has overlapping tensors or holes", "fetch it again")
+        at = ref.stop
+    if at != size:
+        raise CorruptCheckpoint(f"{path.name} has {size - at} bytes after its last tensor", "fetch it again")

@@ -1,0 +1,213 @@
+"""Build a checkpoint folder beside its place, go on after a kill, rename at the end.
+
+`rewrite` makes a whole folder in which some tensors are replaced; `write_delta` only those tensors; `assemble` puts a
+delta and its base together again (this is what a server does with a delta).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
+from milkglass.models.checkpoint import INDEX, Checkpoint, read_json, write_json
+from milkglass.models.safetensors_file import DTYPES, RowBlocks, TensorRef, has_notes, read_header, write_safetensors
+from milkglass.progress import Progress
+
+DELTA_WEIGHTS = "delta.safetensors"
+DELTA_CONFIG = "delta.json"
+DELTA_FORMAT = "milkglass-delta/1"
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A hard link where the file system allows it, else a copy. The files of a checkpoint are never edited in place."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+@dataclass
+class Staging:
+    """A folder that is built beside its place and renamed at the end; a killed run goes on where it stopped.
+
+    `job` identifies what is built: a staging folder left by another job is thrown away.
+    """
+
+    target: Path
+    job: str
+
+    def __post_init__(self) -> None:
+        if self.target.exists():
+            raise UsageError(f"{self.target} exists already", "give a new folder, or remove that one first")
+        self.folder = self.target.with_name(f".{self.target.name}.partial")
+        self._log = self.folder / "staging.json"
+        self.done: set[str] = set()
+        if self._log.is_file():
+            state = read_json(self._log)
+            if state.get("job") == self.job:
+                self.done = set(state["done"])
+                return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self._save()
+
+    def _save(self) -> None:
+        partial = self._log.with_suffix(".tmp")
+        write_json(partial, {"job": self.job, "done": sorted(self.done)})
+        partial.replace(self._log)
+
+    def finish(self, name: str) -> None:
+        self.done.add(name)
+        self._save()
+
+    def commit(self) -> None:
+        self._log.unlink()
+        self.folder.rename(self.target)
+
+
+@dataclass(frozen=True)
+class Configs:
+    """The JSON files of a folder that is written; `generation` is None when the model has none."""
+
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any] | None
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / "config.json", self.config)
+        if self.generation is not None:
+            write_json(folder / "generation_config.json", self.generation)
+
+
+def resized(base: Checkpoint, names: Iterable[str], rows: int) -> Checkpoint:
+    """The checkpoint with room for so many rows in these tensors: each must then be replaced, its own bytes are
+    fewer."""
+    tensors = dict(base.tensors)
+    for name in names:
+        ref = tensors[name]
+        if ref.shape[0] != rows:
+            stop = ref.start + ref.bytes // ref.shape[0] * rows
+            tensors[name] = replace(ref, shape=(rows, *ref.shape[1:]), stop=stop)
+    return replace(base, tensors=tensors)
+
+
+def fits(old: TensorRef, new: TensorRef) -> bool:
+    """Whether one may stand in the place of the other: of its kind, with as many rows, or more (aliases)."""
+    shapes = bool(new.shape) and old.shape[1:] == new.shape[1:] and len(old.shape) == len(new.shape)
+    return old.dtype == new.dtype and shapes and new.shape[0] >= old.shape[0]
+
+
+def rewrite(
+    base: Checkpoint,
+    replaced: Mapping[str, RowBlocks],
+    configs: Configs,
+    staging: Staging,
+    progress: Progress | None = None,
+    links: bool = False,
+) -> None:
+    """Write the whole model. Nothing else of the base folder comes along: no tokenizer, no README, no metadata.
+
+    links: shards without a replaced tensor and without notes may be hard links to the base's. Only where nobody writes
+    into the folder later: whoever does would change the base.
+    """
+    for file in base.files:
+        refs = [ref for ref in base.tensors.values() if ref.file == file]
+        if file.name in staging.done:
+            _count(refs, progress)
+            continue
+        if links and not any(ref.name in replaced for ref in refs) and not has_notes(file):
+            link_or_copy(file, staging.folder / file.name)
+            _count(refs, progress)
+        else:
+            write_safetensors(staging.folder / file.name, refs, replaced, progress)
+        staging.finish(file.name)
+    if (index := index_of(base)) is not None:
+        write_json(staging.folder / INDEX, index)
+    configs.write(staging.folder)
+    staging.commit()
+
+
+def index_of(base: Checkpoint) -> dict[str, Any] | None:
+    """What a rewritten folder's index says: where each tensor lies, how many bytes they have, and nothing that somebody
+    wrote into the base's. None when the base has none."""
+    if not (base.folder / INDEX).is_file():
+        return None
+    total = sum(ref.bytes for ref in base.tensors.values())
+    return {
+        "metadata": {"total_size": total},
+        "weight_map": {name: ref.file.name for name, ref in base.tensors.items()},
+    }
+
+
+def _count(refs: list[TensorRef], progress: Progress | None) -> None:
+    if progress:
+        progress(sum(ref.bytes for ref in refs))
+
+
+def write_delta(
+    base: Checkpoint,
+    digest: str,
+    replaced: Mapping[str, RowBlocks],
+    configs: Configs,
+    staging: Staging,
+    progress: Progress | None = None,
+) -> None:
+    """Write only what changed, and the digest of the model that it belongs to."""
+    if DELTA_WEIGHTS not in staging.done:
+        refs = [base.tensors[name] for name in sorted(replaced)]
+        write_safetensors(staging.folder / DELTA_WEIGHTS, refs, replaced, progress)
+        staging.finish(DELTA_WEIGHTS)
+    write_json(staging.folder / DELTA_CONFIG, {"format": DELTA_FORMAT, "base": digest})
+    configs.write(staging.folder)
+    staging.commit()
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor that is read from another file, in blocks of rows."""
+
+    ref: TensorRef
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        step = self.ref.bytes // self.ref.shape[0]
+        with self.ref.file.open("rb") as file:
+            file.seek(self.ref.start + start * step)
+            raw = file.read((stop - start) * step)
+        return torch.frombuffer(bytearray(raw), dtype=self.ref.torch_dtype).reshape(-1, *self.ref.shape[1:])
+
+
+def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, progress: Progress | None = None) -> None:
+    """Put `delta` (a folder that `write_delta` made) and its base together in `target`.
+
+    Raises WrongBaseModel when the delta was made of another model, CorruptCheckpoint when its tensors do not fit.
+    """
+    about = read_json(delta / DELTA_CONFIG)
+    if about.get("format") != DELTA_FORMAT:
+        raise CorruptCheckpoint(f"delta format {about.get('format')!r} is not known", f"this reads {DELTA_FORMAT}")
+    if about.get("base") != base_digest:
+        raise WrongBaseModel(
+            f"this delta belongs to the base model {about.get('base')}, not to {base_digest}",
+            "put the right base model among the server's base models",
+        )
+    changed = read_header(delta / DELTA_WEIGHTS)
+    generation = delta / "generation_config.json"
+    configs = Configs(read_json(delta / "config.json"), read_json(generation) if generation.is_file() else None)
+    size = configs.config.get("vocab_size")
+    for name, ref in changed.items():
+        old = base.tensors.get(name)
+        same = old is not None and fits(old, ref) and (old.shape == ref.shape or ref.shape[0] == size)
+        if not same or ref.dtype not in DTYPES:
+            raise CorruptCheckpoint(f"the delta's tensor {name!r} does not fit the base model", "make the delta again")
+    larger = {name for name, ref in changed.items() if ref.shape != base.tensors[name].shape}
+    base = resized(base, larger, int(size or 0)) if larger else base
+    with (delta / DELTA_WEIGHTS).open("rb") as file:
+        staging = Staging(target, f"assemble {base_digest} {hashlib.file_digest(file, 'sha256').hexdigest()}")
+    rewrite(base, {name: _Stored(ref) for name, ref in changed.items()}, configs, staging, progress, links=True)

@@ -1,0 +1,39 @@
+"""A model's own tokenizer: loaded from its folder alone, and how many tokens the two of them take.
+
+What this module does not know: keys, texts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from milkglass.errors import ModelError
+from milkglass.models.checkpoint import read_json
+from milkglass.models.families import family_of
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Raises ModelError where there is no fast one that can be loaded."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
+        raise ModelError(
+            f"the tokenizer in {folder.name} cannot be loaded ({type(error).__name__})",
+            "a tokenizer.json is needed: save it with a fast tokenizer's save_pretrained",
+        ) from error
+    if not tokenizer.is_fast:
+        raise ModelError(f"{folder.name} has no fast tokenizer", "save a tokenizer.json beside the model")
+    return tokenizer
+
+
+def longest(folder: Path, tokenizer: Any) -> int:
+    """Tokens at most. A family that counts positions from an id (RoBERTa's padding) loses those up to it."""
+    config = read_json(folder / "config.json")
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    if positions is None:
+        return int(tokenizer.model_max_length)
+    unused = max(family_of(config).pinned(config), default=-1) + 1
+    return min(int(positions) - unused, int(tokenizer.model_max_length))

@@ -1,0 +1,79 @@
+"""A model as an attacker has it: named tensors and a config, in memory or lying in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import family_of
+
+
+@dataclass(frozen=True)
+class Stored(Mapping[str, torch.Tensor]):
+    """The tensors of a checkpoint, each read when it is asked for and not kept."""
+
+    checkpoint: Checkpoint
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.checkpoint.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.checkpoint.tensors)
+
+    def __len__(self) -> int:
+        return len(self.checkpoint.tensors)
+
+
+@dataclass(frozen=True)
+class Model:
+    """tensors: by their full names. folder: where the checkpoint lies, with its tokenizer if it is a public one."""
+
+    tensors: Mapping[str, torch.Tensor]
+    config: Mapping[str, Any]
+    folder: Path | None = None
+
+    @classmethod
+    def open(cls, folder: Path) -> Model:
+        checkpoint = Checkpoint.open(folder)
+        return cls(Stored(checkpoint), checkpoint.config, folder)
+
+    def _named(self, suffixes: tuple[str, ...]) -> list[str]:
+        return [name for name in self.tensors if any(name == s or name.endswith("." + s) for s in suffixes)]
+
+    @property
+    def has_table(self) -> bool:
+        """False of the upper half of a model that was cut in two."""
+        return bool(self._named(family_of(self.config).table))
+
+    @property
+    def table(self) -> torch.Tensor:
+        """(n, d) the input embeddings, fp32."""
+        names = self._named(family_of(self.config).table)
+        return self.tensors[names[0]].float()
+
+    @property
+    def width(self) -> int:
+        """d of the table, from the file's header where it lies in one."""
+        name = self._named(family_of(self.config).table)[0]
+        if isinstance(self.tensors, Stored):
+            return self.tensors.checkpoint.tensors[name].shape[1]
+        return int(self.tensors[name].shape[1])
+
+    @property
+    def size(self) -> int:
+        """n of the table, from the file's header where it lies in one."""
+        name = self._named(family_of(self.config).table)[0]
+        if isinstance(self.tensors, Stored):
+            return self.tensors.checkpoint.tensors[name].shape[0]
+        return int(self.tensors[name].shape[0])
+
+    @property
+    def head(self) -> torch.Tensor | None:
+        """(n, d) the output embeddings where they are a tensor of their own, fp32."""
+        names = self._named(family_of(self.config).heads)
+        return self.tensors[names[0]].float() if names else None

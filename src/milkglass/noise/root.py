@@ -1,0 +1,67 @@
+"""The secret of a client half, and the streams that are drawn from it: for each text, each key, each order.
+
+Noise on data is drawn by noise/grid.py from `NoiseStream.stream`. What this module does not know: what numbers are for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+
+from milkglass.noise.binding import bound
+from milkglass.noise.stream import Stream, subkey
+from milkglass.sequences import Ids
+
+SECRET = 32  # bytes
+
+
+class NoiseStream:
+    """One stream. Asking for the same shapes in the same order under the same key gives the same numbers.
+
+    Attributes:
+        stream: what noise on data is drawn from.
+    """
+
+    def __init__(self, key: bytes | Stream) -> None:
+        self.stream = key if isinstance(key, Stream) else Stream(key)
+
+    def bound(self, hidden: torch.Tensor) -> NoiseStream:
+        """Draws of their own for these states (noise/binding.py): the last bits of states depend on what else was
+        computed beside them, and noise must not repeat where they differ."""
+        return NoiseStream(bound(self.stream, {"hidden": hidden}))
+
+    def gaussian(self, *shape: int) -> torch.Tensor:
+        """Standard normal, fp32, by the inverse distribution function: for secret keys, never for noise on data."""
+        flat = ndtri(self.stream.uniform(math.prod(shape))).astype(np.float32)
+        return torch.from_numpy(flat).reshape(shape)
+
+    def order(self, count: int) -> Ids:
+        """A uniform order of 0 to count - 1."""
+        return self.stream.order(count)
+
+    def below(self, limit: int, count: int) -> Ids:
+        """`count` whole numbers from 0 to limit - 1."""
+        return self.stream.integers(limit, count)
+
+    def seed(self) -> int:
+        """For PyTorch's generator, which draws the first weights of the halves: these are no secret."""
+        return int(self.stream.words(1)[0])
+
+
+class NoiseRoot:
+    """The secret, 32 bytes, with a salt: what is drawn under other parameters is independent of what is drawn here."""
+
+    def __init__(self, secret: bytes, salt: str) -> None:
+        self._secret, self._salt = secret, salt
+
+    def draws(self, *label: str | int) -> NoiseStream:
+        return NoiseStream(subkey(self._secret, self._salt, "encoder " + " ".join(map(str, label))))
+
+    def of_text(self, ids: Ids, *label: str | int) -> NoiseStream:
+        """For one text: its ids are in the label, so that two texts never meet the same noise, whatever else repeats.
+        With one noise on two texts, their difference would cross in the clear."""
+        return self.draws(*label, hashlib.sha256(np.asarray(ids, np.int64).tobytes()).hexdigest())

@@ -1,0 +1,205 @@
+"""Where each method comes from: every paper once. A method says with `but` where its code departs from the paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """A citation.
+
+    Attributes:
+        title: as published.
+        authors: family names, in the published order.
+        year: of publication.
+        venue: where it was published; with `at`, the section as well.
+        deviations: what our code does otherwise than the paper and why, one sentence each.
+    """
+
+    title: str
+    authors: str
+    year: int
+    venue: str
+    deviations: tuple[str, ...] = ()
+
+    def but(self, *deviations: str) -> Paper:
+        """The same citation, with what our code does otherwise."""
+        return replace(self, deviations=deviations)
+
+    def at(self, place: str) -> Paper:
+        """The same citation, with the section that describes the method."""
+        return replace(self, venue=f"{self.venue}, {place}")
+
+
+def ours(title: str, venue: str = "this project") -> Paper:
+    """A method that Milkglass adds to those of the papers. title: the idea, in a sentence."""
+    return Paper(title, "Milkglass", 2026, venue)
+
+
+# The four systems, and what they are compared with.
+OBFUSLM = Paper(
+    "ObfusLM: Privacy-preserving Language Model Service against Embedding Inversion Attacks",
+    "Lin, Yang, Mao, Zhang, Hong, Cai, Wu, Liu, Chen, Duan, Zhong",
+    2025,
+    "Findings of ACL",
+)
+EDNN = Paper(
+    "An Inversion Attack Against Obfuscated Embedding Matrix in Language Model Inference",
+    "Lin, Zhang, Cai, Hong, Wu, Liu, Duan",
+    2024,
+    "EMNLP",
+)
+CMIF = Paper(
+    "Towards Confidential and Efficient LLM Inference with Dual Privacy Protection",
+    "Yu, Wang, Dai, Liu, Fan, Gu",
+    2025,
+    "arXiv 2509.09091",
+)
+GHOST = Paper(
+    "Mitigating Gradient Inversion Risks in Language Models via Token Obfuscation",
+    "Feng, Ma, Wang, Abuadbba, Bai",
+    2026,
+    "ASIA CCS",
+)
+SENTINEL_LMS = Paper(
+    "SentinelLMs: Encrypted Input Adaptation and Fine-tuning of Language Models for Private and Secure Inference",
+    "Mishra, Li, Deo",
+    2024,
+    "AAAI",
+)
+
+# Attacks on embeddings, ids and hidden states.
+PRIVACY_BERT = Paper(
+    "Natural Language Understanding with Privacy-Preserving BERT",
+    "Qu, Kong, Yang, Zhang, Bendersky, Najork",
+    2021,
+    "CIKM",
+)
+INVBERT = Paper(
+    "InvBERT: Reconstructing Text from Contextualized Word Embeddings by inverting the BERT pipeline",
+    "Kugler, Münker, Höhmann, Rettinger",
+    2021,
+    "arXiv:2109.10104",
+)
+EMBEDDING_LEAKAGE = Paper("Information Leakage in Embedding Models", "Song, Raghunathan", 2020, "CCS")
+UPDATE_LEAKAGE = Paper(
+    "Analyzing Information Leakage of Updates to Natural Language Models",
+    "Zanella-Béguelin, Wutschitz, Tople, Rühle, Paverd, Ohrimenko, Köpf, Brockschmidt",
+    2020,
+    "CCS",
+)
+HIDDEN_NO_MORE = Paper(
+    "Hidden No More: Attacking and Defending Private Third-Party LLM Inference",
+    "Thomas, Zahran, Choi, Potti, Goldblum, Pal",
+    2025,
+    "ICML; arXiv:2505.18332",
+)
+PROCRUSTES = Paper(
+    "A rotation keeps all products; the rotation from pairs is Schönemann's",
+    "Schönemann",
+    1966,
+    "A generalized solution of the orthogonal Procrustes problem, Psychometrika 31(1)",
+)
+SUBSTITUTION_CIPHERS = Paper(
+    "Milkglass' own; the idea of a jointly solved substitution is Peleg and Rosenfeld's",
+    "Peleg, Rosenfeld",
+    1979,
+    "Breaking substitution ciphers using a relaxation algorithm, CACM 22(11)",
+)
+NEURAL_DECIPHERMENT = Paper(
+    "Milkglass' own; decipherment by a neural language model is Kambhatla, Mansouri Bigvand and Sarkar's",
+    "Kambhatla, Mansouri Bigvand, Sarkar",
+    2018,
+    "Decipherment of substitution ciphers with neural language models, EMNLP",
+)
+ZERO_FREQUENCY = Paper(
+    "The zero-frequency problem: estimating the probabilities of novel events in adaptive text compression",
+    "Witten, Bell",
+    1991,
+    "IEEE Transactions on Information Theory 37(4)",
+)
+
+# Attacks on gradients and on noise.
+DLG = Paper("Deep Leakage from Gradients", "Zhu, Liu, Han", 2019, "NeurIPS")
+TAG = Paper(
+    "TAG: Gradient Attack on Transformer-based Language Models",
+    "Deng, Wang, Li, Wang, Shang, Liu, Rajasekaran, Ding",
+    2021,
+    "Findings of EMNLP",
+)
+LAMP = Paper(
+    "LAMP: Extracting Text from Gradients with Language Model Priors",
+    "Balunović, Dimitrov, Jovanović, Vechev",
+    2022,
+    "NeurIPS",
+)
+GRAB = Paper(
+    "Uncovering Gradient Inversion Risks in Practical Language Model Training",
+    "Feng, Ma, Wang, Chegne, Ma, Abuadbba, Bai",
+    2024,
+    "CCS",
+)
+DAGER = Paper(
+    "DAGER: Exact Gradient Inversion for Large Language Models",
+    "Petrov, Dimitrov, Baader, Müller, Vechev",
+    2024,
+    "NeurIPS",
+)
+FEATURE_LEAKAGE = Paper(
+    "Exploiting Unintended Feature Leakage in Collaborative Learning",
+    "Melis, Song, De Cristofaro, Shmatikov",
+    2019,
+    "IEEE Symposium on Security and Privacy",
+)
+FLOAT_HOLES = Paper("On Significance of the Least Significant Bits for Differential Privacy", "Mironov", 2012, "CCS")
+MERSENNE_TWISTER = Paper(
+    "Mersenne Twister: A 623-dimensionally Equidistributed Uniform Pseudo-random Number Generator",
+    "Matsumoto, Nishimura",
+    1998,
+    "ACM TOMACS",
+)
+
+# Defences.
+DP_FORWARD = Paper(
+    "DP-Forward: Fine-tuning and Inference on Language Models with Differential Privacy in Forward Pass",
+    "Du, Yue, Chow, Wang, Huang, Sun",
+    2023,
+    "CCS",
+)
+CAPE = Paper(
+    "CAPE: Context-Aware Private Embeddings for Private Language Learning", "Plant, Gkatzia, Giuffrida", 2021, "EMNLP"
+)
+TEXTOBFUSCATOR = Paper(
+    "TextObfuscator: Making Pre-trained Language Model a Privacy Protector via Obfuscating Word Representations",
+    "Zhou, Lu, Ma, Gui, Wang, Ding, Zhang, Zhang, Huang",
+    2023,
+    "Findings of ACL",
+)
+TEXTMIXER = Paper(
+    "TextMixer: Mixing Multiple Inputs for Privacy-Preserving Inference",
+    "Zhou, Lu, Ma, Gui, Zhang, Huang",
+    2023,
+    "Findings of EMNLP",
+)
+SANTEXT = Paper(
+    "Differential Privacy for Text Analytics via Natural Text Sanitization",
+    "Yue, Du, Wang, Li, Sun, Chow",
+    2021,
+    "Findings of ACL",
+)
+CUSTEXT = Paper(
+    "A Customized Text Sanitization Mechanism with Differential Privacy",
+    "Chen, Mo, Wang, Chen, Nie, Wang, Cui",
+    2023,
+    "Findings of ACL",
+)
+DP_SGD = Paper(
+    "Deep Learning with Differential Privacy", "Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang", 2016, "CCS"
+)
+FREEZING = Paper(
+    "Recovering Private Text in Federated Learning of Language Models",
+    "Gupta, Huang, Zhong, Gao, Li, Chen",
+    2022,
+    "NeurIPS",
+)

@@ -1,0 +1,174 @@
+"""Sanitize a whole file: a stream of blocks, each with randomness of its own, and a report beside the output.
+
+Block b draws from a ChaCha20 stream of the seed, b and the block's texts, so that the result depends on the file and
+the seed and not on how many workers there are (0, this process, may round otherwise than workers do). Anyone with the
+seed and the texts can repeat the draws: without a seed given, 256 secret bits of the system are used, written nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.noise.stream import Stream
+from milkglass.progress import Progress, no_progress
+from milkglass.sanitizers.catalogue import Method
+from milkglass.sanitizers.files.parallel import ordered
+from milkglass.sanitizers.files.rows import Block, FileShape, blocks_of
+from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.text import TextSanitizer, WordReader, WordTally
+
+
+def stream_of(seed: int, block: int, text: str) -> Stream:
+    """text: all that is drawn for. Two files under one seed share no draws, or the places in which they differ would
+    show."""
+    return Stream.of_seed("sanitize", seed, block, text)
+
+
+def fresh_seed() -> int:
+    return secrets.randbits(256)
+
+
+def report_path(out: Path) -> Path:
+    return out.with_name(out.name + ".report.json")
+
+
+def require_free(out: Path) -> None:
+    """Nothing is overwritten. Raises UsageError."""
+    for path in (out, report_path(out)):
+        if path.exists() or path.is_symlink():
+            raise UsageError(f"{path} exists already", "give another name, or remove it")
+    if not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent}", "make it first")
+
+
+def count_file(table: WordVectors, path: Path, shape: FileShape, workers: int, progress: Progress) -> NDArray[np.int64]:
+    """(n,) how often a file's texts have each word of the table."""
+    counts = np.zeros(len(table), np.int64)
+    for block, result in ordered(_counted, _Counting(WordReader(table), shape), blocks_of(path, shape), workers):
+        counts += result
+        progress(block.size)
+    return counts
+
+
+@dataclass
+class FileReport:
+    """What a run did. left: fields of rows that were left as they are."""
+
+    rows: int = 0
+    tally: WordTally = field(default_factory=WordTally)
+    left: set[str] = field(default_factory=set)
+
+
+def sanitize_file(
+    sanitizer: TextSanitizer,
+    source: Path,
+    shape: FileShape,
+    out: Path,
+    seed: int | None,
+    about: dict[str, Any],
+    workers: int = 0,
+    progress: Progress = no_progress,
+) -> dict[str, Any]:
+    """Write `out` and the report, which is returned; both appear under their names when they are complete.
+
+    about: what the report says of the method. Raises UsageError where one of the two exists.
+    """
+    require_free(out)
+    if workers:
+        sanitizer.prepare()
+    working = _Working(sanitizer, shape, fresh_seed() if seed is None else seed)
+    done = FileReport()
+    with appearing(out) as file:
+        if shape.header:
+            file.write(shape.write([shape.header]))
+        for block, (text, tally, left) in ordered(_sanitized, working, blocks_of(source, shape), workers):
+            file.write(text)
+            done.rows += len(block.raw)
+            done.tally.add(tally)
+            done.left |= left
+            progress(block.size)
+        report = document(sanitizer, done, about, seed is not None)
+        with appearing(report_path(out)) as other:
+            other.write(json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def document(sanitizer: TextSanitizer, done: FileReport, about: dict[str, Any], seeded: bool) -> dict[str, Any]:
+    """The report. Holds no text and no seed."""
+    table = sanitizer.sanitizer.table
+    return {
+        **about,
+        "guarantee": promised(sanitizer.guarantee, seeded),
+        "table": {"name": table.name, "words": len(table.candidates), "width": int(table.vectors.shape[1])},
+        "seed_given": seeded,
+        "rows": done.rows,
+        "texts": done.tally.texts,
+        "words": done.tally.document(),
+        "fields_left_as_they_are": sorted(done.left),
+    }
+
+
+def promised(guarantee: str | None, seeded: bool) -> str | None:
+    """A seed that somebody chose can be guessed by trying: whoever has it makes the draws again."""
+    return f"{guarantee}, against who cannot guess the seed" if guarantee and seeded else guarantee
+
+
+def describe(method: Method, counted: Path | None) -> dict[str, Any]:
+    return {**method.document(), **({} if counted is None else {"frequencies_counted": True})}
+
+
+# --- in workers -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Counting:
+    reader: WordReader
+    shape: FileShape
+
+
+@dataclass(frozen=True)
+class _Working:
+    sanitizer: TextSanitizer
+    shape: FileShape
+    seed: int = field(repr=False)
+
+
+def _counted(state: _Counting, block: Block) -> NDArray[np.int64]:
+    _, slots, _ = state.shape.parse(block)
+    return state.reader.counts(container[key] for container, key in slots)
+
+
+def _sanitized(state: _Working, block: Block) -> tuple[str, WordTally, set[str]]:
+    rows, slots, left = state.shape.parse(block)
+    tally = WordTally()
+    before = [container[key] for container, key in slots]
+    texts = state.sanitizer.texts(before, stream_of(state.seed, block.number, json.dumps(before)), tally)
+    for (container, key), text in zip(slots, texts, strict=True):
+        container[key] = text
+    return state.shape.write(rows), tally, left
+
+
+@contextmanager
+def appearing(out: Path) -> Iterator[IO[str]]:
+    """A file that appears under its name when it is complete, unless something is there by then; its owner's."""
+    partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if out.exists():
+            raise UsageError(f"{out} exists already", "give another name, or remove it")
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,211 @@
+"""Rows of a file as texts that can be written back: JSON Lines, CSV and TSV with a header, or a text a line.
+
+Raw rows are read in blocks that depend on the file alone. Messages name file and line, and never quote it. What this
+module does not know: any sanitizer.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from milkglass.errors import CodecError, EmptyText
+
+Kind = Literal["lines", "json", "csv", "tsv"]
+KINDS: dict[str, Kind] = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv"}
+TEXTS = frozenset((
+    "text", "text_pair", "sentence", "sentence1", "sentence2", "instruction", "input", "output", "prompt", "response",
+    "question", "question1", "question2", "answer", "premise", "hypothesis", "dialogue", "summary",
+))  # fmt: skip
+ROWS, SIZE = 512, 1 << 18  # rows, and characters, after which a block ends
+LINE = 1 << 24  # characters of a line or a field
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
+Slot = tuple[Any, Any]  # a container and the key or index of a text in it
+
+
+@dataclass(frozen=True)
+class Block:
+    """number: from 0. lines: the file's line of each row. raw: each row as it stands in the file."""
+
+    number: int
+    lines: tuple[int, ...]
+    raw: tuple[Any, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(_size(row) for row in self.raw)
+
+
+@dataclass(frozen=True)
+class FileShape:
+    """What a file's rows are. texts: the fields that are sanitized. header: of CSV and TSV. file: its name, for
+    messages."""
+
+    kind: Kind
+    texts: frozenset[str]
+    header: tuple[str, ...] = ()
+    file: str = ""
+
+    def parse(self, block: Block) -> tuple[list[Any], list[Slot], set[str]]:
+        """The rows, where the texts in them are, and the names of fields that are left as they are."""
+        rows: list[Any] = []
+        slots: list[Slot] = []
+        left: set[str] = set()
+        for line, raw in zip(block.lines, block.raw, strict=True):
+            if self.kind == "lines":
+                text = raw.rstrip("\r\n")
+                row: Any = [text, raw[len(text) :]]
+                slots.append((row, 0))
+            elif self.kind == "json":
+                where = f"line {line} of {self.file}"
+                row = _object(where, raw)
+                if row is not None:
+                    slots += self._fields(where, row, left)
+            else:
+                row = list(raw)
+                slots += [(row, i) for i, name in enumerate(self.header) if name in self.texts]
+                left.update(name for name in self.header if name not in self.texts)
+            rows.append(row)
+        return rows, slots, {name if NAME.fullmatch(name) else "(a name that is not shown)" for name in left}
+
+    def write(self, rows: Sequence[Any]) -> str:
+        if self.kind == "lines":
+            return "".join(text + end for text, end in rows)
+        if self.kind == "json":
+            return "".join("\n" if row is None else _dumped(row) + "\n" for row in rows)
+        if self.kind == "tsv":
+            return "".join("\t".join(row) + "\n" for row in rows)
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows(rows)
+        return out.getvalue()
+
+    def _fields(self, where: str, row: dict[str, Any], left: set[str]) -> list[Slot]:
+        result: list[Slot] = []
+        for name, value in row.items():
+            if name == "messages":
+                result += _messages(where, value, left)
+            elif name not in self.texts:
+                left.add(name)
+            elif isinstance(value, str):
+                result.append((row, name))
+            elif value is not None:
+                raise CodecError(f"{where} has a text field that is no string", "give strings")
+        if not result:
+            raise CodecError(f"{where} has no text", "name its field with --text-column")
+        return result
+
+
+def shape_of(path: Path, also: frozenset[str] = frozenset(), keep: frozenset[str] = frozenset()) -> FileShape:
+    """also, keep: fields that are texts besides the known names, and known names that are none."""
+    if not path.stat().st_size:
+        raise EmptyText(f"{path.name} is empty", "give at least one row")
+    kind = KINDS.get(path.suffix.lower(), "lines")
+    texts = (TEXTS | also) - keep
+    if kind in ("lines", "json"):
+        return FileShape(kind, texts, file=path.name)
+    with _opened(path) as file:
+        header = tuple(name.strip() for name in next(_cells(file, kind, path), (0, []))[1])
+    if missing := sorted(also - set(header)):
+        raise CodecError(f"the header of {path.name} has no column {missing[0]!r}", "check --text-column")
+    if not texts & set(header):
+        raise CodecError(f"the header of {path.name} names no column of text", "name it with --text-column")
+    return FileShape(kind, texts, header, path.name)
+
+
+def blocks_of(path: Path, shape: FileShape) -> Iterator[Block]:
+    """Raises EmptyText for a file without rows, CodecError, naming file and line, for one that cannot be read."""
+    number, lines, raw, size = 0, list[int](), list[Any](), 0
+    with _opened(path) as file:
+        try:
+            for line, row in _raw(file, shape, path):
+                lines.append(line)
+                raw.append(row)
+                size += _size(row)
+                if len(raw) == ROWS or size >= SIZE:
+                    yield Block(number, tuple(lines), tuple(raw))
+                    number, lines, raw, size = number + 1, [], [], 0
+        except UnicodeDecodeError:
+            raise CodecError(f"{path.name} is not UTF-8 text", "convert it to UTF-8") from None
+    if raw:
+        yield Block(number, tuple(lines), tuple(raw))
+    elif not number:
+        raise EmptyText(f"{path.name} has no rows", "give at least one")
+
+
+def _opened(path: Path) -> io.TextIOWrapper:
+    return path.open(encoding="utf-8-sig", newline="" if KINDS.get(path.suffix.lower()) in ("csv", "tsv") else "\n")
+
+
+def _raw(file: io.TextIOWrapper, shape: FileShape, path: Path) -> Iterator[tuple[int, Any]]:
+    if shape.kind in ("lines", "json"):
+        line = 0
+        while text := file.readline(LINE):
+            line += 1
+            if len(text) == LINE:
+                raise CodecError(f"line {line} of {path.name} is longer than {LINE:,} characters", "split it")
+            yield line, text
+        return
+    cells = _cells(file, shape.kind, path)
+    next(cells)
+    for line, row in cells:
+        if row and len(row) != len(shape.header):
+            hint = "remove tabs from the text" if shape.kind == "tsv" else "quote cells that hold the separator"
+            raise CodecError(f"line {line} of {path.name} has {len(row)} cells, the header {len(shape.header)}", hint)
+        if row:
+            yield line, tuple(row)
+
+
+def _cells(file: io.TextIOWrapper, kind: Kind, path: Path) -> Iterator[tuple[int, list[str]]]:
+    tabs = kind == "tsv"
+    limit = csv.field_size_limit(LINE)
+    if tabs:
+        reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
+    else:
+        reader = csv.reader(file, strict=True)
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error:
+        raise CodecError(f"line {reader.line_num} of {path.name} is no row", "check its quotes") from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _size(row: Any) -> int:
+    return len(row) if isinstance(row, str) else sum(map(len, row))
+
+
+def _object(where: str, raw: str) -> dict[str, Any] | None:
+    if not raw.strip():
+        return None
+    try:
+        result = json.loads(raw)
+    except (ValueError, RecursionError):  # the decoder's own error carries the line's text
+        raise CodecError(f"{where} is not JSON", "write one JSON object a line") from None
+    if not isinstance(result, dict):
+        raise CodecError(f"{where} is not a JSON object", 'write {"text": ...}')
+    return result
+
+
+def _messages(where: str, value: Any, left: set[str]) -> list[Slot]:
+    if not isinstance(value, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("content"), str) for one in value
+    ):
+        raise CodecError(f"{where} has no list of messages", 'give [{"role": "user", "content": "..."}, ...]')
+    left.update(f"messages.{name}" for one in value for name in one if name not in ("role", "content"))
+    return [(one, "content") for one in value]
+
+
+def _dumped(row: dict[str, Any]) -> str:
+    result = json.dumps(row, ensure_ascii=False)
+    try:
+        result.encode()
+    except UnicodeEncodeError:  # half of a pair in a field that is left as it is
+        return json.dumps(row)
+    return result

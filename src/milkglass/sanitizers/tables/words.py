@@ -1,0 +1,96 @@
+"""Split a text into words and what stands between them, and look words up in a table.
+
+What may cross as it is, is listed here and nothing else may: white space and punctuation (ASCII punctuation and
+symbols, Unicode's category P). Every other character is part of a word: letters, marks, digits, emoji, signs of
+currency, controls, unassigned ones. So an oddity becomes an unknown word, which is replaced.
+
+The same rule serves every table, a model's too. A model's tokenizer would let more through (its own unknown symbols,
+pieces of rare names). A word that the vocabulary has only in pieces is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+UNKNOWN, NUMBER, KEPT = -1, -2, -3  # codes of words that have no row; kept words have KEPT and all below
+ASCII = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+SPACES = " \t\n\r"
+MEMORY = 1 << 18  # distinct words remembered
+HIGHEST = 0x20000  # no punctuation beyond; what Unicode may put there later is part of a word
+
+
+def passes(character: str) -> bool:
+    return character in ASCII or character.isspace() or unicodedata.category(character).startswith("P")
+
+
+@cache
+def between() -> str:
+    """Every character that may cross, as it is written in a class of a regular expression."""
+    return re.escape("".join(c for c in map(chr, range(HIGHEST)) if passes(c)))
+
+
+@cache
+def pattern(contractions: bool) -> re.Pattern[str]:
+    """Splitting with it gives what stands between, a word, what stands between, ... With `contractions` "don't" and
+    "it's" are two words each, as GloVe writes them: "do" "n't", "it" "'s"."""
+    inside = f"[^{between()}]"
+    if not contractions:
+        return re.compile(f"({inside}+)")
+    end, tick = f"(?!{inside})", "['\u2019]"
+    parts = (f"{inside}+?(?=n{tick}t{end})", f"n{tick}t{end}", f"(?<={inside}){tick}(?:s|re|ve|ll|d|m){end}")
+    return re.compile(f"({'|'.join(parts)}|{inside}+)", re.IGNORECASE)
+
+
+def is_word(text: str) -> bool:
+    return text in CONTRACTIONS or bool(text) and not any(passes(c) for c in text)
+
+
+CONTRACTIONS = frozenset(("n't", "'s", "'re", "'ve", "'ll", "'d", "'m"))
+
+
+def plain_space(text: str) -> str:
+    """What stands between two words, rare kinds of white space written as a blank."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(" " if c.isspace() and c not in SPACES else c for c in text)
+
+
+def is_number(word: str) -> bool:
+    return any(unicodedata.category(c).startswith("N") for c in word)
+
+
+def spellings(word: str) -> Iterable[str]:
+    """How a table may spell a word, in turn: as it is, in small letters, without accents."""
+    word = word.replace("\u2019", "'")
+    yield word
+    small = word.lower()
+    yield small
+    yield "".join(c for c in unicodedata.normalize("NFD", small) if unicodedata.category(c) != "Mn")
+
+
+class Lookup(dict[str, int]):
+    """From a word as it stands in a text to its row; UNKNOWN, NUMBER, or KEPT - i for the i-th kept word.
+
+    Whatever has a digit is a number, also one that the table has. It forgets all when it grows too large.
+    """
+
+    def __init__(self, rows: Mapping[str, int], kept: Mapping[str, int]) -> None:
+        super().__init__()
+        self.rows, self.kept = rows, kept
+
+    def __missing__(self, word: str) -> int:
+        if len(self) >= MEMORY:
+            self.clear()
+        self[word] = result = self._find(word)
+        return result
+
+    def _find(self, word: str) -> int:
+        for spelling in spellings(word):
+            if spelling in self.kept:
+                return KEPT - self.kept[spelling]
+        if is_number(word):
+            return NUMBER
+        return next((self.rows[one] for one in spellings(word) if one in self.rows), UNKNOWN)

@@ -1,0 +1,200 @@
+"""Accepts connections, no more than the limits allow, and closes those whose time is up.
+
+A place is made for a newcomer by closing the oldest connection on which nothing is being done, so that many idle
+connections lock nobody out. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol, final
+
+from milkglass.server.connections.limits import Limits
+from milkglass.server.faults import place_of
+from milkglass.system import is_loopback
+
+log = logging.getLogger("milkglass.server")
+NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Session(Protocol):
+    """What the acceptor asks of a connection whose handshake is done: connection.Connection."""
+
+    answered: bool
+
+    @property
+    def idle(self) -> bool: ...
+    def abort(self) -> None: ...
+    def check(self, now: float) -> str | None: ...
+
+
+@final
+class Visitor:
+    """One accepted socket.
+
+    Attributes:
+        address: the peer's.
+        session: None during the TLS handshake.
+        task: what makes the session.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.session: Session | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        return self.session is None or self.session.idle
+
+    @property
+    def answered(self) -> bool:
+        return self.session is not None and self.session.answered
+
+    def close(self) -> None:
+        if self.session is not None:
+            self.session.abort()
+        elif self.task is not None:
+            self.task.cancel()
+
+
+@final
+class Acceptor:
+    """Runs from `start` to `close`. `make` gives the protocol of a new connection, which calls the function given to it
+    when the connection is gone."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make: Callable[[Callable[[], None]], tuple[asyncio.Protocol, Session]],
+        limits: Limits,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._listener, self._make, self._limits, self._context = listener, make, limits, context
+        self._visitors: dict[Visitor, None] = {}  # the oldest first
+        self._of: Counter[str] = Counter()  # visitors of each address
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._accept()), loop.create_task(self._watch())]
+        for task in self._tasks:
+            task.add_done_callback(_report)
+
+    def close(self) -> None:
+        """Accept nobody any more. Those whose handshake is done stay."""
+        for task in self._tasks:
+            task.cancel()
+        self._listener.close()
+        for visitor in list(self._visitors):
+            if visitor.session is None:
+                visitor.close()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def __len__(self) -> int:
+        return len(self._visitors)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(self._listener)
+            except OSError as error:
+                if error.errno in NO_FILES:
+                    log.warning("no connection can be accepted: %s", errno.errorcode[error.errno])
+                    self._close_oldest(None)
+                if error.errno != errno.ECONNABORTED:  # any other may last, and must not keep the loop busy
+                    await asyncio.sleep(self._limits.tick)
+                continue
+            self._admit(connection, str(address[0]))
+            await asyncio.sleep(0)  # sock_accept does not yield while connections are waiting
+
+    def _admit(self, connection: socket.socket, address: str) -> None:
+        if not self._make_room(address):
+            connection.close()
+            log.warning("a connection was refused: %d are open and busy", len(self))
+            return
+        visitor = Visitor(address)
+        self._visitors[visitor] = None
+        self._of[address] += 1
+        visitor.task = asyncio.get_running_loop().create_task(self._connect(connection, visitor))
+
+    def _make_room(self, address: str) -> bool:
+        extra = self._limits.reserved if is_loopback(address) else 0
+        if self._of[address] >= self._limits.per_address + extra and not self._close_oldest(address):
+            return False
+        return len(self) < self._limits.total + extra or self._close_oldest(None)
+
+    def _close_oldest(self, address: str | None) -> bool:
+        """Of those on which nothing is being done; of all addresses, the one with the most."""
+        idle = [one for one in self._visitors if one.idle and address in (None, one.address)]
+        if not idle:
+            return False
+        gone = min(idle, key=lambda one: (-self._of[one.address], one.answered))
+        self._forget(gone)
+        gone.close()
+        return True
+
+    def _forget(self, visitor: Visitor) -> None:
+        if self._visitors.pop(visitor, self) is self:
+            return  # forgotten already
+        self._of[visitor.address] -= 1
+        if not self._of[visitor.address]:
+            del self._of[visitor.address]
+
+    async def _connect(self, connection: socket.socket, visitor: Visitor) -> None:
+        """The TLS handshake, if there is one, then the visitor's session."""
+        protocol, session = self._make(lambda: self._forget(visitor))
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=self._limits.handshake if self._context else None,
+                ssl_shutdown_timeout=self._limits.handshake if self._context else None,
+            )
+        except OSError as error:
+            log.info("a connection ended before its first request: %s", type(error).__name__)
+        else:
+            visitor.session = session
+        finally:
+            if visitor.session is None:
+                self._forget(visitor)
+                connection.close()
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._limits.tick)
+            now = loop.time()
+            for visitor in list(self._visitors):
+                late = self._check(visitor, now)
+                if late:
+                    log.info("a connection was closed: %s", late)
+
+    def _check(self, visitor: Visitor, now: float) -> str | None:
+        """One connection's fault must not end the watch over all others."""
+        try:
+            return visitor.session.check(now) if visitor.session is not None else None
+        except Exception as error:  # noqa: BLE001
+            log.error("a connection could not be checked %s", place_of(error))
+            self._forget(visitor)
+            visitor.close()
+            return "it could not be checked"
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A task that should not have ended: nobody waits for it, so its error would be seen nowhere."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        log.critical("connections are no longer looked after: %s", place_of(error))

@@ -1,0 +1,86 @@
+"""What the server's log may hold, and how fast it may grow.
+
+Anyone who reaches the port can cause a log line, so lines of one kind are limited in number: the log cannot fill a disk
+quickly. An exception is logged by its kind and place; its message may quote a request. Rotation is the work of whoever
+collects stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import final
+
+from milkglass.server.faults import place_of
+
+BURST = 500  # lines of one kind that are logged at once,
+RATE = 10.0  # and how many more each second
+KINDS = 1000  # kinds that are counted separately; all others count as one
+LONGEST = 2000  # characters of a line
+
+
+@dataclass
+class _Bucket:
+    left: float = BURST
+    at: float = field(default=0.0)
+    dropped: int = 0
+
+
+@final
+class Throttle(logging.Filter):
+    """Belongs on a handler, which sees the records of every logger. Two lines are of one kind when their logger, level
+    and message without its values are the same."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._buckets: dict[tuple[str, int, str], _Bucket] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        with self._lock:
+            bucket = self._bucket(record)
+            now = self._clock()
+            bucket.left = min(BURST, bucket.left + (now - bucket.at) * RATE)
+            bucket.at = now
+            if bucket.left < 1:
+                bucket.dropped += 1
+                return False
+            bucket.left -= 1
+            dropped, bucket.dropped = bucket.dropped, 0
+        _shorten(record, dropped)
+        return True
+
+    def _bucket(self, record: logging.LogRecord) -> _Bucket:
+        key = (record.name, record.levelno, str(record.msg)[:LONGEST])
+        if key not in self._buckets and len(self._buckets) >= KINDS:
+            key = ("", 0, "")
+        return self._buckets.setdefault(key, _Bucket(at=self._clock()))
+
+
+def _shorten(record: logging.LogRecord, dropped: int) -> None:
+    try:
+        text = record.getMessage()
+    except (TypeError, ValueError, KeyError):  # a library's template that does not fit its values: not the caller's end
+        text = str(record.msg)
+    if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None:
+        text = f"{text.splitlines()[0] if text else 'error'} {place_of(record.exc_info[1])}"
+        record.exc_info = record.exc_text = None
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+    record.msg = f"{text} ({dropped} more lines of this kind were left out)" if dropped else text
+    record.args = None
+
+
+def configure() -> None:
+    """Log to stderr, for a server of any kind. Does nothing where logging is configured already."""
+    if logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(Throttle())
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().setLevel(logging.INFO)

@@ -1,0 +1,125 @@
+"""A web server as a process: it listens, keeps to its limits of connections, and logs. Shared by both servers.
+
+Knows nothing of what the application does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from milkglass.errors import UsageError
+from milkglass.server.connections import logs
+from milkglass.server.connections.acceptor import Acceptor
+from milkglass.server.connections.connection import ServerConnection
+from milkglass.server.connections.limits import Limits, raise_open_files
+from milkglass.server.settings import ServerSettings
+from milkglass.system import is_loopback
+
+log = logging.getLogger("milkglass.server")
+PASSPHRASE = "MILKGLASS_PASSPHRASE"  # the client's variable
+DRAIN = 5  # seconds that open requests get when the server stops
+FAILED = 3  # exit code where the application does not start
+
+
+class WebServer(uvicorn.Server):
+    """uvicorn's server, with connections of our own. `on_stop` is called as soon as it is asked to stop.
+
+    Attributes:
+        ready: the line printed when connections are accepted.
+        limits: of connections.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        settings: ServerSettings,
+        limits: Limits,
+        ready: str = "",
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                log_level="warning",
+                access_log=False,  # the guard has its own, without names
+                ws="none",
+                server_header=False,
+                timeout_graceful_shutdown=DRAIN,
+                ssl_certfile=settings.tls_certificate,
+                ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,
+            )
+        )
+        self.ready, self.limits, self._on_stop = ready, limits, on_stop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """`sockets`: one that listens already."""
+        assert sockets is not None and len(sockets) == 1
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(FAILED)
+        acceptor = Acceptor(sockets[0], self._connection, self.limits, self.config.ssl)
+        acceptor.start()
+        self.servers = [acceptor]  # type: ignore[list-item]  # of asyncio's servers, uvicorn calls close and wait_closed
+        self.started = True
+        if self.ready:
+            print(self.ready, flush=True)
+
+    def _connection(self, on_lost: Callable[[], None]) -> tuple[ServerConnection, ServerConnection]:
+        created = ServerConnection(self.config, self.server_state, self.lifespan.state, self.limits, on_lost)
+        return created, created
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._on_stop()
+        super().handle_exit(sig, frame)
+
+
+def prepare() -> None:
+    """Before a server of any kind: no passphrase, nothing fetched, a log on stderr. Raises UsageError."""
+    if os.environ.get(PASSPHRASE):  # taking it out would not help: the kernel shows what a process was started with
+        raise UsageError(
+            f"{PASSPHRASE} is set, and the server must not hold a passphrase",
+            f"env -u {PASSPHRASE} milkglass serve ...",
+        )
+    os.environ["HF_HUB_OFFLINE"] = "1"  # a model that names something on a hub must not make us fetch it
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    logs.configure()
+
+
+def run(app: FastAPI, settings: ServerSettings, command: str, on_stop: Callable[[], None] = lambda: None) -> None:
+    """Until SIGINT or SIGTERM. command: who says on stdout where it listens, when it does. Of the settings the address,
+    the certificate and the limits of connections count. Raises UsageError when the address cannot be had."""
+    limits = settings.connections.within(raise_open_files())
+    listener = _listen(settings, limits.backlog)
+    host, port = listener.getsockname()[:2]
+    if not is_loopback(host) and settings.tls_certificate is None:
+        log.warning("listening on %s without TLS: the token can be read on the way", host)
+    if limits.total < settings.connections.total:
+        log.warning("the limit of open files (ulimit -n) allows %d connections at a time", limits.total)
+    shown = f"[{host}]" if ":" in host else host
+    server = WebServer(app, settings, limits, f"{command}: listening on {settings.scheme}://{shown}:{port}", on_stop)
+    try:
+        server.run(sockets=[listener])
+    except KeyboardInterrupt:
+        log.info("stopped")
+    finally:
+        listener.close()
+
+
+def _listen(settings: ServerSettings, backlog: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=backlog)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else "no such address"
+        raise UsageError(
+            f"cannot listen on {settings.host} port {settings.port}: {why.lower()}", "choose another port; 0 is any"
+        ) from error

@@ -1,0 +1,158 @@
+"""Request bodies in memory: how many bytes all of them may have, how long each may take to arrive, who makes room.
+
+A body that is still arriving holds memory only until a faster one needs it. Knows nothing of what a body contains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass
+from typing import final
+
+from starlette.types import Message, Receive
+
+from milkglass.errors import Busy, TooLarge, TooSlow
+from milkglass.server.connections.limits import Limits
+from milkglass.server.http.errors import HINTS, Refused
+
+RECENT = 2.0  # seconds that a body's pace looks back
+YOUNGEST = 0.1  # seconds that a body counts as old, at least: one piece that came at once says little of its pace
+
+
+@final
+@dataclass(frozen=True)
+class BodyRule:
+    """What holds for a request's body.
+
+    Attributes:
+        limit: bytes that it may have.
+        held: whether the application keeps it in memory.
+    """
+
+    limit: int
+    held: bool = True
+
+
+def too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the request body is larger than {limit} bytes", HINTS[413])
+
+
+@final
+class BodyMemory:
+    """Bytes of request bodies in memory. One event loop counts.
+
+    Attributes:
+        limit: bytes of all requests together.
+        used: bytes of the requests that are not answered yet.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used = limit, 0
+        self._arriving: set[CountedBody] = set()
+
+    def take(self, body: CountedBody, size: int, whole: bool) -> None:
+        """Charge `size` bytes to `body`. `whole`: they are its last. Raises Busy when there is no room, and none can
+        be made."""
+        if whole:
+            self._arriving.discard(body)
+        elif body not in self._arriving:
+            self._arriving.add(body)
+        self._make_room(body, size, whole)
+        self.used += size
+        body.held += size
+
+    def release(self, body: CountedBody) -> None:
+        """Forget all that was charged to `body`."""
+        self.used -= body.held
+        body.held = 0
+        self._arriving.discard(body)
+
+    def _make_room(self, body: CountedBody, size: int, whole: bool) -> None:
+        """Evict the slowest of the bodies that are still arriving more slowly than `body`. A body that is whole counts
+        as faster than all of these. Evicts nobody where that would not be enough."""
+        lacking = self.used + size - self.limit
+        if lacking <= 0:
+            return
+        now = time.monotonic()
+        own = math.inf if whole else body.pace(now)
+        slower = sorted((pace, id(one), one) for one in self._arriving - {body} if (pace := one.pace(now)) < own)
+        if sum(one.held for _, _, one in slower) < lacking:
+            raise Busy("the bodies of other requests fill the server's memory", "try again in a moment")
+        for _, _, one in slower:
+            if lacking <= 0:
+                return
+            lacking -= one.held
+            one.evict()
+
+
+@final
+class CountedBody:
+    """A `receive` that counts what really arrives: a length may be absent or a lie.
+
+    Attributes:
+        held: bytes charged to it.
+    """
+
+    def __init__(self, receive: Receive, rule: BodyRule, memory: BodyMemory, limits: Limits, claimed: int) -> None:
+        """`claimed`: the length that the request's headers state, 0 for none."""
+        self._receive, self._rule, self._memory, self._limits = receive, rule, memory, limits
+        self._claimed, self._began = claimed, time.monotonic()
+        self._seen = self.held = 0
+        self._whole = self._evicted = False
+        self._recent, self._counted = 0.0, self._began  # bytes, where those of RECENT seconds ago count 1/e; as of when
+        self._waiting: asyncio.Timeout | None = None
+
+    async def __call__(self) -> Message:
+        """Raises Refused: too large, too slow, or no memory for it."""
+        if self._whole or not self._rule.held:
+            return self._count(await self._receive())
+        loop = asyncio.get_running_loop()
+        left = self._began + self._limits.body_time(max(self._claimed, self._seen)) - time.monotonic()
+        try:
+            async with asyncio.timeout_at(loop.time() + left) as self._waiting:
+                message = await self._receive()
+        except TimeoutError:
+            if not self._evicted:
+                raise Refused(TooSlow("the request body came too slowly", "send less at once")) from None
+        finally:
+            self._waiting = None
+        if self._evicted:
+            raise Refused(Busy("the request body came slowly, and others needed its memory", "send it again"))
+        return self._count(message)
+
+    def _count(self, message: Message) -> Message:
+        size = len(message.get("body", b""))
+        self._whole = self._whole or not message.get("more_body", False)
+        self._seen += size
+        if self._seen > self._rule.limit:
+            raise Refused(too_large(self._rule.limit))
+        if self._rule.held:
+            self._fade(time.monotonic())
+            self._recent += size
+            try:
+                self._memory.take(self, size, self._whole)
+            except Busy as error:
+                raise Refused(error) from None
+        return message
+
+    def pace(self, now: float) -> float:
+        """Bytes a second, of late."""
+        self._fade(now)
+        age = max(now - self._began, YOUNGEST)
+        return self._recent / (RECENT * -math.expm1(-age / RECENT))
+
+    def _fade(self, now: float) -> None:
+        self._recent *= math.exp((self._counted - now) / RECENT)
+        self._counted = now
+
+    def evict(self) -> None:
+        """Give its memory back, and let its request be refused."""
+        self._evicted = True
+        self.release()
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
+    def release(self) -> None:
+        self._memory.release(self)

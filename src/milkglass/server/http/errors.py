@@ -1,0 +1,140 @@
+"""One shape for every error, OpenAI's: `{"error": {"message", "type", "code", "hint"}}`.
+
+No answer repeats the request. A validation library's own messages quote what was sent; these name the place and the
+rule instead.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from milkglass.errors import MilkglassError
+from milkglass.server.faults import known_error
+
+SHOWN = 3  # validation errors that are named in one answer
+REASONS = {
+    400: "the request could not be read",
+    401: "the bearer token is missing or wrong",
+    404: "there is nothing at this address",
+    405: "this address does not take that method",
+    413: "the request body is too large",
+}
+HINTS = {
+    400: "send a JSON object, or the form that the documentation shows",
+    401: "send `Authorization: Bearer TOKEN`; the token is in the server's home folder",
+    404: "see /openapi.json for the addresses",
+    405: "see /openapi.json for the methods",
+    413: "send fewer or shorter texts at once; large files in chunks, through /v1/uploads",
+}
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    code: str
+    hint: str
+
+
+class Refusal(BaseModel):
+    """What OpenAPI says of every error."""
+
+    error: ErrorBody
+
+
+class Refused(HTTPException):
+    """Raised where the web framework lets nothing but its own exceptions through."""
+
+    def __init__(self, error: MilkglassError) -> None:
+        super().__init__(error.status)
+        self.error = error
+
+
+def body(status: int, message: str, code: str, hint: str = "", **extra: Any) -> dict[str, Any]:
+    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "code": code, "hint": hint, **extra}}
+
+
+def respond(error: MilkglassError) -> JSONResponse:
+    headers = {"Retry-After": "2"} if error.status == 503 else None
+    return JSONResponse(error_body(error), error.status, headers)
+
+
+def error_body(error: MilkglassError) -> dict[str, Any]:
+    extra: Mapping[str, Any] = getattr(error, "extra", {})
+    return body(error.status, error.message, code_of(type(error)), error.hint, **extra)
+
+
+def code_of(kind: type[Exception]) -> str:
+    """WrongBaseModel -> wrong_base_model."""
+    return "".join("_" + c.lower() if c.isupper() else c for c in kind.__name__).lstrip("_")
+
+
+def internal() -> JSONResponse:
+    message = "the server made a mistake; nothing of your request is repeated here"
+    return JSONResponse(body(500, message, "internal_error", "its log names the place; please report it"), 500)
+
+
+def validation_message(error: RequestValidationError) -> str:
+    errors = error.errors()
+    result = [f"{_place(one)}: {_rule(one)}" for one in errors[:SHOWN]]
+    more = len(errors) - SHOWN
+    return "; ".join(result) + (f"; and {more} more" if more > 0 else "")
+
+
+def _place(one: Mapping[str, Any]) -> str:
+    """Where it is wrong. A key that the caller made up may itself be private: it is left out."""
+    parts = list(one["loc"])
+    if one["type"] == "extra_forbidden":
+        parts.pop()
+    return ".".join(str(part) for part in parts if isinstance(part, int) or part.isidentifier()) or "body"
+
+
+def _rule(one: Mapping[str, Any]) -> str:
+    if one["type"] == "extra_forbidden":
+        return "has a field that is not known here"
+    if one["type"] == "json_invalid":
+        return "is not valid JSON"
+    text = str(one["msg"])
+    return text[:1].lower() + text[1:]
+
+
+def install(app: FastAPI) -> None:
+    """Give the app this one shape."""
+
+    async def on_known(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, MilkglassError)
+        return respond(error)
+
+    async def on_invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        hint = "see /openapi.json for what is expected"
+        return JSONResponse(body(400, validation_message(error), "invalid_request", hint), 400)
+
+    async def on_http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        if isinstance(error, Refused):
+            return respond(error.error)
+        status = error.status_code
+        message = REASONS.get(status, "the request was refused")
+        return JSONResponse(body(status, message, f"http_{status}", HINTS.get(status, "")), status, error.headers)
+
+    async def on_system(request: Request, error: Exception) -> JSONResponse:
+        meaning = known_error(error)
+        if meaning is None:
+            raise error
+        return respond(meaning)
+
+    app.add_exception_handler(MilkglassError, on_known)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(OSError, on_system)
+    app.add_exception_handler(sqlite3.Error, on_system)

@@ -1,0 +1,138 @@
+"""What may be asked of a model: the bodies of /v1/completions and /classify, ids only.
+
+Whatever needs a tokenizer (text, stop strings, biases by word, log-probabilities with names) is the client's work:
+here it gets a 400 that says so, and is never done by halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from milkglass.errors import EmptyText, IdOutOfRange, TooLarge, TooLong, UsageError
+from milkglass.server.http.strict_json import Name, RequestBody
+from milkglass.server.inference.sampling import SamplingParams
+from milkglass.server.settings import ServerSettings
+from milkglass.server.storage.store import ModelRecord
+
+Id = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+# A list ends at its first error: naming a million of them would hold up everybody else
+Ids = Annotated[list[Id], Field(fail_fast=True, max_length=2**20)]
+Rows = Annotated[list[Ids], Field(fail_fast=True, max_length=2**16)]
+# vLLM's and OpenAI's fields that only somebody with a tokenizer can honour; None and false are taken as "not asked for"
+CLIENTS_WORK = (
+    "stop", "suffix", "echo", "logprobs", "prompt_logprobs", "logit_bias", "bad_words", "response_format",
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "prompt_embeds",
+)  # fmt: skip
+NEUTRAL = {"n": 1, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_p": 0}
+
+
+def _no_text(value: Any) -> Any:
+    many = value if isinstance(value, list) else [value]
+    if any(isinstance(one, str) for one in many):
+        raise PydanticCustomError("text_prompt", "text never reaches this server: the client encodes it into ids")
+    return value
+
+
+class StreamOptions(RequestBody):
+    include_usage: bool = False
+    continuous_usage_stats: Literal[False] = False
+
+
+class Completion(RequestBody):
+    model: Name
+    prompt: Ids | Rows
+    max_tokens: int = Field(16, ge=1, lt=2**31, strict=True)
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1, lt=2**31)  # -1 and 0: all
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    stop_token_ids: Ids = Field(default=[], max_length=1024)
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = True  # ids are returned in any case: there is nothing else
+
+    _no_text = field_validator("prompt", mode="before")(_no_text)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, value: Any) -> Any:
+        """Take out what is not asked for, and name what cannot be had."""
+        if not isinstance(value, dict):
+            return value
+        kept = dict(value)
+        for name in CLIENTS_WORK:
+            requested = kept.pop(name, None)
+            if requested is not None and requested is not False and requested != [] and requested != {}:
+                raise PydanticCustomError("clients_work", f"`{name}` needs the tokenizer: the client must do it")
+        for name, neutral in NEUTRAL.items():
+            if kept.pop(name, None) not in (None, neutral):
+                raise PydanticCustomError("not_offered", f"`{name}` can only be {neutral} here")
+        return kept
+
+    def prompts(self) -> list[Ids]:
+        return as_rows(self.prompt)
+
+    def sampling(self, ends: frozenset[int], place: int) -> SamplingParams:
+        """`ends` are the model's own end ids; prompt number `place` gets a seed of its own."""
+        stop = frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else ends)
+        seed = None if self.seed is None else (self.seed + place) % 2**63
+        return SamplingParams(self.temperature, self.top_p, max(0, self.top_k), seed, self.max_tokens, stop)
+
+
+class Classification(RequestBody):
+    model: Name
+    input: Ids | Rows
+    token_type_ids: Ids | Rows | None = None
+
+    _no_text = field_validator("input", mode="before")(_no_text)
+
+
+def as_rows(value: Ids | Rows) -> list[Ids]:
+    """`[]` is one empty row, which is refused later with the right words."""
+    if value and isinstance(value[0], list):
+        return value  # type: ignore[return-value]
+    return [value]  # type: ignore[list-item]
+
+
+def require_rows(rows: Sequence[Ids], model: ModelRecord, settings: ServerSettings, extra: int = 0) -> None:
+    """Check prompts against the model; `extra` tokens are to be added to each. No message names an id."""
+    if len(rows) > settings.max_inputs:
+        raise TooLarge(f"{len(rows)} inputs are more than the {settings.max_inputs} of one request", "send several")
+    for place, row in enumerate(rows):
+        if not row:
+            raise EmptyText(f"input {place} is empty", "send one id at least")
+        if max(row) >= model.vocab_size:
+            raise IdOutOfRange(
+                f"input {place} holds an id beyond the model's vocabulary of {model.vocab_size}",
+                "encode it with the key of this very model",
+            )
+        if len(row) > settings.max_prompt_tokens:
+            raise TooLarge(f"input {place} has {len(row)} tokens; {settings.max_prompt_tokens} are the most", "cut it")
+        if model.positions is not None and len(row) + extra > model.positions:
+            raise TooLong(
+                f"input {place} has {len(row)} tokens and asks for {extra}; the model takes {model.positions}",
+                "cut it, or lower max_tokens",
+            )
+
+
+def require_new(asked: int, settings: ServerSettings) -> None:
+    if asked > settings.max_new_tokens:
+        raise TooLarge(f"max_tokens is {asked}; {settings.max_new_tokens} is the most", "ask for less")
+
+
+def token_types(body: Classification, rows: Sequence[Ids], model: ModelRecord) -> list[Ids | None]:
+    if body.token_type_ids is None:
+        return [None] * len(rows)
+    types = as_rows(body.token_type_ids)
+    if [len(one) for one in types] != [len(row) for row in rows]:
+        raise UsageError("token_type_ids and input differ in shape", "give one token type an id")
+    if max((max(one, default=0) for one in types), default=0) >= max(1, model.token_types):
+        raise IdOutOfRange(f"the model has {model.token_types} token types", "leave token_type_ids out")
+    if model.token_types < 2:  # all of them 0: nothing to tell the model
+        return [None] * len(rows)
+    return list(types)

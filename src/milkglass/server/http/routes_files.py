@@ -1,0 +1,173 @@
+"""/v1/uploads (chunked, resumable) and /v1/files (OpenAI's shape)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import FileResponse
+from pydantic import Field
+from starlette.datastructures import UploadFile
+
+from milkglass.errors import BadUpload, LengthRequired
+from milkglass.server.context import Context, of
+from milkglass.server.http.strict_json import PLAIN, Name, PathName, RequestBody, StrictRoute
+from milkglass.server.storage.arrival import arriving
+from milkglass.server.storage.store import File, Purpose, Upload
+
+router = APIRouter(route_class=StrictRoute)
+Shared = Annotated[Context, Depends(of)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": ["model", "fine-tune"]},
+                    },
+                }
+            }
+        },
+    }
+}
+_RAW = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+class NewUpload(RequestBody):
+    filename: Name
+    bytes: int = Field(ge=1, lt=2**53, strict=True)
+    sha256: Sha256
+    purpose: Purpose
+
+
+def upload_json(upload: Upload, chunk_bytes: int) -> dict[str, Any]:
+    return {
+        "id": upload.id,
+        "object": "upload",
+        "filename": upload.filename,
+        "bytes": upload.bytes,
+        "purpose": upload.purpose,
+        "created_at": int(upload.created_at),
+        "received": upload.received,
+        "chunk_bytes": chunk_bytes,
+    }
+
+
+def file_json(file: File) -> dict[str, Any]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "filename": file.filename,
+        "bytes": file.bytes,
+        "sha256": file.sha256,
+        "purpose": file.purpose,
+        "created_at": int(file.created_at),
+        "status": "processed",
+    }
+
+
+@router.post("/v1/uploads")
+def start_upload(body: NewUpload, shared: Shared) -> dict[str, Any]:
+    upload = shared.uploads.start(body.filename, body.bytes, body.sha256, body.purpose)
+    return upload_json(upload, shared.settings.chunk_bytes)
+
+
+@router.get("/v1/uploads")
+def list_uploads(shared: Shared) -> dict[str, Any]:
+    """Those that are not complete: each takes room until it is completed or deleted."""
+    data = [upload_json(upload, shared.settings.chunk_bytes) for upload in shared.store.uploads.all()]
+    return {"object": "list", "data": data}
+
+
+@router.get("/v1/uploads/{key}")
+def get_upload(key: PathName, shared: Shared) -> dict[str, Any]:
+    return upload_json(shared.uploads.get(key), shared.settings.chunk_bytes)
+
+
+@router.put("/v1/uploads/{key}", openapi_extra=_RAW)
+async def write_chunk(
+    key: PathName,
+    request: Request,
+    shared: Shared,
+    upload_offset: Annotated[int, Header(ge=0, lt=2**53)],
+    chunk_sha256: Annotated[Sha256, Header()],
+) -> dict[str, Any]:
+    length = _length(request)
+    lacking = await run_in_threadpool(shared.uploads.expect, key, upload_offset, length)
+    with arriving(shared.home.work) as chunk:
+        await chunk.take(request.stream(), min(length, lacking))
+        upload = await run_in_threadpool(shared.uploads.write, key, upload_offset, chunk, chunk_sha256)
+    return {"id": upload.id, "received": upload.received}
+
+
+def _length(request: Request) -> int:
+    """Bytes of the body as the headers state them. Raises LengthRequired where they do not: a transfer coding outdoes a
+    Content-Length."""
+    stated = request.headers.get("content-length", "")
+    if "transfer-encoding" in request.headers or not (stated.isascii() and stated.isdigit()):
+        raise LengthRequired("a chunk of an upload needs a stated length", "send Content-Length, no Transfer-Encoding")
+    return int(stated[:20])
+
+
+@router.post("/v1/uploads/{key}/complete")
+async def complete_upload(key: PathName, shared: Shared) -> dict[str, Any]:
+    return file_json(await shared.slowly(shared.uploads.complete, key))
+
+
+@router.delete("/v1/uploads/{key}")
+def cancel_upload(key: PathName, shared: Shared) -> dict[str, Any]:
+    shared.uploads.cancel(key)
+    return {"id": key, "object": "upload", "deleted": True}
+
+
+@router.post("/v1/files", openapi_extra=_FORM)
+async def add_file(request: Request, shared: Shared) -> dict[str, Any]:
+    async with request.form(max_files=1, max_fields=4, max_part_size=1024) as form:
+        upload, purpose = form.get("file"), form.get("purpose")
+        if not isinstance(upload, UploadFile) or purpose not in ("model", "fine-tune"):
+            raise BadUpload("the form needs a file and a purpose", "the purpose is `model` or `fine-tune`")
+        name = _plain(upload.filename or "")
+        taken = await shared.slowly(shared.uploads.take, upload.file, upload.size or 0, name, purpose)
+    return file_json(taken)
+
+
+def _plain(name: str) -> str:
+    import re
+
+    if len(name) > 128 or not re.fullmatch(PLAIN, name):
+        raise BadUpload("the file's name is not a plain name", "letters, digits, `.`, `_` and `-`, 128 at most")
+    return name
+
+
+@router.get("/v1/files")
+def list_files(shared: Shared, purpose: Purpose | None = None) -> dict[str, Any]:
+    expected = [file for file in shared.store.files.all() if purpose in (None, file.purpose)]
+    return {"object": "list", "data": [file_json(file) for file in expected]}
+
+
+@router.get("/v1/files/{key}")
+def get_file(key: PathName, shared: Shared) -> dict[str, Any]:
+    return file_json(shared.store.files.get(key))
+
+
+@router.get("/v1/files/{key}/content")
+def get_content(key: PathName, shared: Shared) -> FileResponse:
+    file = shared.store.files.get(key)
+    return FileResponse(shared.uploads.path(key), media_type="application/octet-stream", filename=file.filename)
+
+
+@router.delete("/v1/files/{key}")
+def delete_file(key: PathName, shared: Shared) -> dict[str, Any]:
+    shared.uploads.remove_file(key)
+    return {"id": key, "object": "file", "deleted": True}

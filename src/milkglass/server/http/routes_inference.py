@@ -1,0 +1,242 @@
+"""/v1/completions (OpenAI's shape, ids in and out) and /classify (vLLM's)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+
+from milkglass.errors import MilkglassError
+from milkglass.models.checkpoint import read_json
+from milkglass.server.context import Context, of
+from milkglass.server.http.errors import error_body
+from milkglass.server.http.requests import Classification, Completion, as_rows, require_new, require_rows, token_types
+from milkglass.server.http.streaming import GONE, EventStream, disconnect, event, first
+from milkglass.server.http.strict_json import StrictRoute
+from milkglass.server.inference.classifier import Classifier, ClassifierRow
+from milkglass.server.inference.generator import Sequence
+from milkglass.server.storage.store import new_id
+
+router = APIRouter(route_class=StrictRoute)
+Shared = Annotated[Context, Depends(of)]
+
+
+def end_ids(shared: Context, model_id: str) -> frozenset[int]:
+    """The ids that end an answer, as generation_config.json has them, or else config.json."""
+    folder = shared.registry.folder(model_id)
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            result = read_json(folder / name).get("eos_token_id")
+            if result is not None:
+                many = result if isinstance(result, list) else [result]
+                return frozenset(one for one in many if type(one) is int)
+    return frozenset()
+
+
+# --- completions ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Token:
+    place: int
+    id: int
+    reason: str | None
+
+
+@dataclass(eq=False)
+class PromptRun:
+    """One request's prompts on their way through an engine, seen from the event loop.
+
+    Attributes:
+        on_over: called once in the event loop, when the engine has ended every prompt, whether or not anyone reads.
+    """
+
+    body: Completion
+    prompts: list[list[int]]
+    on_over: Callable[[], None] = lambda: None
+    key: str = field(default_factory=lambda: new_id("cmpl"))
+    created: int = field(default_factory=lambda: int(time.time()))
+    sequences: list[Sequence] = field(default_factory=list)
+    answers: list[list[int]] = field(default_factory=list)
+
+    def prepare(self, ends: frozenset[int]) -> None:
+        loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[_Token | MilkglassError]()
+
+        self._running = len(self.prompts)
+
+        def put(item: _Token | MilkglassError) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._arrived, item)
+
+        def on_token(place: int, token: int, reason: str | None) -> None:
+            put(_Token(place, token, reason))
+
+        self.answers = [[] for _ in self.prompts]
+        for place, prompt in enumerate(self.prompts):
+            sampling = self.body.sampling(ends, place)
+            self.sequences.append(Sequence(prompt, sampling, partial(on_token, place), put))
+
+    def _arrived(self, item: _Token | MilkglassError) -> None:
+        self._queue.put_nowait(item)
+        self._running -= isinstance(item, MilkglassError) or item.reason is not None
+        if not self._running:
+            self.on_over()
+
+    async def tokens(self) -> AsyncIterator[_Token]:
+        """Until every prompt has ended. Raises what the engine gave instead."""
+        left = len(self.sequences)
+        while left:
+            item = await self._queue.get()
+            if isinstance(item, MilkglassError):
+                raise item
+            left -= item.reason is not None
+            self.answers[item.place].append(item.id)
+            yield item
+
+    def cancel(self) -> None:
+        """Free the rows that are still running."""
+        for sequence in self.sequences:
+            sequence.cancelled = True
+
+    def usage(self) -> dict[str, int]:
+        read, created = sum(map(len, self.prompts)), sum(sequence.made for sequence in self.sequences)
+        return {"prompt_tokens": read, "completion_tokens": created, "total_tokens": read + created}
+
+    def answer(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        head = {"id": self.key, "object": "text_completion", "created": self.created, "model": self.body.model}
+        return {**head, "choices": choices, **more}
+
+
+def _choice(place: int, ids: list[int], reason: str | None) -> dict[str, Any]:
+    """The id that stopped it is the last of `token_ids`, as in vLLM, and `stop_reason` names it."""
+    stop = ids[-1] if reason == "stop" else None
+    return {
+        "index": place, "text": "", "token_ids": ids, "logprobs": None, "finish_reason": reason, "stop_reason": stop
+    }  # fmt: skip
+
+
+@router.post("/v1/completions")
+async def completions(body: Completion, request: Request, shared: Shared) -> Response:
+    model = await run_in_threadpool(shared.store.models.get, body.model)
+    run = PromptRun(body, body.prompts())
+    require_new(body.max_tokens, shared.settings)
+    require_rows(run.prompts, model, shared.settings, extra=body.max_tokens)
+    entry = shared.loader.acquire(model, "generate")
+    release = _Once(lambda: shared.loader.release(entry))
+    run.on_over = release  # a reader who has stopped reading must not keep the model
+
+    def close() -> None:
+        run.cancel()
+        release()
+        if run.answers:
+            shared.recording.answered(model, run.prompts, run.answers)
+
+    try:
+        engine = await asyncio.wrap_future(entry.engine)
+        run.prepare(await run_in_threadpool(end_ids, shared, model.id))
+        engine.submit(run.sequences)
+        if body.stream:
+            stream = EventStream(_stream(run), close)
+            close = _nothing  # the stream's business now
+            return stream
+        return await first(_whole(run), disconnect(request)) or GONE
+    finally:
+        close()
+
+
+def _nothing() -> None: ...
+
+
+class _Once:
+    """Calls a function the first time that it is called itself."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def __call__(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+
+async def _whole(run: PromptRun) -> Response:
+    reasons: list[str | None] = [None for _ in run.prompts]
+    async for token in run.tokens():
+        reasons[token.place] = token.reason
+    choices = [_choice(place, ids, reasons[place]) for place, ids in enumerate(run.answers)]
+    return JSONResponse(run.answer(choices, usage=run.usage()))
+
+
+async def _stream(run: PromptRun) -> AsyncIterator[str]:
+    try:
+        async for token in run.tokens():
+            yield event(run.answer([_choice(token.place, [token.id], token.reason)]))
+        if run.body.stream_options and run.body.stream_options.include_usage:
+            yield event(run.answer([], usage=run.usage()))
+    except MilkglassError as error:
+        yield event(error_body(error))
+    yield event("[DONE]")
+
+
+# --- classification ---------------------------------------------------------------------------------------------------
+@router.post("/classify")
+async def classify(body: Classification, request: Request, shared: Shared) -> Response:
+    model = await run_in_threadpool(shared.store.models.get, body.model)
+    inputs = as_rows(body.input)
+    require_rows(inputs, model, shared.settings)
+    types = token_types(body, inputs, model)
+    entry = shared.loader.acquire(model, "classify")
+    rows: list[ClassifierRow] = []
+    try:
+        engine = await asyncio.wrap_future(entry.engine)
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in inputs]
+        for ids, kinds, future in zip(inputs, types, futures, strict=True):
+            done, failed = partial(_resolve, loop, future), partial(_reject, loop, future)
+            rows.append(ClassifierRow(ids, kinds, done, failed))
+        engine.submit(rows)
+        result = await first(asyncio.gather(*futures), disconnect(request))
+    finally:
+        for row in rows:
+            row.cancelled = True
+        shared.loader.release(entry)
+    if result is None:
+        return GONE
+    shared.recording.sent(model, inputs)
+    scores = isinstance(engine, Classifier) and engine.scores
+    return JSONResponse(_classified(model.id, inputs, result, scores))
+
+
+def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[float]], chances: list[float]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(chances))
+
+
+def _reject(loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[float]], error: MilkglassError) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_exception(error))
+
+
+def _classified(model: str, inputs: list[list[int]], found: list[list[float]], scores: bool) -> dict[str, Any]:
+    """Of a regression each row has a `score`, which vLLM's shape has not, and neither label nor `probs`."""
+    data: list[dict[str, Any]] = []
+    for place, chances in enumerate(found):
+        if scores:
+            data.append({"index": place, "score": chances[0], "num_classes": 1})
+            continue
+        best = max(range(len(chances)), key=chances.__getitem__)
+        data.append({"index": place, "label": f"LABEL_{best}", "probs": chances, "num_classes": len(chances)})
+    read = sum(map(len, inputs))
+    return {
+        "id": new_id("classify"),
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": data,
+        "usage": {"prompt_tokens": read, "completion_tokens": 0, "total_tokens": read},
+    }

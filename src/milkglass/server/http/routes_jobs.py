@@ -1,0 +1,151 @@
+"""/v1/fine_tuning/jobs, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from pydantic import BeforeValidator, Field
+
+from milkglass.errors import UsageError
+from milkglass.server.context import Context, of
+from milkglass.server.http.streaming import EventStream, event
+from milkglass.server.http.strict_json import Name, PathName, RequestBody, StrictRoute, few_fields
+from milkglass.server.jobs import events
+from milkglass.server.spec import Hyperparameters
+from milkglass.server.storage.store import Job
+
+router = APIRouter(route_class=StrictRoute)
+Shared = Annotated[Context, Depends(of)]
+TAIL = 0.2  # seconds between looks for new events
+HEARTBEAT = 15.0  # seconds without an event after which a comment keeps the connection open
+EventId = Annotated[str, Query(pattern=r"^(ftevent-)?[0-9]{1,15}$")]
+
+
+class NewJob(RequestBody):
+    model: Name
+    training_file: Name
+    validation_file: Name | None = None
+    suffix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    hyperparameters: Annotated[Hyperparameters, BeforeValidator(few_fields)] = Hyperparameters()  # type: ignore[call-arg]
+
+
+def job_json(job: Job, shared: Context) -> dict[str, Any]:
+    """OpenAI's fields; ours are `cancelling`, `metrics`, `progress` (`step`, `total_steps`, `loss`: what is known)."""
+    error = {"code": "job_failed", "message": job.error, "param": None} if job.error else None
+    return {
+        "id": job.id,
+        "object": "fine_tuning.job",
+        "created_at": int(job.created_at),
+        "started_at": int(job.started_at) if job.started_at else None,
+        "finished_at": int(job.finished_at) if job.finished_at else None,
+        "model": job.model,
+        "training_file": job.training_file,
+        "validation_file": job.validation_file,
+        "status": job.state,
+        "cancelling": job.cancel_at is not None and not job.over,
+        "fine_tuned_model": job.fine_tuned_model if job.state == "succeeded" else None,
+        "hyperparameters": job.hyperparameters.model_dump(),
+        "trained_tokens": job.trained_tokens,
+        "metrics": job.metrics,
+        "progress": events.progress(shared.jobs.folder(job.id)),
+        "error": error,
+        "result_files": [],
+    }
+
+
+@router.post("/v1/fine_tuning/jobs")
+def create_job(body: NewJob, shared: Shared) -> dict[str, Any]:
+    job = shared.jobs.create(body.model, body.training_file, body.validation_file, body.suffix, body.hyperparameters)
+    return job_json(job, shared)
+
+
+@router.get("/v1/fine_tuning/jobs")
+def list_jobs(shared: Shared) -> dict[str, Any]:
+    jobs = [job_json(job, shared) for job in reversed(shared.store.jobs.all())]
+    return {"object": "list", "data": jobs, "has_more": False}
+
+
+@router.get("/v1/fine_tuning/jobs/{key}")
+def get_job(key: PathName, shared: Shared) -> dict[str, Any]:
+    return job_json(shared.store.jobs.get(key), shared)
+
+
+@router.post("/v1/fine_tuning/jobs/{key}/cancel")
+def cancel_job(key: PathName, shared: Shared) -> dict[str, Any]:
+    return job_json(shared.jobs.cancel(key), shared)
+
+
+@router.delete("/v1/fine_tuning/jobs/{key}")
+def delete_job(key: PathName, shared: Shared) -> dict[str, Any]:
+    """Only when it is over. The model that it made stays."""
+    shared.jobs.remove(key)
+    return {"id": key, "object": "fine_tuning.job", "deleted": True}
+
+
+@router.get("/v1/fine_tuning/jobs/{key}/checkpoints")
+def list_checkpoints(key: PathName, shared: Shared) -> dict[str, Any]:
+    """Of a job that is not over: nothing is resumed afterwards. `metrics` are those reported at that very step."""
+    job = shared.store.jobs.get(key)
+    info = [one.event.data for one in events.read(shared.jobs.folder(key)) if one.event.type == "metrics"]
+    data: list[dict[str, Any]] = [
+        {
+            "id": f"ftckpt-{job.id.removeprefix('ftjob-')}-{step}",
+            "object": "fine_tuning.job.checkpoint",
+            "created_at": int(created),
+            "fine_tuning_job_id": job.id,
+            "fine_tuned_model_checkpoint": None,  # to resume from; it is not a model that can be used
+            "step_number": step,
+            "metrics": {name: value for data in info if data.get("step") == step for name, value in data.items()},
+        }
+        for step, created in shared.jobs.checkpoints(key)
+    ]
+    return {"object": "list", "data": data, "has_more": False}
+
+
+@router.get("/v1/fine_tuning/jobs/{key}/events")
+async def job_events(
+    key: PathName,
+    request: Request,
+    shared: Shared,
+    stream: bool = False,
+    after: EventId = "0",
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """A list; or, asked with `stream` or `Accept: text/event-stream`, server-sent events that end with `done`.
+
+    `after` and `Last-Event-ID` are the id of the last event that was seen, with or without its `ftevent-`.
+    """
+    await run_in_threadpool(shared.store.jobs.get, key)
+    if last_event_id:
+        if not re.fullmatch(r"(ftevent-)?\d{1,15}", last_event_id, re.ASCII):
+            raise UsageError("Last-Event-ID is not an id of an event", "send the last id that you got, or none")
+        after = last_event_id
+    seen = int(after.removeprefix("ftevent-"))
+    if stream or "text/event-stream" in request.headers.get("accept", ""):
+        return EventStream(_tail(shared, key, seen), on_close=lambda: None)
+    info = await run_in_threadpool(events.read, shared.jobs.folder(key), seen)
+    return JSONResponse({"object": "list", "data": [one.as_json() for one in info], "has_more": False})
+
+
+async def _tail(shared: Context, key: str, after: int) -> AsyncIterator[str]:
+    """Past events, then new ones. When the server stops the stream ends without `done`: the client comes back."""
+    folder, quiet = shared.jobs.folder(key), time.monotonic()
+    while not shared.stopping.is_set():
+        job = await run_in_threadpool(shared.store.jobs.get, key)  # before the events: none is missed at the end
+        for one in await run_in_threadpool(events.read, folder, after):
+            after, quiet = one.id, time.monotonic()
+            yield event(one.as_json(), one.event.type, str(one.id))
+        if job.over:
+            yield event(job_json(job, shared), "done", str(after))
+            return
+        if time.monotonic() - quiet > HEARTBEAT:
+            quiet = time.monotonic()
+            yield ": still here\n\n"
+        await asyncio.sleep(TAIL)

@@ -1,0 +1,98 @@
+"""/v1/models: register, list, fetch, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import FileResponse
+from pydantic import Field
+
+from milkglass.errors import BadUpload
+from milkglass.server.context import Context, of
+from milkglass.server.http.strict_json import Name, PathName, RequestBody, StrictRoute
+from milkglass.server.storage.registry import Delta, Registration
+from milkglass.server.storage.store import ModelRecord
+
+router = APIRouter(route_class=StrictRoute)
+Shared = Annotated[Context, Depends(of)]
+
+
+class DeltaBody(RequestBody):
+    format: str = Field(max_length=64)
+    base: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+
+
+class FileBody(RequestBody):
+    name: Name
+    file_id: Name
+
+
+class NewModel(RequestBody):
+    """`config`, `generation_config` and `index` are the JSON files of a Hugging Face folder."""
+
+    id: Name
+    config: dict[str, Any]
+    generation_config: dict[str, Any] | None = None
+    index: dict[str, Any] | None = None
+    delta: DeltaBody | None = None
+    files: Annotated[list[FileBody], Field(fail_fast=True, min_length=1, max_length=10_000)]
+
+    def registration(self) -> Registration:
+        files = {file.name: file.file_id for file in self.files}
+        if len(files) != len(self.files):
+            raise BadUpload("two files have the same name", "name each weights file once")
+        delta = Delta(self.delta.format, self.delta.base) if self.delta else None
+        return Registration(self.id, self.config, self.generation_config, self.index, delta, files)
+
+
+def model_json(model: ModelRecord, shared: Context) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": int(model.created_at),
+        "owned_by": "milkglass",
+        "kind": model.kind,
+        "vocab_size": model.vocab_size,
+        "max_model_len": model.positions,
+        "bytes": shared.registry.size(model.id),
+        "parent": model.parent,
+        "job": model.job,
+        "key_id": model.key_id,
+    }
+
+
+@router.post("/v1/models")
+async def add_model(body: NewModel, shared: Shared) -> dict[str, Any]:
+    return await shared.slowly(lambda: model_json(shared.registry.add(body.registration()), shared))
+
+
+@router.get("/v1/models")
+def list_models(shared: Shared) -> dict[str, Any]:
+    return {"object": "list", "data": [model_json(model, shared) for model in shared.store.models.all()]}
+
+
+@router.get("/v1/models/{key}")
+def get_model(key: PathName, shared: Shared) -> dict[str, Any]:
+    return model_json(shared.store.models.get(key), shared)
+
+
+@router.delete("/v1/models/{key}")
+def delete_model(key: PathName, shared: Shared) -> dict[str, Any]:
+    shared.registry.remove(key)
+    return {"id": key, "object": "model", "deleted": True}
+
+
+@router.get("/v1/models/{key}/files")
+def list_model_files(key: PathName, shared: Shared) -> dict[str, Any]:
+    """`sha256` is given for weights."""
+    known = shared.store.models.get(key).sha256
+    paths = shared.registry.files(key)
+    data = [{"name": p.name, "bytes": p.stat().st_size, "sha256": known.get(p.name)} for p in paths]
+    return {"object": "list", "data": data}
+
+
+@router.get("/v1/models/{key}/files/{name}")
+def get_model_file(key: PathName, name: PathName, shared: Shared) -> FileResponse:
+    """Takes `Range`, so that a download can be resumed."""
+    return FileResponse(shared.registry.file(key, name), media_type="application/octet-stream")

@@ -1,0 +1,80 @@
+"""Classification in micro-batches: what waits together is padded and run together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from milkglass.errors import MilkglassError
+from milkglass.server.inference.engine import Engine, not_finite, that_fit
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOKENS = 8192  # padded tokens of one pass, unless one row alone is longer
+
+
+@dataclass(eq=False)
+class ClassifierRow:
+    """`on_done` gets the probabilities of all classes, or of a regression its one number, in the engine's thread."""
+
+    ids: list[int]
+    token_types: list[int] | None
+    on_done: Callable[[list[float]], None]
+    on_error: Callable[[MilkglassError], None]
+    cancelled: bool = False
+
+    def fail(self, error: MilkglassError) -> None:
+        self.on_error(error)
+
+
+class Classifier(Engine[ClassifierRow]):
+    def __init__(self, model: PreTrainedModel, max_batch: int, max_waiting: int, needs_pad: bool = False) -> None:
+        super().__init__("classifier", max_waiting)
+        self._model = model
+        pad = model.config.pad_token_id
+        # A decoder finds a row's last token by its padding id; without one, rows go one by one
+        self._max_batch = max_batch if pad is not None or not needs_pad else 1
+        self._pad = 0 if pad is None else pad
+        # As in transformers: one label, and nothing else said, is a regression
+        self.scores = model.config.num_labels == 1 and model.config.problem_type in (None, "regression")
+        self._rows: list[ClassifierRow] = []
+
+    def step(self) -> None:
+        """Run what is waiting, up to one batch."""
+        waiting = [row for row in self.take(self._max_batch) if not row.cancelled]
+        count = that_fit([len(row.ids) for row in waiting], TOKENS)
+        self.put_back(waiting[count:])
+        self._rows = waiting[:count]
+        if self._rows:
+            for row, chances in zip(self._rows, self._forward(), strict=True):
+                if all(map(math.isfinite, chances)):
+                    row.on_done(chances)
+                else:
+                    row.fail(not_finite())
+        self._rows = []
+
+    def active(self) -> bool:
+        return False  # a step finishes what it takes
+
+    def drop(self) -> list[ClassifierRow]:
+        rows, self._rows = self._rows, []
+        return rows
+
+    def _forward(self) -> list[list[float]]:
+        batch = {"input_ids": self._padded([row.ids for row in self._rows], self._pad)}
+        batch["attention_mask"] = self._padded([[1] * len(row.ids) for row in self._rows], 0)
+        if any(row.token_types for row in self._rows):
+            types = [row.token_types or [0] * len(row.ids) for row in self._rows]
+            batch["token_type_ids"] = self._padded(types, 0)
+        logits = self._model(**batch).logits.float()
+        result: list[list[float]] = (logits if self.scores else logits.softmax(-1)).cpu().tolist()
+        return result
+
+    def _padded(self, rows: list[list[int]], fill: int) -> torch.Tensor:
+        width = max(len(row) for row in rows)
+        return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=self._model.device)

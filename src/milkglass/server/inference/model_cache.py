@@ -1,0 +1,174 @@
+"""Models in memory: loaded when first asked for, kept while used, the longest unused one put out for the next."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from milkglass.errors import Busy, Conflict, CorruptCheckpoint, MilkglassError, NotFound, UnsupportedModel, lacking
+from milkglass.server.faults import place_of
+from milkglass.server.inference.engine import Engine
+from milkglass.server.load_lock import ONE_LOAD
+from milkglass.server.settings import ServerSettings
+from milkglass.server.storage.store import ModelRecord
+
+log = logging.getLogger("milkglass.server")
+Task = Literal["classify", "generate"]
+
+
+Key = tuple[str, float, Task]  # with the time of the model's making: a name may be given again
+
+
+@dataclass(eq=False)
+class Entry:
+    """A model that is loaded, or being loaded: then `engine` is not done."""
+
+    model: ModelRecord
+    task: Task
+    users: int = 0
+    engine: Future[Engine[Any]] = field(default_factory=Future)
+
+    def __post_init__(self) -> None:
+        self.engine.set_running_or_notify_cancel()  # from here on nobody who waits can cancel it for the others
+
+    @property
+    def key(self) -> Key:
+        return (self.model.id, self.model.created_at, self.task)
+
+    def close(self) -> None:
+        """End the engine and let its weights go, though others may still hold this entry."""
+        engine, self.engine = self.engine.result(), Future()
+        engine.close()
+
+
+class ModelCache:
+    """`acquire` and `release` come in pairs; a model that is in use is never put out. Each load has a thread of its
+    own: whoever waits for a model waits without one."""
+
+    def __init__(self, settings: ServerSettings, folder: Callable[[str], Path]) -> None:
+        self._settings, self._folder = settings, folder
+        self._lock = threading.Lock()
+        self._closed = False
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()  # the longest unused first
+
+    def acquire(self, model: ModelRecord, task: Task) -> Entry:
+        """An entry whose `engine` comes, or fails with ModelError or NotFound. Raises Busy when every loaded model is
+        in use. Never waits."""
+        if task == "generate" and model.kind != "decoder":
+            raise UnsupportedModel(
+                "this model is an encoder: it cannot generate", "use `milkglass classify`, or /classify"
+            )
+        with self._lock:
+            entry = self._entries.get((model.id, model.created_at, task))
+            if entry is None:
+                put_out = self._make_room()
+                entry = Entry(model, task)
+                self._entries[entry.key] = entry
+                threading.Thread(target=self._load, args=(entry, put_out), name="load", daemon=True).start()
+            entry.users += 1
+            self._entries.move_to_end(entry.key)
+        return entry
+
+    def _make_room(self) -> Entry | None:
+        if len(self._entries) < self._settings.max_loaded_models:
+            return None
+        for key, entry in self._entries.items():
+            if not entry.users and entry.engine.done():
+                return self._entries.pop(key)
+        raise Busy("every loaded model is in use", "try again in a moment, or raise max_loaded_models")
+
+    def release(self, entry: Entry) -> None:
+        with self._lock:
+            entry.users -= 1
+
+    def forget(self, model_id: str) -> None:
+        """Put a model out for good. Raises Conflict while it is in use."""
+        with self._lock:
+            gone = [entry for entry in self._entries.values() if entry.model.id == model_id]
+            if any(entry.users or not entry.engine.done() for entry in gone):
+                raise Conflict("this model is answering somebody right now", "try again in a moment")
+            for entry in gone:
+                del self._entries[entry.key]
+        for entry in gone:
+            entry.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True  # what is still being loaded closes itself
+            gone = [entry for entry in self._entries.values() if entry.engine.done()]
+            self._entries.clear()
+        for entry in gone:
+            entry.close()
+
+    def _load(self, entry: Entry, put_out: Entry | None) -> None:
+        """In a thread of its own."""
+        try:
+            if put_out:
+                put_out.close()  # its weights go before the new ones come
+            engine = build(self._folder(entry.model.id), entry.model, entry.task, self._settings)
+            engine.start()
+        except BaseException as error:  # noqa: BLE001  (whoever waits must hear of it)
+            with self._lock:
+                self._entries.pop(entry.key, None)
+            entry.engine.set_exception(error)
+            return
+        with self._lock:
+            closed = self._closed
+            entry.engine.set_result(engine)
+        if closed:
+            entry.close()
+        log.info("model loaded for %s", entry.task)
+
+
+def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings) -> Engine[Any]:
+    """Read the weights. Raises CorruptCheckpoint or UnsupportedModel; a missing tensor is never made up."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers.utils.logging import disable_progress_bar
+
+    from milkglass.server.inference.classifier import Classifier
+    from milkglass.server.inference.generator import Generator
+
+    if not folder.is_dir():
+        raise NotFound("there is no such model: it was deleted a moment ago", "list the models that the server has")
+    disable_progress_bar()  # the log is no terminal
+    if settings.inference_threads:
+        torch.set_num_threads(settings.inference_threads)
+    kind = AutoModelForSequenceClassification if task == "classify" else AutoModelForCausalLM
+    on_gpu = torch.cuda.is_available()
+    try:
+        with ONE_LOAD:
+            network, report = kind.from_pretrained(
+                folder,
+                dtype="auto" if on_gpu else torch.float32,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except (MilkglassError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001  (the library raises what it likes; its text may quote the config)
+        log.warning("model not loaded: %s", place_of(error))
+        hint = "obfuscate and upload it again"
+        raise CorruptCheckpoint(f"the weights don't fit the config: {type(error).__name__}", hint) from error
+    _require_whole(report, task)
+    network.eval().to("cuda" if on_gpu else "cpu")
+    if task == "classify":
+        return Classifier(network, settings.max_batch, settings.max_waiting, needs_pad=model.kind == "decoder")
+    return Generator(network, settings.max_batch, settings.max_waiting)
+
+
+def _require_whole(report: dict[str, Any], task: Task) -> None:
+    missing = sorted(report.get("missing_keys", ()))
+    if missing:
+        purpose = "classify: fine-tune it first" if task == "classify" else "generate"
+        raise UnsupportedModel(
+            f"{lacking('tensor', missing)}: this model cannot {purpose}", "the server never makes weights up"
+        )

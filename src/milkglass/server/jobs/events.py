@@ -1,0 +1,95 @@
+"""Reads what a worker tells: events.jsonl, from any place on. An event's id is the byte where the next one begins."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from milkglass.server.spec import Event
+
+FILE = "events.jsonl"
+PROGRESS = ("step", "total_steps", "loss")
+TAIL = 1 << 16  # bytes
+
+
+@dataclass(frozen=True)
+class WorkerEvents:
+    id: int
+    event: Event
+
+    def as_json(self) -> dict[str, Any]:
+        one = self.event
+        return {
+            "object": "fine_tuning.job.event",
+            "id": f"ftevent-{self.id}",
+            "created_at": int(one.time),
+            "level": one.level,
+            "type": one.type,
+            "message": one.message,
+            "data": one.data,
+        }
+
+
+def read(job: Path, after: int = 0) -> list[WorkerEvents]:
+    """The events after that id. A line that a killed worker left unfinished is not an event."""
+    path = job / FILE
+    if not path.is_file() or after >= path.stat().st_size:
+        return []
+    result = []
+    with path.open("rb") as file:
+        file.seek(after)
+        at = after
+        for line in file:
+            if not line.endswith(b"\n"):
+                break  # still being written
+            at += len(line)
+            event = _parse(line)
+            if event is not None:
+                result.append(WorkerEvents(at, event))
+    return result
+
+
+def progress(job: Path) -> dict[str, float]:
+    """The newest `step`, `total_steps` and `loss` that the worker told; looks at the file's end only."""
+    path, result = job / FILE, dict[str, float]()
+    if not path.is_file():
+        return result
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        lines = file.read(TAIL).splitlines()
+    for line in reversed(lines):
+        info = _parse(line)
+        numbers = info.data if info else {}
+        result = {name: numbers[name] for name in PROGRESS if type(numbers.get(name)) in (int, float)} | result
+        if len(result) == len(PROGRESS):
+            break
+    return result
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        return Event.model_validate_json(line)
+    except ValidationError:
+        return None  # `mend` closed a line that a kill had cut
+
+
+def emit(job: Path, message: str, level: str = "info") -> None:
+    """An event of the server's own. One write in append mode: it never mixes with the worker's."""
+    event = Event(time=time.time(), level=level, message=message)  # type: ignore[arg-type]
+    with (job / FILE).open("ab", buffering=0) as file:
+        file.write(event.model_dump_json().encode() + b"\n")
+
+
+def mend(job: Path) -> None:
+    """Before a worker is started again: end the line that its predecessor was killed in."""
+    path = job / FILE
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        if file.read(1) != b"\n":
+            file.write(b"\n")

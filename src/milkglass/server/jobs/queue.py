@@ -1,0 +1,321 @@
+"""Fine-tuning jobs: checked, queued, run one at a time, and never lost.
+
+One thread takes the oldest unfinished job and stays with it until it is over. A job's truth is its record and its
+folder; the thread keeps nothing else, so a server that starts again does exactly what it did before.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from milkglass.errors import Conflict, MilkglassError, UsageError
+from milkglass.server.faults import known_error, place_of
+from milkglass.server.jobs import events
+from milkglass.server.jobs.compatibility import require_fit
+from milkglass.server.jobs.worker import Worker
+from milkglass.server.settings import ServerSettings
+from milkglass.server.spec import Hyperparameters, JobSpec, Status
+from milkglass.server.storage.data_dir import NO_ROOM, DataDir, nearly_full
+from milkglass.server.storage.registry import Registry
+from milkglass.server.storage.store import File, Job, ModelRecord, Store, Unreadable, new_id
+from milkglass.server.storage.uploads import Uploads
+
+log = logging.getLogger("milkglass.server")
+RETRY = 5.0  # seconds until a job that the disk had no room for is looked at again
+WATCH = 0.2  # seconds between looks at a running job
+_CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
+
+
+class Jobs:
+    def __init__(
+        self, settings: ServerSettings, home: DataDir, store: Store, registry: Registry, uploads: Uploads
+    ) -> None:
+        self._settings, self._home, self._store = settings, home, store
+        self._registry, self._uploads = registry, uploads
+        self._wake, self._stopping = threading.Event(), threading.Event()
+        self.on_start: list[Callable[[ModelRecord, Path], None]] = []  # told of a job's model and training file
+        self._thread = threading.Thread(target=self._run, name="jobs", daemon=True)
+
+    # --- asked from outside -------------------------------------------------------------------------------------------
+    def create(
+        self, model: str, training: str, validation: str | None, suffix: str | None, chosen: Hyperparameters
+    ) -> Job:
+        """Queue a job. Raises NotFound, UsageError or IdOutOfRange when the data cannot belong to the model."""
+        self._require(model, (training, validation), chosen)
+        job = Job(
+            id=new_id("ftjob"), model=model, training_file=training, validation_file=validation, suffix=suffix,
+            hyperparameters=chosen,
+        )  # fmt: skip
+        spec = JobSpec(
+            model=str(self._registry.folder(model).resolve()),
+            train=str(self._uploads.path(training).resolve()),
+            validation=str(self._uploads.path(validation).resolve()) if validation else None,
+            hyperparameters=chosen,
+            threads=self._settings.training_threads,
+        )
+        folder = self.folder(job.id)
+        try:
+            folder.mkdir()
+            (folder / "spec.json").write_text(spec.model_dump_json(indent=2), "utf-8")
+            events.emit(folder, "job queued")
+            with self._store.references:  # from here on neither the model nor a file can be deleted
+                self._require(model, (training, validation), chosen)
+                self._store.jobs.add(job)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._wake.set()
+        return job
+
+    def _require(self, model: str, files: tuple[str | None, ...], chosen: Hyperparameters) -> None:
+        base = self._store.models.get(model)
+        for key in files:
+            if key is not None:
+                self._require_data(base, self._store.files.get(key), chosen)
+
+    @staticmethod
+    def _require_data(model: ModelRecord, file: File, chosen: Hyperparameters) -> None:
+        if file.rows is None:
+            raise UsageError(
+                f"the file {file.id} holds no training data", "upload Parquet with the purpose `fine-tune`"
+            )
+        require_fit(model, file.rows, chosen)
+
+    def cancel(self, key: str) -> Job:
+        """Raises NotFound, or Conflict when it is over."""
+
+        def change(job: Job) -> None:
+            if job.over:
+                raise Conflict(f"the job is over: it {_ended(job)}", "there is nothing to cancel")
+            job.cancel_at = job.cancel_at or time.time()
+            if job.state == "queued":
+                events.emit(self.folder(key), "job cancelled")  # before it is over: streams end there
+                _end(job, "cancelled")
+
+        job = self._store.jobs.update(key, change)
+        (self.folder(key) / "cancel").touch()
+        self._wake.set()
+        return job
+
+    def remove(self, key: str) -> None:
+        """Forget a job and everything in its folder; the model that it made stays. Raises NotFound, or Conflict while
+        it is not over."""
+        try:
+            job = self._store.jobs.get(key)
+        except Unreadable:
+            job = None  # nothing will ever work on it
+        if (job and not job.over) or Worker(self.folder(key), self._settings.worker).alive():
+            raise Conflict("the job is not over", "cancel it first, then wait until it has stopped")
+        self._store.jobs.remove(key)
+        shutil.rmtree(self.folder(key), ignore_errors=True)  # what stays behind goes at the next start
+
+    def checkpoints(self, key: str) -> list[tuple[int, float]]:
+        """Step and time of each complete one, the newest first."""
+        result = []
+        for path in self._checkpoints(key).glob("checkpoint-*"):
+            step = _CHECKPOINT.fullmatch(path.name)
+            if step and (path / "complete").is_file():
+                result.append((int(step[1]), path.stat().st_mtime))
+        return sorted(result, reverse=True)
+
+    def _checkpoints(self, key: str) -> Path:
+        return self.folder(key) / "checkpoints"
+
+    def folder(self, key: str) -> Path:
+        return self._home.jobs / key
+
+    def start(self) -> None:
+        self._sweep()
+        self._thread.start()
+
+    def _sweep(self) -> None:
+        """At start: what a kill kept from being thrown away."""
+        known = self._store.jobs.ids()
+        for folder in self._home.jobs.iterdir():
+            if folder.name not in known:
+                shutil.rmtree(folder)
+        for job in self._store.jobs.all():
+            if job.over:
+                self._drop_checkpoints(job.id)
+
+    def _drop_checkpoints(self, key: str) -> None:
+        """Optimiser state is twice a model's size, and serves only to resume."""
+        for folder in (self._checkpoints(key), self.folder(key) / "result.partial"):
+            shutil.rmtree(folder, ignore_errors=True)  # tried again at the next start
+
+    def stop(self) -> None:
+        """Let the running worker save a checkpoint; its job goes on when the server is started again."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.clear()
+            job = None
+            try:
+                job = self._next()
+                if job is None:
+                    self._wake.wait()
+                else:
+                    self._drive(job)
+            except Exception as error:  # noqa: BLE001  (one job's trouble must not stop the queue)
+                log.error("job %s: %s", job.id if job else "?", place_of(error))
+                if job is None:
+                    self._stopping.wait(RETRY)
+                else:
+                    self._give_up(job.id, error)
+
+    def _give_up(self, key: str, error: Exception) -> None:
+        """Fail the job; when not even that can be written (a full disk), wait and try the whole job again."""
+        meaning = known_error(error)
+        status = Status(state="failed", error=meaning.message if meaning else "the server made a mistake")
+        try:
+            self._store.jobs.update(key, lambda job: _close(job, status))
+        except Exception as second:  # noqa: BLE001  (the thread must live)
+            log.error("job %s: %s", key, place_of(second))
+            self._stopping.wait(RETRY)
+
+    def _next(self) -> Job | None:
+        unfinished = [job for job in self._store.jobs.all() if not job.over]
+        return min(unfinished, key=lambda job: job.state != "running", default=None)  # stable: the oldest of a state
+
+    def _drive(self, job: Job) -> None:
+        """One life of a job's worker: start or find it, watch it, settle what it left."""
+        folder = self.folder(job.id)
+        worker = Worker(folder, self._settings.worker)
+        if not worker.alive() and not (folder / "status.json").exists():
+            if self._store.jobs.get(job.id).cancel_at is not None:
+                self._finish(job.id, Status(state="cancelled"))
+                return
+            self._launch(job, worker)
+        elif worker.alive():
+            log.info("job %s is still running; watching it", job.id)
+        try:
+            self._watch(job.id, worker)
+        except BaseException:  # the job is about to be given up: nobody would look after its worker any more
+            worker.stop(self._settings.shutdown_grace)
+            raise
+        self._settle(job.id, worker)
+
+    def _watch(self, key: str, worker: Worker) -> None:
+        while not worker.wait(WATCH):
+            if self._stopping.is_set():
+                worker.stop(self._settings.shutdown_grace)
+                break
+            requested = self._store.jobs.get(key).cancel_at
+            if requested is not None and time.time() > requested + self._settings.cancel_grace:
+                worker.signal(signal.SIGKILL)
+
+    def _launch(self, job: Job, worker: Worker) -> None:
+        folder = self.folder(job.id)
+        shutil.rmtree(folder / "result", ignore_errors=True)  # whole, but its status was never written
+        events.mend(folder)
+        events.emit(folder, "job started" if job.state == "queued" else "job started again")
+
+        def change(record: Job) -> None:
+            if record.over:
+                raise Conflict("the job is over", "")
+            record.state = "running"
+            record.started_at = record.started_at or time.time()
+
+        try:
+            self._store.jobs.update(job.id, change)
+        except Conflict:
+            return  # cancelled between being chosen and being started
+        if job.state == "queued":
+            for emit in self.on_start:
+                emit(self._store.models.get(job.model), self._uploads.path(job.training_file))
+        worker.start()
+        log.info("job %s: worker started", job.id)
+
+    def _settle(self, key: str, worker: Worker) -> None:
+        path = self.folder(key) / "status.json"
+        if path.is_file():
+            try:
+                status = Status.model_validate_json(path.read_bytes())
+            except ValidationError:
+                error = "the worker ended without a readable status; worker.log may say more"
+                self._finish(key, Status(state="failed", error=error))
+                return
+            self._finish(key, status, told=True)
+            return
+        job = self._store.jobs.get(key)
+        if job.over or self._stopping.is_set():
+            return
+        if job.cancel_at is not None:
+            self._finish(key, Status(state="cancelled"))
+            return
+        newest = max((step for step, _ in self.checkpoints(key)), default=0)
+        crashes = self._store.jobs.update(key, lambda job: _count_crash(job, newest)).crashes
+        why = "" if worker.exit_code is None else f" (exit code {worker.exit_code})"
+        log.warning("job %s: worker died%s, %d of %d times", key, why, crashes, self._settings.max_crashes)
+        if crashes >= self._settings.max_crashes:
+            error = f"the worker died {crashes} times without getting on{why}; is memory short? worker.log may say more"
+            if nearly_full(self.folder(key)):  # it could not even write its status
+                error = NO_ROOM
+            self._finish(key, Status(state="failed", error=error))
+
+    def _finish(self, key: str, status: Status, told: bool = False) -> None:
+        """Settle a job. `told`: the worker has said itself how it ended; only an error is worth repeating."""
+        job = self._store.jobs.get(key)
+        if job.over:
+            return
+        folder = self.folder(key)
+        if status.state == "succeeded":
+            name = _result_name(job)
+            self._store.jobs.update(key, lambda j: setattr(j, "fine_tuned_model", name))
+            try:
+                self._registry.adopt(name, folder / "result", key, job.model)
+            except (MilkglassError, OSError) as error:
+                meaning = known_error(error)
+                why = meaning.message if meaning else f"the result could not be kept ({type(error).__name__})"
+                status = Status(state="failed", error=why)
+        if status.state != "succeeded":
+            shutil.rmtree(folder / "result", ignore_errors=True)
+            self._drop_checkpoints(key)  # before anything is written: the disk may be full
+        events.mend(folder)
+        if status.error or not told:
+            level = "error" if status.state == "failed" else "info"
+            events.emit(folder, f"job {status.state}" + (f": {status.error}" if status.error else ""), level)
+        self._store.jobs.update(key, lambda j: _close(j, status))
+        self._drop_checkpoints(key)
+        log.info("job %s %s", key, status.state)
+
+
+def _close(job: Job, status: Status) -> None:
+    job.error, job.trained_tokens, job.metrics = status.error, status.trained_tokens, status.metrics
+    _end(job, status.state)
+
+
+def _end(job: Job, state: str) -> None:
+    job.state = state  # type: ignore[assignment]
+    job.finished_at = time.time()
+    if state != "succeeded":
+        job.fine_tuned_model = None
+
+
+def _ended(job: Job) -> str:
+    return "was cancelled" if job.state == "cancelled" else job.state
+
+
+def _count_crash(job: Job, newest: int) -> None:
+    """A worker that got on since the last crash, to a newer checkpoint, may crash as often as a fresh one."""
+    if newest > job.checkpoint:
+        job.checkpoint, job.crashes = newest, 0
+    job.crashes += 1
+
+
+def _result_name(job: Job) -> str:
+    return "-".join(["ft", job.id.removeprefix("ftjob-"), *([job.suffix] if job.suffix else [])])

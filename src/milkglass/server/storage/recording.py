@@ -1,0 +1,89 @@
+"""`serve --record FOLDER`: keep what the server sees, as a transcript for an audit. Off unless it is asked for.
+
+A transcript a model and all that was fine-tuned from it, under FOLDER/MODEL: its weights as uploaded and as tuned, the
+ids it was trained on, the ids it was sent and what it answered. Nothing more than the server holds or is sent anyway,
+but kept, which without --record inference requests are not.
+
+What this module does not know: whose data it is. Tell them before you record.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from milkglass.sequences import Sequences
+from milkglass.server.storage import inspection
+from milkglass.server.storage.store import ModelRecord, Store
+
+if TYPE_CHECKING:
+    from milkglass.threat.transcript_file import Recorder
+
+log = logging.getLogger("milkglass.server")
+Rows = Sequence[Sequence[int]]
+
+
+class Recording:
+    """What the routes and the job thread tell. A failure to record is logged and stops no request."""
+
+    def __init__(self, folder: Path | None, store: Store) -> None:
+        self._folder, self._store = folder, store
+        self._open: dict[str, Recorder] = {}
+        self._lock = threading.Lock()
+
+    def model(self, model: ModelRecord, folder: Path) -> None:
+        """A model was published: uploaded, or the result of a job."""
+        self._note(model, lambda recorder: recorder.weights(folder, tuned=model.job is not None))
+
+    def trained(self, model: ModelRecord, train: Path) -> None:
+        """A job on this model was begun, with this file."""
+
+        def keep(recorder: Recorder) -> None:
+            lengths, flat = inspection.ids(train, train.parent)
+            recorder.tokens(Sequences(flat.astype(np.int64), lengths.astype(np.int64)), "train")
+
+        self._note(model, keep)
+
+    def sent(self, model: ModelRecord, rows: Rows) -> None:
+        self._note(model, lambda recorder: recorder.tokens(Sequences.of(rows), "infer"))
+
+    def answered(self, model: ModelRecord, prompts: Rows, answers: Rows) -> None:
+        """Each answer with its prompt."""
+
+        def keep(recorder: Recorder) -> None:
+            requested = Sequences.of(prompts)
+            recorder.tokens(requested, "infer")
+            recorder.outputs(Sequences.of(answers), requested)
+
+        self._note(model, keep)
+
+    def _note(self, model: ModelRecord, keep: Callable[[Recorder], Any]) -> None:
+        if self._folder is None:
+            return
+        try:
+            keep(self._recorder(model))
+        except Exception as error:  # noqa: BLE001 - safetensors' own are bare; a good answer must go out all the same
+            log.error("could not record (%s)", type(error).__name__)
+
+    def _recorder(self, model: ModelRecord) -> Recorder:
+        """That of the model which this one was tuned from, however often."""
+        from milkglass.threat.transcript_file import Recorder  # with all of the threat model behind it, for few servers
+
+        assert self._folder is not None
+        root, seen = model, {model.id}
+        while root.parent and root.parent not in seen:
+            seen.add(root.parent)
+            older = self._store.models.find(root.parent)
+            if older is None:
+                break
+            root = older
+        with self._lock:
+            if root.id not in self._open:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._open[root.id] = Recorder.open(self._folder / root.id, model.vocab_size, root.key_id)
+            return self._open[root.id]

@@ -1,0 +1,235 @@
+"""The server's models: ordinary Hugging Face folders under home/models, each made whole before it has its name.
+
+Weights are safetensors; a config that names code of its own, or a model type that Transformers would have to be taught,
+is refused. Knows nothing of how models are run.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, NotFound
+from milkglass.models.checkpoint import INDEX, Checkpoint, read_json, write_json
+from milkglass.models.safetensors_file import read_header
+from milkglass.models.staging import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, assemble, link_or_copy
+from milkglass.server.storage.base_models import BaseModels
+from milkglass.server.storage.data_dir import DataDir
+from milkglass.server.storage.model_info import check_config, describe
+from milkglass.server.storage.store import ModelRecord, Store, new_id
+from milkglass.server.storage.uploads import Locks, Uploads, sha256_of
+
+PICKLES = re.compile(r"\.(bin|pt|pth|pkl|ckpt)$")
+
+
+@dataclass(frozen=True)
+class Delta:
+    format: str
+    base: str
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a client says of a model: `files` maps a weights file's name in the folder to an uploaded file's id."""
+
+    id: str
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any] | None
+    index: Mapping[str, Any] | None
+    delta: Delta | None
+    files: Mapping[str, str]
+
+
+class Registry:
+    def __init__(self, home: DataDir, store: Store, uploads: Uploads, bases: BaseModels) -> None:
+        self._home, self._store, self._uploads, self._bases = home, store, uploads, bases
+        self._locks = Locks()
+        self.on_remove: list[Callable[[str], None]] = []  # told of a model that is going
+        self.on_publish: list[Callable[[ModelRecord, Path], None]] = []  # told of a new model and its folder
+
+    def folder(self, model_id: str) -> Path:
+        return self._home.models / model_id
+
+    def add(self, asked: Registration) -> ModelRecord:
+        """Make the model's folder, or answer the model that the same call made before: its answer may have been lost.
+
+        Raises Conflict, ModelError, BadUpload or DiskFull; then nothing is left of it.
+        """
+        with self._locks.hold(asked.id):
+            done = self._store.models.find(asked.id)
+            if done and self._is(done, asked):
+                return done
+            if done:
+                raise Conflict("there is a model of this name already", "delete it first, or take a new name")
+            check_config(asked.config)
+            check_config(asked.generation_config or {})
+            known = self._sources(asked)
+            work = self._home.work / new_id("model")
+            try:
+                created = self._build_delta(asked, work) if asked.delta else self._build_whole(asked, work)
+                return self._publish(
+                    asked.id, created, {} if asked.delta else known, job=None, delta=_delta(asked, known)
+                )
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+
+    def _is(self, model: ModelRecord, asked: Registration) -> bool:
+        """Of the same weights, with the same configs; the key's identifier stands in one of them."""
+        known, folder = self._sources(asked), self.folder(model.id)
+        generation = folder / "generation_config.json"
+        return (
+            (model.delta == _delta(asked, known) if asked.delta else model.sha256 == known)
+            and read_json(folder / "config.json") == asked.config
+            and (read_json(generation) if generation.is_file() else None) == asked.generation_config
+        )
+
+    def _sources(self, asked: Registration) -> dict[str, str]:
+        """The SHA-256 of each weights file that is to make the model. Raises NotFound or BadUpload."""
+        known = {}
+        for name, key in asked.files.items():
+            if PICKLES.search(name) or not name.endswith(".safetensors"):
+                raise BadUpload("a weights file is not named .safetensors", "only safetensors files are accepted")
+            file = self._store.files.get(key)
+            if file.purpose != "model":
+                raise BadUpload(f"the file {key} was not uploaded for a model", "upload it with the purpose `model`")
+            known[name] = file.sha256
+        if asked.delta:
+            if asked.delta.format != DELTA_FORMAT:
+                raise BadUpload("this delta's format is not known", f"this server reads {DELTA_FORMAT}")
+            expected = {DELTA_WEIGHTS}
+        elif asked.index is not None:
+            expected = set(_weight_map(asked.index).values())
+        else:
+            expected = {"model.safetensors"}
+        if set(asked.files) != expected:
+            raise BadUpload(
+                f"{len(asked.files)} files are given and they are not the {len(expected)} that this model needs",
+                "a whole model has model.safetensors, or each file that its index names; a delta delta.safetensors",
+            )
+        return known
+
+    def _build_whole(self, asked: Registration, work: Path) -> Path:
+        work.mkdir()
+        self._lay(asked, work)
+        if asked.index is not None:
+            write_json(work / INDEX, {"metadata": {}, "weight_map": _weight_map(asked.index)})
+        return work
+
+    def _build_delta(self, asked: Registration, work: Path) -> Path:
+        """The delta and its base together, in a folder inside of `work`."""
+        assert asked.delta
+        delta, target = work / "delta", work / "whole"
+        delta.mkdir(parents=True)
+        self._lay(asked, delta)
+        write_json(delta / DELTA_CONFIG, {"format": asked.delta.format, "base": asked.delta.base})
+        base = self._bases.find(asked.delta.base, read_header(delta / DELTA_WEIGHTS))
+        self._home.require_space(sum(ref.bytes for ref in base.tensors.values()))
+        assemble(base, asked.delta.base, delta, target)
+        return target
+
+    def _lay(self, asked: Registration, folder: Path) -> None:
+        for name, key in asked.files.items():
+            try:
+                link_or_copy(self._uploads.path(key), folder / name)
+            except FileNotFoundError:
+                raise NotFound(f"the file {key} was deleted a moment ago", "upload it again") from None
+        write_json(folder / "config.json", asked.config)
+        if asked.generation_config is not None:
+            write_json(folder / "generation_config.json", asked.generation_config)
+
+    def adopt(self, model_id: str, folder: Path, job: str, parent: str) -> ModelRecord:
+        """A job's result becomes a model. Done twice, the same: a kill in between loses nothing."""
+        with self._locks.hold(model_id):
+            done = self._store.models.find(model_id)
+            if done:
+                return done
+            if not folder.exists() and self.folder(model_id).exists():
+                folder = self.folder(model_id)
+            return self._publish(model_id, folder, {}, job, parent)
+
+    def _publish(
+        self,
+        model_id: str,
+        created: Path,
+        sha256: Mapping[str, str],
+        job: str | None,
+        parent: str | None = None,
+        delta: tuple[str, str] | None = None,
+    ) -> ModelRecord:
+        checkpoint = Checkpoint.open(created)
+        model = describe(model_id, checkpoint)
+        model.job, model.parent, model.delta = job, parent, delta
+        model.sha256 = {file.name: sha256.get(file.name) or sha256_of(file) for file in checkpoint.files}
+        target = self.folder(model_id)
+        if created != target:
+            shutil.rmtree(target, ignore_errors=True)  # left by a kill before the store knew of it
+            created.rename(target)
+        try:
+            added = self._store.models.add(model)
+        except BaseException:
+            if job is None:  # a job's result stays: it is adopted again
+                shutil.rmtree(target, ignore_errors=True)
+            raise
+        for call in self.on_publish:
+            call(added, target)
+        return added
+
+    def remove(self, model_id: str) -> None:
+        """Raises NotFound, or Conflict while a job or a request needs it."""
+        with self._locks.hold(model_id):
+            self._store.models.require(model_id)
+            self._require_no_job(model_id)
+            for call in self.on_remove:  # may take long: it waits for a model's thread
+                call(model_id)
+            with self._store.references:
+                self._require_no_job(model_id)
+                self._store.models.remove(model_id)
+            gone = self._home.work / new_id("gone")
+            self.folder(model_id).rename(gone)
+            shutil.rmtree(gone)
+
+    def _require_no_job(self, model_id: str) -> None:
+        for job in self._store.jobs.all():
+            if not job.over and job.model == model_id:
+                raise Conflict(f"the job {job.id} still needs this model", "cancel the job first")
+
+    def size(self, model_id: str) -> int:
+        """Bytes of the model's files; 0 for one that is being deleted."""
+        try:
+            return sum(path.stat().st_size for path in self.folder(model_id).iterdir())
+        except FileNotFoundError:
+            return 0
+
+    def files(self, model_id: str) -> Iterator[Path]:
+        self._store.models.get(model_id)
+        yield from sorted(path for path in self.folder(model_id).iterdir() if path.is_file())
+
+    def file(self, model_id: str, name: str) -> Path:
+        """Raises NotFound."""
+        for path in self.files(model_id):
+            if path.name == name:
+                return path
+        raise NotFound("this model has no such file", "list its files")
+
+    def sweep(self) -> None:
+        """At start: folders that the store does not know were never finished, except a job's result that was moved."""
+        known = self._store.models.ids()
+        known |= {job.fine_tuned_model for job in self._store.jobs.all() if job.fine_tuned_model}
+        for folder in self._home.models.iterdir():
+            if folder.name not in known:
+                shutil.rmtree(folder)
+
+
+def _delta(asked: Registration, known: Mapping[str, str]) -> tuple[str, str] | None:
+    return (known[DELTA_WEIGHTS], asked.delta.base) if asked.delta else None
+
+
+def _weight_map(index: Mapping[str, Any]) -> dict[str, str]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(f, str) for f in weight_map.values()):
+        raise CorruptCheckpoint("the index has no weight_map of names", "send model.safetensors.index.json as it is")
+    return weight_map

@@ -1,0 +1,225 @@
+"""What the server remembers: four SQLite tables of JSON records. Safe across threads, for one process (data_dir.py)."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from milkglass.errors import Conflict, NotFound, ServerError
+from milkglass.server.spec import Hyperparameters
+
+log = logging.getLogger("milkglass.server")
+Purpose = Literal["model", "fine-tune"]
+State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+class Unreadable(ServerError):
+    """A record that does not say what it must: written by another version, or damaged."""
+
+    status = 500
+
+
+class Record(BaseModel):
+    """Checked when it is changed, too: what could not be read again is never written."""
+
+    model_config = ConfigDict(allow_inf_nan=False, validate_assignment=True)
+
+    id: str
+    created_at: float = Field(default_factory=time.time)
+
+
+class Upload(Record):
+    """`received` counts bytes that were checked and are on the disk for good."""
+
+    filename: str
+    bytes: int
+    sha256: str
+    purpose: Purpose
+    received: int = 0
+
+
+class TrainingFileInfo(BaseModel):
+    """What a training file claims of a model. `*_label` are None when every label is -100, and for real numbers."""
+
+    rows: int
+    tokens: int
+    longest: int  # tokens of the longest row
+    max_id: int
+    nested_labels: bool  # a list a row, for causal-lm
+    min_label: int | None
+    max_label: int | None
+    max_token_type: int | None  # None: no such column
+    unlabelled: bool = False  # a label is -100; says nothing where labels are lists
+    real_labels: bool = False  # finite real numbers, for regression
+
+
+class File(Record):
+    filename: str
+    bytes: int
+    sha256: str
+    purpose: Purpose
+    rows: TrainingFileInfo | None = None  # of a training file
+
+
+class ModelRecord(Record):
+    """`sha256` is of each weights file, by name."""
+
+    kind: Literal["encoder", "decoder"]
+    vocab_size: int
+    positions: int | None  # tokens at most; None: no limit known
+    token_types: int
+    pad_token_id: int | None = None
+    sha256: dict[str, str]
+    job: str | None = None  # the fine-tuning job that made it
+    parent: str | None = None  # the model that it was fine-tuned from
+    delta: tuple[str, str] | None = None  # if assembled: the SHA-256 of what was uploaded, the base's digest
+    key_id: str | None = None  # what its config says of the key that scrambled it; a name, no secret
+
+
+class Job(Record):
+    model: str
+    training_file: str
+    validation_file: str | None
+    suffix: str | None
+    hyperparameters: Hyperparameters
+    state: State = "queued"
+    started_at: float | None = None
+    finished_at: float | None = None
+    cancel_at: float | None = None  # when its cancellation was asked for
+    crashes: int = 0  # since the newest checkpoint
+    checkpoint: int = 0  # the step of the newest one at the last crash
+    error: str | None = None
+    fine_tuned_model: str | None = None
+    trained_tokens: int = 0
+    metrics: dict[str, float] = {}
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("succeeded", "failed", "cancelled")
+
+
+R = TypeVar("R", bound=Record)
+
+
+class RecordTable(Generic[R]):
+    """Records of one kind, oldest first."""
+
+    def __init__(self, store: Store, name: str, kind: type[R], noun: str) -> None:
+        self._store, self._name, self._kind, self._noun = store, name, kind, noun
+
+    def add(self, record: R) -> R:
+        """Raises Conflict when the id is taken."""
+        try:
+            self._store.execute(f"INSERT INTO {self._name} (id, body) VALUES (?, ?)", record.id, _dump(record))
+        except sqlite3.IntegrityError:
+            raise Conflict(
+                f"there is a {self._noun} of this name already", "delete that one, or take a new name"
+            ) from None
+        return record
+
+    def find(self, key: str) -> R | None:
+        rows = self._store.execute(f"SELECT body FROM {self._name} WHERE id = ?", key)
+        return self._read(rows[0][0]) if rows else None
+
+    def _read(self, body: str) -> R:
+        try:
+            return self._kind.model_validate_json(body)
+        except ValidationError:
+            raise Unreadable(f"the record of this {self._noun} cannot be read", "delete it, and make it anew") from None
+
+    def get(self, key: str) -> R:
+        """Raises NotFound or Unreadable."""
+        result = self.find(key)
+        if result is None:
+            raise self._absent()
+        return result
+
+    def require(self, key: str) -> None:
+        """Raises NotFound; a record that cannot be read is there all the same."""
+        if not self._store.execute(f"SELECT 1 FROM {self._name} WHERE id = ?", key):
+            raise self._absent()
+
+    def _absent(self) -> NotFound:
+        command = {"model": "models", "job": "jobs"}.get(self._noun, "uploads")
+        return NotFound(f"there is no such {self._noun}", f"`milkglass {command} --server URL` lists what there is")
+
+    def all(self) -> list[R]:
+        """Without those that cannot be read: one of them must not hide the others."""
+        result = []
+        for number, body in self._store.execute(f"SELECT seq, body FROM {self._name} ORDER BY seq"):
+            try:
+                result.append(self._read(body))
+            except Unreadable as error:
+                log.error("%s (number %d)", error.message, number)
+        return result
+
+    def ids(self) -> set[str]:
+        """All, also of records that cannot be read."""
+        return {row[0] for row in self._store.execute(f"SELECT id FROM {self._name}")}
+
+    def update(self, key: str, change: Callable[[R], None]) -> R:
+        """Read, change, write, with no other thread in between. Raises NotFound."""
+        with self._store.lock:
+            record = self.get(key)
+            change(record)
+            self._store.execute(f"UPDATE {self._name} SET body = ? WHERE id = ?", _dump(record), key)
+            return record
+
+    def remove(self, key: str) -> None:
+        """Raises NotFound. A record that cannot be read can be removed."""
+        with self._store.lock:
+            self.require(key)
+            self._store.execute(f"DELETE FROM {self._name} WHERE id = ?", key)
+
+
+def _dump(record: Record) -> str:
+    return record.model_dump_json()
+
+
+class Store:
+    """One connection, one lock: requests are few and small, and a writer never meets another."""
+
+    def __init__(self, path: Path) -> None:
+        self.lock = threading.RLock()
+        self.references = threading.Lock()  # held where a job begins to need a model or file, or one of these goes
+        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = FULL")  # what was acknowledged survives a power cut
+        for table in ("uploads", "files", "models", "jobs"):
+            self.execute(
+                f"CREATE TABLE IF NOT EXISTS {table} (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, body TEXT)"
+            )
+        self.execute("CREATE TABLE IF NOT EXISTS digests (stamp TEXT PRIMARY KEY, digest TEXT)")
+        self.uploads = RecordTable(self, "uploads", Upload, "upload")
+        self.files = RecordTable(self, "files", File, "file")
+        self.models = RecordTable(self, "models", ModelRecord, "model")
+        self.jobs = RecordTable(self, "jobs", Job, "job")
+
+    def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self.lock:
+            return self._connection.execute(statement, values).fetchall()
+
+    def digest(self, stamp: str, compute: Callable[[], str]) -> str:
+        """The digest remembered for `stamp`, which names a file's every change; else computed now."""
+        rows = self.execute("SELECT digest FROM digests WHERE stamp = ?", stamp)
+        if rows:
+            return str(rows[0][0])
+        fresh = compute()  # outside of the lock: it may read 100 GB
+        self.execute("INSERT OR REPLACE INTO digests VALUES (?, ?)", stamp, fresh)
+        return fresh
+
+    def close(self) -> None:
+        with self.lock:
+            self._connection.close()

@@ -1,0 +1,242 @@
+"""Files that arrive: in chunks that can be resumed, or in one form. Checked before they count as files.
+
+`received` moves only when a chunk's checksum held and its bytes are on the disk, so that a kill or a power cut costs at
+most the chunk that was under way. Knows nothing of models and jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO
+
+from milkglass.errors import BadUpload, Conflict, NotFound, TooLarge
+from milkglass.models.safetensors_file import CHUNK
+from milkglass.server.storage import formats
+from milkglass.server.storage.arrival import Arrival
+from milkglass.server.storage.data_dir import DataDir
+from milkglass.server.storage.store import File, Purpose, Store, Upload, new_id
+
+
+class WrongOffset(Conflict):
+    """Carries the right one, so that a client resumes without asking again."""
+
+    def __init__(self, received: int) -> None:
+        super().__init__(f"this upload has {received} bytes so far", f"send `Upload-Offset: {received}`")
+        self.extra = {"received": received}
+
+
+class Locks:
+    """One lock a name, for as long as somebody uses it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: set[str] = set()
+
+    @contextmanager
+    def hold(self, name: str) -> Iterator[None]:
+        """Raises Conflict when another request is at it."""
+        with self._lock:
+            if name in self._held:
+                raise Conflict("another request is working on this", "wait for it, then ask again")
+            self._held.add(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held.discard(name)
+
+
+class Uploads:
+    """`most`: uploads that may be unfinished at a time. `max_upload`: bytes of one file."""
+
+    def __init__(self, home: DataDir, store: Store, max_upload: int, patience: float, most: int = 256) -> None:
+        self._home, self._store, self._max, self._patience = home, store, max_upload, patience
+        self._most = most
+        self._locks = Locks()
+        self._starting = threading.Lock()
+
+    def start(self, filename: str, size: int, sha256: str, purpose: Purpose) -> Upload:
+        formats.require_suffix(filename, purpose)
+        if size > self._max:
+            raise TooLarge(f"{size} bytes are more than the {self._max} that a file may have", "split the model")
+        self._drop_abandoned()
+        upload = Upload(id=new_id("upload"), filename=filename, bytes=size, sha256=sha256, purpose=purpose)
+        with self._starting:  # of two at once, the second must see what the first announced
+            self._require_room(size)
+            self._store.uploads.add(upload)
+        self._part(upload.id).touch()
+        return upload
+
+    def _require_room(self, size: int) -> None:
+        """For `size` bytes besides all that was announced and has not come. Raises Conflict or DiskFull."""
+        unfinished = self._store.uploads.all()
+        if len(unfinished) >= self._most:
+            raise Conflict(
+                f"{len(unfinished)} uploads are unfinished; {self._most} are the most",
+                "complete or delete some: GET /v1/uploads lists them",
+            )
+        self._home.require_space(size + sum(one.bytes - one.received for one in unfinished))
+
+    def get(self, key: str) -> Upload:
+        return self._store.uploads.get(key)
+
+    def expect(self, key: str, offset: int, size: int) -> int:
+        """Asked before a chunk's bytes are read, of which `size` were announced. Returns the bytes that the upload
+        still lacks. Raises NotFound, WrongOffset, BadUpload, DiskFull."""
+        upload = self.get(key)
+        if offset != upload.received:
+            raise WrongOffset(upload.received)
+        if offset + size > upload.bytes:
+            raise BadUpload(f"this chunk goes beyond the {upload.bytes} bytes announced", "start a new upload")
+        self._home.require_space(2 * size)  # it lies there twice for a moment
+        return upload.bytes - offset
+
+    def write(self, key: str, offset: int, chunk: Arrival, sha256: str) -> Upload:
+        """Add a chunk. Raises WrongOffset, BadUpload (checksum, too many bytes) or DiskFull; then nothing changed."""
+        with self._locks.hold(key):
+            self.expect(key, offset, chunk.size)
+            if chunk.sha256 != sha256:
+                raise BadUpload("the chunk's checksum is wrong: it changed on its way", "send the same chunk again")
+            _append(self._part(key), offset, chunk.pieces())
+            return self._store.uploads.update(key, lambda u: setattr(u, "received", offset + chunk.size))
+
+    def cancel(self, key: str) -> None:
+        with self._locks.hold(key):
+            self._store.uploads.require(key)
+            self._forget(key)
+
+    def complete(self, key: str) -> File:
+        """Check the whole and make it a file; asked again, the same file: the first answer may have been lost.
+
+        Raises Conflict when bytes are missing, BadUpload (which throws a damaged upload away).
+        """
+        with self._locks.hold(key):
+            done = self._store.files.find(_file_id(key))
+            if done:
+                self._forget(key)
+                return done
+            upload = self.get(key)
+            if upload.received != upload.bytes:
+                raise Conflict(
+                    f"{upload.received} of {upload.bytes} bytes have arrived",
+                    f"go on with `Upload-Offset: {upload.received}`",
+                )
+            try:
+                if sha256_of(self._part(key)) != upload.sha256:
+                    raise BadUpload("the file's checksum is wrong: it is not the file that was announced", "start anew")
+                file = self._adopt(self._part(key), _file_id(key), upload.filename, upload.purpose, upload.sha256)
+            except BadUpload:
+                self._forget(key)
+                raise
+            self._forget(key)
+            return file
+
+    def _drop_abandoned(self) -> None:
+        """Uploads that nothing was added to for a long time: their clients are not coming back."""
+        for key in self._store.uploads.ids():
+            try:
+                if time.time() - self._part(key).stat().st_mtime > self._patience:
+                    self.cancel(key)
+            except (FileNotFoundError, NotFound, Conflict):
+                continue  # completed, deleted, or written to, at this very moment
+
+    def _forget(self, key: str) -> None:
+        if key in self._store.uploads.ids():
+            self._store.uploads.remove(key)
+        self._part(key).unlink(missing_ok=True)
+
+    def take(self, source: BinaryIO, size: int, filename: str, purpose: Purpose) -> File:
+        """A file that came whole, in one form."""
+        formats.require_suffix(filename, purpose)
+        self._home.require_space(size)
+        part = self._home.work / new_id("form")
+        try:
+            digest = hashlib.sha256()
+            with part.open("wb") as file:
+                while chunk := source.read(CHUNK):
+                    digest.update(chunk)
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            return self._adopt(part, new_id("file"), filename, purpose, digest.hexdigest())
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _adopt(self, part: Path, key: str, filename: str, purpose: Purpose, sha256: str) -> File:
+        rows = formats.check(part, purpose)
+        size = part.stat().st_size
+        file = File(id=key, filename=filename, bytes=size, sha256=sha256, purpose=purpose, rows=rows)
+        self._store.files.add(file)  # first the record: killed in between, `sweep` drops it and the part is still there
+        try:
+            part.rename(self.path(key))
+        except OSError:
+            self._store.files.remove(key)
+            raise
+        return file
+
+    def path(self, file_id: str) -> Path:
+        return self._home.files / file_id
+
+    def remove_file(self, key: str) -> None:
+        """Models made of it keep their own link. Raises NotFound, or Conflict when a job still needs it."""
+        with self._store.references:
+            for job in self._store.jobs.all():
+                if not job.over and key in (job.training_file, job.validation_file):
+                    raise Conflict(f"the job {job.id} still needs this file", "cancel the job first")
+            self._store.files.remove(key)
+        self.path(key).unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """At start: make the disk and the store agree again, where a kill came between them."""
+        for key in self._store.uploads.ids():
+            if not self._part(key).is_file():
+                self._store.uploads.remove(key)
+        for key in self._store.files.ids():
+            if not self.path(key).is_file():
+                self._store.files.remove(key)
+        self._drop_abandoned()
+        known = self._store.uploads.ids() | self._store.files.ids()
+        for path in [*self._home.uploads.iterdir(), *self._home.files.iterdir()]:
+            if path.name not in known:
+                path.unlink()
+
+    def _part(self, key: str) -> Path:
+        return self._home.uploads / key
+
+
+def _file_id(upload_id: str) -> str:
+    """An upload becomes one file, whose name follows from its own."""
+    return "file-" + upload_id.removeprefix("upload-")
+
+
+def _append(path: Path, offset: int, pieces: Iterable[bytes]) -> None:
+    """Unbuffered, so that a full disk is met here and not when the file is closed."""
+    with path.open("r+b", buffering=0) as file:
+        _cut(file, offset)  # what an interrupted write left behind `received`
+        file.seek(offset)
+        try:
+            for piece in pieces:
+                left = memoryview(piece)
+                while left:
+                    left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            _cut(file, offset)
+            raise
+
+
+def _cut(file: FileIO, size: int) -> None:
+    if file.seek(0, os.SEEK_END) > size:
+        file.truncate(size)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,128 @@
+"""The client's half at work: its folder opened, texts sent a frame at a time, answers read as classes.
+
+How many texts were sent is written down before they are: a text that is sent twice meets other noise, whatever ends the
+command in between. What this module does not know: any method, and how a frame gets to the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.client.key.usage import locked
+from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, RemoteError, UsageError
+from milkglass.hidden_states.client import EncoderClient
+from milkglass.hidden_states.defence import require_base
+from milkglass.hidden_states.halves import CONFIG, described
+from milkglass.hidden_states.tokens import PublicTokenizer
+from milkglass.models.checkpoint import Checkpoint, read_json
+from milkglass.progress import Progress, no_progress
+from milkglass.split import folders
+from milkglass.split.parameters import rebuilt
+from milkglass.split.server_info import ServerInfo
+
+BATCH = 32  # texts a frame
+Answer = Callable[[bytes], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class ClientHalf:
+    about: folders.ClientAbout
+    client: EncoderClient = field(repr=False)
+
+    @classmethod
+    def open(cls, folder: Path, base: Checkpoint, about: folders.ClientAbout, sending: int = 0) -> ClientHalf:
+        """sending: how many texts are to be sent, whose numbers are taken now. Raises CorruptCheckpoint, or
+        KeyForOtherModel where the base is not the one that was split."""
+        defence = rebuilt(about.method, about.parameters, about.training)
+        if not sending:
+            return cls(about, defence.load_client(base, folder))
+        with locked(folder / CONFIG):
+            client = defence.load_client(base, folder)
+            raw = read_json(folder / CONFIG)
+            folders.private_json(folder / CONFIG, {**raw, "sent": int(raw["sent"]) + sending})
+        return cls(about, client)
+
+    def classify(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        told: ServerInfo,
+        answer: Answer,
+        progress: Progress = no_progress,
+    ) -> NDArray[np.float64]:
+        """(texts, classes) probabilities. Raises CodecError for a text that cannot be sent, before any is."""
+        self.require(told, pairs is not None)
+        lengths = self.client.reader.encode(texts, pairs).ids.lengths
+        result = []
+        for part in parts(lengths, min(BATCH, told.max_texts), told.max_rows):
+            frame = self.client.frame(texts[part], None if pairs is None else pairs[part])
+            logits = self.client.receive(answer(frame))
+            count = part.stop - part.start
+            if logits.shape != (count, len(self.about.labels)):
+                raise RemoteError(
+                    f"{count} texts of {len(self.about.labels)} classes were answered with other numbers than that",
+                    "is the server's half the one of this client?",
+                )
+            result.append(logits)
+            progress(count)
+        return softmax(np.concatenate(result))
+
+    def require(self, told: ServerInfo, pairs: bool) -> None:
+        """That the server has the other half of this one, and that texts come as it was trained. No state has left."""
+        if told.weights != self.about.server:
+            raise KeyForOtherModel(
+                "the server has another half than this client's", "give it the folder made with this one"
+            )
+        if len(self.about.labels) != told.classes:
+            raise CorruptCheckpoint(
+                f"the client knows {len(self.about.labels)} classes, the server {told.classes}", "split the model again"
+            )
+        require_pairs(self.about, pairs)
+
+
+def require_sendable(
+    folder: Path, about: folders.ClientAbout, base: Checkpoint, texts: Sequence[str], pairs: Sequence[str] | None
+) -> None:
+    """Asked before a server is: that the base is the half's, and texts come as it was trained, none without a token and
+    none too long. Raises KeyForOtherModel, UsageError, CodecError."""
+    require_base(described(folder), folder, base)
+    require_pairs(about, pairs is not None)
+    length = rebuilt(about.method, about.parameters, about.training).training.max_length
+    PublicTokenizer.open(base.folder, length).encode(texts, pairs)
+
+
+def require_pairs(about: folders.ClientAbout, pairs: bool) -> None:
+    if pairs != about.pairs:
+        raise UsageError(
+            "this model reads pairs of texts" if about.pairs else "this model reads single texts",
+            "give a second text for each" if about.pairs else "leave the second texts out",
+        )
+
+
+def sendable(reader: PublicTokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[np.bool_]:
+    """(texts,) which are short enough; `PublicTokenizer.encode` refuses the others."""
+    requested = (list(texts), None if pairs is None else list(pairs))
+    batch = reader.tokenizer(*requested, truncation=False, verbose=False, split_special_tokens=True)
+    return np.array([len(ids) <= reader.limit for ids in batch["input_ids"]], np.bool_)
+
+
+def parts(lengths: NDArray[np.int64], texts: int, rows: int) -> Iterator[slice]:
+    """Consecutive texts: at most so many, and so many tokens together; one at least."""
+    start, total = 0, 0
+    for number, length in enumerate(lengths.tolist()):
+        if number > start and (number - start == texts or total + length > rows):
+            yield slice(start, number)
+            start, total = number, 0
+        total += length
+    if len(lengths):
+        yield slice(start, len(lengths))
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    shifted = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(1, keepdims=True), np.float64)

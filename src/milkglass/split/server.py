@@ -1,0 +1,84 @@
+"""The server's half from its folder alone: frames in, logits out, and a reason for every frame that is refused.
+
+No tokenizer, no original model, no secret. What this module does not know: who sends, and HTTP.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.errors import BadUpload, CorruptCheckpoint
+from milkglass.hidden_states import frames, halves
+from milkglass.hidden_states.server import EncoderServer
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.split import folders
+from milkglass.split.parameters import rebuilt
+from milkglass.split.server_info import ServerInfo
+from milkglass.threat.observations import Activations
+
+HINT = "send what the client half of the same split gives"
+
+
+@dataclass(frozen=True)
+class ServerHalf:
+    """told: what a client is told of this half, limits among it. One frame is answered at a time."""
+
+    server: EncoderServer = field(repr=False)
+    told: ServerInfo
+    _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @classmethod
+    def open(cls, folder: Path) -> ServerHalf:
+        """Raises CorruptCheckpoint."""
+        about, known = halves.described(folder), folders.server_about(folder)
+        try:
+            config, classes, layer = about["model"], int(about["classes"]), int(about["layer"])
+            pooled, width = bool(about["pooled"]), _width(config)
+            length = int(config["max_position_embeddings"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptCheckpoint(
+                f"{halves.CONFIG} in {folder.name} lacks an entry", "copy the folder again"
+            ) from error
+        info = ServerInfo(known.method, layer, pooled, width, classes, length, weights=folders.weights_digest(folder))
+        return cls(EncoderServer(folder, _upper(folder, known, config, classes), about), info)
+
+    def answer(self, frame: bytes) -> NDArray[np.float32]:
+        """(texts, outputs) logits. Raises BadUpload, UsageError."""
+        sent = frames.decode(frame)
+        self._require(sent)
+        with self._turn:
+            logits = self.server.answer((sent,))
+        if not np.isfinite(logits).all():
+            raise BadUpload("the states are too large: no finite number answers them", HINT)
+        return logits
+
+    def _require(self, sent: Activations) -> None:
+        width, info = sent.hidden.shape[1], self.told
+        if width != info.width:
+            raise BadUpload(f"the states are {width} wide, {info.width} is needed", HINT)
+        if not 1 <= len(sent.lengths) <= info.max_texts:
+            raise BadUpload(f"the frame holds {len(sent.lengths)} texts, 1 to {info.max_texts} fit", "send it in parts")
+        longest = int(sent.lengths.max())
+        if longest > info.max_length:
+            raise BadUpload(f"a text is {longest} tokens long, at most {info.max_length} fit", "shorten it")
+
+
+def _upper(folder: Path, known: folders.ServerAbout, config: dict[str, Any], classes: int) -> torch.nn.Module:
+    """The upper half as its method cuts it, filled from the folder."""
+    defence = rebuilt(known.method, known.parameters)
+    cut = Checkpoint(folder, config, None, {})  # a method asks it how many layers there are, and nothing else
+    with torch.random.fork_rng(devices=[]):  # weights are drawn, then overwritten
+        upper = defence.upper(halves.shell(config, halves.layers_of(config), classes), cut, classes)
+        halves.fill(folder, upper)
+    return upper
+
+
+def _width(config: dict[str, Any]) -> int:
+    return int(config["hidden_size"] if "hidden_size" in config else config["dim"])

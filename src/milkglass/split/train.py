@@ -1,0 +1,154 @@
+"""Split and train: a model and labelled texts become two folders, both complete or neither there.
+
+Training happens here, where both halves are. The texts are read whole: they are tokenised at once anyway.
+
+What this module does not know: any method, and how training goes (hidden_states/training.py).
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from milkglass.client.data.dataset import number_labels, place, read_examples, require_classes, summarise
+from milkglass.client.data.label_order import in_fresh_order
+from milkglass.errors import CodecError, UsageError
+from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.tokens import PublicTokenizer
+from milkglass.hidden_states.training import HalvesTraining
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.noise.root import SECRET
+from milkglass.progress import Progress
+from milkglass.split import folders
+from milkglass.split.parameters import told
+from milkglass.threat.defence import LabelledTexts
+
+UNLIMITED = 1 << 40  # tokens: the model's own limit is what counts then
+
+
+@dataclass(frozen=True)
+class TrainingTexts:
+    """names: what messages call each text, where it was read from a file."""
+
+    corpus: LabelledTexts = field(repr=False)
+    labels: dict[str, int] = field(repr=False)
+    names: Sequence[str] = field(default=(), repr=False)
+
+    @property
+    def pairs(self) -> bool:
+        return self.corpus.pairs is not None
+
+
+def read_data(path: Path) -> TrainingTexts:
+    """Texts with the names of their classes. Raises CodecError where nothing can be learnt of them."""
+    result = summarise(path)
+    if result.task != "classification":
+        raise CodecError(f"{path.name} has no labels", 'give rows with a "text" and a "label"')
+    require_classes(path, result)
+    labels = number_labels(in_fresh_order(result.labels), None)  # kept in the client's split.json
+    examples = list(read_examples(path))
+    pairs = [one.pair or "" for one in examples] if result.pairs else None
+    corpus = LabelledTexts([one.text for one in examples], [labels[str(one.label)] for one in examples], pairs)
+    return TrainingTexts(corpus, labels, [place(path, one.line) for one in examples])
+
+
+def steps_of(defence: EncoderDefence, texts: int) -> int:
+    """How many steps the training takes."""
+    how = defence.training
+    steps = how.epochs * -(-texts // how.batch_size)
+    return steps if how.max_steps is None else min(steps, how.max_steps)
+
+
+def require_readable(defence: EncoderDefence, base: Checkpoint, data: TrainingTexts, max_length: int | None) -> None:
+    """What is told before anybody waits. max_length: what was asked for, if anything. Raises UnsupportedModel for a
+    model that cannot be cut, UsageError for a length that is beyond it or has no room for a text, CodecError for a text
+    without a token."""
+    defence.require(base)
+    reader = PublicTokenizer.open(base.folder, UNLIMITED)
+    special = reader.tokenizer.num_special_tokens_to_add(pair=data.pairs)
+    least, most = special + (2 if data.pairs else 1), reader.limit
+    if max_length is not None and not least <= max_length <= most:
+        raise UsageError(
+            f"max_length is {max_length}, and this model reads {least} to {most} tokens, {special} of them special",
+            f"give {least} to {most}; {min(most, HalvesTraining().max_length)} is the default",
+        )
+    try:
+        reader.encode(data.corpus.texts, data.corpus.pairs, cut=True)
+    except CodecError as error:
+        if error.place is None or not data.names:
+            raise
+        raise error.renamed(data.names[error.place]) from None
+
+
+def require_free(client: Path, server: Path) -> None:
+    """Raises UsageError where a folder is there, or where one half would lie in the other's."""
+    for folder in (client, server):
+        if folder.exists():
+            raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
+    one, other = client.absolute(), server.absolute()
+    if one == other or one in other.parents or other in one.parents:
+        raise UsageError(
+            f"{client} and {server} are one folder, or one is in the other",
+            "the client's half must never lie where the server's goes",
+        )
+
+
+def make(
+    defence: EncoderDefence,
+    base: Checkpoint,
+    model: str,
+    data: TrainingTexts,
+    client: Path,
+    server: Path,
+    progress: Progress,
+) -> None:
+    """Writes both folders. model: where the original is found again. progress: hears of each step."""
+    require_free(client, server)
+    with _beside(client) as near_client, _beside(server) as near_server:
+        with _watched(progress):
+            half, _ = defence.split(base, data.corpus, secrets.token_bytes(SECRET), near_server / "half")
+        half.save(near_client / "half")
+        folders.write(near_server / "half", folders.ServerAbout(defence.name, told(defence)))
+        about = folders.ClientAbout(
+            defence.name, told(defence), asdict(defence.training), model, data.labels, data.pairs,
+            folders.weights_digest(near_server / "half"),
+        )  # fmt: skip
+        folders.write(near_client / "half", about)
+        _place({near_client / "half": client, near_server / "half": server})
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    """A folder on the same disk, closed to others, gone in the end: Ctrl-C leaves nothing half written."""
+    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".milkglass-split-", dir=folder.absolute().parent) as name:
+        yield Path(name)
+
+
+def _place(moves: dict[Path, Path]) -> None:
+    done: list[Path] = []
+    try:
+        for created, expected in moves.items():
+            created.rename(expected)
+            done.append(expected)
+    except BaseException:  # one half alone is of no use
+        for expected in done:
+            shutil.rmtree(expected)
+        raise
+
+
+@contextmanager
+def _watched(progress: Progress) -> Iterator[None]:
+    """A defence's `split` says nothing of how far it is; torch tells of every optimiser's step in this process."""
+    handle = register_optimizer_step_post_hook(lambda *_: progress(1))
+    try:
+        yield
+    finally:
+        handle.remove()

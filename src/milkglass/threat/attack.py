@@ -1,0 +1,123 @@
+"""What an attack is: a transcript and declared knowledge in, a guess out. It never sees the truth (truth.py)."""
+
+from __future__ import annotations
+
+import abc
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from milkglass.errors import UsageError
+from milkglass.papers import Paper
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Observation, Transcript, Weights
+
+
+@dataclass
+class Budget:
+    """How long an attack may take, in seconds. An attack that has to stop early says what it has. clock: whose seconds;
+    `time.process_time` counts those of a processor, over all threads, which other work on the machine does not use up.
+    """
+
+    seconds: float = float("inf")
+    progress: Callable[[float], None] = lambda share: None  # noqa: E731
+    stopped: Callable[[], bool] = lambda: False  # noqa: E731 - whether everything is to end now
+    clock: Callable[[], float] = time.monotonic
+    _started: float = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """`90s`, `2m`, `1h`, or a bare number of seconds."""
+        result = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+        if not result or float(result[1]) == 0:
+            raise UsageError(f"budget {text!r} is no length of time", "give seconds, or 90s, 2m, 1h")
+        return cls(float(result[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[result[2]])
+
+    def left(self) -> float:
+        return 0.0 if self.stopped() else self._started + self.seconds - self.clock()
+
+    def part(self, share: float, progress: Callable[[float], None] = lambda share: None) -> Budget:
+        """That share of what is left, by the same clock."""
+        return Budget(max(0.0, self.left()) * share if share else 0.0, progress, self.stopped, self.clock)
+
+
+class Attack(abc.ABC):
+    """An attack: a final, frozen dataclass whose fields are its parameters.
+
+    Authors write `run`; `__call__` validates. sees: observations without which it cannot run. assumes: names of
+    Knowledge's fields that it needs. Neither may ever hold anything secret.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[Paper]
+    sees: ClassVar[frozenset[type[Observation]]]
+    assumes: ClassVar[frozenset[str]]
+    needs: ClassVar[float] = 0.0  # seconds of budget with less of which it is not worth beginning
+    of_outputs: ClassVar[bool] = False  # whether the guess is about what was generated, not about what was sent
+    helped_by: ClassVar[frozenset[str]] = frozenset()  # fields that it uses where they are there
+
+    @abc.abstractmethod
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess: ...
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        """A reason of its own not to run; what it sees and assumes is there."""
+        return None
+
+    def __call__(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        if reason := why_not(self, transcript, knowledge):
+            raise UsageError(f"{self.name} does not apply: {reason}", "choose an attack for which why_not is None")
+        guess = self.run(transcript, knowledge, budget, rng)
+        if guess.table is not None and len(guess.table) != transcript.size:
+            raise ValueError(f"{self.name} guessed {len(guess.table)} ids of {transcript.size}")
+        return guess
+
+
+class Preprocessor(Attack):
+    """An attack that first undoes a part of the scheme: any other may go on from there."""
+
+    @abc.abstractmethod
+    def before(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
+        """The transcript as it would be without that part. Raises UsageError where it cannot be undone."""
+
+
+_SAID: Mapping[str, str] = {
+    "public_model": "the attacker is taken not to have the public model",
+    "corpus": "the attacker has no public text",
+    "labels": "the attacker does not know the labels",
+    "pairs": "no known plaintext leaked",
+    "candidates": "no earlier attack found candidates",
+    "simulate": "the scheme cannot be simulated under another key",
+    "observe": "no client half can be run on public text",
+    "rehearse": "no sanitizer stands in front",
+    "step": "the attacker does not know which model is trained",
+    "lengths": "the attacker does not know how long the texts are",
+    "noise": "the attacker does not know what noise was added, if any was",
+}
+
+
+def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str | None:
+    """None when the attack applies, else the reason, in words for the user."""
+    if missing := attack.sees - transcript.kinds:
+        names = ", ".join(sorted(one.__name__.lower() for one in missing))
+        return f"the transcript holds no {names}"
+    if Weights in attack.sees and not any(one.model.has_table for one in transcript.all(Weights)):
+        return "the model on the server holds no table of embeddings"
+    for name in sorted(attack.assumes):
+        if getattr(knowledge, name) is None:
+            return _SAID[name]
+    if knowledge.corpus is not None and "corpus" in attack.assumes | attack.helped_by:
+        ids = knowledge.corpus.ids
+        size = knowledge.tokens(transcript.size)
+        odd = ids[(ids < 0) | (ids >= size)]
+        if len(odd):
+            return f"an id of {odd[0]} in the public text, in a vocabulary of {size}"
+    return attack.refuses(transcript, knowledge)

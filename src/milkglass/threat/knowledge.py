@@ -1,0 +1,82 @@
+"""What an attacker knows besides the transcript, declared field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.models.view import Model
+from milkglass.noise.declared import AddedNoise
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.observations import Activations
+from milkglass.threat.training_step import SharedStep
+
+
+@dataclass(frozen=True)
+class Group:
+    """Scrambled ids `rows` (r,) which stand for the public ids `members` (m,), in an order that is not known.
+
+    weights: (r, m) how each row mixes the members, where that was solved, else None.
+    """
+
+    rows: Ids
+    members: Ids
+    weights: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What each scrambled id can stand for, and how likely that is from what was seen so far.
+
+    groups: disjoint in rows. likelihood: one (r, m) array a group, logarithms up to a constant for each row.
+    """
+
+    groups: tuple[Group, ...]
+    likelihood: tuple[NDArray[np.float64], ...]
+
+    def __post_init__(self) -> None:
+        for group, values in zip(self.groups, self.likelihood, strict=True):
+            if values.shape != (len(group.rows), len(group.members)):
+                raise ValueError(f"a likelihood of {values.shape} for {len(group.rows)} x {len(group.members)}")
+
+    @property
+    def solved(self) -> tuple[Group, ...]:
+        """Groups that were worked out; the others are a solver's best guess for what was left over."""
+        return tuple(one for one in self.groups if one.weights is not None or len(one.members) == 1)
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What the adversary has besides the transcript. None: this adversary lacks it.
+
+    corpus: public text, in public ids, of the same kind as the client's or not. pairs: (p, 2) scrambled and public ids
+    that leaked. candidates: what an earlier attack worked out. simulate: the same scheme under the attacker's own key
+    (Kerckhoffs): for a seed, the scrambled model and its map (n,) from public to scrambled ids. observe: what the same
+    client half would send for these public ids, with the attacker's own draws from a seed. rehearse: what a sanitizer
+    makes of these public ids, with draws from a seed, and (total,) where each of them was sent, NO_BELIEF where
+    nowhere. aliases: how many scrambled ids each ordinary token has; shared: whether an id names a cluster and no
+    token: both are the scheme's (Kerckhoffs). step: the model whose gradients are shared, and its loss. labels,
+    lengths: (b,) the class of each text behind the gradients, in their order, and its tokens, special ones too. noise:
+    what is added to what is sent.
+    """
+
+    public_model: Model | None = None
+    corpus: Sequences | None = None
+    labels: NDArray[np.int64] | None = None
+    pairs: Ids | None = None
+    candidates: Candidates | None = None
+    simulate: Callable[[int], tuple[Model, Ids]] | None = None
+    observe: Callable[[Sequences, int], Activations] | None = None
+    rehearse: Callable[[Sequences, int], tuple[Sequences, Ids]] | None = None
+    aliases: int = 1
+    shared: bool = False
+    step: SharedStep | None = None
+    lengths: Ids | None = None
+    noise: AddedNoise | None = None
+
+    def tokens(self, size: int) -> int:
+        """n, how many public ids there are; size: how many scrambled ones, which is n where each token has one."""
+        return size if self.public_model is None else self.public_model.size

@@ -1,0 +1,165 @@
+"""One step of shared training, as both sides know it: the model, the loss, and whose gradients are shared.
+
+    gradient of the mean over a batch of   cross-entropy(head(last state), class)        "classification"
+                                           cross-entropy(head(state at i), id at i + 1)  "next-token"
+
+A client takes the gradient for its ids (`gradient`). Whoever has the model as well takes it for texts of its own
+making, given as embeddings, and through it (`dummy`). Both go one way through one code: ids are embedded, and then
+masked, summed and averaged alike.
+
+Attention is computed without fused kernels, which cannot be differentiated twice. fp32. What this module does not
+know: attacks, defences, optimisers, who the client is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from milkglass.errors import UnsupportedModel, UsageError
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import family_of
+from milkglass.models.torch_model import classifier, language_model
+
+Task = Literal["classification", "next-token"]
+
+
+@dataclass(frozen=True, eq=False)
+class SharedStep:
+    """module: a Hugging Face model with its head; parameters that need no gradient are not shared. task: its loss.
+    dropout: whether the model drops in a step what its config says; else nothing."""
+
+    module: Any
+    task: Task = "classification"
+    dropout: bool = False
+
+    @classmethod
+    def open(
+        cls, folder: Path, task: Task = "classification", classes: int = 2, seed: int = 0, lora: int | None = None
+    ) -> SharedStep:
+        """The model in a folder. classes: for classification; the head is drawn from the seed where the folder has
+        none. lora: the rank, where adapters of the queries and values are trained and nothing else.
+
+        Raises UnsupportedModel where the family is not known, UsageError where it has no such loss.
+        """
+        base = Checkpoint.open(folder)
+        if task == "next-token" and family_of(base.config).kind == "encoder":
+            raise UsageError("an encoder does not predict the next token", "give a decoder, or task classification")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = language_model(base, "eager") if task == "next-token" else classifier(base, classes, "eager")
+            if lora is not None:
+                adapt(module, lora)
+        return cls(module.eval(), task)
+
+    def __post_init__(self) -> None:
+        if self.task not in ("classification", "next-token"):
+            raise UsageError(f"the task is {self.task!r}", "classification or next-token")
+        if not self.names:
+            raise UsageError("no parameter of this model is trained", "leave some unfrozen")
+
+    @property
+    def kind(self) -> str:
+        """ "encoder" or "decoder"."""
+        return family_of(self.module.config.to_dict()).kind
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters whose gradients are shared; a tied one once."""
+        return tuple(name for name, one in self.module.named_parameters() if one.requires_grad)
+
+    @property
+    def table(self) -> torch.Tensor:
+        """(v, d) the input embeddings."""
+        return self.module.get_input_embeddings().weight.detach()
+
+    @property
+    def table_name(self) -> str | None:
+        """What the input embeddings are called among `names`; None where they are not trained."""
+        table = self.module.get_input_embeddings().weight
+        return next((n for n, one in self.module.named_parameters() if one is table and one.requires_grad), None)
+
+    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        """(b, t, d) for ids (b, t): what a text of ids would be as embeddings."""
+        return self.module.get_input_embeddings()(ids)
+
+    # --- the loss -----------------------------------------------------------------------------------------------------
+    def loss(self, embeds: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """() for embeddings (b, t, d) and a mask (b, t) of 1 and, after each text, 0.
+
+        targets: for classification (b,) or, soft, (b, classes); for the next token the ids (b, t) of the texts or,
+        soft, (b, t, v): what stands at i is asked of the state at i - 1, and the first of them of none.
+        """
+        logits = self.logits(embeds, mask)
+        if self.task == "classification":
+            return torch.nn.functional.cross_entropy(logits, targets)
+        requested = mask[:, 1:].reshape(-1).bool()
+        if not requested.any():
+            raise UsageError("no text has a second token, so that none is predicted", "give longer texts")
+        result, expected = logits[:, :-1].flatten(0, 1)[requested], targets[:, 1:].flatten(0, 1)[requested]
+        return torch.nn.functional.cross_entropy(result, expected)
+
+    def logits(self, embeds: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """(b, classes), or (b, t, v)."""
+        self.module.train(self.dropout)
+        if self.task == "next-token" or self.kind == "encoder":
+            return self.module(inputs_embeds=embeds, attention_mask=mask).logits
+        # transformers finds the last token of a text by its ids, which are not there
+        if not hasattr(self.module, "score"):
+            raise UnsupportedModel("this decoder's class head is not called score", "give a model of another family")
+        states = self.module.base_model(inputs_embeds=embeds, attention_mask=mask).last_hidden_state
+        return self.module.score(states[torch.arange(len(mask)), mask.sum(1).long() - 1])
+
+    # --- its gradient -------------------------------------------------------------------------------------------------
+    def gradient(self, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """What the client shares for ids (b, t): a tensor for each of `names`. targets: as for `loss`; None for the
+        next token, whose targets the ids are."""
+        if targets is None:
+            if self.task == "classification":
+                raise UsageError("a class is needed for each text", "give targets")
+            targets = ids
+        parameters = self._parameters(self.names)
+        with torch.enable_grad():
+            loss = self.loss(self.embedded(ids), mask, targets)
+            result = torch.autograd.grad(loss, parameters, allow_unused=True)
+        pairs = zip(self.names, parameters, result, strict=True)
+        return {name: torch.zeros_like(one) if grad is None else grad.detach() for name, one, grad in pairs}
+
+    def dummy(
+        self, embeds: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor, names: Sequence[str]
+    ) -> tuple[torch.Tensor, ...]:
+        """The gradients of `names` for embeddings (b, t, d), to be differentiated in turn. The table's own is not to be
+        had this way, since nothing says which rows the embeddings come from: don't name it."""
+        loss = self.loss(embeds, mask, targets)
+        return torch.autograd.grad(loss, self._parameters(names), create_graph=True, materialize_grads=True)
+
+    def _parameters(self, names: Sequence[str]) -> list[torch.Tensor]:
+        every = dict(self.module.named_parameters())
+        return [every[name] for name in names]
+
+
+def adapt(module: Any, rank: int) -> None:
+    """Adapters of that rank in the queries and values (Hu et al. 2022; alpha = 2 rank); they and a class head are
+    trained, and nothing else. (GHOST's tables also drop a tenth of the adapters' inputs and hold the rest in 4 bits:
+    here neither is done.)"""
+    from peft import LoraConfig, inject_adapter_in_model
+    from transformers.pytorch_utils import Conv1D
+
+    transposed = any(isinstance(one, Conv1D) for one in module.modules())  # GPT-2's layers
+    module.requires_grad_(False)
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, fan_in_fan_out=transposed), module)
+    for head in ("score", "classifier"):
+        if hasattr(module, head):
+            getattr(module, head).requires_grad_(True)
+
+
+def batch(ids: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(b, t) ids, filled up at their ends, and the mask (b, t)."""
+    longest = max(len(one) for one in ids)
+    rows = [[*one] + [pad] * (longest - len(one)) for one in ids]
+    mask = [[1] * len(one) + [0] * (longest - len(one)) for one in ids]
+    return torch.tensor(rows, dtype=torch.long), torch.tensor(mask, dtype=torch.long)

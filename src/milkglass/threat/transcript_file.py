@@ -1,0 +1,197 @@
+"""A transcript on disk: safetensors files and `transcript.jsonl`, to which a server or a client adds as it goes.
+
+    transcript.jsonl     a line {"milkglass_transcript": 1, "size": n, "key_id": ...}, then a line an observation
+    tokens-00003.safetensors   ids (total,) and lengths (b,), int32; of answers, prompt_ids and prompt_lengths as well
+    weights-00001/       a checkpoint's config and tensors (links, where the file system allows), no tokenizer
+
+A transcript that a server made may hold anything: what is read of one is checked, and ends in an error of ours.
+
+What this module does not know: the key. What it writes holds scrambled ids only, but an attacker's whole view: it is
+for the owner's eyes, in a folder of mode 0700.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.safetensors_header import read_header
+from milkglass.models.view import Model
+from milkglass.sequences import Sequences
+from milkglass.threat.observations import Observation, Outputs, Tokens, Transcript, Weights
+
+INDEX = "transcript.jsonl"
+VERSION = 1
+MAX_SIZE = 2**31 - 1  # ids are 32 bits
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class Recorder:
+    """Adds observations to a transcript's folder, from any thread of one process. What a kill cuts off is the last
+    observation, never an earlier one."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._folder, self._count, self._lock = folder, count, threading.Lock()
+
+    @classmethod
+    def open(cls, folder: Path, size: int, key_id: str | None = None) -> Recorder:
+        """Begin, or go on. Raises UsageError where the folder holds something else, another vocabulary or key."""
+        if (folder / INDEX).is_file():
+            known, key, entries = _index(folder)
+            if known != size:
+                raise UsageError(f"{folder} is a transcript of {known} ids, this model has {size}", "give a new folder")
+            if key != key_id:
+                raise UsageError(f"{folder} is a transcript of another key", "give a new folder")
+            _write(folder / INDEX, [_header(size, key_id), *entries])  # without a line that a kill cut off
+            return cls(folder, len(entries))
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UsageError(f"{folder} is no transcript and is not empty", "give a new folder")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(folder / INDEX, [_header(size, key_id)])
+        return cls(folder, 0)
+
+    def tokens(self, ids: Sequences, purpose: str) -> None:
+        self._ids("tokens", ids, {"purpose": purpose})
+
+    def outputs(self, ids: Sequences, prompts: Sequences) -> None:
+        """Answers, each with what it followed."""
+        more = {"prompt_ids": prompts.ids.astype(np.int32), "prompt_lengths": prompts.lengths.astype(np.int32)}
+        self._ids("outputs", ids, {}, more)
+
+    def weights(self, model: Path, tuned: bool) -> None:
+        """A checkpoint's config and tensor files. They are linked, not copied, where that is possible."""
+        with self._lock:
+            target = self._folder / f"weights-{self._count:05}"
+            shutil.rmtree(target, ignore_errors=True)  # of an observation that a kill cut off
+            target.mkdir()
+            for file in [model / "config.json", *Checkpoint.open(model).files, model / "model.safetensors.index.json"]:
+                if file.is_file():
+                    _link(file, target / file.name)
+            self._add({"kind": "weights", "folder": target.name, "tuned": tuned})
+
+    def _ids(
+        self, kind: str, ids: Sequences, more: dict[str, Any], tensors: dict[str, NDArray[np.int32]] | None = None
+    ) -> None:
+        tensors = {"ids": ids.ids.astype(np.int32), "lengths": ids.lengths.astype(np.int32), **(tensors or {})}
+        with self._lock:
+            name = f"{kind}-{self._count:05}.safetensors"
+            save_file(tensors, self._folder / name)
+            self._add({"kind": kind, "file": name, **more})
+
+    def _add(self, entry: dict[str, Any]) -> None:
+        with (self._folder / INDEX).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        self._count += 1
+
+
+def load(folder: Path) -> Transcript:
+    """Raises UsageError or CorruptCheckpoint."""
+    if not (folder / INDEX).is_file():
+        raise UsageError(f"{folder} has no {INDEX}", "give a folder that `milkglass serve --record` wrote")
+    size, key_id, entries = _index(folder)
+    return Transcript(tuple(_observation(folder, one, size) for one in entries), size, key_id)
+
+
+def digest(folder: Path) -> str:
+    """Of all that an attack reads from it: two recordings of equal shape differ."""
+    whole = hashlib.sha256((folder / INDEX).read_bytes())
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("weights-*/*")]):
+        with path.open("rb") as file:
+            whole.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
+
+
+def _observation(folder: Path, entry: dict[str, Any], size: int) -> Observation:
+    kind = entry.get("kind")
+    if kind == "weights":
+        tuned = entry.get("tuned")
+        if not isinstance(tuned, bool):
+            raise CorruptCheckpoint(f"{INDEX} does not say whether weights are tuned", "record it again")
+        return Weights(Model.open(_inside(folder, entry.get("folder"))), tuned)
+    if kind not in ("tokens", "outputs"):
+        raise CorruptCheckpoint(
+            f"{INDEX} lists an observation of another kind than tokens, outputs and weights", "record it again"
+        )
+    file = _inside(folder, entry.get("file"))
+    if kind == "outputs":
+        return Outputs(_sequences(file, size), _sequences(file, size, "prompt_"))
+    purpose = entry.get("purpose", "")
+    if not isinstance(purpose, str):
+        raise CorruptCheckpoint(f"{INDEX} gives tokens a purpose that is not a string", "record it again")
+    return Tokens(_sequences(file, size), purpose)
+
+
+def _sequences(file: Path, size: int, of: str = "") -> Sequences:
+    """The ids of the file, each from 0 to `size` - 1."""
+    names = (f"{of}ids", f"{of}lengths")
+    if file.is_symlink() or not file.is_file():
+        raise CorruptCheckpoint(f"{file.name} is missing or is not a file", "record it again")
+    refs = read_header(file)
+    for name in names:
+        if name not in refs or refs[name].dtype != "I32" or len(refs[name].shape) != 1:
+            raise CorruptCheckpoint(f"{file.name} has no {name}, a row of 32-bit integers", "record it again")
+    try:
+        tensors: dict[str, NDArray[Any]] = load_file(file)
+        ids, lengths = (tensors[name].astype(np.int64) for name in names)
+        result = Sequences(ids, lengths)
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise CorruptCheckpoint(f"{file.name} is not a file of ids and lengths", "record it again") from error
+    if len(ids) and not 0 <= ids.min() <= ids.max() < size:
+        raise CorruptCheckpoint(f"{file.name} holds an id outside 0 to {size - 1}", "record it again")
+    return result
+
+
+def _inside(folder: Path, name: Any) -> Path:
+    """A name as Milkglass writes them, in the transcript's folder: no path, no dot in front."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise CorruptCheckpoint(f"{INDEX} names a path", "only names inside the transcript's folder are followed")
+    return folder / name
+
+
+def _header(size: int, key_id: str | None) -> dict[str, Any]:
+    return {"milkglass_transcript": VERSION, "size": size, "key_id": key_id}
+
+
+def _index(folder: Path) -> tuple[int, str | None, list[dict[str, Any]]]:
+    """The vocabulary's size, the key's identifier and the observations; a last line without its end is not one yet."""
+    try:
+        whole = (folder / INDEX).read_text("utf-8").split("\n")[:-1]
+        header, *entries = (json.loads(line) for line in whole)
+    except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
+        raise CorruptCheckpoint(f"{INDEX} is not a list of observations", "record it again") from error
+    if not isinstance(header, dict) or not all(isinstance(one, dict) for one in entries):
+        raise CorruptCheckpoint(f"{INDEX} is not a list of observations", "record it again")
+    if type(version := header.get("milkglass_transcript")) is not int or version != VERSION:
+        raise CorruptCheckpoint(f"{INDEX} is not of version {VERSION}", "use the milkglass that wrote it")
+    size, key_id = header.get("size"), header.get("key_id")
+    if type(size) is not int or not 1 <= size <= MAX_SIZE:
+        raise CorruptCheckpoint(f"{INDEX} names no vocabulary of 1 to {MAX_SIZE} ids", "record it again")
+    if "key_id" not in header or not (key_id is None or isinstance(key_id, str)):
+        raise CorruptCheckpoint(f"{INDEX} names a key's identifier that is not a string", "record it again")
+    return size, key_id, entries
+
+
+def _write(path: Path, lines: list[dict[str, Any]]) -> None:
+    part = path.with_name(f"{path.name}.part")
+    part.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    part.rename(path)
+
+
+def _link(file: Path, to: Path) -> None:
+    try:
+        os.link(file, to)
+    except OSError:
+        shutil.copyfile(file, to)

@@ -1,0 +1,90 @@
+"""Files that appear whole or not at all, for their owner alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from milkglass import files
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.fixture(autouse=True)
+def open_umask() -> object:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_a_file_and_its_folders_are_their_owners(tmp_path: Path) -> None:
+    target = files.private_dir(tmp_path / "a" / "b") / "x.json"
+    files.write_json(target, {"b": 1, "a": "é"})
+    assert target.read_text("utf-8") == '{\n  "b": 1,\n  "a": "é"\n}\n'
+    assert (mode(target), mode(tmp_path / "a"), mode(tmp_path / "a" / "b")) == (0o600, 0o700, 0o700)
+
+
+def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    assert mode(files.private_dir(tmp_path / "open")) == 0o755
+
+
+def test_the_content_is_private_before_it_is_written(tmp_path: Path) -> None:
+    with files.atomic_write(tmp_path / "x") as file:
+        file.write("secret")
+        file.flush()
+        (partial,) = tmp_path.iterdir()
+        assert mode(partial) == 0o600 and partial.name.startswith(".x.") and partial.name.endswith(".tmp")
+
+
+def test_a_file_that_a_library_makes_anew_is_private_too(tmp_path: Path) -> None:
+    with files.atomic_path(tmp_path / "x") as partial:
+        partial.unlink()
+        partial.write_bytes(b"by a library")
+    assert mode(tmp_path / "x") == 0o600
+
+
+def test_a_failure_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    files.write(target, "old")
+    with pytest.raises(RuntimeError), files.atomic_write(target) as file:
+        file.write("new")
+        raise RuntimeError
+    assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
+
+
+def test_a_name_that_is_taken_is_not_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    with pytest.raises(FileExistsError), files.atomic_write(target, "wb", replace=False) as file:
+        file.write(b"mine")
+        target.write_text("theirs")  # in the meantime
+    assert target.read_text() == "theirs" and list(tmp_path.iterdir()) == [target]
+
+
+def test_without_hard_links_a_taken_name_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*paths: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refused)
+    files.write(tmp_path / "x", b"one", replace=False)
+    with pytest.raises(FileExistsError):
+        files.write(tmp_path / "x", b"two", replace=False)
+    assert (tmp_path / "x").read_bytes() == b"one" and mode(tmp_path / "x") == 0o600
+
+
+def test_a_folder_appears_whole(tmp_path: Path) -> None:
+    target = tmp_path / "run"
+    with files.new_dir(target) as partial:
+        (partial / "inner").mkdir()
+        (partial / "inner" / "x").write_text("x")
+        assert not target.exists()
+    assert (mode(target), mode(target / "inner"), mode(target / "inner" / "x")) == (0o700, 0o700, 0o600)
+    with pytest.raises(FileExistsError), files.new_dir(target):
+        pass
+    with pytest.raises(RuntimeError), files.new_dir(tmp_path / "other"):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == [target]

@@ -1,0 +1,44 @@
+"""Tiny models cut in two for the tests of encoders, and the literal oracle."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from milkglass.hidden_states.catalogue import ENCODERS
+from milkglass.hidden_states.client import EncoderClient
+from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.server import EncoderServer
+from milkglass.hidden_states.training import HalvesTraining
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.threat.defence import LabelledTexts
+from tests.tiny import TEXTS, save
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
+import encoders as literal  # noqa: E402, F401
+
+SECRET = bytes(range(32))
+SHORT = HalvesTraining(learning_rate=1e-3, batch_size=4, epochs=2, max_length=64)
+CORPUS = LabelledTexts([*TEXTS, *(one[:20] for one in TEXTS)], [0, 1, 1, 0] * 2)
+SMALL = {  # each method with parameters that a model of two layers takes
+    "dp-forward": ENCODERS["dp-forward"](layer=1, training=SHORT),
+    "cape": ENCODERS["cape"](training=SHORT),
+    "textobfuscator": ENCODERS["textobfuscator"](layer=1, training=SHORT),
+    "textmixer": ENCODERS["textmixer"](layer=1, training=SHORT),
+}
+
+
+def base(folder: Path, name: str = "bert") -> Checkpoint:
+    torch.set_num_threads(1)
+    return Checkpoint.open(save(name, folder / name))
+
+
+def split(
+    defence: EncoderDefence, model: Checkpoint, folder: Path, secret: bytes = SECRET, corpus: LabelledTexts = CORPUS
+) -> tuple[EncoderClient, EncoderServer]:
+    client, server = defence.split(model, corpus, secret, folder)
+    assert isinstance(client, EncoderClient)
+    assert isinstance(server, EncoderServer)
+    return client, server

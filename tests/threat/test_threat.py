@@ -1,0 +1,208 @@
+"""Transcripts, guesses and the one function that grades."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from milkglass.attacks.assignment import best, ranked
+from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.sequences import Sequences
+from milkglass.threat import transcript_file as on_disk
+from milkglass.threat.attack import Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Candidates, Group
+from milkglass.threat.observations import Outputs, Tokens, Transcript, Weights
+from milkglass.threat.truth import Truth, content_tokens, score
+from tests.tiny import save
+
+SIGMA = np.array([3, 0, 4, 1, 2])  # public to scrambled
+INVERSE = np.argsort(SIGMA)
+
+
+def truth(*sentences: list[int]) -> Truth:
+    ordinary = np.array([False, True, True, True, True])
+    content = np.array([False, False, True, True, True])
+    sent = Sequences.of(SIGMA[one] for one in sentences)
+    return Truth(INVERSE, ordinary, content, lambda ids: " ".join(f"w{i}" for i in ids.tolist()), sent)
+
+
+def graded(guess: Guess, about: Truth, measure: str) -> float:
+    return score(guess, about, np.random.default_rng(0))[measure].value
+
+
+def test_a_right_map_scores_one_and_special_tokens_do_not_count() -> None:
+    about = truth([0, 1, 2], [0, 3, 4])
+    table = INVERSE.copy()
+    table[SIGMA[0]] = NO_BELIEF
+    for measure in ("tokens top-1", "content top-1", "vocabulary top-1", "exact texts", "rouge-l"):
+        assert graded(Guess(table=table[:, None]), about, measure) == 1
+
+
+def test_each_measure_counts_its_own_tokens() -> None:
+    about = truth([0, 1, 1, 2], [0, 3])
+    table = np.full(5, 4)
+    table[SIGMA[1]] = 1  # only the common word is read
+    guess = Guess(table=table[:, None])
+    assert graded(guess, about, "tokens top-1") == 0.5
+    assert graded(guess, about, "content top-1") == 0
+    assert graded(guess, about, "vocabulary top-1") == 0.5  # 4 is always guessed, and so read
+    assert graded(guess, about, "exact texts") == 0
+
+
+def test_a_guess_about_places_has_no_vocabulary_measure() -> None:
+    about = truth([0, 1, 2])
+    found = score(Guess(running=np.array([[0], [1], [3]])), about, np.random.default_rng(0))
+    assert found["tokens top-1"].value == 0.5
+    assert "vocabulary top-1" not in found.measures
+    with pytest.raises(ValueError, match="1 guesses for 3 tokens"):
+        score(Guess(running=np.array([[0]])), about, np.random.default_rng(0))
+
+
+def test_no_belief_is_never_right_and_never_read_out() -> None:
+    about = truth([0, 1, 2])
+    guess = Guess(table=np.full((5, 1), NO_BELIEF))
+    assert graded(guess, about, "tokens top-1") == 0
+    assert graded(guess, about, "rouge-1") == 0
+
+
+def test_content_tokens_are_rare_and_have_a_letter() -> None:
+    counts, pieces = np.array([9, 8, 1, 1, 0]), ["the", "of", "wound", "!", "arm"]
+    assert content_tokens(counts, pieces, commonest=2).tolist() == [False, False, True, False, True]
+    assert content_tokens(counts, pieces, commonest=1).tolist() == [False, True, True, False, True]
+    assert content_tokens(counts, pieces).tolist() == [False, False, True, False, True]  # half of the four that occur
+
+
+def test_an_id_outside_the_vocabulary_is_refused() -> None:
+    with pytest.raises(UsageError, match="id of 7 in a vocabulary of 5"):
+        Transcript((Tokens(Sequences.of([[1, 7]])),), 5)
+
+
+def test_assignment_uses_each_public_id_once() -> None:
+    likelihood = np.array([[0.0, -1.0], [0.0, -9.0]])
+    rows, columns = best(likelihood)
+    assert dict(zip(rows.tolist(), columns.tolist(), strict=True)) == {0: 1, 1: 0}
+    guess = ranked(Candidates((Group(np.array([4, 2]), np.array([10, 11])),), (likelihood,)), 6, 3)
+    assert guess.table is not None
+    assert guess.table[4].tolist() == [11, 10, NO_BELIEF]
+    assert guess.table[2].tolist() == [10, 11, NO_BELIEF]
+    assert (guess.table[[0, 1, 3, 5]] == NO_BELIEF).all()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("2m", 120), ("1.5h", 5400)])
+def test_budgets(text: str, seconds: float) -> None:
+    assert Budget.parse(text).seconds == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "fast", "-3m", "2d"])
+def test_what_is_no_budget(text: str) -> None:
+    with pytest.raises(UsageError, match="no length of time"):
+        Budget.parse(text)
+
+
+def test_a_transcript_comes_back_from_disk(tmp_path: Path) -> None:
+    model = save("bert", tmp_path / "model")
+    folder = tmp_path / "seen"
+    recorder = on_disk.Recorder.open(folder, 300)
+    recorder.weights(model, tuned=False)
+    recorder.tokens(Sequences.of([[1, 2], [], [299]]), "train")
+    on_disk.Recorder.open(folder, 300).outputs(Sequences.of([[5]]), Sequences.of([[1, 2]]))
+    seen = on_disk.load(folder)
+    assert [type(one) for one in seen.observations] == [Weights, Tokens, Outputs]
+    assert [one.tolist() for one in seen.tokens] == [[1, 2], [], [299]]
+    assert seen.table.shape[0] == 300
+    assert torch.equal(seen.table, seen.weights(tuned=False).table)  # type: ignore[union-attr]
+    answered = seen.all(Outputs)[0].prompts
+    assert answered is not None
+    assert [one.tolist() for one in answered] == [[1, 2]]
+    assert folder.stat().st_mode & 0o077 == 0
+    before = on_disk.digest(folder)
+    save_file({"ids": np.array([5], np.int32), "lengths": np.array([1], np.int32)}, folder / "tokens-00001.safetensors")
+    assert on_disk.digest(folder) != before
+    assert not [path for path in folder.rglob("*") if path.name.startswith("tokenizer")]
+
+
+def test_a_transcript_that_is_not_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no transcript\.jsonl"):
+        on_disk.load(tmp_path)
+    folder = tmp_path / "seen"
+    on_disk.Recorder.open(folder, 10)
+    with pytest.raises(UsageError, match="transcript of 10 ids, this model has 11"):
+        on_disk.Recorder.open(folder, 11)
+    with pytest.raises(UsageError, match="transcript of another key"):
+        on_disk.Recorder.open(folder, 10, "other")
+    index = folder / "transcript.jsonl"
+    good = index.read_text()
+    index.write_text(good + '{"kind": "tokens", "file": "../x"}\n')
+    with pytest.raises(CorruptCheckpoint, match="names a path"):
+        on_disk.load(folder)
+    index.write_text(good + '{"kind": "tokens", "file": "x"}\n')
+    (folder / "x").write_bytes(b"garbage")
+    with pytest.raises(CorruptCheckpoint, match="is not a safetensors file"):
+        on_disk.load(folder)
+    index.write_text(good.replace("1", "9", 1))
+    with pytest.raises(CorruptCheckpoint, match="not of version 1"):
+        on_disk.load(folder)
+
+
+def test_a_kill_loses_the_last_observation_only(tmp_path: Path) -> None:
+    folder = tmp_path / "seen"
+    recorder = on_disk.Recorder.open(folder, 10)
+    recorder.tokens(Sequences.of([[1]]), "infer")
+    recorder.tokens(Sequences.of([[2]]), "infer")
+    index = folder / "transcript.jsonl"
+    index.write_text(index.read_text()[:-5])
+    assert [one.tolist() for one in on_disk.load(folder).tokens] == [[1]]
+    on_disk.Recorder.open(folder, 10).tokens(Sequences.of([[3]]), "infer")
+    assert [one.tolist() for one in on_disk.load(folder).tokens] == [[1], [3]]
+
+
+def test_whole_texts_are_given_to_true_ones_of_their_batch_once_each() -> None:
+    truth = Truth(
+        inverse=np.arange(20),
+        ordinary=np.arange(20) > 1,
+        content=np.ones(20, bool),
+        read=lambda ids: " ".join(f"w{i}" for i in ids),
+        sent=Sequences.of([[0, 5, 6, 7, 1], [0, 8, 9, 1], [0, 5, 6, 7, 1]]),
+        batches=np.array([2, 1]),
+    )
+    guess = Guess(texts=Sequences.of([[0, 9, 8, 1], [0, 5, 6, 7, 1], [2, 3]]))
+    found = score(guess, truth, np.random.default_rng(0))
+    assert found["token recall"].value == pytest.approx(5 / 8)
+    assert found["tokens top-1"].value == pytest.approx(3 / 8)
+    assert found["tokens named"].value == pytest.approx(5 / 8)
+    assert found["exact texts"].value == pytest.approx(1 / 3)
+    assert found["rouge-1"].value == pytest.approx(2 / 3)
+    with pytest.raises(ValueError, match="2 guesses for 3 texts"):
+        score(Guess(texts=Sequences.of([[2], [3]])), truth, np.random.default_rng(0))
+
+
+def test_a_good_guess_is_not_used_twice() -> None:
+    truth = Truth(
+        inverse=np.arange(20),
+        ordinary=np.ones(20, bool),
+        content=np.ones(20, bool),
+        read=lambda ids: " ".join(f"w{i}" for i in ids),
+        sent=Sequences.of([[5, 6, 7], [5, 6, 7]]),
+        batches=np.array([2]),
+    )
+    found = score(Guess(texts=Sequences.of([[5, 6, 7], []])), truth, np.random.default_rng(0))
+    assert found["token recall"].value == pytest.approx(0.5)
+    assert found["tokens named"].value == 1, "what is known of the batch, whosever it is"
+
+
+def test_a_part_of_a_budget_goes_by_the_same_clock() -> None:
+    now = 10.0
+    budget = Budget(8, clock=lambda: now)
+    part = budget.part(0.5)
+    assert (budget.left(), part.left()) == (8, 4)
+    now = 13.0
+    assert (budget.left(), part.left(), part.part(0.5).left()) == (5, 1, 0.5)
+    now = 30.0
+    assert budget.left() < 0 and budget.part(0.5).left() == 0
+    assert Budget().part(0.5).left() == float("inf") and Budget().part(0).left() <= 0
+    assert Budget(8, stopped=lambda: True, clock=lambda: now).part(1).left() == 0
