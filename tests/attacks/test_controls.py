@@ -146,12 +146,12 @@ def graded(attack: Attack, at: tuple[Transcript, Knowledge, Truth]) -> Recovery:
 
 # --- no defence ------------------------------------------------------------------------------------------------------
 def of(name: str) -> Attack:
-    return SMALLER[name] if name in SMALLER else ATTACKS[name]()
+    return SMALLER[name] if name in SMALLER else ATTACKS[name]
 
 
 def undefended(name: str, size: int, most: int = 120) -> tuple[Transcript, Knowledge, Truth]:
     transcript, knowledge, truth = real(size).scene(plain, most)
-    if "candidates" in of(name).assumes | of(name).helped_by:
+    if "candidates" in of(name).assumes | of(name).uses:
         return transcript, replace(knowledge, candidates=solved(size)), truth
     return transcript, knowledge, truth
 
@@ -342,5 +342,5 @@ def test_known_weights_bring_obfuslm_plus_back_to_obfuslm(size: int) -> None:
     assert without > 0.1
     assert undone == pytest.approx(without, abs=0.005)
     for name in ("sorted-rows", "gram"):
-        reason = why_not(ATTACKS[name](), only(after, rows), Knowledge(public_model=at.model))
+        reason = why_not(ATTACKS[name], only(after, rows), Knowledge(public_model=at.model))
         assert "lengths differ" in str(reason)

@@ -212,7 +212,7 @@ def test_an_attack_that_applies_is_run_without_finding_the_layers_again(monkeypa
 
 
 def test_it_is_helped_by_what_helps_the_attack_after_it() -> None:
-    assert KnownWeight.helped_by == KnownWeight().helped_by == {"simulate"}
-    assert KnownWeight(then=KNN()).helped_by == frozenset()
-    assert KnownWeight(then=SDA()).helped_by == {"corpus"}
-    assert KnownWeight(then=Decipherment()).helped_by == {"corpus", "pairs"}
+    assert KnownWeight.uses == KnownWeight().uses == {"simulate"}
+    assert KnownWeight(then=KNN()).uses == frozenset()
+    assert KnownWeight(then=SDA()).uses == {"corpus"}
+    assert KnownWeight(then=Decipherment()).uses == {"corpus", "pairs"}

@@ -51,7 +51,7 @@ from milkglass.threat.observations import Activations, Outputs, Tokens, Transcri
 from tests.tiny import save
 
 TEXT = "the wound on my left arm is open since Monday and Runa said 3 stitches may not be enough"
-SMALL: Mapping[str, type[Attack]] = {"knn": KNN, "knn+": KNNPlus}
+SMALL: Mapping[str, Attack] = {"knn": KNN(), "knn+": KNNPlus()}
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def scene(it: Setting) -> Scene:
     return build(it.key, it.codec, it.folder, it.text, None, None, seed=1)
 
 
-def run(it: Setting, folder: Path, attacks: Mapping[str, type[Attack]] = SMALL, seconds: float = 600) -> Audit:
+def run(it: Setting, folder: Path, attacks: Mapping[str, Attack] = SMALL, seconds: float = 600) -> Audit:
     return audit(scene(it), attacks, ResumeStore.open(folder, {"of": "this"}), Budget(seconds), seed=1)
 
 
@@ -157,8 +157,8 @@ class Counted(KNN):
 
 def test_a_stopped_audit_goes_on(setting: Setting, tmp_path: Path) -> None:
     Counted.runs.clear()
-    first = run(setting, tmp_path / "work", {"counted": Counted})
-    again = run(setting, tmp_path / "work", {"counted": Counted, "knn": KNN})
+    first = run(setting, tmp_path / "work", {"counted": Counted()})
+    again = run(setting, tmp_path / "work", {"counted": Counted(), "knn": KNN()})
     assert len(Counted.runs) == 1
     assert again.cells[0].to_json() == first.cells[0].to_json()
     assert {cell.attack for cell in again.cells} == {"counted", "knn"}
@@ -175,7 +175,7 @@ class Breaking(KNN):
 
 
 def test_an_attack_that_breaks_is_said_to_have_failed_without_its_words(setting: Setting, tmp_path: Path) -> None:
-    result = run(setting, tmp_path / "work", {"breaking": Breaking, "knn": KNN})
+    result = run(setting, tmp_path / "work", {"breaking": Breaking(), "knn": KNN()})
     broken = result.cells[0]
     assert (broken.state, broken.reason) == ("failed", "RuntimeError")
     assert result.best is not None
@@ -184,7 +184,7 @@ def test_an_attack_that_breaks_is_said_to_have_failed_without_its_words(setting:
 
 
 def test_attacks_that_read_text_are_run_by_those_who_have_some(setting: Setting, tmp_path: Path) -> None:
-    attacks: dict[str, type[Attack]] = {"cluster-solve": ClusterSolve, "knn": KNN, "tfa": TFA, "mlc": MLC}
+    attacks: dict[str, Attack] = {"cluster-solve": ClusterSolve(), "knn": KNN(), "tfa": TFA(), "mlc": MLC()}
     it = scene(setting)
     result = run(setting, tmp_path / "work", attacks)
     who = {(cell.attack, cell.adversary): cell.state for cell in result.cells}
@@ -201,7 +201,7 @@ def test_attacks_that_read_text_are_run_by_those_who_have_some(setting: Setting,
     write(result, tmp_path / "out")
     alone = audit(
         replace(it, adversaries=it.adversaries[:1]),
-        {"tfa": TFA},
+        {"tfa": TFA()},
         ResumeStore.open(tmp_path / "more", {}),
         Budget(),
         seed=1,
@@ -269,7 +269,7 @@ class Slow(KNN):
 def test_what_was_cut_or_failed_is_tried_again(setting: Setting, tmp_path: Path) -> None:
     Slow.runs.clear()
     for _ in range(2):
-        result = run(setting, tmp_path / "work", {"slow": Slow, "breaking": Breaking})
+        result = run(setting, tmp_path / "work", {"slow": Slow(), "breaking": Breaking()})
         assert [(c.state, c.cut) for c in result.cells] == [("done", True), ("failed", False)]
         assert result.verdict.startswith("Stronger attacks were not finished")
     assert len(Slow.runs) == 2
@@ -290,7 +290,7 @@ class Spending(ClusterSolve):
 def test_what_reads_most_is_run_even_if_finding_the_clusters_took_all_the_time(
     setting: Setting, tmp_path: Path
 ) -> None:
-    attacks: dict[str, type[Attack]] = {"cluster-solve": Spending, "decipherment": Decipherment, "late": KNN}
+    attacks: dict[str, Attack] = {"cluster-solve": Spending(), "decipherment": Decipherment(), "late": KNN()}
     result = run(setting, tmp_path / "work", attacks, seconds=2)
     states = {cell.attack: cell.state for cell in result.cells}
     assert states["decipherment"] == "done"
@@ -300,7 +300,7 @@ def test_what_reads_most_is_run_even_if_finding_the_clusters_took_all_the_time(
 
 def test_nothing_that_waits_for_the_clusters_is_refused_for_want_of_nothing(setting: Setting, tmp_path: Path) -> None:
     """What needs no budget of its own was refused as soon as more than the budget was gone."""
-    attacks: dict[str, type[Attack]] = {"cluster-solve": ClusterSolve, "decipherment": Decipherment}
+    attacks: dict[str, Attack] = {"cluster-solve": ClusterSolve(), "decipherment": Decipherment()}
     result = run(setting, tmp_path / "work", attacks, seconds=1e-6)
     assert {cell.attack: cell.state for cell in result.cells} == {"cluster-solve": "not run", "decipherment": "done"}
 
@@ -329,7 +329,7 @@ class Patient(KNN):
 
 @pytest.mark.timeout(60)
 def test_an_interruption_stops_what_runs_and_keeps_nothing_of_it(setting: Setting, tmp_path: Path) -> None:
-    attacks: dict[str, type[Attack]] = {"knn": KNN, "interrupting": Interrupting, "patient": Patient}
+    attacks: dict[str, Attack] = {"knn": KNN(), "interrupting": Interrupting(), "patient": Patient()}
     with pytest.raises(KeyboardInterrupt):
         run(setting, tmp_path / "work", attacks)
     assert not list((tmp_path / "work").glob("*patient*"))
@@ -348,11 +348,11 @@ class Solved(ClusterSolve):
 
 def test_a_solver_whose_candidates_were_lost_is_run_again(setting: Setting, tmp_path: Path) -> None:
     Solved.runs.clear()
-    first = run(setting, tmp_path / "work", {"cluster-solve": Solved})
-    run(setting, tmp_path / "work", {"cluster-solve": Solved})
+    first = run(setting, tmp_path / "work", {"cluster-solve": Solved()})
+    run(setting, tmp_path / "work", {"cluster-solve": Solved()})
     assert len(Solved.runs) == 1
     next((tmp_path / "work").glob("*.candidates")).unlink()
-    again = run(setting, tmp_path / "work", {"cluster-solve": Solved})
+    again = run(setting, tmp_path / "work", {"cluster-solve": Solved()})
     assert len(Solved.runs) == 2
     assert again.cells[0].measures == first.cells[0].measures
 
@@ -406,7 +406,7 @@ def test_a_solver_that_failed_hands_nothing_on(setting: Setting, tmp_path: Path)
     turn = torch.linalg.qr(torch.randn(table.shape[1], table.shape[1], generator=torch.Generator().manual_seed(1)))[0]
     hidden = Model({"bert.embeddings.word_embeddings.weight": table @ turn}, it.transcript.all(Weights)[0].model.config)
     rotated = replace(it, transcript=replace(it.transcript, observations=(Weights(hidden), Tokens(it.truth.sent))))
-    chain = {"cluster-solve": ClusterSolve, "matching": Matching, "decipherment": Decipherment}
+    chain = {"cluster-solve": ClusterSolve(), "matching": Matching(), "decipherment": Decipherment()}
     result = audit(rotated, chain, ResumeStore.open(tmp_path / "work", {"of": "this"}), Budget(600), seed=1)
     found = {one.attack: one for one in result.cells}
     assert (found["cluster-solve"].in_group or 0) < 0.1
@@ -426,10 +426,10 @@ def test_solvers_start_from_what_known_weights_undo(tmp_path: Path) -> None:
     text.write_text("\n".join(lines) + "\n", "utf-8")
     it = build(key, Codec.open(key, folder), folder, text, None, None, seed=1)
     assert it.promise.condition is not None
-    chain = {"cluster-solve": ClusterSolve, "known-weight": KnownWeight}
+    chain = {"cluster-solve": ClusterSolve(), "known-weight": KnownWeight()}
     with_it = audit(it, chain, ResumeStore.open(tmp_path / "with", {}), Budget(600), seed=1)
     without = audit(
-        it, {"cluster-solve": ClusterSolve}, ResumeStore.open(tmp_path / "without", {}), Budget(600), seed=1
+        it, {"cluster-solve": ClusterSolve()}, ResumeStore.open(tmp_path / "without", {}), Budget(600), seed=1
     )
     solved = [next(c.in_group or 0 for c in one.cells if c.attack == "cluster-solve") for one in (with_it, without)]
     assert solved[0] > 0.9 and solved[1] < 0.1
@@ -575,7 +575,7 @@ def test_an_attack_on_answers_is_told_apart_from_those_on_what_was_sent(setting:
     answered = Outputs(it.transcript.tokens, it.transcript.tokens)
     seen = replace(it.transcript, observations=(*it.transcript.observations, answered))
     Answered.truth[:] = [it.truth.inverse]
-    attacks: dict[str, type[Attack]] = {"answered": Answered, "knn": KNN}
+    attacks: dict[str, Attack] = {"answered": Answered(), "knn": KNN()}
     work = ResumeStore.open(tmp_path / "work", {})
     result = audit(replace(it, transcript=seen), attacks, work, Budget(), seed=1)
     cells = {cell.attack: cell for cell in result.cells}
@@ -598,7 +598,7 @@ def test_candidates_come_back_from_their_arrays() -> None:
 
 
 def test_a_page_with_a_budget_curve_and_hostile_text(setting: Setting, tmp_path: Path) -> None:
-    result = run(setting, tmp_path / "work", {"knn": KNN})
+    result = run(setting, tmp_path / "work", {"knn": KNN()})
     points = tuple(BudgetPoint(who, n, n / 1e5, n / 2e5) for who in ("a <b>", "same") for n in (1000, 10_000, 40_000))
     result = replace(
         result,

@@ -18,7 +18,7 @@ from milkglass.experiments.kinds.comparison import Comparison
 from milkglass.experiments.procedures.leakage import LeakageTexts, apart
 from milkglass.experiments.procedures.trials import TrialData, _write, secret_of
 from milkglass.experiments.reproduce import reproduce
-from milkglass.hidden_states.training import HalvesTraining
+from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs.data import TrainingDataset
 from milkglass.threat.defence import LabelledTexts

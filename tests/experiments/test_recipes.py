@@ -22,7 +22,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import reproduce
 from milkglass.experiments import runs as recipes
 from milkglass.experiments.__main__ import run
-from milkglass.experiments.attack_specs import Entries, kinds
+from milkglass.experiments.attack_specs import Entries, attacks_of
 from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked
 from milkglass.experiments.kinds.attacks import split as split_texts
 from milkglass.experiments.kinds.gradients import GradientRecipe
@@ -136,7 +136,7 @@ def test_the_figures_that_a_recipe_names_are_of_its_attacks_attackers_and_varian
     recipe = AttackRecipe.read(path)
     whole = {
         f", {attack}, {who}, {variant}"
-        for attack in kinds(recipe.attacks)
+        for attack in attacks_of(recipe.attacks)
         for who in ("model only", *recipe.public)
         for variant in recipe.variants
     }
@@ -367,31 +367,30 @@ def test_leaked_texts_come_after_those_that_are_taken_out(tmp_path: Path) -> Non
         (["knn", "knn"], "knn is listed twice"),
         ({"x": {"attack": "nothing"}}, "there is no attack 'nothing'"),
         ({"x": {}}, "there is no attack 'x'"),
-        ({"x": {"attack": "sda", "beams": 3}}, "x has no parameter 'beams'"),
-        ({"x": {"attack": "sda", "candidates": "3"}}, "x: candidates is '3', not a int"),
-        ({"x": {"attack": "sda", "candidates": True}}, "x: candidates is True, not a int"),
+        ({"x": {"attack": "sda", "beams": 3}}, "sda has no parameter 'beams'"),
+        ({"x": {"attack": "sda", "candidates": "3"}}, "sda: candidates is '3', which is not a whole number"),
+        ({"x": {"attack": "sda", "candidates": True}}, "sda: candidates is True, which is not a whole number"),
         ({"x": {"attack": "tfa", "match": "best"}}, "match is 'best'"),
-        ({"knn": {"k": 3}}, "'knn' is the name of an attack as it is"),
-        ({"knn": {"attack": "tfa"}}, "'knn' is the name of an attack as it is"),
+        ({"knn": {"k": 3}}, "'knn' is the name of an attack with its own parameters"),
+        ({"knn": {"attack": "tfa"}}, "'knn' is the name of an attack with its own parameters"),
         ({"a/b": {"attack": "tfa"}}, "'a/b' cannot be a name"),
     ],
 )
 def test_attacks_that_cannot_be_are_refused(entries: Entries, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        kinds(entries)
+        attacks_of(entries)
 
 
 def test_a_named_attack_is_the_catalogues_with_other_parameters() -> None:
-    found = kinds({"knn": {}, "sda, K_A=5": {"attack": "sda", "candidates": 5, "prior": 0, "steps": 7}})
+    found = attacks_of({"knn": {}, "sda, K_A=5": {"attack": "sda", "candidates": 5, "prior": 0, "steps": 7}})
     assert list(found) == ["knn", "sda, K_A=5"]
-    made = found["sda, K_A=5"]()
+    made = found["sda, K_A=5"]
     assert isinstance(made, SDA)
-    assert made.name == found["sda, K_A=5"].name == "sda, K_A=5"
     assert repr(made) == repr(SDA(candidates=5, prior=0, steps=7))
-    assert repr(found["knn"]()) == repr(KNN())
+    assert repr(found["knn"]) == repr(KNN())
     assert SDA.name == "sda"
     assert SDA().candidates == 3
-    assert list(kinds(["tfa", "knn"])) == ["tfa", "knn"]
+    assert list(attacks_of(["tfa", "knn"])) == ["tfa", "knn"]
 
 
 def test_a_private_text_is_never_public(tmp_path: Path) -> None:

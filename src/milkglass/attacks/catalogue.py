@@ -8,8 +8,6 @@ Importing this page imports them all, PyTorch too: commands do so only when they
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.attacks.embeddings.ednn import EDNN
 from milkglass.attacks.embeddings.gram import Gram
@@ -50,53 +48,56 @@ from milkglass.attacks.token_ids.language import LanguageModel
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.attacks.token_ids.text_in_context import TextInContext
 from milkglass.attacks.token_ids.tfa import TFA
+from milkglass.catalogue import Catalogue
 from milkglass.threat.attack import Attack
 
 # In the order in which an audit hands candidates from one to the next.
-ATTACKS: Mapping[str, type[Attack]] = {
-    "cluster-solve": ClusterSolve,
-    "mean-solve": MeanSolve,
-    "matching": Matching,
-    "knn": KNN,
-    "ednn": EDNN,
-    "knn+": KNNPlus,
-    "sorted-rows": SortedRows,
-    "gram": Gram,
-    "known-weight": KnownWeight,
-    "tfa": TFA,
-    "cluster-conditional": ClusterConditional,
-    "text-in-context": TextInContext,
-    "decipherment": Decipherment,
-    "language-model": LanguageModel,
-    "tuned-rows": TunedRows,
-    "era": ERA,
-    "era+": ERAPlus,
-    "mlc": MLC,
-    "sda": SDA,
-    "invbert": InvBert,
-    "channel": ChannelAttack,
-    "near-hidden": NearestState,
-    "invert-hidden": StateInversion,
-    "hidden-words": BagOfWords,
-    "float-holes": FloatHoles,
-}
+ATTACKS: Catalogue[Attack] = Catalogue(
+    "attack",
+    ClusterSolve(),
+    MeanSolve(),
+    Matching(),
+    KNN(),
+    EDNN(),
+    KNNPlus(),
+    SortedRows(),
+    Gram(),
+    KnownWeight(),
+    TFA(),
+    ClusterConditional(),
+    TextInContext(),
+    Decipherment(),
+    LanguageModel(),
+    TunedRows(),
+    ERA(),
+    ERAPlus(),
+    MLC(),
+    SDA(),
+    InvBert(),
+    ChannelAttack(),
+    NearestState(),
+    StateInversion(),
+    BagOfWords(),
+    FloatHoles(),
+)
 
-GRADIENT_ATTACKS: Mapping[str, type[Attack]] = {
-    "free-tokens": FreeTokens,
-    "dlg": DLG,
-    "tag": TAG,
-    "lamp": LAMP,
-    "grab": GRAB,
-    "dager": DAGER,
-    "surviving-entries": SurvivingEntries,
-    "float-holes-rows": FloatHolesRows,
-    "seed-search": SeedSearch,
-    "shadow-sampling": ShadowSampling,
-    "shadow-max": ShadowMaximum,
-    "shadow-median": ShadowMedian,
-    "shadow-mean": ShadowMean,
-    "shadow-generation": ShadowGeneration,
-    "shadow-decoding": ShadowDecoding,
-}
+GRADIENT_ATTACKS: Catalogue[Attack] = Catalogue(
+    "gradient attack",
+    FreeTokens(),
+    DLG(),
+    TAG(),
+    LAMP(),
+    GRAB(),
+    DAGER(),
+    SurvivingEntries(),
+    FloatHolesRows(),
+    SeedSearch(),
+    ShadowSampling(),
+    ShadowMaximum(),
+    ShadowMedian(),
+    ShadowMean(),
+    ShadowGeneration(),
+    ShadowDecoding(),
+)
 
-EVERY: Mapping[str, type[Attack]] = {**ATTACKS, **GRADIENT_ATTACKS}
+EVERY: Catalogue[Attack] = Catalogue("attack", *ATTACKS.values(), *GRADIENT_ATTACKS.values())

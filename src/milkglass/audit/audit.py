@@ -29,7 +29,7 @@ ATTACKING = 0.75  # share of the budget for the attacks; the rest is for the key
 
 def audit(
     scene: Scene,
-    attacks: Mapping[str, type[Attack]],
+    attacks: Mapping[str, Attack],
     work: ResumeStore,
     budget: Budget,
     seed: int,
@@ -76,7 +76,7 @@ def audit(
 
 def key_budget(
     scene: Scene,
-    attacks: Mapping[str, type[Attack]],
+    attacks: Mapping[str, Attack],
     done: AuditRun,
     best: AttackResult | None,
     budget: Budget,
@@ -90,7 +90,7 @@ def key_budget(
         best = strongest(tuple(cell for cell in done.cells if not cell.costly))
     if best is None or "corpus" not in attacks[best.attack].assumes:
         return ()
-    return curve.measure(scene, attacks[best.attack](), done.candidates, scene.adversaries, budget, seed)
+    return curve.measure(scene, attacks[best.attack], done.candidates, scene.adversaries, budget, seed)
 
 
 def _ordinary_counts(scene: Scene, counts: Ids) -> Ids:

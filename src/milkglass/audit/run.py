@@ -46,22 +46,26 @@ class AuditRun:
 
 def run(
     scene: Scene,
-    attacks: Mapping[str, type[Attack]],
+    attacks: Mapping[str, Attack],
     work: ResumeStore,
     budget: Budget,
     seed: int,
     threads: int = 2,
     progress: Report = lambda cell: None,
+    use_minimum: bool = True,
 ) -> AuditRun:
-    """attacks: by name, in the order in which candidates are handed on."""
-    selected = [kind() for kind in attacks.values()]
+    """Args:
+    attacks: by the name that their results have, in the order in which candidates are handed on.
+    use_minimum: whether an attack's `min_seconds` counts; a recipe says itself how long an attack may take.
+    """
+    selected = _entries(attacks, use_minimum)
     runner = _Runner(scene, work, budget, seed, progress)
     with ThreadPoolExecutor(threads) as pool:  # the chain is submitted first, so whoever waits for it waits in turn
         try:
-            undoers = [one for one in selected if isinstance(one, Preprocessor)]
-            early = [one for one in selected if _early(one)]
+            undoers = [one.attack for one in selected if isinstance(one.attack, Preprocessor)]
+            early = [one for one in selected if one.early]
             chain = pool.submit(runner.chain, early, undoers, scene.adversaries[0].knowledge)
-            rest = [pool.submit(runner.cell, attack, who, chain) for who, attack in _pairs(scene, selected)]
+            rest = [pool.submit(runner.cell, entry, who, chain) for who, entry in _pairs(scene, selected)]
             result = [*chain.result()[0], *(one.result() for one in rest)]
         except BaseException:  # Ctrl-C above all: what runs stops at its next look at the budget, nothing more begins
             runner.stop.set()
@@ -71,43 +75,65 @@ def run(
     return AuditRun(tuple(cell for cell, _ in result), readings, chain.result()[1])
 
 
-def planned(scene: Scene, attacks: Mapping[str, type[Attack]]) -> int:
+def planned(scene: Scene, attacks: Mapping[str, Attack]) -> int:
     """How many cells there will be."""
-    selected = [kind() for kind in attacks.values()]
-    return sum(map(_early, selected)) + len(_pairs(scene, selected))
+    selected = _entries(attacks)
+    return sum(one.early for one in selected) + len(_pairs(scene, selected))
 
 
-def _pairs(scene: Scene, chosen: Sequence[Attack]) -> list[tuple[Adversary, Attack]]:
+@dataclass(frozen=True)
+class _Entry:
+    """One attack of a run.
+
+    Attributes:
+        name: that its results have.
+        min_seconds: see `Attack`.
+    """
+
+    name: str
+    attack: Attack
+    min_seconds: float
+
+    @property
+    def early(self) -> bool:
+        """Solvers without text: they are the chain."""
+        return isinstance(self.attack, Solver) and "corpus" not in self.attack.assumes and not self.attack.of_outputs
+
+    @property
+    def takes_candidates(self) -> bool:
+        return "candidates" in self.attack.assumes | self.attack.uses
+
+    @property
+    def waits(self) -> bool:
+        """For the chain: these are cheap and read most, so a budget that the chain used up must not be their end."""
+        return self.takes_candidates and not self.min_seconds and not self.early
+
+    @property
+    def turn(self) -> int:
+        """What ends soon while the chain runs; what reads most as soon as it has ended; last what takes minutes."""
+        if self.waits:
+            return 1
+        if not self.min_seconds:
+            return 0
+        return 2 if "candidates" in self.attack.assumes else 3
+
+
+def _entries(attacks: Mapping[str, Attack], use_minimum: bool = True) -> list[_Entry]:
+    return [_Entry(name, one, one.min_seconds if use_minimum else 0.0) for name, one in attacks.items()]
+
+
+def _pairs(scene: Scene, chosen: Sequence[_Entry]) -> list[tuple[Adversary, _Entry]]:
     """Who runs what beside the chain: an attack without text is run once, one that reads text by whoever has some, and
     by nobody else unless nobody has any, so that the reason is said."""
     bare, *others = scene.adversaries
     result = []
     for adversary in scene.adversaries:
-        for attack in chosen:
-            reads = "corpus" in attack.assumes | attack.helped_by
+        for entry in chosen:
+            reads = "corpus" in entry.attack.assumes | entry.attack.uses
             expected = not others or not reads if adversary is bare else reads
-            if expected and not _early(attack):
-                result.append((adversary, attack))
-    return sorted(result, key=lambda pair: _turn(pair[1]))
-
-
-def _turn(attack: Attack) -> int:
-    """What ends soon while the chain runs; what reads most as soon as it has ended; last what takes minutes alone."""
-    if _waits(attack):
-        return 1
-    if not attack.needs:
-        return 0
-    return 2 if "candidates" in attack.assumes else 3
-
-
-def _early(attack: Attack) -> bool:
-    """Solvers without text: they are the chain."""
-    return isinstance(attack, Solver) and "corpus" not in attack.assumes and not attack.of_outputs
-
-
-def _waits(attack: Attack) -> bool:
-    """For the chain: these are cheap and read most, so a budget that the chain used up must not be their end."""
-    return "candidates" in attack.assumes | attack.helped_by and not attack.needs and not _early(attack)
+            if expected and not entry.early:
+                result.append((adversary, entry))
+    return sorted(result, key=lambda pair: pair[1].turn)
 
 
 Chain = tuple[list[tuple[AttackResult, Ids | None]], Candidates | None]
@@ -122,7 +148,7 @@ class _Runner:
     progress: Report
     stop: Event = field(default_factory=Event)
 
-    def chain(self, solvers: Sequence[Attack], undoers: Sequence[Preprocessor], knowledge: Knowledge) -> Chain:
+    def chain(self, solvers: Sequence[_Entry], undoers: Sequence[Preprocessor], knowledge: Knowledge) -> Chain:
         """Where an attack can undo a part of the scheme, the solvers start from what it leaves."""
         result, candidates, transcript = [], None, self.scene.transcript
         for undoer in undoers if solvers else ():
@@ -132,7 +158,6 @@ class _Runner:
             except Exception:  # noqa: BLE001, S112 - it has a cell of its own, which says that it failed
                 continue
         for solver in solvers:
-            assert isinstance(solver, Solver)
             provided = replace(knowledge, candidates=candidates)
             cell, reading, learnt = self._solve(solver, provided, transcript)
             if (
@@ -144,18 +169,20 @@ class _Runner:
         return result, candidates
 
     def _solve(
-        self, solver: Solver, knowledge: Knowledge, transcript: Transcript
+        self, entry: _Entry, knowledge: Knowledge, transcript: Transcript
     ) -> tuple[AttackResult, Ids | None, Candidates | None]:
         learnt: list[Candidates] = []
         name = self.scene.adversaries[0].name
-        kept = self.work.candidates(solver.name)
+        kept = self.work.candidates(entry.name)
+        solver = entry.attack
+        assert isinstance(solver, Solver)
 
         def attempt(own: Budget) -> Guess:
-            learnt.append(solver.learn(transcript, knowledge, own, self._rng(solver)))
-            self.work.keep_candidates(solver.name, learnt[0])  # before the cell: one without the other is done again
+            learnt.append(solver.learn(transcript, knowledge, own, self._rng(entry)))
+            self.work.keep_candidates(entry.name, learnt[0])  # before the cell: one without the other is done again
             return ranked(learnt[0], self.scene.transcript.size)
 
-        cell, reading = self._graded(solver, name, knowledge, attempt, self._in_group(learnt), kept is not None)
+        cell, reading = self._graded(entry, name, knowledge, attempt, self._in_group(learnt), kept is not None)
         return cell, reading, learnt[0] if learnt else kept
 
     def _in_group(self, learnt: list[Candidates]) -> Callable[[], float | None]:
@@ -172,50 +199,50 @@ class _Runner:
 
         return share
 
-    def cell(self, attack: Attack, adversary: Adversary, chain: Future[Chain]) -> tuple[AttackResult, Ids | None]:
+    def cell(self, entry: _Entry, adversary: Adversary, chain: Future[Chain]) -> tuple[AttackResult, Ids | None]:
         knowledge = adversary.knowledge
-        if "candidates" in attack.assumes | attack.helped_by:
+        if entry.takes_candidates:
             knowledge = replace(knowledge, candidates=chain.result()[1])
 
         def attempt(own: Budget) -> Guess:
-            return attack.run(self.scene.transcript, knowledge, own, self._rng(attack))
+            return entry.attack.run(self.scene.transcript, knowledge, own, self._rng(entry))
 
-        return self._graded(attack, adversary.name, knowledge, attempt, lambda: None)
+        return self._graded(entry, adversary.name, knowledge, attempt, lambda: None)
 
-    def _own(self, attack: Attack) -> Budget:
+    def _own(self, entry: _Entry) -> Budget:
         """What is left; a part of it for an attack that would use all there is, and for one that others wait for."""
-        left = max(GRACE if _waits(attack) else 1.0, self.budget.left())
-        seconds = CHAIN * left if _early(attack) else left
-        return Budget(max(left / 2, attack.needs) if attack.needs else seconds, stopped=self.stop.is_set)
+        left = max(GRACE if entry.waits else 1.0, self.budget.left())
+        seconds = CHAIN * left if entry.early else left
+        return Budget(max(left / 2, entry.min_seconds) if entry.min_seconds else seconds, stopped=self.stop.is_set)
 
-    def _rng(self, attack: Attack) -> np.random.Generator:
-        return np.random.default_rng([self.seed, *attack.name.encode()])
+    def _rng(self, entry: _Entry) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *entry.name.encode()])
 
     def _graded(
         self,
-        attack: Attack,
+        entry: _Entry,
         adversary: str,
         knowledge: Knowledge,
         attempt: Callable[[Budget], Guess],
         in_group: Callable[[], float | None],
         reusable: bool = True,
     ) -> tuple[AttackResult, Ids | None]:
-        name = f"{adversary}-{attack.name}".replace(" ", "_")
+        name = f"{adversary}-{entry.name}".replace(" ", "_")
         if reusable and (kept := self.work.cell(name)):
             self.progress(kept[0])
             return kept
         blank = AttackResult(
-            attack.name,
-            attack.title,
+            entry.name,
+            entry.attack.title,
             adversary,
             "not run",
-            of_outputs=attack.of_outputs,
-            costly=attack.needs > 0,
-            joint=_early(attack) or "candidates" in attack.assumes | attack.helped_by,
+            of_outputs=entry.attack.of_outputs,
+            costly=entry.min_seconds > 0,
+            joint=entry.early or entry.takes_candidates,
         )
         reading = None
         try:
-            cell, reading = self._tried(blank, attack, knowledge, attempt, in_group)
+            cell, reading = self._tried(blank, entry, knowledge, attempt, in_group)
         except MilkglassError as error:
             cell = replace(blank, state="failed", reason=error.message)
         except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results
@@ -228,18 +255,21 @@ class _Runner:
     def _tried(
         self,
         blank: AttackResult,
-        attack: Attack,
+        entry: _Entry,
         knowledge: Knowledge,
         attempt: Callable[[Budget], Guess],
         in_group: Callable[[], float | None],
     ) -> tuple[AttackResult, Ids | None]:
+        attack = entry.attack
         if reason := why_not(attack, self.scene.transcript, knowledge):
             return replace(blank, state="does not apply", reason=reason), None
-        if self.stop.is_set() or (self.budget.left() <= 0 and not _waits(attack)):
+        if self.stop.is_set() or (self.budget.left() <= 0 and not entry.waits):
             return replace(blank, reason="the budget was spent before its turn"), None
-        if attack.needs and self.budget.left() < attack.needs:
-            return replace(blank, reason=f"it needs {attack.needs:.0f} s, less is left: give a longer --budget"), None
-        started, own = time.monotonic(), self._own(attack)
+        if entry.min_seconds and self.budget.left() < entry.min_seconds:
+            return replace(
+                blank, reason=f"it needs {entry.min_seconds:.0f} s, less is left: give a longer --budget"
+            ), None
+        started, own = time.monotonic(), self._own(entry)
         guess = attempt(own)
         seconds = time.monotonic() - started
         truth, rng = self.scene.truth_about(attack.of_outputs), np.random.default_rng(self.seed)

@@ -109,7 +109,7 @@ def attacked(
     from milkglass.threat.attack import Budget
 
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # attacks run side by side
-    about = {**about, "attacks": [repr(kind()) for kind in ATTACKS.values()]}
+    about = {**about, "attacks": [repr(one) for one in ATTACKS.values()]}
     with bars(as_json) as stage:
         scene = staged(stage)
         work = ResumeStore.open(out / "work", about)  # a text that cannot be read leaves nothing behind

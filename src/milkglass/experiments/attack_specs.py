@@ -1,75 +1,43 @@
-"""The attacks of a recipe: names of the catalogue, or names of the recipe's own for attacks with other parameters.
+"""The attacks of a recipe: names of the catalogue, or the recipe's own names for attacks with other parameters.
 
-    attacks = ["knn+", "tfa"]                                       as they are
+    attacks = ["knn+", "tfa"]                                       with the catalogue's parameters
 
     [attacks]                                                       one more than once, under names
     "knn+" = {}
     "sda, K_A=3" = { attack = "sda", candidates = 3 }
 
-What this module does not know: whether a value makes sense. An attack that must not be given one says so itself.
+Figures, and the random draws of an attack, go by the recipe's name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 from milkglass.attacks.catalogue import EVERY
 from milkglass.errors import UsageError
 from milkglass.threat.attack import Attack
 
-Entries = list[str] | dict[str, dict[str, Any]]  # as they stand in the recipe
+Entries = list[str] | dict[str, dict[str, Any]]  # as the recipe has them
 
 
-def kinds(entries: Entries) -> dict[str, type[Attack]]:
-    """By name, in the recipe's order; each can be made without arguments. Raises UsageError."""
-    table: Mapping[str, Mapping[str, Any]] = (
-        entries if isinstance(entries, dict) else {name: {} for name in _once(entries)}
-    )
-    return {name: _named(name, dict(provided)) for name, provided in table.items()}
+def attacks_of(entries: Entries) -> dict[str, Attack]:
+    """By the recipe's name, in its order.
 
-
-def _once(names: Iterable[str]) -> list[str]:
-    listed = list(names)
-    twice = [name for name in listed if listed.count(name) > 1]
-    if twice:
+    Raises:
+        UsageError: a name that is listed twice, is unknown or cannot be a name, or a parameter that the attack refuses.
+    """
+    if isinstance(entries, list) and (twice := [name for name in entries if entries.count(name) > 1]):
         raise UsageError(f"{twice[0]} is listed twice", "give each a name of its own in a table [attacks]")
-    return listed
+    table = entries if isinstance(entries, dict) else {name: {} for name in entries}
+    return {name: _attack(name, parameters) for name, parameters in table.items()}
 
 
-def _named(name: str, provided: dict[str, Any]) -> type[Attack]:
-    """The attack under this name, made with these parameters where it is made with none."""
-    base = str(provided.pop("attack", name))
-    if base not in EVERY:
-        raise UsageError(f"there is no attack {base!r}", f"known: {', '.join(EVERY)}")
-    if name in EVERY and (name != base or provided):
-        raise UsageError(f"{name!r} is the name of an attack as it is", "give this one another name")
+def _attack(name: str, parameters: Mapping[str, Any]) -> Attack:
+    base = str(parameters.get("attack", name))
+    attack = EVERY.make(base, {key: value for key, value in parameters.items() if key != "attack"})
+    if name in EVERY and (name != base or attack != EVERY[base]):
+        raise UsageError(f"{name!r} is the name of an attack with its own parameters", "give this one another name")
     if not name or "/" in name:
-        raise UsageError(f"{name!r} cannot be a name", "give a name without /: results are kept in files under it")
-    kind = EVERY[base]
-    _require_parameters(name, kind, provided)
-
-    def init(self: Attack) -> None:
-        kind.__init__(self, **provided)
-
-    # `needs` is for audits, whose budget is the user's; a recipe says itself how long an attack may take
-    space = {"__init__": init, "__module__": "recipe", "__doc__": kind.__doc__, "name": name, "needs": 0.0}
-    created = cast(type[Attack], type(kind.__name__, (kind,), space))
-    created()  # an attack may refuse a value
-    return created
-
-
-def _require_parameters(name: str, kind: type[Attack], provided: Mapping[str, Any]) -> None:
-    known = {one.name: one.default for one in fields(kind) if one.init}  # type: ignore[arg-type]
-    for parameter, value in provided.items():
-        if parameter not in known:
-            raise UsageError(f"{name} has no parameter {parameter!r}", f"{kind.name} has: {', '.join(known) or 'none'}")
-        default = known[parameter]
-        if default is None or default is MISSING:
-            continue
-        fits = isinstance(value, type(default)) and isinstance(value, bool) == isinstance(default, bool)
-        if not fits and not (isinstance(default, float) and type(value) is int):
-            raise UsageError(
-                f"{name}: {parameter} is {value!r}, not a {type(default).__name__}", f"the default is {default!r}"
-            )
+        raise UsageError(f"{name!r} cannot be a name", "give a name without /: results are stored in files under it")
+    return attack

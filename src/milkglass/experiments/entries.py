@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from milkglass.errors import UsageError
 from milkglass.experiments.recipe_file import made_of
 from milkglass.experiments.value_types import kind_of, require_types
-from milkglass.hidden_states.catalogue import ENCODERS
+from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES
 from milkglass.sanitizers.catalogue import Method
 from milkglass.schemes.bands import Bands
 from milkglass.schemes.catalogue import SCHEMES, scheme_of_recipe
@@ -75,7 +75,7 @@ def require_defence(name: str, entry: Mapping[str, Any]) -> None:
     """An entry of [defences], without the tables that are laid over the recipe's. Raises UsageError."""
     provided = dict(entry)
     if "encoder" in provided:
-        _require_made(f"defences.{name}", ENCODERS, provided.pop("encoder"), provided)
+        _require_hidden_state_defence(f"defences.{name}", provided.pop("encoder"), provided)
     elif "sanitizer" in provided:
         created: dict[str, Any] = {"name": provided.pop("sanitizer"), **provided}
         if not isinstance(created.pop("words", ""), str):
@@ -107,12 +107,11 @@ def _require_scheme(name: str, parameters: Mapping[str, Any]) -> None:
     scheme_of_recipe(parameters)
 
 
-def _require_made(name: str, kinds: Mapping[str, Any], chosen: Any, provided: Mapping[str, Any]) -> None:
-    if not isinstance(chosen, str) or chosen not in kinds:
-        raise UsageError(f"{name}: there is no encoder {chosen!r}", f"known: {', '.join(kinds)}")
-    _require_known(name, kinds[chosen], provided)
-    require_types(kinds[chosen], provided)
-    kinds[chosen](**provided)
+def _require_hidden_state_defence(name: str, method: Any, provided: Mapping[str, Any]) -> None:
+    try:
+        HIDDEN_STATE_DEFENCES.make(method, provided)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error.message}", error.hint) from None
 
 
 def _require_known(name: str, kind: type, provided: Mapping[str, Any]) -> None:

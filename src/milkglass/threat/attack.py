@@ -61,9 +61,9 @@ class Attack(abc.ABC):
     paper: ClassVar[Paper]
     sees: ClassVar[frozenset[type[Observation]]]
     assumes: ClassVar[frozenset[str]]
-    needs: ClassVar[float] = 0.0  # seconds of budget with less of which it is not worth beginning
+    min_seconds: ClassVar[float] = 0.0  # seconds of budget with less of which it is not worth beginning
     of_outputs: ClassVar[bool] = False  # whether the guess is about what was generated, not about what was sent
-    helped_by: ClassVar[frozenset[str]] = frozenset()  # fields that it uses where they are there
+    uses: ClassVar[frozenset[str]] = frozenset()  # fields that it uses where they are there
 
     @abc.abstractmethod
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess: ...
@@ -114,7 +114,7 @@ def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str
     for name in sorted(attack.assumes):
         if getattr(knowledge, name) is None:
             return _SAID[name]
-    if knowledge.corpus is not None and "corpus" in attack.assumes | attack.helped_by:
+    if knowledge.corpus is not None and "corpus" in attack.assumes | attack.uses:
         ids = knowledge.corpus.ids
         size = knowledge.tokens(transcript.size)
         odd = ids[(ids < 0) | (ids >= size)]

@@ -144,12 +144,12 @@ class KnownWeight(Preprocessor):
     paper: ClassVar[Paper] = papers.ours("Layers that the server knows give their transformation away")
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
-    helped_by: ClassVar[frozenset[str]] = (KNNPlus.assumes | KNNPlus.helped_by) - assumes  # the default's
+    uses: ClassVar[frozenset[str]] = (KNNPlus.assumes | KNNPlus.uses) - assumes  # the default's
 
     def __post_init__(self) -> None:
         """What helps it is what the attack after it needs or is helped by, but for candidates: see `prepared`."""
-        uses = (self.then.assumes | self.then.helped_by) - self.assumes - {"candidates"}
-        object.__setattr__(self, "helped_by", uses)
+        uses = (self.then.assumes | self.then.uses) - self.assumes - {"candidates"}
+        object.__setattr__(self, "uses", uses)
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if reason := same_width(transcript, knowledge):

@@ -41,7 +41,7 @@ class FloatHolesRows(Inversion):
         "Rows of a table's gradient are tested, where the paper tests one number."
     )
     assumes: ClassVar[frozenset[str]] = frozenset({"step", "noise"})
-    helped_by: ClassVar[frozenset[str]] = frozenset({"lengths"})
+    uses: ClassVar[frozenset[str]] = frozenset({"lengths"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         for batch in batches(transcript, knowledge):

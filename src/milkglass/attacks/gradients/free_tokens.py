@@ -53,7 +53,7 @@ class FreeTokens(Inversion):
     paper: ClassVar[Paper] = papers.FEATURE_LEAKAGE.at("section 3").but(
         "Where the head is the table, the span of the rows of all other tokens is taken away first."
     )
-    helped_by: ClassVar[frozenset[str]] = frozenset({"lengths"})
+    uses: ClassVar[frozenset[str]] = frozenset({"lengths"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         assert knowledge.step is not None

@@ -59,8 +59,8 @@ class SeedSearch(Inversion):
     paper: ClassVar[Paper] = papers.MERSENNE_TWISTER.but(
         "Ours: the paper describes the generator, and says that it is not for secrets."
     )
-    helped_by: ClassVar[frozenset[str]] = frozenset({"lengths"})
-    needs: ClassVar[float] = 60.0
+    uses: ClassVar[frozenset[str]] = frozenset({"lengths"})
+    min_seconds: ClassVar[float] = 60.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         for batch in batches(transcript, knowledge):

@@ -53,7 +53,7 @@ class SurvivingEntries(Inversion):
     paper: ClassVar[Paper] = papers.ours(
         "tokens by the rows that are left, their order by a search on the entries that are left"
     )
-    helped_by: ClassVar[frozenset[str]] = frozenset({"lengths", "labels"})
+    uses: ClassVar[frozenset[str]] = frozenset({"lengths", "labels"})
 
     def __post_init__(self) -> None:
         for name in ("evaluations", "starts"):

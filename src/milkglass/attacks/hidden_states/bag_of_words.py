@@ -45,7 +45,7 @@ class BagOfWords(Attack):
     paper: ClassVar[Paper] = MLC.paper
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Activations})
     assumes: ClassVar[frozenset[str]] = frozenset({"corpus", "observe"})
-    needs: ClassVar[float] = 10.0
+    min_seconds: ClassVar[float] = 10.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         assert knowledge.corpus is not None

@@ -60,7 +60,7 @@ class ERAPlus(Solver):
     paper: ClassVar[Paper] = papers.OBFUSLM.but("ERA+ is ours.")
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Outputs})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "candidates"})
-    helped_by: ClassVar[frozenset[str]] = frozenset({"corpus", "pairs"})
+    uses: ClassVar[frozenset[str]] = frozenset({"corpus", "pairs"})
     of_outputs: ClassVar[bool] = True
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:

@@ -65,7 +65,7 @@ class FloatHoles(Attack):
     )
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Activations})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "noise"})
-    needs: ClassVar[float] = 20.0  # seconds for one text of MiniLM
+    min_seconds: ClassVar[float] = 20.0  # seconds for one text of MiniLM
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         assert knowledge.public_model is not None

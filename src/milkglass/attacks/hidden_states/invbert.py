@@ -79,7 +79,7 @@ class InvBert(Attack):
     )
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "simulate"})
-    needs: ClassVar[float] = 240.0
+    min_seconds: ClassVar[float] = 240.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         provided = self._given(transcript)

@@ -66,7 +66,7 @@ class MLC(Attack):
     )
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "simulate"})
-    needs: ClassVar[float] = 30.0
+    min_seconds: ClassVar[float] = 30.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         assert knowledge.corpus is not None

@@ -62,7 +62,7 @@ class NearestState(Attack):
     )
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Activations})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
-    helped_by: ClassVar[frozenset[str]] = frozenset({"corpus"})
+    uses: ClassVar[frozenset[str]] = frozenset({"corpus"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         assert knowledge.public_model is not None

@@ -91,7 +91,7 @@ class StateInversion(Attack):
     )
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Activations})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "observe"})
-    needs: ClassVar[float] = 30.0
+    min_seconds: ClassVar[float] = 30.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         assert knowledge.public_model is not None

@@ -48,7 +48,7 @@ class ShadowDecoding(Attack):
     )
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
     assumes: ClassVar[frozenset[str]] = frozenset({"candidates", "corpus"})
-    helped_by: ClassVar[frozenset[str]] = frozenset({"rehearse"})
+    uses: ClassVar[frozenset[str]] = frozenset({"rehearse"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         assert knowledge.corpus is not None

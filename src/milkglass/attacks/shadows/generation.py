@@ -58,7 +58,7 @@ class ShadowGeneration(Attack):
     )
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
     assumes: ClassVar[frozenset[str]] = frozenset({"corpus", "rehearse"})
-    helped_by: ClassVar[frozenset[str]] = frozenset({"candidates"})
+    uses: ClassVar[frozenset[str]] = frozenset({"candidates"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         assert knowledge.corpus is not None

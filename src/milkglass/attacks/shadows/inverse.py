@@ -49,7 +49,7 @@ class Rule(Attack):
 
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
     assumes: ClassVar[frozenset[str]] = frozenset({"candidates"})
-    helped_by: ClassVar[frozenset[str]] = frozenset({"public_model", "step"})
+    uses: ClassVar[frozenset[str]] = frozenset({"public_model", "step"})
     k: int
 
     @abc.abstractmethod

@@ -84,8 +84,8 @@ class LanguageModel(Solver):
     )
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "candidates"})
-    needs: ClassVar[float] = 150.0
-    helped_by: ClassVar[frozenset[str]] = frozenset({"pairs"})
+    min_seconds: ClassVar[float] = 150.0
+    uses: ClassVar[frozenset[str]] = frozenset({"pairs"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         public = knowledge.public_model

@@ -84,7 +84,7 @@ class SDA(Attack):
     )
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens})
     assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus"})
-    needs: ClassVar[float] = 240.0
+    min_seconds: ClassVar[float] = 240.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         assert knowledge.corpus is not None

@@ -69,7 +69,7 @@ def leakage(
 
     Raises UsageError for an unknown one, CorruptCheckpoint for a damaged update.
     """
-    selected = [GRADIENT_ATTACKS[name]() for name in require_names(names, texts.ghost)]
+    selected = [GRADIENT_ATTACKS[name] for name in require_names(names, texts.ghost)]
     behind = [texts.behind(one.seen) for one in recorded.rounds() if one.seen is not None]
     limit = longest(recorded.model, tokenizer)
     corpus, had = had_by_attackers(public, texts, behind, tokenizer, limit)

@@ -28,7 +28,7 @@ from milkglass.client.data.texts import encoded
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments import figures as result
-from milkglass.experiments.attack_specs import Entries, kinds
+from milkglass.experiments.attack_specs import Entries, attacks_of
 from milkglass.experiments.entries import require_variants
 from milkglass.experiments.recipe_file import made_of, settings
 from milkglass.experiments.runs import made, require_same_run, seeded_codec, seeded_key
@@ -74,7 +74,7 @@ class AttackRecipe:
         raw = {"published": {}, "asked": {}, "order": "random", **settings(path, quick)}
         raw.pop("kind", None)
         recipe = made_of(cls, raw)
-        kinds(recipe.attacks)  # before anything is run
+        attacks_of(recipe.attacks)  # before anything is run
         require_variants(recipe.variants)
         if not 1 <= recipe.rows <= MAX_ROWS:
             raise UsageError(f"rows is {recipe.rows:,}, 1 to {MAX_ROWS:,} are possible", "see the recipe")
@@ -92,7 +92,7 @@ def measure(recipe: AttackRecipe, data: Path, out: Path, progress: Log = no_log)
     shared = leaked(recipe)
     results: dict[str, float] = {}
     for name, parameters in recipe.variants.items():
-        progress(f"{name}: {len(private):,} private texts, {len(kinds(recipe.attacks))} attacks")
+        progress(f"{name}: {len(private):,} private texts, {len(recipe.attacks)} attacks")
         key = seeded_key(base, recipe.model, digest, recipe.seed, scheme_of_recipe(parameters))
         codec = seeded_codec(key, folder, "attacks")
         texts = encoded(codec, private)
@@ -144,12 +144,14 @@ def attacked(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress: Lo
     def cell_done(cell: AttackResult) -> None:
         progress(_line(cell))
 
+    attacks = attacks_of(recipe.attacks)
     if recipe.seconds is None:
-        return run(scene, kinds(recipe.attacks), work, Budget(), recipe.seed, threads=1, progress=cell_done)
-    ordered = sorted(kinds(recipe.attacks).items(), key=lambda one: not issubclass(one[1], Solver))  # for the others
+        return run(scene, attacks, work, Budget(), recipe.seed, threads=1, progress=cell_done, use_minimum=False)
+    ordered = sorted(attacks.items(), key=lambda one: not isinstance(one[1], Solver))  # for the others
     for count in range(1, len(ordered) + 1):
         budget = Budget(recipe.seconds)
-        done = run(scene, dict(islice(ordered, count)), work, budget, recipe.seed, threads=1, progress=cell_done)
+        part = dict(islice(ordered, count))
+        done = run(scene, part, work, budget, recipe.seed, threads=1, progress=cell_done, use_minimum=False)
         _require_ended(done.cells)
     return done
 
@@ -214,7 +216,7 @@ def _about(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dict[
         "recipe": recipe.name, "seed": recipe.seed, "rows": recipe.rows, "order": recipe.order, "base": digest,
         "scheme": dict(recipe.variants[variant]), "data": sums,
         "public": {who: list(names) for who, names in recipe.public.items()},
-        "attacks": {one: repr(kind()) for one, kind in kinds(recipe.attacks).items()},
+        "attacks": {name: repr(one) for name, one in attacks_of(recipe.attacks).items()},
     }  # fmt: skip
 
 
@@ -248,7 +250,7 @@ def _unleaked(scene: Scene, done: AuditRun, shared: Mapping[str, Ids], variant: 
 
 def _curve(recipe: AttackRecipe, scene: Scene, done: AuditRun, variant: str) -> dict[str, float]:
     best = strongest(done.cells)
-    points = key_budget(scene, kinds(recipe.attacks), done, best, Budget(), recipe.seed)
+    points = key_budget(scene, attacks_of(recipe.attacks), done, best, Budget(), recipe.seed)
     return {
         f"{name}, {point.adversary}, {variant}, after {point.tokens}": 100 * value
         for point in points

@@ -25,11 +25,12 @@ from milkglass.audit.resume import ResumeStore, private_folder
 from milkglass.audit.run import run
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.data.texts import PrivateTexts
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.client.key.keystream import hashed_permutation, permutation
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs, figures
-from milkglass.experiments.attack_specs import Entries, kinds
+from milkglass.experiments.attack_specs import Entries, attacks_of
 from milkglass.experiments.entries import require_names, require_variants
 from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import Labels, LSTMTraining
@@ -79,7 +80,7 @@ class BiLSTMRecipe:
         raw = {"published": {}, "asked": {}, "training": {}, **settings(path, quick)}
         raw.pop("kind", None)
         recipe = made_of(cls, {**raw, "training": made_of(LSTMTraining, table_of(raw, "training"))})
-        kinds(recipe.attacks)  # before anything is trained
+        attacks_of(recipe.attacks)  # before anything is trained
         if {"texts"} - recipe.evaluation.keys():
             raise UsageError("evaluation has no texts", "say how many training texts the attacks are graded on")
         if {} not in [dict(one) for one in recipe.variants.values()]:
@@ -161,7 +162,7 @@ def seeded_key(table: WordTable, root: str, scheme: Scheme | None) -> Key:
     """A key that anybody can make again from `root`; without a scheme the identity. No secret at all."""
     digest = "sha256:" + hashlib.sha256(table.rows.numpy().tobytes() + "\n".join(table.words).encode()).hexdigest()
     order = hashed_permutation if scheme and scheme.hashed else permutation
-    key = Key.new(digest, len(table), (), {}, order, hashlib.sha256(root.encode()).digest())
+    key = Key.new(digest, len(table), (), KeyInfo({}), order, hashlib.sha256(root.encode()).digest())
     return key if scheme else replace(key, sigma=np.arange(len(table), dtype=np.int32))
 
 
@@ -202,7 +203,7 @@ def _trained(
 
 def _attacked(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> dict[str, float]:
     work = ResumeStore.open(out / name / "attacks", {**_about(recipe), "variant": name, "base": key.model_digest})
-    done = run(scene, kinds(recipe.attacks), work, Budget(), recipe.seed, threads=1)
+    done = run(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, threads=1, use_minimum=False)
     result: dict[str, float] = {}
     for cell in done.cells:
         if cell.state not in ("done", "does not apply"):

@@ -32,14 +32,14 @@ from milkglass.defences.catalogue import defence_of
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments import figures as result
-from milkglass.experiments.attack_specs import Entries, kinds
+from milkglass.experiments.attack_specs import Entries, attacks_of
 from milkglass.experiments.entries import hyperparameters, require_data, require_defence
 from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, trained
 from milkglass.experiments.recipe_file import made_of, settings, table_of
 from milkglass.experiments.runs import made, require_same_run
-from milkglass.hidden_states.defence import EncoderDefence
-from milkglass.hidden_states.training import HalvesTraining
+from milkglass.hidden_states.defence import HiddenStateDefence
+from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.progress import Log, no_log
@@ -75,7 +75,7 @@ class Comparison:
         raw = {**empty, **none, "seeds": [1], **settings(path, quick)}
         raw.pop("kind", None)
         recipe = made_of(cls, raw)
-        kinds(recipe.attacks)  # before anything is run
+        attacks_of(recipe.attacks)  # before anything is run
         for name, defence in recipe.defences.items():
             recipe.attacked_of(defence)
             recipe.settings_of(defence, {"num_labels": 2})
@@ -143,7 +143,7 @@ def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_training(defence: Defence, chosen: Hyperparameters) -> Defence:
     """An encoder is trained where it is split, with the same settings; the others are by a server."""
-    if not isinstance(defence, EncoderDefence):
+    if not isinstance(defence, HiddenStateDefence):
         return defence
     how = HalvesTraining(
         chosen.learning_rate, chosen.batch_size, math.ceil(chosen.n_epochs), chosen.max_steps, chosen.max_length,

@@ -34,7 +34,7 @@ from milkglass.audit.resume import private_folder
 from milkglass.audit.updates.grade import measured, truth_of
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.attack_specs import Entries, kinds
+from milkglass.experiments.attack_specs import Entries, attacks_of
 from milkglass.experiments.cache import ArtifactCache
 from milkglass.experiments.partial_results import PartialResults
 from milkglass.experiments.procedures.private_rows import (
@@ -107,7 +107,7 @@ class GradientRecipe:
         raw.pop("kind", None)
         recipe = made_of(cls, raw)
         made_of(GradientTexts, recipe.texts)  # before anything is run
-        kinds(recipe.attacks)
+        attacks_of(recipe.attacks)
         for name, entry in recipe.defences.items():
             DefenceSpec.of(name, entry)
         return recipe
@@ -142,9 +142,8 @@ def measure(
             knowledge = replace(knowledge, candidates=inverse(found_by.ids, found_by.starts), rehearse=rehearse)
         batches = np.full(len(sent) // expected.batch, expected.batch, np.int64)
         truth = truth_of(private.ids, sent, public, tokenizer, len(step.table), batches)
-        for called, kind in kinds(recipe.attacks).items():
-            attack = kind()
-            transcript = shadows if Tokens in kind.sees else seen
+        for called, attack in attacks_of(recipe.attacks).items():
+            transcript = shadows if Tokens in attack.sees else seen
             if reason := why_not(attack, transcript, knowledge):
                 progress(f"{name}: {called} does not apply: {reason}")
                 continue

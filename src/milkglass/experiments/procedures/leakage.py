@@ -23,7 +23,7 @@ from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import run
 from milkglass.audit.scene import Scene
 from milkglass.errors import UsageError
-from milkglass.experiments.attack_specs import Entries, kinds
+from milkglass.experiments.attack_specs import Entries, attacks_of
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
@@ -63,14 +63,15 @@ def leakage(
     private = problem.train.texts[: attacked.rows]
     public = apart(problem.others.texts[: attacked.public], private)
     scene = scene_of(base, cell.client, cell.server, private, {WHO: public} if public else {})
-    work = ResumeStore.open(folder, {**about, "attacks": {name: repr(one()) for name, one in kinds(attacks).items()}})
+    made = attacks_of(attacks)
+    work = ResumeStore.open(folder, {**about, "attacks": {name: repr(one) for name, one in made.items()}})
     budget = Budget() if attacked.seconds is None else Budget(attacked.seconds)
 
     def told(one: AttackResult) -> None:
         top = f", {one.measures['tokens top-1']} of the tokens" if "tokens top-1" in one.measures else ""
         progress(f"{one.attack} ({one.adversary}): {one.state}{top}")
 
-    done = run(scene, kinds(attacks), work, budget, 1, threads=1, progress=told)
+    done = run(scene, made, work, budget, 1, threads=1, progress=told, use_minimum=False)
     return {**_figures(done.cells), "texts, attacker": float(len(public)), **_ceiling(scene)}
 
 

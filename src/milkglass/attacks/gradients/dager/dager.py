@@ -61,7 +61,7 @@ class DAGER(Inversion):
         "up to 10 million times.",
         "The tolerance of the first layer is 1e-4 and not 1e-5, which single precision does not always keep.",
     )
-    helped_by: ClassVar[frozenset[str]] = frozenset({"lengths"})
+    uses: ClassVar[frozenset[str]] = frozenset({"lengths"})
 
     def __post_init__(self) -> None:
         for name in ("first", "second", "adapters", "most", "combinations", "starts"):

@@ -122,7 +122,7 @@ class Optimising(Inversion):
     last: int | None = None
 
     assumes: ClassVar[frozenset[str]] = frozenset({"step", "lengths"})
-    helped_by: ClassVar[frozenset[str]] = frozenset({"corpus"})
+    uses: ClassVar[frozenset[str]] = frozenset({"corpus"})
 
     @abc.abstractmethod
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:

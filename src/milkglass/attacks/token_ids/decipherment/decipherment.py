@@ -90,7 +90,7 @@ class Decipherment(Solver):
     )
     sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
     assumes: ClassVar[frozenset[str]] = frozenset({"corpus"})
-    helped_by: ClassVar[frozenset[str]] = frozenset({"candidates", "public_model", "pairs"})
+    uses: ClassVar[frozenset[str]] = frozenset({"candidates", "public_model", "pairs"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if knowledge.shared:
