@@ -44,7 +44,7 @@ class Owner:
 
     @property
     def about(self) -> dict[str, Any]:
-        return dict(read_key(self.path, PASSPHRASE).about)
+        return dict(read_key(self.path, PASSPHRASE).info.document)
 
 
 def call(*words: Any, stdin: str | None = None, passphrase: str | None = PASSPHRASE) -> Result:
@@ -66,5 +66,5 @@ def refused(result: Result, code: int, message: str) -> None:
 
 def has_model_of(stub: Stub, owner: Owner, **more: Any) -> None:
     """The stub tells that every model that is asked for was scrambled with the owner's key."""
-    kind = owner.key.about["kind"]
+    kind = owner.key.info.document["kind"]
     stub.described = {"kind": kind, "vocab_size": tiny.VOCAB, "key_id": owner.key.identifier, **more}

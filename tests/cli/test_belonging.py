@@ -41,7 +41,7 @@ def sent(stub: Stub) -> list[str]:
 def commands(owner: Owner, tickets: Path, talks: Path) -> Iterator[tuple[tuple[Any, ...], str | None]]:
     """Every command that takes a key and the name of a server's model."""
     key = ("--key", owner.path)
-    if owner.key.about["kind"] == "encoder":
+    if owner.key.info.document["kind"] == "encoder":
         yield ("classify", "mine", "the nurse", *key), None
         yield ("finetune", "mine", tickets, *key), None
     else:
@@ -56,7 +56,7 @@ def test_another_key_of_the_same_model_is_refused(
 ) -> None:
     for owner in (encoder, decoder):
         before = owner.about
-        stub.described = {"kind": owner.key.about["kind"], "vocab_size": 300, "key_id": "0" * 32}
+        stub.described = {"kind": owner.key.info.document["kind"], "vocab_size": 300, "key_id": "0" * 32}
         for words, stdin in commands(owner, tickets, talks):
             result = call(*words, stdin=stdin)
             refused(result, 4, "mine was scrambled with another key than this one, so nothing was sent")
@@ -70,10 +70,12 @@ def test_a_key_of_another_model_is_refused_though_the_model_names_no_key(
 ) -> None:
     for owner, other in ((encoder, "decoder"), (decoder, "encoder")):
         for words, stdin in commands(owner, tickets, talks):
-            stub.described = {"kind": owner.key.about["kind"], "vocab_size": 301}
+            stub.described = {"kind": owner.key.info.document["kind"], "vocab_size": 301}
             refused(call(*words, stdin=stdin), 4, "mine has 301 tokens, this key is for a model of 300")
             stub.described = {"kind": other, "vocab_size": 300}
-            refused(call(*words, stdin=stdin), 4, f"mine is not an {owner.key.about['kind']}".replace("an d", "a d"))
+            refused(
+                call(*words, stdin=stdin), 4, f"mine is not an {owner.key.info.document['kind']}".replace("an d", "a d")
+            )
     assert not sent(stub)
 
 

@@ -20,6 +20,7 @@ import pytest
 import milkglass.cli.ui.terminal as terminal
 from milkglass.cli.ui.options import UnlockedKey
 from milkglass.client.key.file import read_key, write_key
+from milkglass.client.key.info import KeyInfo
 from milkglass.models.checkpoint import Checkpoint
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SECRET, SMALL, Owner, call, document, has_model_of, refused
@@ -491,8 +492,8 @@ def test_a_failed_job_is_an_error(stub: Stub, encoder: Owner, tickets: Path) -> 
 # --- inference --------------------------------------------------------------------------------------------------------
 def test_classify_says_names(stub: Stub, encoder: Owner) -> None:
     labels = {"billing": 0, "urgent": 1}
-    about = {**encoder.key.about, "labels": {"x": 0, "y": 1}, "fine_tunes": {"ftjob-77aa": labels}}
-    write_key(encoder.path, replace(encoder.key, about=about), PASSPHRASE, scrypt_n=2, replace=True)
+    about = {**encoder.key.info.document, "labels": {"x": 0, "y": 1}, "fine_tunes": {"ftjob-77aa": labels}}
+    write_key(encoder.path, replace(encoder.key, info=KeyInfo(about)), PASSPHRASE, scrypt_n=2, replace=True)
 
     def answer(handler: Handler) -> None:
         rows = json.loads(handler.body)["input"]
@@ -551,8 +552,8 @@ def test_classify_reads_lines_as_encode_does(stub: Stub, encoder: Owner, tmp_pat
 
 
 def test_names_that_do_not_fit_are_not_said(stub: Stub, encoder: Owner) -> None:
-    about = {**encoder.key.about, "fine_tunes": {"ftjob-77aa": {"billing": 0, "urgent": 1}}}
-    write_key(encoder.path, replace(encoder.key, about=about), PASSPHRASE, scrypt_n=2, replace=True)
+    about = {**encoder.key.info.document, "fine_tunes": {"ftjob-77aa": {"billing": 0, "urgent": 1}}}
+    write_key(encoder.path, replace(encoder.key, info=KeyInfo(about)), PASSPHRASE, scrypt_n=2, replace=True)
     rows = [{"index": 0, "label": "LABEL_2", "probs": [0.1, 0.1, 0.8]}]
     stub.replies["POST /classify"] = lambda h: h.answer(200, {"data": rows})
     result = call("classify", "ft-77aa", "the nurse", "--key", encoder.path)

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from milkglass.client.data.label_scale import Scale
 from milkglass.client.key.file import write_key
+from milkglass.client.key.info import KeyInfo
+from milkglass.client.label_scale import Scale
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SECRET, Owner, call, document, has_model_of, refused
 from tests.cli.test_commands import job_server
@@ -48,7 +49,7 @@ def test_scores_cross_standardised_and_the_scale_stays(stub: Stub, encoder: Owne
 
 def knows(encoder: Owner, **more: Any) -> None:
     """The key file, with this beside what it has."""
-    key = replace(encoder.key, about={**encoder.key.about, **more})
+    key = replace(encoder.key, info=KeyInfo({**encoder.key.info.document, **more}))
     write_key(encoder.path, key, PASSPHRASE, scrypt_n=2, replace=True)
 
 

@@ -61,7 +61,7 @@ def test_next_lines_work_as_they_are(stub: Stub, encoder: Owner, secrets: tuple[
     assert pasted(last) == ["classify", "ft-77aa", "TEXT", "--key", str(key), *phrase, *secrets]
     row = {"index": 0, "label": "LABEL_1", "probs": [0.25, 0.75]}
     stub.replies["POST /classify"] = lambda h: h.answer(200, {"data": [row]})
-    numbers = read_key(key, PASSPHRASE).about["labels"]  # drawn at random
+    numbers = read_key(key, PASSPHRASE).info.document["labels"]  # drawn at random
     name = next(name for name, number in numbers.items() if number == 1)
     assert call(*pasted(last), passphrase=None).stdout == f"{name}\t0.750\n"
 

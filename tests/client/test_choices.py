@@ -11,6 +11,7 @@ from scipy.stats import chisquare
 from milkglass.client.codec.aliases import AliasChoices
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.generate import new_key, reserved_ids
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, ModelError
 from milkglass.models.checkpoint import Checkpoint
@@ -107,6 +108,6 @@ def test_ids_of_clusters_are_not_read_back(base: Checkpoint) -> None:
 
 def test_a_token_that_is_special_to_the_tokenizer_alone_is_refused(base: Checkpoint) -> None:
     key = new_key(base, "x", ObfusLM(4, 0.1, 0.9, aliases=2), base.digest(), bytes(range(32)))
-    about = {**key.about, "slots": {"copies": 2, "single": key.about["slots"]["single"][1:] + [50]}}
+    about = {**key.info.document, "slots": {"copies": 2, "single": key.info.document["slots"]["single"][1:] + [50]}}
     with pytest.raises(ModelError, match="1 special tokens have several ids"):
-        Codec.open(Key(key.root, key.model_digest, key.sigma, about), Path(base.folder))
+        Codec.open(Key(key.root, key.model_digest, key.sigma, KeyInfo(about)), Path(base.folder))

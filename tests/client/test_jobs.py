@@ -50,7 +50,7 @@ def test_the_name_makes_the_key_and_nothing_else_does(base: Checkpoint, parent: 
     assert len({parent.identifier, one.identifier, other.identifier}) == 3
     for a, b in ((one, parent), (one, other)):
         assert (a.sigma == b.sigma).mean() < 0.05
-    assert one.about["job"] == {"name": "march", "parent": parent.identifier, "clusters": "kept"}
+    assert one.info.document["job"] == {"name": "march", "parent": parent.identifier, "clusters": "kept"}
 
 
 def test_clusters_are_kept_and_noise_is_drawn_anew(base: Checkpoint, parent: Key) -> None:

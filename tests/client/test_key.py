@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from milkglass.client.key.file import MAX_FILE, read_key, require_key_file, seal, unseal, write_key
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.client.key.keystream import permutation
 from milkglass.errors import (
@@ -28,8 +29,9 @@ from milkglass.errors import (
     WrongPassphrase,
 )
 from milkglass.noise.stream import Stream, subkey
+from milkglass.schemes.clustering import embed_cluster
 from milkglass.schemes.mixture import Mixture
-from milkglass.schemes.obfuslm import embed_cluster, weight_synth
+from milkglass.schemes.weight_synth import weight_synth
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import key as literal  # noqa: E402
@@ -59,7 +61,7 @@ def test_derivations_have_known_answers() -> None:
     root, digest = bytes.fromhex(known["root"]), known["model_digest"]
     for label, expected in known["subkeys"].items():
         assert subkey(root, digest, label).hex() == expected
-    assert Key(root, digest, np.arange(3, dtype=np.int32), {}).identifier == known["identifier"]
+    assert Key(root, digest, np.arange(3, dtype=np.int32), KeyInfo({})).identifier == known["identifier"]
     key = bytes.fromhex(known["subkeys"]["permutation"])
     assert Stream(key).words(20).tolist() == known["words"]
     assert permutation(key, 12).tolist() == known["permutation_12"]
@@ -93,7 +95,7 @@ def test_key_files_have_known_answers(name: str) -> None:
     key = unseal(data, known["passphrase"])
     assert key.root.hex() == expected["root"]
     assert key.sigma.tolist() == expected["sigma"]
-    assert (key.model_digest, dict(key.about)) == (expected["model_digest"], expected["about"])
+    assert (key.model_digest, dict(key.info.document)) == (expected["model_digest"], expected["about"])
 
 
 def test_what_is_sealed_here_opens_by_the_specification() -> None:
@@ -103,7 +105,7 @@ def test_what_is_sealed_here_opens_by_the_specification() -> None:
         "root": made.root.hex(),
         "sigma": made.sigma.tolist(),
         "model_digest": made.model_digest,
-        "about": dict(made.about),
+        "about": dict(made.info.document),
     }
 
 
@@ -185,7 +187,11 @@ def test_round_trip_on_disk(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in path.parent.iterdir()] == ["my.mgkey"]
     again = read_key(path, STRONG)
-    assert (again.root, again.model_digest, dict(again.about)) == (key.root, key.model_digest, dict(key.about))
+    assert (again.root, again.model_digest, dict(again.info.document)) == (
+        key.root,
+        key.model_digest,
+        dict(key.info.document),
+    )
     assert np.array_equal(again.sigma, key.sigma)
 
 

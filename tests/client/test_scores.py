@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import read_examples, summarise
-from milkglass.client.data.label_scale import Scale
 from milkglass.client.data.parquet import write_parquet
 from milkglass.client.key.generate import tokenizer_digest
 from milkglass.client.key.key import Key
+from milkglass.client.label_scale import Scale
 from milkglass.errors import CodecError
 from tests import tiny
 

@@ -17,6 +17,7 @@ import aliases as literal  # noqa: E402
 from milkglass.client.codec.aliases import AliasChoices  # noqa: E402
 from milkglass.client.codec.codec import Codec  # noqa: E402
 from milkglass.client.key.generate import new_key, visited  # noqa: E402
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key, unpacked_groups  # noqa: E402
 from milkglass.client.key.keystream import permutation  # noqa: E402
 from milkglass.client.obfuscate.scramble import mix, replacements, scramble  # noqa: E402
@@ -27,8 +28,9 @@ from milkglass.models.staging import assemble  # noqa: E402
 from milkglass.noise.stream import Stream, subkey  # noqa: E402
 from milkglass.schemes.aliases import Aliased, Slots  # noqa: E402
 from milkglass.schemes.mixture import Mixture  # noqa: E402
-from milkglass.schemes.obfuslm import ObfusLM, noise_labels, weight_synth  # noqa: E402
+from milkglass.schemes.obfuslm import ObfusLM, noise_labels  # noqa: E402
 from milkglass.schemes.obfuslm_plus import Plus  # noqa: E402
+from milkglass.schemes.weight_synth import weight_synth  # noqa: E402
 from tests import tiny  # noqa: E402
 
 VECTOR = json.loads((Path(__file__).parents[2] / "vectors" / "key-aliases.json").read_text("utf-8"))
@@ -56,7 +58,7 @@ def test_the_lowest_id_of_a_cluster_is_its_seed_no_more_than_any_other(bert: Che
     key = made(bert, ObfusLM(4, 0.1, 0.9))
     assert visited(key).tolist() != np.argsort(key.sigma).tolist()
     assert sorted(visited(key).tolist()) == list(range(len(key.sigma)))
-    old = replace(key, about={name: value for name, value in key.about.items() if name != "order"})
+    old = replace(key, info=KeyInfo({name: value for name, value in key.info.document.items() if name != "order"}))
     assert visited(old).tolist() == np.argsort(key.sigma).tolist()
 
 
@@ -103,7 +105,7 @@ def test_a_scrambled_table_is_the_literal_programs(bert: Checkpoint) -> None:
     clusters = scheme_of(key).groups(plain, visited(key), special, lambda done: None)
     count = sum(len(one) ** 2 for one in clusters)
     noises = [key.stream(label).laplace(count) for label in noise_labels(3)]
-    single = set(key.about["slots"]["single"])
+    single = set(key.info.document["slots"]["single"])
     listed = [one.tolist() for one in clusters]
     expected = literal.scrambled(plain.double().numpy(), listed, 0.1, noises, single, key.sigma.tolist())
     np.testing.assert_allclose(table_of(bert, key).numpy(), expected, atol=1e-5)
@@ -219,7 +221,7 @@ def test_bands_hold_for_aliases_too(bert: Checkpoint) -> None:
 
 # --- off by default, refusals -----------------------------------------------------------------------------------------
 def test_options_that_are_off_are_not_in_the_key(bert: Checkpoint) -> None:
-    about = made(bert, ObfusLM(4, 0.1, 0.9)).about
+    about = made(bert, ObfusLM(4, 0.1, 0.9)).info.document
     assert set(about) == {"model", "kind", "tokenizer_sha256", "scheme", "labels", "order"}
     assert set(about["scheme"]) == {"name", "k", "epsilon", "beta", "leftover", "cluster_special"}
 
@@ -264,6 +266,6 @@ def test_a_config_that_names_an_ordinary_token_is_refused(tmp_path: Path) -> Non
 
 def test_packed_groups_come_back(bert: Checkpoint) -> None:
     key = made(bert, ObfusLM(4, 0.1, 0.9, rows="shared"))
-    again = unpacked_groups(key.about["groups"])
+    again = unpacked_groups(key.info.document["groups"])
     assert key.groups is not None
     assert [one.tolist() for one in again] == [sorted(one.tolist()) for one in key.groups]

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from milkglass.client.key.generate import new_key, scheme_of
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.client.key.keystream import permutation
 from milkglass.client.obfuscate.scramble import replacements, scramble
@@ -84,7 +85,9 @@ def test_half_precision_is_verified_too(tmp_path: Path) -> None:
 def test_every_tensor_is_what_equation_2_says(form: Form, tmp_path: Path) -> None:
     base, key = key_for(tiny.save("llama-untied", tmp_path / "base"), replace(PLUS, form=form, leftover="paper"))
     found = replacements(base, of(base), key, no_stage)
-    plain = replacements(base, of(base), replace(key, about={**key.about, "scheme": bare(key)}), no_stage)
+    plain = replacements(
+        base, of(base), replace(key, info=KeyInfo({**key.info.document, "scheme": bare(key)})), no_stage
+    )
     table = plain.rows["model.embed_tokens.weight"].rows(0, tiny.VOCAB).numpy()
 
     def drawn(label: str) -> np.ndarray:
@@ -102,7 +105,7 @@ def test_every_tensor_is_what_equation_2_says(form: Form, tmp_path: Path) -> Non
 
 
 def bare(key: Key) -> dict[str, object]:
-    return {name: value for name, value in key.about["scheme"].items() if name != "plus"}
+    return {name: value for name, value in key.info.document["scheme"].items() if name != "plus"}
 
 
 def test_exact_keeps_what_is_read_and_written() -> None:
@@ -169,6 +172,6 @@ def test_parameters_that_cannot_be(tmp_path: Path) -> None:
 
 def test_a_key_remembers_it(tmp_path: Path) -> None:
     base, key = key_for(tiny.save("llama-tied", tmp_path / "base"), PLUS)
-    assert key.about["scheme"]["name"] == "obfuslm+"
+    assert key.info.document["scheme"]["name"] == "obfuslm+"
     assert scheme_of(key) == ObfusLM(4, 1.0, 0.9, plus=PLUS)
-    assert "plus" not in new_key(base, "x", ObfusLM(4, 1.0, 0.9), key.model_digest).about["scheme"]
+    assert "plus" not in new_key(base, "x", ObfusLM(4, 1.0, 0.9), key.model_digest).info.document["scheme"]

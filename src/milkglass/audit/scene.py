@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import PrivateTexts, pieces, read, unmarked
-from milkglass.client.key.generate import new_key, scheme_of, shown
+from milkglass.client.key.generate import new_key, scheme_of
 from milkglass.client.key.key import Key
 from milkglass.client.layout import KEY_ID
 from milkglass.client.obfuscate.scramble import replacements, scrambled_configs
@@ -213,7 +213,7 @@ def assemble(
     if seen is not None and seen.all(Tokens):
         private = unmarked(codec, transcript.tokens)
     content = content_tokens(_common([private.original, *public.values()], size), pieces(codec, size))
-    simulate = _simulate(base, str(key.about["model"]), scheme, key.model_digest)
+    simulate = _simulate(base, key.info.model, scheme, key.model_digest)
     public_model = Model.open(base.folder)
     bare = Knowledge(public_model=public_model, simulate=simulate, aliases=scheme.copies, shared=scheme.shares)
     attackers = [Adversary("model only", "has the public model and no text", bare)]
@@ -237,8 +237,8 @@ def assemble(
         tuple(attackers),
         private,
         promise,
-        shown(key),
-        str(key.about["model"]),
+        key.info.public_scheme,
+        key.info.model,
         content,
         scheme.broken,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_codec, open_key, require_file
+from milkglass.cli.ui.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_key, require_file
 from milkglass.cli.ui.terminal import bars, emit, note, table
 from milkglass.errors import UsageError
 from milkglass.progress import Stage
@@ -60,11 +60,12 @@ def audit(
 
     from milkglass.audit.scene import build
     from milkglass.client.key import usage
+    from milkglass.client.session import codec_of
     from milkglass.models.resolve import resolve
     from milkglass.threat import transcript_file
 
-    codec = open_codec(opened.key, model)
-    folder = resolve(model or str(opened.key.about["model"]))
+    codec = codec_of(opened, model)
+    folder = resolve(model or opened.key.info.model)
     seen = None if server_transcript is None else transcript_file.load(server_transcript)
     about = {
         "key": opened.key.identifier,
@@ -106,10 +107,11 @@ def attacked(
     from milkglass.audit.audit import write
     from milkglass.audit.resume import ResumeStore
     from milkglass.audit.run import planned
+    from milkglass.signature import signature
     from milkglass.threat.attack import Budget
 
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # attacks run side by side
-    about = {**about, "attacks": [repr(one) for one in ATTACKS.values()]}
+    about = {**about, "attacks": [signature(one) for one in ATTACKS.values()]}
     with bars(as_json) as stage:
         scene = staged(stage)
         work = ResumeStore.open(out / "work", about)  # a text that cannot be read leaves nothing behind

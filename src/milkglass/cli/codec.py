@@ -20,19 +20,16 @@ from milkglass.cli.ui.options import (
     KeyFile,
     ModelRef,
     PassphraseFile,
-    UnlockedKey,
-    open_codec,
     open_key,
     require_file,
-    spend,
 )
 from milkglass.cli.ui.terminal import bars, emit, json_text, note, shown
 from milkglass.cli.ui.text_input import InputRow, arguments, line_name, named, pairs_of, require_no_messages, row_of
-from milkglass.cli.ui.training_rows import checked, labels_of, remembered, scale_of, write_rows
 from milkglass.errors import CodecError, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec, Encoded
+    from milkglass.client.key.unlocked import UnlockedKey
 
 BATCH = 1000
 In = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")]
@@ -84,9 +81,11 @@ def encode(
         raise UsageError("texts and --in were both given", "give one of them")
     if pair and (chat or not text or len(pair) != len(text)):
         raise UsageError("--pair needs as many texts as pairs, and no --chat", "give --pair once for each text")
-    opened = open_key(key, passphrase_file)
-    codec = open_codec(opened.key, model)
-    count, tokens = 0, 0
+    from milkglass.client.session import codec_of, count
+
+    unlocked = open_key(key, passphrase_file)
+    codec = codec_of(unlocked, model)
+    texts, tokens = 0, 0
     with _reading(source) as lines, _writing(out) as sink:
         read = (row_of(line_name(number, source), line) for number, line in enumerate(lines, 1))
         rows = arguments(text, pair) if text else read
@@ -94,14 +93,14 @@ def encode(
         for batch in _batches(rows):
             encoded = _conversations if chat else _plainly
             for document in encoded(codec, batch, max_length, truncate):
-                count, tokens = count + 1, tokens + len(document["ids"])
+                texts, tokens = texts + 1, tokens + len(document["ids"])
                 if as_json:
                     documents.append(document)
                 else:
                     sink.write(json.dumps(document["ids"]) + "\n")
         if as_json:
             sink.write(json.dumps({"encoded": documents}) + "\n")
-    spend(opened, count, tokens)
+    count(unlocked, texts, tokens, note)
 
 
 def decode(
@@ -119,7 +118,9 @@ def decode(
     """Scrambled ids to text: a line for each list, or with --json one document."""
     if ids and source:
         raise UsageError("ids and --in were both given", "give one of them")
-    codec = open_codec(open_key(key, passphrase_file).key, model)
+    from milkglass.client.session import codec_of
+
+    codec = codec_of(open_key(key, passphrase_file), model)
     with _reading(source) as lines, _writing(out) as sink:
         read = ((line_name(number, source), line) for number, line in enumerate(lines, 1))
         lists = _lists(ids) if ids else (_ids(name, line) for name, line in read if line.strip())
@@ -140,15 +141,18 @@ def _is_table(out: Path | None) -> bool:
 
 
 def _training_rows(
-    opened: UnlockedKey, source: Path, out: Path, task: str | None, max_length: int, model: str | None, as_json: bool
+    unlocked: UnlockedKey, source: Path, out: Path, task: str | None, max_length: int, model: str | None, as_json: bool
 ) -> None:
-    codec = open_codec(opened.key, model)
+    from milkglass.client.data.training_rows import checked, numbers_of
+    from milkglass.client.session import codec_of, write_rows
+
+    codec = codec_of(unlocked, model)
     train = checked(source, task)
-    labels, scale = labels_of(opened, train), scale_of(opened, train)
-    opened = remembered(opened, labels, scale)
+    numbers = numbers_of(unlocked.key, train)
+    unlocked = unlocked.remember(numbers)
+    length = min(max_length, codec.limit)
     with bars(as_json) as stage:
-        numbers = labels if scale is None else scale
-        written = write_rows(opened, codec, source, out, train, numbers, min(max_length, codec.limit), stage)
+        written = write_rows(unlocked, codec, source, out, train.rows, numbers, length, stage, note)
     info = {"file": str(out), "task": train.task, "rows": written.rows, "tokens": written.tokens, "cut": written.cut}
     emit(as_json, info, f"wrote {out}: {written.rows:,} rows, {written.tokens:,} tokens; `milkglass upload` sends it")
 

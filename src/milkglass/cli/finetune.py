@@ -6,10 +6,8 @@ What this module does not know: how training is done. Label names and the scale 
 from __future__ import annotations
 
 import re
-import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -24,22 +22,15 @@ from milkglass.cli.ui.options import (
     ServerOptions,
     ServerUrl,
     TokenFile,
-    UnlockedKey,
-    described,
     key_options,
-    open_codec,
     open_key,
+    open_session,
 )
-from milkglass.cli.ui.terminal import bars, emit, note
-from milkglass.cli.ui.training_rows import checked, labels_of, remembered, scale_of, write_rows
-from milkglass.errors import CodecError, UsageError
-from milkglass.progress import Stage
+from milkglass.cli.ui.terminal import bars, emit
+from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
-    from milkglass.client.codec.codec import Codec
-    from milkglass.client.data.dataset import Summary
-    from milkglass.client.data.label_scale import Scale
-    from milkglass.client.remote.remote import Remote
+    from milkglass.client.key.unlocked import UnlockedKey
 
 SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the server's own rule
 
@@ -120,92 +111,35 @@ def finetune(
             f"the suffix {suffix!r} is not 1 to 64 signs of A-Z, a-z, 0-9, _ and -",
             "give a name like that; it is sent as it stands, so let it say nothing",
         )
-    opened = open_key(key, passphrase_file)
-    codec = open_codec(opened.key, model)
-    train = checked(data, task)
-    check = None if validation is None else checked(validation, train.task)
-    labels, scale = labels_of(opened, train), scale_of(opened, train)
-    requested = {
-        "n_epochs": epochs, "max_steps": max_steps, "batch_size": batch_size, "learning_rate": learning_rate,
-        "warmup_ratio": warmup_ratio, "weight_decay": weight_decay, "method": method, "lora_rank": lora_rank,
-        "lora_alpha": lora_alpha, "full_first": full_first, "full_last": full_last, "train_tables": train_tables,
-        "adam_beta2": adam_beta2, "dtype": dtype, "seed": seed, "save_steps": save_steps,
-        "logging_steps": logging_steps, "max_length": min(max_length, codec.limit),
-        "task": train.task, "num_labels": len(labels) if labels else None,
-    }  # fmt: skip
-    hyperparameters = require_hyperparameters({n: v for n, v in requested.items() if v is not None})
-    way = ServerOptions(server, token_file, certificate, allow_http)
-    with way.open() as remote:
-        _require_trainable(described(remote, opened, model_id), train.task)
-        opened = remembered(opened, labels, scale)
-        with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
-            info = labels if scale is None else scale
-            send = _Sender(remote, opened, codec, Path(scratch), info, hyperparameters["max_length"], stage)
-            training_file = send(data, train, "train.parquet")
-            validation_file = None if validation is None or check is None else send(validation, check, "val.parquet")
-        job = remote.create_job(model_id, training_file, hyperparameters, validation_file, suffix)
-        job_id = str(job["id"])
-        note(f"job: {job_id}")  # at once: whoever is cut off from here on can find it again
-        remembered(opened, labels, scale, job_id)
+    unlocked = open_key(key, passphrase_file)
+    server_options = ServerOptions(server, token_file, certificate, allow_http)
+    with open_session(unlocked, model, server_options) as session:
+        with bars(as_json) as stage:
+            job = session.finetune(
+                model_id, data, validation=validation, task=task, suffix=suffix, stage=stage,
+                n_epochs=epochs, max_steps=max_steps, batch_size=batch_size, learning_rate=learning_rate,
+                warmup_ratio=warmup_ratio, weight_decay=weight_decay, method=method, lora_rank=lora_rank,
+                lora_alpha=lora_alpha, full_first=full_first, full_last=full_last, train_tables=train_tables,
+                adam_beta2=adam_beta2, dtype=dtype, seed=seed, save_steps=save_steps, logging_steps=logging_steps,
+                max_length=max_length,
+            )  # fmt: skip
         if detach:
-            emit(as_json, {"job": job_id, "status": job.get("status")}, comeback(job_id, way))
+            emit(as_json, {"job": job.id, "status": job.status}, comeback(job.id, server_options))
             return
-        use = "generate" if train.task == "causal-lm" else "classify"
+        use = "generate" if job.task == "causal-lm" else "classify"
         after = (use, key_options(key, passphrase_file, model))
-        finish(remote, job_id, fetch, way, as_json, after, lambda: _largest(opened, model))
+        finish(session.remote, job.id, fetch, server_options, as_json, after, lambda: _largest(unlocked, model))
 
 
-# --- before -----------------------------------------------------------------------------------------------------------
-def _require_trainable(told: Mapping[str, Any], task: str) -> None:
-    """What the server would say after the upload."""
-    if task == "causal-lm" and told.get("kind") == "encoder":
-        raise CodecError("this data is for generation, and the model is an encoder", "give rows with a label")
-
-
-def _largest(opened: UnlockedKey, model: str | None) -> int:
+def _largest(unlocked: UnlockedKey, model: str | None) -> int:
     """Bytes that the fine-tuned model can have at most, by what the scrambled one has."""
     from milkglass.client.key.generate import scheme_of
     from milkglass.client.obfuscate.preflight import largest
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
 
-    base = Checkpoint.open(resolve(model or str(opened.key.about["model"])))
-    return largest(base, scheme_of(opened.key))
-
-
-def require_hyperparameters(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What the server will check, checked here first: nobody uploads for an hour to learn that a rate is negative."""
-    from pydantic import ValidationError
-
-    from milkglass.server.spec import Hyperparameters
-
-    try:
-        return Hyperparameters(**asked).model_dump(exclude_none=True, include={*asked})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{first['loc'][0]} is {first['input']!r}: {str(first['msg']).lower()}") from None
-
-
-class _Sender:
-    """Scrambles a file into a scratch folder and uploads it. The folder never holds anything but scrambled ids."""
-
-    def __init__(
-        self,
-        remote: Remote,
-        opened: UnlockedKey,
-        codec: Codec,
-        scratch: Path,
-        labels: Mapping[str, int] | Scale | None,
-        max_length: int,
-        stage: Stage,
-    ) -> None:
-        self._remote, self._opened, self._codec, self._scratch = remote, opened, codec, scratch
-        self._labels, self._max_length, self._stage = labels, max_length, stage
-
-    def __call__(self, data: Path, summary: Summary, name: str) -> str:
-        out = self._scratch / name
-        write_rows(self._opened, self._codec, data, out, summary, self._labels, self._max_length, self._stage)
-        return self._remote.upload(out, self._stage)
+    base = Checkpoint.open(resolve(model or unlocked.key.info.model))
+    return largest(base, scheme_of(unlocked.key))
 
 
 def register(app: typer.Typer) -> None:

@@ -68,7 +68,7 @@ def for_job(
     from milkglass.models.resolve import resolve
 
     parent = open_key(key, passphrase_file)
-    base = Checkpoint.open(resolve(model or str(parent.key.about["model"])))
+    base = Checkpoint.open(resolve(model or parent.key.info.model))
     with bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())
         parent.key.require_model(base.digest(stage("check the model", total)))

@@ -20,6 +20,7 @@ from milkglass.federated.rows import load, secret_of
 from milkglass.federated.site import FederatedTraining, Site, load_weights
 from milkglass.federated.state import FederatedRun, FinishedRound
 from milkglass.progress import Log, Progress, no_log, no_progress
+from milkglass.signature import signature
 from milkglass.threat.training_step import SharedStep
 
 
@@ -127,6 +128,6 @@ def settings_of(training: FederatedTraining, classes: int, seed: int) -> dict[st
 def job_of(model: str, sites: Sequence[Site], training: FederatedTraining, classes: int, seed: int) -> str:
     """Names a run by all that decides its weights but the number of rounds: more of them go on. A site's rows are in it
     by a mark of its own secret, since a server keeps the name and could try rows."""
-    rows = {one.name: [load(one.folder).mark(secret_of(one.folder)), repr(one.shield)] for one in sites}
+    rows = {one.name: [load(one.folder).mark(secret_of(one.folder)), signature(one.shield)] for one in sites}
     info = ["milkglass federated", model, rows, training.deciding(), classes, seed]
     return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()

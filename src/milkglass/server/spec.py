@@ -16,9 +16,12 @@ regression, a list of int32 for causal-lm, -100 where no loss is wanted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from milkglass.errors import UsageError
 
 Task = Literal["classification", "regression", "causal-lm"]
 Method = Literal["full", "lora"]
@@ -114,3 +117,14 @@ class Status(BaseModel):
     error: str | None = None  # never contains training data
     trained_tokens: int = 0
     metrics: dict[str, float] = {}
+
+
+def hyperparameters_of(requested: Mapping[str, Any]) -> dict[str, Any]:
+    """The requested ones that are not None, checked as the server will check them: nobody uploads for an hour to learn
+    that a rate is negative. Raises UsageError."""
+    given = {name: value for name, value in requested.items() if value is not None}
+    try:
+        return Hyperparameters(**given).model_dump(exclude_none=True, include={*given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{first['loc'][0]} is {first['input']!r}: {str(first['msg']).lower()}") from None

@@ -11,13 +11,14 @@ import typer
 
 from milkglass.cli.obfuscation.obfuscate_report import LOSS, UNMIXED, done, next_steps
 from milkglass.cli.ui.hub_name import kept_name
-from milkglass.cli.ui.options import AsJson, KeyFile, PassphraseFile, UnlockedKey, open_key, require_file
+from milkglass.cli.ui.options import AsJson, KeyFile, PassphraseFile, open_key, require_file
 from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_passphrase
 from milkglass.cli.ui.terminal import bars, emit, note
 from milkglass.errors import KeyExists, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.key.key import Key
+    from milkglass.client.key.unlocked import UnlockedKey
     from milkglass.models.checkpoint import Checkpoint
 
 
@@ -83,7 +84,7 @@ def obfuscate(
     _require_places(out, key, new_key)  # what needs no model is told before anybody waits for one
     from milkglass.client.key.file import write_key
     from milkglass.client.key.generate import new_key as make_key
-    from milkglass.client.key.generate import scheme_for, scheme_of, shown
+    from milkglass.client.key.generate import scheme_for, scheme_of
     from milkglass.client.obfuscate.preflight import require_room, require_scramblable
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.models.checkpoint import Checkpoint
@@ -141,7 +142,7 @@ def obfuscate(
         "key": str(key),
         "created_key": old is None,
         "delta": delta,
-        "scheme": shown(opened.key),
+        "scheme": opened.key.info.public_scheme,
         "promise": asdict(promise),
         "seconds": round(seconds, 2),
     }

@@ -7,11 +7,12 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milkglass.cli.ui.options import TOKEN_VARIABLE, UnlockedKey, key_options
+from milkglass.cli.ui.options import TOKEN_VARIABLE, key_options
 from milkglass.cli.ui.terminal import duration
 
 if TYPE_CHECKING:
     from milkglass.client.key.key import Key
+    from milkglass.client.key.unlocked import UnlockedKey
     from milkglass.schemes.mixture import Promise
 
 LOSS = (
@@ -65,10 +66,10 @@ def next_steps(opened: UnlockedKey, out: Path, delta: bool, passphrase_file: Pat
     key, folder = opened.key, shlex.quote(str(out))
     server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
     token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
-    lines = [f"  {UNTUNED if key.about['scheme'].get('k', 1) > 1 else UNMIXED}"]
+    lines = [f"  {UNTUNED if key.info.scheme.get('k', 1) > 1 else UNMIXED}"]
     if delta:
         lines.append(
-            f"  the server needs the base model {key.about['model']} among its --base-models:\n    {key.model_digest}"
+            f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"
         )
     return [
         *lines,

@@ -32,7 +32,7 @@ def verify(
         raise UsageError(f"there is no folder {out}", "give the folder that `milkglass obfuscate` wrote")
     opened = open_key(key, passphrase_file)
     _require_its_key(out, opened.key)
-    base = Checkpoint.open(resolve(model or str(opened.key.about["model"])))
+    base = Checkpoint.open(resolve(model or opened.key.info.model))
     if not as_json:
         note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
     with bars(as_json) as stage:

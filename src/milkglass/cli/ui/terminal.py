@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milkglass.client.remote.safe_text import escaped, running_text
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.progress import Progress, Stage, no_stage
+
+if TYPE_CHECKING:
+    from milkglass.client.results import Classified
 
 FIRST_LINE, LINES_APART = 3.0, 10.0  # seconds
 WIDEST = 128  # characters of one field in a table: as many as an id may have
@@ -147,3 +150,12 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+
+
+def show_classified(results: Sequence[Classified], as_json: bool) -> None:
+    """A line "label <tab> probability" for each text; of a regression its number."""
+    if as_json:
+        say(json_text({"results": [one.document() for one in results]}))
+        return
+    for one in results:
+        say(f"{one.label}\t{one.probability:.3f}" if one.score is None else f"{one.score:.4g}")

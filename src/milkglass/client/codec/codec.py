@@ -73,7 +73,7 @@ class Codec:
         several. Raises KeyForOtherModel when its tokenizer is not the key's."""
         from milkglass.client.key.generate import tokenizer_digest
 
-        digest, expected = tokenizer_digest(folder), key.about.get("tokenizer_sha256")
+        digest, expected = tokenizer_digest(folder), key.info.tokenizer_digest
         if digest != expected:
             raise KeyForOtherModel(
                 f"the tokenizer in {folder.name} is {digest}, the key was made with {expected}",

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milkglass.client.codec.conversation import Message
-from milkglass.client.data.label_scale import Scale, score_of
+from milkglass.client.label_scale import Scale, score_of
 from milkglass.errors import CodecError, EmptyText
 
 Kind = Literal["labelled", "chat", "text"]

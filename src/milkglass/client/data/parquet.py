@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec, LabelledIds
 from milkglass.client.data.dataset import Example, place, read_examples
-from milkglass.client.data.label_scale import Scale
 from milkglass.client.data.marked_rows import List8, List32, mark
+from milkglass.client.label_scale import Scale
 from milkglass.errors import CodecError, UsageError
 from milkglass.progress import Progress, no_progress
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.client.config_ids import special_ids
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key, packed_groups
 from milkglass.client.key.keystream import hashed_permutation, permutation
 from milkglass.client.layout import TOKENIZER_FILES
@@ -28,8 +29,6 @@ from milkglass.schemes.catalogue import scheme_named
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.schemes.scheme import Scheme
-
-ORDER, OWN = "order", "own"  # what a key says of the order in which clusters are begun
 
 
 def tokenizer_digest(folder: Path) -> str:
@@ -72,21 +71,14 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
     architecture = of(base)
     scheme = scheme or scheme_for(base)
     require_kind(architecture, scheme)
-    about: dict[str, Any] = {
-        "model": ref,
-        "kind": architecture.kind,
-        "tokenizer_sha256": tokenizer_digest(base.folder),
-        "scheme": scheme.told(),
-        "labels": None,
-        ORDER: OWN,
-    }
+    info = KeyInfo.new(ref, architecture.kind, tokenizer_digest(base.folder), scheme.told())
     size = n = architecture.vocab_size
     if scheme.copies > 1:
         single = single_ids(base, architecture)
-        about["slots"] = {"copies": scheme.copies, "single": single}
+        info = info.with_slots(scheme.copies, single)
         size = len(Slots.of(n, scheme.copies, single).origin)
     order = hashed_permutation if scheme.hashed else permutation
-    key = Key.new(digest, size, architecture.pinned, about, order, root)
+    key = Key.new(digest, size, architecture.pinned, info, order, root)
     return with_groups(base, key) if scheme.shares else key
 
 
@@ -116,7 +108,7 @@ def visited(key: Key) -> NDArray[np.int64]:
     is then its seed, which lies nearest to the middle, and whoever solved the clusters learns a little of the order
     inside. They must give the same clusters for ever.
     """
-    if key.about.get(ORDER) == OWN:
+    if key.info.own_order:
         own = subkey(key.root, key.model_digest, "order/embedding")
         return permutation(own, len(key.first)).astype(np.int64)
     return np.argsort(key.first).astype(np.int64)
@@ -128,12 +120,12 @@ def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
     require_finite(table)
     order = visited(key)
     result = scheme_of(key).groups(table, order, reserved_ids(base, len(table)), stage("cluster", len(order)))
-    return replace(key, about={**key.about, "groups": packed_groups(result, len(table))})
+    return replace(key, info=key.info.with_groups(packed_groups(result, len(table))))
 
 
 def scheme_of(key: Key) -> Scheme:
-    info = key.about["scheme"]
-    return scheme_named(info["name"], {name: value for name, value in info.items() if name != "name"})
+    parameters = dict(key.info.scheme)
+    return scheme_named(parameters.pop("name"), parameters)
 
 
 def plus_of(key: Key) -> Plus | None:
@@ -147,11 +139,3 @@ def require_finite(table: torch.Tensor) -> None:
     bad = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(4096))
     if bad:
         raise CorruptCheckpoint(f"{bad} rows of the embedding table are not finite", "repair or fetch the model again")
-
-
-def shown(key: Key) -> dict[str, Any]:
-    """The scheme and its parameters without what was counted in a private text."""
-    info = dict(key.about["scheme"])
-    if "bands" in info:
-        info["bands"] = {"factor": info["bands"]["factor"]}
-    return info

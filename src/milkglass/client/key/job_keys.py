@@ -48,10 +48,10 @@ def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept
     if clusters not in get_args(Clusters):
         raise UsageError(f"clusters is {clusters!r}", f"give one of {', '.join(get_args(Clusters))}")
     root = subkey(parent.root, parent.model_digest, f"job/{name}")
-    child = new_key(base, str(parent.about["model"]), scheme_of(parent), parent.model_digest, root)
-    about = {**child.about, "job": {"name": name, "parent": parent.identifier, "clusters": clusters}}
+    child = new_key(base, parent.info.model, scheme_of(parent), parent.model_digest, root)
+    info = child.info.with_job(name, parent.identifier, clusters)
     if clusters == "kept":
         known = parent if parent.groups is not None else with_groups(base, parent, stage)
         assert known.groups is not None
-        about["groups"] = packed_groups(known.groups, of(base).vocab_size)
-    return replace(child, about=about)
+        info = info.with_groups(packed_groups(known.groups, of(base).vocab_size))
+    return replace(child, info=info)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import secrets
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.keystream import permutation
 from milkglass.errors import DamagedKey, KeyForOtherModel
 from milkglass.noise.stream import Stream, subkey
@@ -26,16 +26,18 @@ from milkglass.schemes.aliases import Slots
 class Key:
     """What the client must keep. `repr` shows nothing secret.
 
-    root: 32 bytes. model_digest: the base model that it belongs to. sigma: (n',) int32, slot -> scrambled id, stored as
-    well so that text can be recovered should the derivation ever change; without aliases a slot is an original id and
-    n' is n (`slots`). about: what the codec needs (where the tokenizer is, the scheme's parameters, the label names);
-    private, sealed with the rest.
+    Attributes:
+        root: 32 bytes, from which everything else is derived.
+        model_digest: the base model that the key belongs to.
+        sigma: (n',) int32, slot -> scrambled id. Stored as well, so that text can be recovered should the derivation
+            ever change. Without aliases a slot is an original id and n' is n (`slots`).
+        info: what the codec needs (where the tokenizer is, the scheme, label names). Private, sealed with the rest.
     """
 
     root: bytes
     model_digest: str
     sigma: NDArray[np.int32]
-    about: Mapping[str, Any]
+    info: KeyInfo
 
     def __repr__(self) -> str:
         return f"Key(model_digest={self.model_digest!r}, vocab_size={len(self.sigma)})"
@@ -46,22 +48,21 @@ class Key:
         model_digest: str,
         vocab_size: int,
         pinned: tuple[int, ...],
-        about: Mapping[str, Any],
+        info: KeyInfo,
         order: Callable[[bytes, int, tuple[int, ...]], NDArray[np.int32]] = permutation,
         root: bytes | None = None,
     ) -> Key:
         """root: of a key that is no secret, such as a recipe's; None draws one. order: how ids are permuted."""
         root = secrets.token_bytes(32) if root is None else root
         sigma = order(subkey(root, model_digest, "permutation"), vocab_size, pinned)
-        return cls(root, model_digest, sigma, about)
+        return cls(root, model_digest, sigma, info)
 
     @property
     def slots(self) -> Slots:
         """The token of each slot of sigma."""
-        info = self.about.get("slots")
-        if info is None:
+        if self.info.slots is None:
             return Slots.of(len(self.sigma))
-        copies, single = int(info["copies"]), info["single"]
+        copies, single = int(self.info.slots["copies"]), self.info.slots["single"]
         n = (len(self.sigma) + (copies - 1) * len(single)) // copies
         slots = Slots.of(n, copies, single)
         if len(slots.origin) != len(self.sigma):
@@ -81,13 +82,13 @@ class Key:
     @property
     def groups(self) -> list[NDArray[np.int64]] | None:
         """The clusters, each ascending, where the key keeps them."""
-        info = self.about.get("groups")
-        return None if info is None else unpacked_groups(info)
+        packed = self.info.packed_groups
+        return None if packed is None else unpacked_groups(packed)
 
     @property
     def shares(self) -> bool:
         """Whether an id names a cluster and no token."""
-        return (self.about.get("scheme") or {}).get("rows") == "shared"
+        return self.info.scheme.get("rows") == "shared"
 
     def stream(self, label: str) -> Stream:
         return Stream(subkey(self.root, self.model_digest, label))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.errors import CorruptCheckpoint, DamagedKey
 from milkglass.models.safetensors_header import METADATA, parse_table
@@ -27,9 +28,10 @@ NOTES = {"model_digest", "about", "sigma_sha256"}
 
 
 def pack(key: Key) -> bytes:
+    about = json.dumps(dict(key.info.document))
     return save(
         {"root": np.frombuffer(key.root, np.uint8), "sigma": np.asarray(key.sigma, np.int32)},
-        {"model_digest": key.model_digest, "about": json.dumps(dict(key.about)), "sigma_sha256": _sum(key.sigma)},
+        {"model_digest": key.model_digest, "about": about, "sigma_sha256": _sum(key.sigma)},
     )
 
 
@@ -47,7 +49,7 @@ def unpack(payload: bytes) -> Key:
         raise _damaged("holds a root of another size than 32 bytes, or no permutation")
     if _sum(sigma) != notes["sigma_sha256"]:
         raise DamagedKey("the permutation in the key file fails its checksum", "restore a backup")
-    return Key(root.tobytes(), notes["model_digest"], sigma, about)
+    return Key(root.tobytes(), notes["model_digest"], sigma, KeyInfo(about))
 
 
 def _notes(payload: bytes) -> dict[str, Any]:

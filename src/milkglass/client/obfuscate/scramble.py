@@ -168,7 +168,8 @@ def scramble(
             f"the key has {len(key.first)} tokens, the model {architecture.vocab_size}", "give the key's own model"
         )
     require_delta(scheme_of(key), delta)
-    job = hashlib.sha256(json.dumps([delta, dict(key.about)]).encode() + key.stream("staging").words(8).tobytes())
+    about = json.dumps([delta, dict(key.info.document)]).encode()
+    job = hashlib.sha256(about + key.stream("staging").words(8).tobytes())
     staging = Staging(out, job.hexdigest())
     result = replacements(base, architecture, key, progress, mixture, turn)
     configs = scrambled_configs(base, key)

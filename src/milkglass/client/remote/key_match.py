@@ -34,8 +34,8 @@ def require_key(told: Mapping[str, Any], key: Key, model: str) -> str | None:
     size, kind = told_number(told, "vocab_size"), told.get("kind")
     if size != len(key.sigma):
         raise _other(f"{model} has {size} tokens, this key is for a model of {len(key.sigma)}")
-    if kind != key.about.get("kind"):
-        raise _other(f"{model} is not {_a(key.about.get('kind'))}, as the key's model is")
+    if kind != key.info.kind:
+        raise _other(f"{model} is not {_a(key.info.kind)}, as the key's model is")
     return (
         f"warning: {model} doesn't say which key scrambled it; its vocabulary size and kind fit this key, "
         "and nothing more could be checked"

@@ -51,7 +51,7 @@ class Prediction:
     Attributes:
         label: the number of the likeliest class.
         probabilities: of each class, in order.
-        score: of a regression, as it was trained (client/data/label_scale.py reads it); there are no probabilities
+        score: of a regression, as it was trained (client/label_scale.py reads it); there are no probabilities
         then.
     """
 

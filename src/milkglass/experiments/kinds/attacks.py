@@ -37,6 +37,7 @@ from milkglass.models.resolve import resolve
 from milkglass.progress import Log, no_log
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.sequences import Ids
+from milkglass.signature import signature
 from milkglass.threat.attack import Budget
 
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")
@@ -216,7 +217,7 @@ def _about(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dict[
         "recipe": recipe.name, "seed": recipe.seed, "rows": recipe.rows, "order": recipe.order, "base": digest,
         "scheme": dict(recipe.variants[variant]), "data": sums,
         "public": {who: list(names) for who, names in recipe.public.items()},
-        "attacks": {name: repr(one) for name, one in attacks_of(recipe.attacks).items()},
+        "attacks": {name: signature(one) for name, one in attacks_of(recipe.attacks).items()},
     }  # fmt: skip
 
 

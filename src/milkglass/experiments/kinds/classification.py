@@ -48,7 +48,7 @@ def running_counts(variant: Variant) -> torch.Tensor:
     """(n',) how often each scrambled id occurs in the training data, special tokens left out."""
     column = pq.read_table(variant.job / "train.parquet", columns=["input_ids"])["input_ids"]
     counts = np.bincount(column.combine_chunks().values.to_numpy(), minlength=len(variant.key.sigma))
-    special = reserved_ids(Checkpoint.open(resolve(variant.key.about["model"])), len(variant.key.first))
+    special = reserved_ids(Checkpoint.open(resolve(variant.key.info.model)), len(variant.key.first))
     counts[variant.key.first[special]] = 0
     return torch.from_numpy(counts)
 

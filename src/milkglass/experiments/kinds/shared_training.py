@@ -55,6 +55,7 @@ from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Log, no_log
 from milkglass.sequences import Ids
+from milkglass.signature import signature
 from milkglass.threat.training_step import SharedStep, Task
 
 THEORY = "theory.json"  # of each pair what Figures 3 and 4 are drawn from, as they are in theory.svg
@@ -158,7 +159,7 @@ class TrainingSite:
             recipe.seed,
             asdict(self.chosen),
         ]
-        whole = hashlib.sha256(json.dumps([*about, repr(shield)], sort_keys=True).encode())
+        whole = hashlib.sha256(json.dumps([*about, signature(shield)], sort_keys=True).encode())
         for one in (rows.ids.ids, rows.ids.lengths, *([] if rows.labels is None else [rows.labels])):
             whole.update(one.astype("<i8").tobytes())
         return whole.hexdigest()[:16]

@@ -27,6 +27,7 @@ from milkglass.experiments.attack_specs import Entries, attacks_of
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
+from milkglass.signature import signature
 from milkglass.threat.attack import Budget
 from milkglass.threat.guess import NO_BELIEF
 
@@ -64,7 +65,7 @@ def leakage(
     public = apart(problem.others.texts[: attacked.public], private)
     scene = scene_of(base, cell.client, cell.server, private, {WHO: public} if public else {})
     made = attacks_of(attacks)
-    work = ResumeStore.open(folder, {**about, "attacks": {name: repr(one) for name, one in made.items()}})
+    work = ResumeStore.open(folder, {**about, "attacks": {name: signature(one) for name, one in made.items()}})
     budget = Budget() if attacked.seconds is None else Budget(attacked.seconds)
 
     def told(one: AttackResult) -> None:

@@ -1,0 +1,42 @@
+"""Training data on its way to scrambled Parquet: read once to check it, its labels numbered, then written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from milkglass.client.data.dataset import Summary, number_labels, require_classes, summarise
+from milkglass.client.data.label_order import in_secret_order
+from milkglass.client.key.key import Key
+from milkglass.client.label_scale import Scale
+from milkglass.errors import CodecError, UsageError
+
+Numbers = Mapping[str, int] | Scale | None  # of labels, of scores, or none: rows without a label
+
+
+def checked(data: Path, task: str | None) -> Summary:
+    """Read the whole file, so that a broken line is reported before anything is written or sent.
+
+    Raises:
+        UsageError: there is no such file.
+        CodecError: a row that cannot be read, or data for another task.
+    """
+    if data.is_dir():
+        raise UsageError(f"{data} is a folder, not a file", "give .jsonl, .csv or .tsv")
+    if not data.is_file():
+        raise UsageError(f"there is no file {data}", "give .jsonl, .csv or .tsv")
+    result = summarise(data, scores=task == "regression")
+    if task is not None and task != result.task:
+        raise CodecError(f"{data.name} is data for {result.task}, not for {task}", "see `milkglass finetune --help`")
+    if result.task == "classification" and task is None:
+        require_classes(data, result)
+    return result
+
+
+def numbers_of(key: Key, train: Summary) -> Numbers:
+    """How the labels are sent. Label names and a scale that the key knows stay as they are, so that a second
+    fine-tune reads like the first; a scale only where it suits the data."""
+    if train.task == "classification":
+        return number_labels(in_secret_order(train.labels, key), key.info.labels)
+    known = key.info.scale
+    return known if known and train.scale and known.suits(train.scale) else train.scale

@@ -1,0 +1,146 @@
+"""What a key says of the model that it was made for: a typed view of the JSON document that is sealed with it.
+
+The document keeps its bytes: fields that this version does not know stay, and their order stays. `with_...` return a
+key's information with one thing changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from milkglass.client.label_scale import Scale
+
+OWN_ORDER = "own"  # clusters are begun in an order of the key's own
+
+
+@dataclass(frozen=True)
+class KeyInfo:
+    """Private, since it holds label names.
+
+    Attributes:
+        document: as it stands in the key file (docs/formats.md).
+    """
+
+    document: Mapping[str, Any]
+
+    @classmethod
+    def new(cls, model: str, kind: str, tokenizer_digest: str, scheme: Mapping[str, Any]) -> KeyInfo:
+        """model: where the original is found. kind: "encoder" or "decoder". scheme: its name and parameters."""
+        return cls(
+            {
+                "model": model,
+                "kind": kind,
+                "tokenizer_sha256": tokenizer_digest,
+                "scheme": dict(scheme),
+                "labels": None,
+                "order": OWN_ORDER,
+            }
+        )
+
+    # --- the model ----------------------------------------------------------------------------------------------------
+    @property
+    def model(self) -> str:
+        """Where the original model is found: a folder, a hub id or an embedded default."""
+        return str(self.document["model"])
+
+    @property
+    def kind(self) -> str | None:
+        """ "encoder" or "decoder"."""
+        return self.document.get("kind")
+
+    @property
+    def tokenizer_digest(self) -> str | None:
+        """Of the tokenizer's vocabulary and rules."""
+        return self.document.get("tokenizer_sha256")
+
+    # --- the scheme ---------------------------------------------------------------------------------------------------
+    @property
+    def scheme(self) -> Mapping[str, Any]:
+        """The scheme's parameters and its `name`."""
+        return self.document.get("scheme") or {}
+
+    @property
+    def public_scheme(self) -> dict[str, Any]:
+        """The scheme without what was counted in a private text."""
+        result = dict(self.scheme)
+        if "bands" in result:
+            result["bands"] = {"factor": result["bands"]["factor"]}
+        return result
+
+    @property
+    def own_order(self) -> bool:
+        """Whether clusters are begun in an order of the key's own, not in that of the scrambled ids."""
+        return self.document.get("order") == OWN_ORDER
+
+    @property
+    def slots(self) -> Mapping[str, Any] | None:
+        """How many scrambled ids tokens have (`copies`), and which have one (`single`); None: one each."""
+        return self.document.get("slots")
+
+    @property
+    def packed_groups(self) -> str | None:
+        """The clusters, where the key keeps them (`key.packed_groups`)."""
+        return self.document.get("groups")
+
+    @property
+    def job(self) -> Mapping[str, Any] | None:
+        """Of a key for one job: the job's `name`, the `parent`'s identifier, and whose `clusters` it has."""
+        return self.document.get("job")
+
+    # --- labels and scores --------------------------------------------------------------------------------------------
+    @property
+    def labels(self) -> Mapping[str, int] | None:
+        """Label names of the data that was sent last, with their numbers."""
+        return self.document.get("labels")
+
+    @property
+    def labels_by_job(self) -> Mapping[str, Mapping[str, int]]:
+        return self.document.get("fine_tunes") or {}
+
+    @property
+    def scale(self) -> Scale | None:
+        """Of the scores that were sent last."""
+        return Scale.kept(self.document.get("scale"))
+
+    @property
+    def scales_by_job(self) -> dict[str, Scale | None]:
+        return {job: Scale.kept(raw) for job, raw in (self.document.get("scales") or {}).items()}
+
+    def labels_of(self, model: str) -> Mapping[str, int] | None:
+        """The label names of a fine-tuned model; None where the model is not known."""
+        return next((labels for job, labels in self.labels_by_job.items() if _made(job, model)), None)
+
+    def scale_of(self, model: str, job: str) -> Scale | None:
+        """The scale of a fine-tuned model, by its name, else by its job."""
+        scales = self.scales_by_job
+        return next((scale for one, scale in scales.items() if _made(one, model)), scales.get(job))
+
+    # --- changed ------------------------------------------------------------------------------------------------------
+    def with_labels(self, labels: Mapping[str, int], job: str | None = None) -> KeyInfo:
+        """These label names as the newest ones, and as the job's where there is one."""
+        jobs = {**self.labels_by_job, **({} if job is None else {job: dict(labels)})}
+        return self._with(labels=dict(labels), **({"fine_tunes": jobs} if jobs else {}))
+
+    def with_scale(self, scale: Scale, job: str | None = None) -> KeyInfo:
+        """The same for the scale of a regression's scores."""
+        jobs = {**(self.document.get("scales") or {}), **({} if job is None else {job: scale.told()})}
+        return self._with(scale=scale.told(), **({"scales": jobs} if jobs else {}))
+
+    def with_slots(self, copies: int, single: list[int]) -> KeyInfo:
+        return self._with(slots={"copies": copies, "single": single})
+
+    def with_groups(self, packed: str) -> KeyInfo:
+        return self._with(groups=packed)
+
+    def with_job(self, name: str, parent: str, clusters: str) -> KeyInfo:
+        return self._with(job={"name": name, "parent": parent, "clusters": clusters})
+
+    def _with(self, **changes: Any) -> KeyInfo:
+        return KeyInfo({**self.document, **changes})
+
+
+def _made(job: str, model: str) -> bool:
+    """A job's number is part of its model's name."""
+    return job.removeprefix("ftjob-") in model

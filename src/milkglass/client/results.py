@@ -1,0 +1,136 @@
+"""What a session returns: classified texts, generated answers, jobs and conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from milkglass.client.codec.conversation import Message
+from milkglass.client.label_scale import Scale
+from milkglass.client.remote.remote import Remote
+from milkglass.client.remote.responses import Prediction
+
+
+@dataclass(frozen=True)
+class Classified:
+    """What a model says of one text.
+
+    Attributes:
+        label: the name of the likeliest class, "LABEL_3" where the key knows no names that fit; "" for a regression.
+        probabilities: of each class, by name.
+        score: of a regression, in the unit of the training data where the key knows its scale.
+    """
+
+    label: str
+    probabilities: Mapping[str, float]
+    score: float | None = None
+
+    @property
+    def probability(self) -> float:
+        """Of the likeliest class."""
+        return max(self.probabilities.values(), default=0.0)
+
+    @classmethod
+    def of(cls, prediction: Prediction, names: Mapping[int, str], scale: Scale | None) -> Classified:
+        """names: by number; {}: unknown. scale: of a regression's scores; None: unknown."""
+        if prediction.score is not None:
+            return cls("", {}, prediction.score if scale is None else scale.read(prediction.score))
+        by_name = {_name(names, number): value for number, value in enumerate(prediction.probabilities)}
+        return cls(_name(names, prediction.label), by_name)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        if self.score is not None:
+            return {"score": self.score}
+        return {"label": self.label, "probabilities": dict(self.probabilities)}
+
+
+@dataclass
+class Answer:
+    """Generated text, a piece at a time as it becomes certain: iterate once, then read `text` and `tokens`.
+
+    Attributes:
+        prompt_tokens: how many ids were sent.
+        tokens: how many ids came back so far.
+        text: what was read so far.
+    """
+
+    pieces: Iterator[str] = field(repr=False)
+    prompt_tokens: int
+    tokens: int = 0
+    text: str = ""
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self.pieces:
+            self.text += piece
+            yield piece
+
+    def whole(self) -> str:
+        """All of it."""
+        for _ in self:
+            pass
+        return self.text
+
+
+@dataclass(frozen=True)
+class Job:
+    """A fine-tuning job on the server.
+
+    Attributes:
+        id: by which it is found again.
+        task: "classification", "regression" or "causal-lm".
+        status: when it was made.
+    """
+
+    remote: Remote = field(repr=False)
+    id: str
+    task: str
+    status: str | None = None
+
+    def follow(self) -> Iterator[dict[str, Any]]:
+        """Its events until it ends, past ones first (`Remote.follow`)."""
+        return self.remote.follow(self.id)
+
+    def wait(self) -> str:
+        """The fine-tuned model's id on the server. Raises JobFailed."""
+        for _ in self.follow():
+            pass
+        return str(self.remote.result(self.id)["fine_tuned_model"])
+
+    def cancel(self) -> None:
+        self.remote.cancel(self.id)
+
+
+@dataclass
+class Conversation:
+    """Turns in the chat template. A turn that fails leaves the conversation unchanged.
+
+    Attributes:
+        ask: what answers a conversation.
+        start: the messages with which it begins: the system's, if any.
+        turns: all messages so far.
+    """
+
+    ask: Callable[[list[Message]], Answer] = field(repr=False)
+    start: Sequence[Message]
+    turns: list[Message] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin again, with the system's message."""
+        self.turns = list(self.start)
+
+    def say(self, text: str) -> Iterator[str]:
+        """The answer to one message, a piece at a time. It joins the conversation when it is complete."""
+        turns: list[Message] = [*self.turns, {"role": "user", "content": text}]
+        answer = self.ask(turns)
+        yield from answer
+        if answer.text:  # most templates refuse an empty turn
+            self.turns = [*turns, {"role": "assistant", "content": answer.text}]
+
+
+def _name(names: Mapping[int, str], number: int) -> str:
+    return names.get(number, f"LABEL_{number}")

@@ -1,0 +1,337 @@
+"""A key, its codec and a server: text in, text out, and only scrambled ids between.
+
+The one client that people's programs, the command line and the demo share:
+
+    with Session.open("my.mgkey", passphrase, "https://gpu.example:8420", token) as session:
+        job = session.finetune("model-1a2b3c4d", "train.jsonl", n_epochs=3)
+        for result in session.classify(job.wait(), ["is it safe?"]):
+            print(result.label, result.probability)
+
+Before an id leaves, the server's model must be one that was made with the key. What is encoded is counted under the
+key (client/key/usage.py). Warnings go to `notice`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milkglass.client.codec.conversation import Message
+from milkglass.client.key.unlocked import UnlockedKey
+from milkglass.client.label_scale import Scale
+from milkglass.client.remote.key_match import require_key
+from milkglass.client.remote.remote import Remote, Sampling
+from milkglass.client.results import Answer, Classified, Conversation, Job
+from milkglass.errors import CodecError, EmptyText, UnsupportedModel, UsageError
+from milkglass.progress import Log, Stage, no_log, no_stage
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from milkglass.client.codec.codec import Codec
+    from milkglass.client.data.parquet import WrittenParquet
+    from milkglass.client.data.training_rows import Numbers
+
+BATCH = 64  # texts a request
+COUNTED = 64  # tokens of an answer that a killed program may leave uncounted
+NEWEST = "newest"  # label names: those of the data that was sent last
+
+
+class Session:
+    """Use as a context, or close it. Raises RemoteError for a server that fails, CodecError for texts that do not fit.
+
+    Attributes:
+        unlocked: the key file. It is written when label names or scales are noted in it.
+        codec: text to scrambled ids and back.
+        remote: the server.
+    """
+
+    def __init__(self, unlocked: UnlockedKey, codec: Codec, remote: Remote, notice: Log = no_log) -> None:
+        self.unlocked, self.codec, self.remote, self._notice = unlocked, codec, remote, notice
+
+    @classmethod
+    def open(
+        cls,
+        key: Path | str,
+        passphrase: str,
+        server: str,
+        token: str | None = None,
+        *,
+        model: str | None = None,
+        certificate: Path | None = None,
+        allow_http: bool = False,
+        notice: Log = no_log,
+    ) -> Session:
+        """Open a key file, its model's tokenizer, and a connection.
+
+        Args:
+            key: the key file that `milkglass obfuscate` wrote.
+            server: its address. A token crosses a network only over HTTPS, unless `allow_http`.
+            model: the original model, if it moved since the key was made.
+            certificate: PEM, of a server that signed its own.
+            notice: receives warnings, such as that a threshold of the key's audits was passed.
+
+        Raises:
+            KeyFileError, ModelError: a key or a model that cannot be opened.
+        """
+        unlocked = UnlockedKey.open(Path(key), passphrase)
+        codec = codec_of(unlocked, model)
+        return cls(unlocked, codec, Remote(server, token, allow_http, certificate), notice)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remote.connection.close()
+
+    # --- models -------------------------------------------------------------------------------------------------------
+    def describe(self, model: str) -> dict[str, Any]:
+        """What the server says of a model. Raises KeyForOtherModel where it was not made with this key."""
+        info = self.remote.model(model)
+        if warning := require_key(info, self.unlocked.key, model):
+            self._notice(warning)
+        return info
+
+    # --- classification -----------------------------------------------------------------------------------------------
+    def classify(
+        self,
+        model: str,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        truncate: bool = False,
+        labels_of: str | None = None,
+        stage: Stage = no_stage,
+    ) -> list[Classified]:
+        """One result a text, in order.
+
+        Args:
+            model: its id on the server.
+            pairs: the second text of each, where the model reads pairs.
+            truncate: cut texts that are too long; otherwise they are refused before any is sent.
+            labels_of: the job whose label names or scale are used, or "newest": those of the data that was sent last.
+                None: of the job that made the model.
+
+        Raises:
+            CodecError: a text that cannot be sent; it is named by its number.
+            UsageError: the key knows no labels of that job.
+        """
+        encoded = self.codec.encode(texts, pairs, truncate=truncate)
+        info = self.describe(model)
+        names, scale = self._names(model, info.get("job"), labels_of), self._scale(model, info.get("job"), labels_of)
+        self._count(len(texts), sum(map(len, encoded.ids)))
+        progress, results, fits = stage("classify", len(texts)), list[Classified](), True
+        for start in range(0, len(texts), BATCH):
+            part = slice(start, start + BATCH)
+            types = encoded.token_type_ids[part] if encoded.token_type_ids is not None else None
+            for one in self.remote.classify(model, encoded.ids[part], types):
+                known = names if sorted(names) == list(range(len(one.probabilities))) else {}
+                fits = fits and bool(known)
+                results.append(Classified.of(one, known, scale))
+            progress(len(encoded.ids[part]))
+        self._say_names(model, results, names, fits, scale)
+        return results
+
+    def _names(self, model: str, job: object, labels_of: str | None) -> dict[int, str]:
+        """Label names by number. The model's job is the server's word; its name, which has the job's number, comes
+        first."""
+        info = self.unlocked.key.info
+        known = info.labels_by_job
+        if labels_of is None:
+            numbers = info.labels_of(model) or known.get(str(job)) or {}
+        elif labels_of == NEWEST:
+            numbers = info.labels or {}
+        elif labels_of in known:
+            numbers = known[labels_of]
+        elif labels_of in info.scales_by_job:
+            numbers = {}
+        else:
+            jobs = ", ".join((*known, *info.scales_by_job)) or "none"
+            raise UsageError(f"the key knows no labels of the job {labels_of}", f"it knows those of: {jobs}; or newest")
+        return {number: name for name, number in numbers.items()}
+
+    def _scale(self, model: str, job: object, labels_of: str | None) -> Scale | None:
+        info = self.unlocked.key.info
+        if labels_of == NEWEST:
+            return info.scale
+        return info.scale_of(model, str(job)) if labels_of is None else info.scale_of(labels_of, labels_of)
+
+    def _say_names(
+        self, model: str, results: Sequence[Classified], names: Mapping[int, str], fits: bool, scale: Scale | None
+    ) -> None:
+        if any(one.score is not None for one in results):
+            if scale is None:
+                self._notice(f"the key has no scale for {model}, so its own numbers are shown; see --labels-of")
+        elif not names:
+            self._notice(f"the key has no label names for {model}, so its numbers are shown; see --labels-of")
+        elif not fits:
+            self._notice(f"the key's {len(names)} label names do not fit the answers of {model}; numbers are shown")
+
+    # --- generation ---------------------------------------------------------------------------------------------------
+    def prompt(self, text: str, system: str | None = None, chat: bool | None = None) -> NDArray[Any]:
+        """The scrambled ids of a prompt.
+
+        Args:
+            text: a message, or plain text to continue.
+            system: the system's message, in the chat template.
+            chat: whether the text is put into the chat template. None: where the model has one.
+
+        Raises:
+            CodecError: an empty or too long text, or a model without a template.
+        """
+        templated = self.codec.has_chat_template if chat is None else chat
+        if system is not None and not templated:
+            raise UsageError("a system message needs the chat template", "leave --raw out")
+        if not text.strip():
+            raise EmptyText("the prompt is empty", "give a text, or pipe one in")
+        if not templated:
+            return self.codec.encode([text]).ids[0]
+        return self.codec.encode_chat([*_system(system), {"role": "user", "content": text}])
+
+    def generate(self, model: str, prompt: str | NDArray[Any], sampling: Sampling | None = None) -> Answer:
+        """Start an answer to a text, or to the ids that `prompt` returned.
+
+        Args:
+            sampling: `stop_token_ids` are the codec's own where none are given.
+
+        Raises:
+            UnsupportedModel: the model is an encoder.
+        """
+        ids = self.prompt(prompt) if isinstance(prompt, str) else prompt
+        self.require_generator(model)
+        return self.answer(model, ids, sampling)
+
+    def chat(self, model: str, system: str | None = None, sampling: Sampling | None = None) -> Conversation:
+        """A conversation in the model's chat template. Raises NoChatTemplate, UnsupportedModel."""
+        start = _system(system)
+        self.codec.encode_chat([*start, {"role": "user", "content": "hi"}])  # no template: said before anyone types
+        self.require_generator(model)
+        return Conversation(lambda turns: self.answer(model, self.codec.encode_chat(turns), sampling), start)
+
+    def require_generator(self, model: str) -> None:
+        if self.describe(model).get("kind") == "encoder":
+            raise UnsupportedModel(f"{model} is an encoder: it cannot generate", "use `milkglass classify`")
+
+    def answer(self, model: str, ids: NDArray[Any], sampling: Sampling | None = None) -> Answer:
+        """As `generate`, of a model that was described already."""
+        sampling = sampling or Sampling()
+        if not sampling.stop_token_ids:
+            sampling = replace(sampling, stop_token_ids=tuple(self.codec.stop_ids.tolist()))
+        result = Answer(iter(()), len(ids))
+        result.pieces = self._pieces(model, ids, sampling, result)
+        return result
+
+    def _pieces(self, model: str, ids: NDArray[Any], sampling: Sampling, answer: Answer) -> Iterator[str]:
+        self._count(1, len(ids))
+        decoder, counted = self.codec.stream(), 0
+        try:
+            for fresh in self.remote.generate(model, ids, sampling):
+                answer.tokens += len(fresh)
+                if answer.tokens - counted >= COUNTED:
+                    self._count(0, answer.tokens - counted)
+                    counted = answer.tokens
+                yield decoder.push(fresh)
+            yield decoder.flush()
+        finally:  # the answer is text under this key too, and so is the part of one that is cut off
+            self._count(0, answer.tokens - counted)
+
+    # --- fine-tuning --------------------------------------------------------------------------------------------------
+    def finetune(
+        self,
+        model: str,
+        data: Path | str,
+        *,
+        validation: Path | str | None = None,
+        task: str | None = None,
+        suffix: str | None = None,
+        stage: Stage = no_stage,
+        **hyperparameters: Any,
+    ) -> Job:
+        """Scramble rows here, send them, start a job. Label names and the scale of scores stay here, in the key.
+
+        Args:
+            model: the scrambled model's id on the server.
+            data: .jsonl, .csv or .tsv; see `milkglass finetune --help` for the shapes of rows.
+            task: "classification", "regression" or "causal-lm"; None: as the data.
+            suffix: ends the fine-tuned model's name.
+            hyperparameters: fields of `server.spec.Hyperparameters`.
+
+        Raises:
+            CodecError: rows that cannot be read, or that do not fit the model.
+            UsageError: a hyperparameter that the server would refuse.
+        """
+        from milkglass.client.data.training_rows import checked, numbers_of
+        from milkglass.server.spec import hyperparameters_of
+
+        sources = [Path(data), *([] if validation is None else [Path(validation)])]
+        summaries = [checked(sources[0], task)]
+        summaries += [checked(path, summaries[0].task) for path in sources[1:]]
+        numbers = numbers_of(self.unlocked.key, summaries[0])
+        classes = len(numbers) if isinstance(numbers, Mapping) else None
+        length = min(hyperparameters.pop("max_length", None) or self.codec.limit, self.codec.limit)
+        settings = hyperparameters_of(
+            {**hyperparameters, "max_length": length, "task": summaries[0].task, "num_labels": classes}
+        )
+        kind = self.describe(model).get("kind")
+        if summaries[0].task == "causal-lm" and kind == "encoder":
+            raise CodecError("this data is for generation, and the model is an encoder", "give rows with a label")
+        self.unlocked = self.unlocked.remember(numbers)
+        with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
+            names = [Path(scratch) / name for name in ("train.parquet", "val.parquet")]
+            sent = [
+                self._send(path, out, summary.rows, numbers, length, stage)
+                for path, out, summary in zip(sources, names, summaries, strict=False)
+            ]
+        job = self.remote.create_job(model, sent[0], settings, sent[1] if len(sent) > 1 else None, suffix)
+        self._notice(f"job: {job['id']}")  # at once: anyone who is cut off from here on can find it again
+        self.unlocked = self.unlocked.remember(numbers, str(job["id"]))
+        return Job(self.remote, str(job["id"]), summaries[0].task, job.get("status"))
+
+    def _send(self, data: Path, out: Path, rows: int, numbers: Numbers, max_length: int, stage: Stage) -> str:
+        write_rows(self.unlocked, self.codec, data, out, rows, numbers, max_length, stage, self._notice)
+        return self.remote.upload(out, stage)
+
+    def _count(self, texts: int, tokens: int) -> None:
+        count(self.unlocked, texts, tokens, self._notice)
+
+
+def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:
+    """The codec of a key with its model's tokenizer. model: where the original is now, if it moved."""
+    from milkglass.client.codec.codec import Codec
+    from milkglass.models.resolve import resolve
+
+    return Codec.open(unlocked.key, resolve(model or unlocked.key.info.model))
+
+
+def count(unlocked: UnlockedKey, texts: int, tokens: int, notice: Log) -> None:
+    """Count what is encoded under a key; a threshold of its audits that is passed is a warning."""
+    for warning in unlocked.count(texts, tokens):
+        notice(f"warning: {warning}")
+
+
+def write_rows(
+    unlocked: UnlockedKey,
+    codec: Codec,
+    data: Path,
+    out: Path,
+    rows: int,
+    numbers: Numbers,
+    max_length: int,
+    stage: Stage = no_stage,
+    notice: Log = no_log,
+) -> WrittenParquet:
+    """Scramble `data` into the Parquet file `out`, and count it under the key. Rows that are cut are reported."""
+    from milkglass.client.data.parquet import write_parquet
+
+    written = write_parquet(codec, data, out, numbers, max_length, stage(f"scramble {data.name}", rows))
+    if written.cut:
+        notice(f"{written.cut} of {written.rows} examples of {data.name} were cut to {max_length} tokens")
+    count(unlocked, written.rows, written.tokens, notice)
+    return written
+
+
+def _system(text: str | None) -> list[Message]:
+    return [] if text is None else [{"role": "system", "content": text}]

@@ -1,0 +1,21 @@
+"""How a method with its parameters is written into digests: by them a stopped run is known again.
+
+A signature is the `repr` of the method's dataclass. A class that was renamed keeps the name that it had when the first
+digests were made, so that folders of earlier versions are still known.
+"""
+
+from __future__ import annotations
+
+FIRST_NAMES = {
+    "BagOfWords": "HiddenWords",
+    "ClusterConditional": "Conditional",
+    "NearestState": "NearHidden",
+    "NoDefence": "Bare",
+    "StateInversion": "InvertHidden",
+}
+
+
+def signature(method: object) -> str:
+    """method: an instance of a frozen dataclass, such as an attack or a defence of gradients."""
+    name, text = type(method).__qualname__, repr(method)
+    return FIRST_NAMES.get(name, name) + text.removeprefix(name)
