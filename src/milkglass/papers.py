@@ -96,22 +96,19 @@ HIDDEN_NO_MORE = Paper(
     "ICML; arXiv:2505.18332",
 )
 PROCRUSTES = Paper(
-    "A rotation keeps all products; the rotation from pairs is Schönemann's",
-    "Schönemann",
-    1966,
-    "A generalized solution of the orthogonal Procrustes problem, Psychometrika 31(1)",
+    "A generalized solution of the orthogonal Procrustes problem", "Schönemann", 1966, "Psychometrika 31(1)"
 )
 SUBSTITUTION_CIPHERS = Paper(
-    "Milkglass' own; the idea of a jointly solved substitution is Peleg and Rosenfeld's",
+    "Breaking substitution ciphers using a relaxation algorithm",
     "Peleg, Rosenfeld",
     1979,
-    "Breaking substitution ciphers using a relaxation algorithm, CACM 22(11)",
+    "Communications of the ACM 22(11)",
 )
 NEURAL_DECIPHERMENT = Paper(
-    "Milkglass' own; decipherment by a neural language model is Kambhatla, Mansouri Bigvand and Sarkar's",
+    "Decipherment of substitution ciphers with neural language models",
     "Kambhatla, Mansouri Bigvand, Sarkar",
     2018,
-    "Decipherment of substitution ciphers with neural language models, EMNLP",
+    "EMNLP",
 )
 ZERO_FREQUENCY = Paper(
     "The zero-frequency problem: estimating the probabilities of novel events in adaptive text compression",

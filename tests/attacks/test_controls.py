@@ -22,7 +22,6 @@ from milkglass.attacks.assignment import ranked
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.attacks.embeddings.ednn import EDNN
-from milkglass.attacks.embeddings.invariants import find
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
 from milkglass.attacks.embeddings.known_weight import KnownWeight, OverlaidTensors
@@ -38,6 +37,7 @@ from milkglass.threat.attack import Attack, Budget, why_not
 from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Tokens, Transcript, Weights
 from milkglass.threat.truth import Truth, score
+from tests.attacks.invariants import find
 from tests.attacks.scenes import Change, plain
 from tests.attacks.transformed import glided, mixing, papers, scrambled
 

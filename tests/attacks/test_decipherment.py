@@ -13,13 +13,13 @@ from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, unseen
 from milkglass.attacks.token_ids.decipherment.block_assignment import BigramJoin, BlockAssignment
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment, confidence
 from milkglass.attacks.token_ids.decipherment.dense_mean_field import GrowthSchedule
-from milkglass.attacks.token_ids.decipherment.tuning import Rehearsal, halves, tune
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Budget
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Tokens, Transcript
 from tests.attacks.scenes import SPECIAL, chain, model
+from tests.attacks.tuning import Rehearsal, halves, tune
 
 N = 302
 ATTACK = Decipherment()

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from milkglass.attacks.embeddings import known_weight
-from milkglass.attacks.embeddings.invariants import find
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.embeddings.known_weight import KnownWeight, undo
 from milkglass.attacks.embeddings.layer_fit import Normal, kinds
@@ -20,6 +19,7 @@ from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget, why_not
 from milkglass.threat.knowledge import Knowledge
+from tests.attacks.invariants import find
 from tests.attacks.scenes import model as of_table
 from tests.attacks.transformed import FORMS, glided, public, right, seen, uploads
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.attacks.embeddings.knn import nearest
+from milkglass.attacks.embeddings.nearest_rows import nearest
 from milkglass.client.codec.codec import Codec
 from milkglass.demo.result import DemoToken, NeighbourRecovery, View
 

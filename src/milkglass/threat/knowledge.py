@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.errors import UsageError
 from milkglass.models.view import Model
 from milkglass.noise.declared import AddedNoise
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.observations import Activations
 from milkglass.threat.training_step import SharedStep
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,13 @@ class Candidates:
     def solved(self) -> tuple[Group, ...]:
         """Groups that were worked out; the others are a solver's best guess for what was left over."""
         return tuple(one for one in self.groups if one.weights is not None or len(one.members) == 1)
+
+
+def required(value: T | None) -> T:
+    """A field of the knowledge that an attack assumes: `why_not` has made sure that it is there."""
+    if value is None:
+        raise UsageError("the attack assumes what this attacker does not know", "ask why_not before an attack is run")
+    return value
 
 
 @dataclass(frozen=True)

@@ -118,16 +118,21 @@ class Transcript:
 
     @property
     def table(self) -> torch.Tensor:
-        """(n, d) the scrambled embeddings; as uploaded, if that was seen, since training only blurs them."""
-        return self._model.table
+        """(n, d) the scrambled embeddings of `model`."""
+        return self.model.table
 
     @property
     def width(self) -> int:
         """d, without reading the table."""
-        return self._model.width
+        return self.model.width
 
     @property
-    def _model(self) -> Model:
+    def model(self) -> Model:
+        """The scrambled model; as uploaded, if that was seen, since training only blurs it.
+
+        Raises:
+            UsageError: there is none.
+        """
         model = self.weights(tuned=False) or self.weights(tuned=True)
         if model is None:
             raise UsageError("this transcript holds no weights", "ask why_not before an attack is run")

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -45,11 +44,10 @@ from milkglass import papers
 from milkglass.attacks.assignment import Solver
 from milkglass.attacks.embeddings import sparse
 from milkglass.models.view import Model
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Candidates, Group, Knowledge
-from milkglass.threat.observations import Observation, Transcript, Weights
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.observations import Transcript, Weights
 
 EXACT = 1e-6  # rows in fp32 satisfy their equations this well
 HOPELESS = 0.35  # more left over than this in the median row: not a mixture
@@ -72,17 +70,17 @@ class ClusterSolve(Solver):
     margins: tuple[float, ...] = (2.0, 1.4, 1.15)
     head: bool = True
 
-    name: ClassVar[str] = "cluster-solve"
-    title: ClassVar[str] = "Cluster solve"
-    paper: ClassVar[Paper] = papers.ours("Mixtures have one sparse solution")
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
+    name = "cluster-solve"
+    title = "Cluster solve"
+    paper = papers.ours("Mixtures have one sparse solution")
+    sees = frozenset({Weights})
+    assumes = frozenset({"public_model"})
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         """Groups with weights for every cluster found (noise may make a weight negative); any order equally likely."""
-        features = _features(*_models(transcript, knowledge), self.head)
+        features = _features(transcript.model, required(knowledge.public_model), self.head)
         search = _ClusterSearch.of(*features, self, rng, knowledge.aliases)
         search.verbatim()
         search.measure()
@@ -91,18 +89,12 @@ class ClusterSolve(Solver):
         return _candidates(search)
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        seen, public = _models(transcript, knowledge)
+        seen, public = transcript.model, required(knowledge.public_model)
         if knowledge.shared:
             return "all rows of a cluster are one, its mean: mean-solve finds its tokens"
         ours, theirs = (public.size, public.width), (seen.size, seen.width)
         fits = seen.width == public.width and public.size <= seen.size <= knowledge.aliases * public.size
         return None if fits else f"the public table is {ours}, the one seen {theirs}"
-
-
-def _models(transcript: Transcript, knowledge: Knowledge) -> tuple[Model, Model]:
-    seen = transcript.weights(tuned=False) or transcript.weights(tuned=True)
-    assert seen is not None and knowledge.public_model is not None
-    return seen, knowledge.public_model
 
 
 def _features(seen: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:

@@ -14,18 +14,14 @@ What this attack does not know: anything but one row at a time. Against a mixtur
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from milkglass import papers
-from milkglass.attacks.embeddings.knn import read_off, same_width
-from milkglass.papers import Paper
-from milkglass.threat.attack import Attack, Budget
-from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Observation, Transcript, Weights
+from milkglass.attacks.embeddings.nearest_rows import NearestRows, RowFeatures
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Transcript
 
 
 def differences(table: torch.Tensor) -> torch.Tensor:
@@ -34,21 +30,17 @@ def differences(table: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class EDNN(Attack):
-    """k: how many ranks the guess has."""
+class EDNN(NearestRows):
+    """Attributes:
+    k: how many ranks the guess has.
+    """
 
     k: int = 10
 
-    name: ClassVar[str] = "ednn"
-    title: ClassVar[str] = "Element-wise differential nearest neighbour"
-    paper: ClassVar[Paper] = papers.EDNN
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
+    name = "ednn"
+    title = "Element-wise differential nearest neighbour"
+    paper = papers.EDNN
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return same_width(transcript, knowledge)
-
-    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.public_model is not None
-        seen, known = differences(transcript.table), differences(knowledge.public_model.table)
-        return read_off(transcript, seen, known, self.k, "euclidean", budget)
+    def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
+        public = differences(required(knowledge.public_model).table)
+        return RowFeatures(differences(transcript.table), public, "euclidean")  # Algorithm 1: D[i, j]

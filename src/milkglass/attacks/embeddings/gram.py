@@ -28,20 +28,16 @@ this.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from milkglass import papers
-from milkglass.attacks.embeddings.knn import nearest, read_off, same_width
+from milkglass.attacks.embeddings.nearest_rows import NearestRows, RowFeatures, nearest
 from milkglass.attacks.embeddings.sorted_rows import SortableRows
-from milkglass.papers import Paper
-from milkglass.threat.attack import Attack, Budget
-from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Observation, Transcript, Weights
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Transcript
 
 ROUNDS = 30
 
@@ -84,7 +80,7 @@ def trimmed(before: Tensor, after: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Gram(Attack):
+class Gram(NearestRows):
     """landmarks: rows with which products are taken. anchors: scrambled rows that are matched by fingerprint, of which
     the pairs for the rotation are taken; four times the dimensions, where that is more. tolerance: how much the lengths
     of rows may differ. k: how many ranks the guess has."""
@@ -94,30 +90,27 @@ class Gram(Attack):
     tolerance: float = 0.08
     k: int = 10
 
-    name: ClassVar[str] = "gram"
-    title: ClassVar[str] = "Matching by products of rows"
-    paper: ClassVar[Paper] = papers.PROCRUSTES.but(
-        "Pairs come from sorted products with the longest rows, and are trimmed."
+    name = "gram"
+    title = "Matching by products of rows"
+    paper = papers.PROCRUSTES.but(
+        "The attack is ours; the rotation from pairs is the paper's.",
+        "Pairs come from sorted products with the longest rows, and are trimmed.",
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if reason := same_width(transcript, knowledge):
+        if reason := super().refuses(transcript, knowledge):
             return reason
-        assert knowledge.public_model is not None
-        fit = SortableRows("table", transcript.table, knowledge.public_model.table).fit
+        fit = SortableRows("table", transcript.table, required(knowledge.public_model).table).fit
         if fit <= self.tolerance:
             return None
         return f"the rows' lengths differ from the public ones by {fit:.0%}: they were not only rotated"
 
-    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.public_model is not None
-        seen, public = transcript.table, knowledge.public_model.table
+    def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
+        seen, public = transcript.table, required(knowledge.public_model).table
         count = min(len(seen), max(self.anchors, 4 * seen.shape[1]))
         part = torch.from_numpy(np.sort(rng.choice(len(seen), count, replace=False)))
         marks = min(self.landmarks, len(seen), len(public))
         here = fingerprints(seen, part, marks)
         rows, tokens = mutual(here, fingerprints(public, torch.arange(len(public)), marks))
         turn = trimmed(public[tokens], seen[part[rows]])
-        return read_off(transcript, (seen.double() @ turn.T).float(), public, self.k, "cosine", budget)
+        return RowFeatures((seen.double() @ turn.T).float(), public, "cosine")

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -31,18 +30,17 @@ import torch
 from torch import Tensor
 
 from milkglass import papers
-from milkglass.attacks.embeddings.knn import same_width
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
 from milkglass.attacks.embeddings.layer_fit import Estimate, find
+from milkglass.attacks.embeddings.nearest_rows import same_width
 from milkglass.errors import UsageError
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Budget, Preprocessor, why_not
 from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Observation, Transcript, Weights
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Transcript, Weights
 
 SAMPLE = 256  # rows that decide which way round
 Found = tuple[Estimate, ...] | str  # the transformations, or why there are none
@@ -139,12 +137,12 @@ class KnownWeight(Preprocessor):
     then: Attack = field(default_factory=KNNPlus)
     tolerance: float = 0.3
 
-    name: ClassVar[str] = "known-weight"
-    title: ClassVar[str] = "Known weights undo the layers' transformation"
-    paper: ClassVar[Paper] = papers.ours("Layers that the server knows give their transformation away")
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
-    uses: ClassVar[frozenset[str]] = (KNNPlus.assumes | KNNPlus.uses) - assumes  # the default's
+    name = "known-weight"
+    title = "Known weights undo the layers' transformation"
+    paper = papers.ours("Layers that the server knows give their transformation away")
+    sees = frozenset({Weights})
+    assumes = frozenset({"public_model"})
+    uses = (KNNPlus.assumes | KNNPlus.uses) - assumes  # the default's
 
     def __post_init__(self) -> None:
         """What helps it is what the attack after it needs or is helped by, but for candidates: see `prepared`."""
@@ -156,17 +154,17 @@ class KnownWeight(Preprocessor):
             return reason
         if reason := why_not(self.then, transcript, self.prepared(knowledge)):
             return f"{self.then.name}, which comes after it: {reason}"
-        result = _latest(*_models(transcript, knowledge), self.tolerance)
+        result = _latest(required(knowledge.public_model), transcript.model, self.tolerance)
         return result if isinstance(result, str) else None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        return self.then.run(self.before(transcript, knowledge), self.prepared(knowledge), budget, rng)
+        return self.then(self.before(transcript, knowledge), self.prepared(knowledge), budget, rng)
 
     def before(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
         """The transcript with the model as it was before its transformation: any attack may go on from there. Raises
         UsageError where it cannot be undone."""
-        seen = _models(transcript, knowledge)[1]
-        result = undone(*_models(transcript, knowledge), self.tolerance)
+        seen = transcript.model
+        result = undone(required(knowledge.public_model), seen, self.tolerance)
         if isinstance(result, str):
             raise UsageError(f"{self.name} does not apply: {result}", "ask why_not before an attack is run")
         others = tuple(
@@ -181,15 +179,8 @@ class KnownWeight(Preprocessor):
         simulate, public = knowledge.simulate, knowledge.public_model
 
         def rehearsed(seed: int) -> tuple[Model, Ids]:
-            assert simulate is not None and public is not None
-            model, sigma = simulate(seed)
-            result = undone(public, model, self.tolerance)
+            model, sigma = required(simulate)(seed)
+            result = undone(required(public), model, self.tolerance)
             return (model if isinstance(result, str) else result.model), sigma
 
         return replace(knowledge, candidates=None, simulate=None if simulate is None else rehearsed)
-
-
-def _models(transcript: Transcript, knowledge: Knowledge) -> tuple[Model, Model]:
-    seen = transcript.weights(tuned=False) or transcript.weights(tuned=True)
-    assert seen is not None and knowledge.public_model is not None
-    return knowledge.public_model, seen

@@ -26,7 +26,6 @@ Two aliases of a token draw from one law, so the more there are, the better the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,10 +34,9 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.attacks.assignment import Solver
 from milkglass.errors import UsageError
-from milkglass.papers import Paper
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Candidates, Group, Knowledge
-from milkglass.threat.observations import Observation, Transcript, Weights
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.observations import Transcript, Weights
 
 Floats = NDArray[np.float64]
 
@@ -55,11 +53,11 @@ class Matching(Solver):
     epsilon: float | None = None
     floor: float = 1e-5
 
-    name: ClassVar[str] = "matching"
-    title: ClassVar[str] = "Order inside clusters from the weights"
-    paper: ClassVar[Paper] = papers.ours("Matching: the noise of WeightSynth names its token")
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
-    assumes: ClassVar[frozenset[str]] = frozenset({"candidates", "public_model"})
+    name = "matching"
+    title = "Order inside clusters from the weights"
+    paper = papers.ours("Matching: the noise of WeightSynth names its token")
+    sees = frozenset({Weights})
+    assumes = frozenset({"candidates", "public_model"})
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not 0 <= self.epsilon < float("inf"):
@@ -72,9 +70,8 @@ class Matching(Solver):
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         """The same groups, with what their weights say added to the likelihood that they came with."""
-        assert knowledge.candidates is not None and knowledge.public_model is not None
-        groups, values = knowledge.candidates.groups, list(knowledge.candidates.likelihood)
-        table = knowledge.public_model.table
+        candidates, table = required(knowledge.candidates), required(knowledge.public_model).table
+        groups, values = candidates.groups, list(candidates.likelihood)
         usable = [number for number, group in enumerate(groups) if _usable(group)]
         epsilon = self.epsilon
         if epsilon is None and usable:
@@ -85,8 +82,7 @@ class Matching(Solver):
         for batch in _stacked(groups, usable, table, self.floor):
             if budget.left() <= 0:
                 break
-            assert epsilon is not None
-            for number, result in zip(batch.numbers, likelihood(batch, epsilon), strict=True):
+            for number, result in zip(batch.numbers, likelihood(batch, required(epsilon)), strict=True):
                 values[number] = values[number] + result
         return Candidates(groups, tuple(values))
 

@@ -16,7 +16,6 @@ was tuned has no equal rows any more.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,11 +24,10 @@ from torch import Tensor
 from milkglass import papers
 from milkglass.attacks.assignment import Solver
 from milkglass.attacks.embeddings import sparse
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Candidates, Group, Knowledge
-from milkglass.threat.observations import Observation, Transcript, Weights
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.observations import Transcript, Weights
 
 ROUNDINGS = ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-12))  # how far a row stored so is off, relative
 EXACT = 1e-6
@@ -46,11 +44,11 @@ class MeanSolve(Solver):
     pool: int = 64
     more: int = 24
 
-    name: ClassVar[str] = "mean-solve"
-    title: ClassVar[str] = "Means of clusters"
-    paper: ClassVar[Paper] = papers.ours("Mixtures have one sparse solution")
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
+    name = "mean-solve"
+    title = "Means of clusters"
+    paper = papers.ours("Mixtures have one sparse solution")
+    sees = frozenset({Weights})
+    assumes = frozenset({"public_model"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if not knowledge.shared:
@@ -61,8 +59,7 @@ class MeanSolve(Solver):
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         """Groups whose weights are all 1/s where they were solved. Draws nothing."""
-        assert knowledge.public_model is not None
-        seen, public = transcript.table, knowledge.public_model.table
+        seen, public = transcript.table, required(knowledge.public_model).table
         tokens = sparse.unit(public)
         free = np.ones(len(public), np.bool_)
         groups: list[Group] = []

@@ -34,21 +34,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from milkglass import papers
-from milkglass.attacks.embeddings.knn import read_off, same_width
 from milkglass.attacks.embeddings.layer_fit import gains_beside
+from milkglass.attacks.embeddings.nearest_rows import NearestRows, RowFeatures
 from milkglass.models.view import Model
-from milkglass.papers import Paper
-from milkglass.threat.attack import Attack, Budget
-from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Observation, Transcript, Weights
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Transcript
 
 ROWS = 2048  # multiplied and sorted at a time
 READERS = 4  # matrices that are tried
@@ -135,9 +131,7 @@ def products(seen: Model, public: Model) -> Iterator[SortableRows]:
 
 def fitting(transcript: Transcript, knowledge: Knowledge, tolerance: float) -> tuple[list[SortableRows], float]:
     """The products whose rows keep their lengths, and the best fit of all; if none does, the one that fits best."""
-    seen = transcript.weights(tuned=False) or transcript.weights(tuned=True)
-    assert seen is not None and knowledge.public_model is not None
-    every = [(one.fit, one) for one in products(seen, knowledge.public_model)]
+    every = [(one.fit, one) for one in products(transcript.model, required(knowledge.public_model))]
     least = min(fit for fit, _ in every)
     return [one for fit, one in every if fit <= max(tolerance, least)], least
 
@@ -149,7 +143,7 @@ def best(transcript: Transcript, knowledge: Knowledge, points: int, tolerance: f
 
 
 @dataclass(frozen=True)
-class SortedRows(Attack):
+class SortedRows(NearestRows):
     """points: places of a sorted row that are compared. tolerance: how much the lengths of rows may differ. k: how many
     ranks the guess has."""
 
@@ -157,22 +151,20 @@ class SortedRows(Attack):
     tolerance: float = 0.08
     k: int = 10
 
-    name: ClassVar[str] = "sorted-rows"
-    title: ClassVar[str] = "Vocabulary matching by sorted rows"
-    paper: ClassVar[Paper] = papers.HIDDEN_NO_MORE.but(
+    name = "sorted-rows"
+    title = "Vocabulary matching by sorted rows"
+    paper = papers.HIDDEN_NO_MORE.but(
         "They match sorted hidden states; we match the table and its products with weights, sorted."
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if reason := same_width(transcript, knowledge):
+        if reason := super().refuses(transcript, knowledge):
             return reason
         _, fit = fitting(transcript, knowledge, self.tolerance)
         if fit <= self.tolerance:
             return None
         return f"the rows' lengths differ from the public ones by {fit:.0%}: they are no permuted columns"
 
-    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+    def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
         seen, public = best(transcript, knowledge, self.points, self.tolerance).fingerprints(self.points)
-        return read_off(transcript, seen, public, self.k, "euclidean", budget)
+        return RowFeatures(seen, public, "euclidean")

@@ -29,7 +29,6 @@ What it does not know: order, texts, and the tokens themselves: it matches ranks
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -37,10 +36,9 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks.assignment import Solver
-from milkglass.papers import Paper
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Candidates, Knowledge
-from milkglass.threat.observations import Observation, Transcript, Weights
+from milkglass.threat.knowledge import Candidates, Knowledge, required
+from milkglass.threat.observations import Transcript, Weights
 
 
 def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]:
@@ -66,13 +64,13 @@ class TunedRows(Solver):
 
     spread: float = 0.7
 
-    name: ClassVar[str] = "tuned-rows"
-    title: ClassVar[str] = "Rows that training moved"
-    paper: ClassVar[Paper] = papers.UPDATE_LEAKAGE.but(
+    name = "tuned-rows"
+    title = "Rows that training moved"
+    paper = papers.UPDATE_LEAKAGE.but(
         "They compare two models' outputs; we compare two tables, since the server has both."
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
-    assumes: ClassVar[frozenset[str]] = frozenset({"candidates", "corpus"})
+    sees = frozenset({Weights})
+    assumes = frozenset({"candidates", "corpus"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         result = _tables(transcript)
@@ -90,17 +88,16 @@ class TunedRows(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        assert knowledge.candidates is not None
-        assert knowledge.corpus is not None
+        candidates = required(knowledge.candidates)
         result = _tables(transcript)
         assert not isinstance(result, str)
         seen = standard(movement(*result))
-        known = standard(knowledge.corpus.counts(knowledge.tokens(transcript.size)).astype(np.float64))
+        known = standard(required(knowledge.corpus).counts(knowledge.tokens(transcript.size)).astype(np.float64))
         likelihood = tuple(
             prior - (seen[group.rows][:, None] - known[group.members][None]) ** 2 / (2 * self.spread**2)
-            for group, prior in zip(knowledge.candidates.groups, knowledge.candidates.likelihood, strict=True)
+            for group, prior in zip(candidates.groups, candidates.likelihood, strict=True)
         )
-        return Candidates(knowledge.candidates.groups, likelihood)
+        return Candidates(candidates.groups, likelihood)
 
 
 def _tables(transcript: Transcript) -> tuple[torch.Tensor, torch.Tensor] | str:

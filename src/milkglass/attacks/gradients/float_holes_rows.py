@@ -13,7 +13,6 @@ gradient, and this reads nothing either. What it does not know: the seed of the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -21,10 +20,9 @@ from milkglass import papers
 from milkglass.attacks.gradients.free_tokens import MOST, dealt, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
 from milkglass.attacks.holes import Holes
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
 FEWEST = 0.01  # a width with fewer holes rules nothing out
@@ -35,13 +33,11 @@ ROWS = 4096  # looked at at a time
 class FloatHolesRows(Inversion):
     """No parameters."""
 
-    name: ClassVar[str] = "float-holes-rows"
-    title: ClassVar[str] = "Holes of floating-point noise, rows of the embeddings' gradient"
-    paper: ClassVar[Paper] = papers.FLOAT_HOLES.but(
-        "Rows of a table's gradient are tested, where the paper tests one number."
-    )
-    assumes: ClassVar[frozenset[str]] = frozenset({"step", "noise"})
-    uses: ClassVar[frozenset[str]] = frozenset({"lengths"})
+    name = "float-holes-rows"
+    title = "Holes of floating-point noise, rows of the embeddings' gradient"
+    paper = papers.FLOAT_HOLES.but("Rows of a table's gradient are tested, where the paper tests one number.")
+    assumes = frozenset({"step", "noise"})
+    uses = frozenset({"lengths"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         for batch in batches(transcript, knowledge):
@@ -52,14 +48,11 @@ class FloatHolesRows(Inversion):
         return None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        grad = table_gradient(batch)
-        assert grad is not None
-        rows, hole = grad.float().numpy(), holes(batch)
+        rows, hole = required(table_gradient(batch)).float().numpy(), holes(batch)
         noise = np.concatenate([hole.noise(rows[at : at + ROWS]).all(1) for at in range(0, len(rows), ROWS)])
         named = np.flatnonzero(~noise)
         return dealt(named if len(named) <= MOST * len(rows) else named[:0], batch)
 
 
 def holes(batch: SharedBatch) -> Holes:
-    assert batch.noise is not None
-    return Holes(np.float32(batch.noise.width))
+    return Holes(np.float32(required(batch.noise).width))

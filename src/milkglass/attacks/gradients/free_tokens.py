@@ -21,7 +21,6 @@ does not know: the order of tokens, which text each is of, the model's layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,7 +29,6 @@ from torch import Tensor
 from milkglass import papers
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
 from milkglass.attacks.gradients.spans import row_space
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
 from milkglass.threat.knowledge import Knowledge
@@ -48,15 +46,14 @@ class FreeTokens(Inversion):
 
     apart: float = 1e-2
 
-    name: ClassVar[str] = "free-tokens"
-    title: ClassVar[str] = "Free tokens (rows of the embeddings' gradient)"
-    paper: ClassVar[Paper] = papers.FEATURE_LEAKAGE.at("section 3").but(
+    name = "free-tokens"
+    title = "Free tokens (rows of the embeddings' gradient)"
+    paper = papers.FEATURE_LEAKAGE.at("section 3").but(
         "Where the head is the table, the span of the rows of all other tokens is taken away first."
     )
-    uses: ClassVar[frozenset[str]] = frozenset({"lengths"})
+    uses = frozenset({"lengths"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        assert knowledge.step is not None
         for batch in batches(transcript, knowledge):
             if (grad := table_gradient(batch)) is None:
                 return "the gradient of the embeddings is not shared"

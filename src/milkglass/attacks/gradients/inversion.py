@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,8 +16,8 @@ from milkglass.noise.declared import AddedNoise
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Gradients, Observation, Transcript
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Gradients, Transcript
 from milkglass.threat.training_step import SharedStep
 
 
@@ -44,15 +43,15 @@ class SharedBatch:
 
     def mask(self) -> torch.Tensor:
         """(b, t) of 1 and 0, by the lengths."""
-        assert self.lengths is not None
-        return (torch.arange(int(self.lengths.max())) < torch.from_numpy(self.lengths)[:, None]).long()
+        lengths = required(self.lengths)
+        return (torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]).long()
 
 
 class Inversion(Attack):
     """An attack on the batches of `Gradients`, one by one. Authors write `invert`."""
 
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Gradients})
-    assumes: ClassVar[frozenset[str]] = frozenset({"step"})
+    sees = frozenset({Gradients})
+    assumes = frozenset({"step"})
 
     @abc.abstractmethod
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
@@ -74,7 +73,6 @@ class Inversion(Attack):
 
 def batches(transcript: Transcript, knowledge: Knowledge) -> list[SharedBatch]:
     """One for each of the gradients, with its part of what is known. Raises UsageError where that is not as much."""
-    assert knowledge.step is not None
     seen = transcript.all(Gradients)
     total = sum(one.batch_size for one in seen)
     for name, known in (("labels", knowledge.labels), ("lengths", knowledge.lengths)):
@@ -84,6 +82,6 @@ def batches(transcript: Transcript, knowledge: Knowledge) -> list[SharedBatch]:
     for one in seen:
         part = slice(start, start + one.batch_size)
         labels, lengths = (None if k is None else k[part] for k in (knowledge.labels, knowledge.lengths))
-        result.append(SharedBatch(one, knowledge.step, labels, lengths, knowledge.corpus, knowledge.noise))
+        result.append(SharedBatch(one, required(knowledge.step), labels, lengths, knowledge.corpus, knowledge.noise))
         start += one.batch_size
     return result

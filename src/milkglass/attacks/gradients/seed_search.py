@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -29,10 +28,9 @@ from milkglass import papers
 from milkglass.attacks.gradients.free_tokens import bag, dealt, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
 from milkglass.attacks.gradients.mersenne import SEEDS, Test, Words, search
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
 OFF = 0.02  # of the width, by which its estimate from other rows may be wrong
@@ -54,13 +52,11 @@ class SeedSearch(Inversion):
     count: int = SEEDS
     threads: int = 2
 
-    name: ClassVar[str] = "seed-search"
-    title: ClassVar[str] = "Search for the seed of the noise"
-    paper: ClassVar[Paper] = papers.MERSENNE_TWISTER.but(
-        "Ours: the paper describes the generator, and says that it is not for secrets."
-    )
-    uses: ClassVar[frozenset[str]] = frozenset({"lengths"})
-    min_seconds: ClassVar[float] = 60.0
+    name = "seed-search"
+    title = "Search for the seed of the noise"
+    paper = papers.MERSENNE_TWISTER.but("Ours: the paper describes the generator, and says that it is not for secrets.")
+    uses = frozenset({"lengths"})
+    min_seconds = 60.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         for batch in batches(transcript, knowledge):
@@ -76,8 +72,7 @@ class SeedSearch(Inversion):
         return None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        grad = table_gradient(batch)
-        assert grad is not None
+        grad = required(table_gradient(batch))
         seed = self.seed(grad, budget)
         result = None if seed is None else bag(_Drawn.of(grad).bare(grad, seed))
         return dealt(np.empty(0, np.int64) if result is None else result, batch)

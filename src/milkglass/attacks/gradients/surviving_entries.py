@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,10 +29,9 @@ from milkglass import papers
 from milkglass.attacks.gradients.free_tokens import bag, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
 from milkglass.errors import UsageError
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
 EQUAL = 1e-3  # two entries are one, relative to the larger
@@ -48,12 +46,10 @@ class SurvivingEntries(Inversion):
     evaluations: int = 1500
     starts: int = 50
 
-    name: ClassVar[str] = "surviving-entries"
-    title: ClassVar[str] = "Surviving entries (against pruning)"
-    paper: ClassVar[Paper] = papers.ours(
-        "tokens by the rows that are left, their order by a search on the entries that are left"
-    )
-    uses: ClassVar[frozenset[str]] = frozenset({"lengths", "labels"})
+    name = "surviving-entries"
+    title = "Surviving entries (against pruning)"
+    paper = papers.ours("Tokens by the rows that are left, their order by a search on the entries that are left")
+    uses = frozenset({"lengths", "labels"})
 
     def __post_init__(self) -> None:
         for name in ("evaluations", "starts"):
@@ -61,8 +57,7 @@ class SurvivingEntries(Inversion):
                 raise UsageError(f"{name} is {value}", "give at least 1, or leave the default")
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        assert knowledge.step is not None
-        if knowledge.step.task == "classification" and knowledge.labels is None:
+        if required(knowledge.step).task == "classification" and knowledge.labels is None:
             return "the attacker does not know the labels"
         for batch in batches(transcript, knowledge):
             if batch.size > 1:

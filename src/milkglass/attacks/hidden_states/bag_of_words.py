@@ -11,17 +11,15 @@ words are not read, and it does not know words that its public text has not.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from milkglass.attacks.hidden_states.mlc import MLC
-from milkglass.papers import Paper
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Activations, Observation, Transcript
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Activations, Transcript
 
 
 def vectors(seen: Activations) -> torch.Tensor:
@@ -40,25 +38,23 @@ class BagOfWords(Attack):
     batch_size: int = 64
     threshold: float = 0.5
 
-    name: ClassVar[str] = "hidden-words"
-    title: ClassVar[str] = "Words in a text, from states"
-    paper: ClassVar[Paper] = MLC.paper
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Activations})
-    assumes: ClassVar[frozenset[str]] = frozenset({"corpus", "observe"})
-    min_seconds: ClassVar[float] = 10.0
+    name = "hidden-words"
+    title = "Words in a text, from states"
+    paper = MLC.paper
+    sees = frozenset({Activations})
+    assumes = frozenset({"corpus", "observe"})
+    min_seconds = 10.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        assert knowledge.corpus is not None
-        if (knowledge.corpus.lengths > 0).sum() < 2:
+        if (required(knowledge.corpus).lengths > 0).sum() < 2:
             return "fewer than two public texts hold a token: nothing tells their vectors from others"
         widths = {one.hidden.shape[1] for one in transcript.all(Activations)}
         return None if len(widths) == 1 else f"the states have {len(widths)} different widths"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.corpus is not None
-        assert knowledge.observe is not None
-        public = knowledge.corpus.chosen(np.flatnonzero(knowledge.corpus.lengths > 0))
-        known = vectors(knowledge.observe(public, int(rng.integers(2**31))))
+        corpus = required(knowledge.corpus)
+        public = corpus.chosen(np.flatnonzero(corpus.lengths > 0))
+        known = vectors(required(knowledge.observe)(public, int(rng.integers(2**31))))
         centre, spread = known.mean(0), known.std(0, correction=0).clamp_min(1e-6)
         seen = torch.cat([vectors(one) for one in transcript.all(Activations)])
         words = np.unique(public.ids)

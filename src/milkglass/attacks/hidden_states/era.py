@@ -15,7 +15,6 @@ What it does not know: that one scrambled id always stands for one public id. ER
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,12 +22,11 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks.forward import batches, body, headless, places, public_head, stacked
-from milkglass.papers import Paper
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Observation, Outputs, Transcript, Weights
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Outputs, Transcript, Weights
 
 BLOCK = 512  # places that are read at a time
 
@@ -49,9 +47,7 @@ def mismatch(transcript: Transcript) -> str | None:
 def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
     """(total, d) the state from which each generated id was predicted, and (total,) whether there is one: nothing
     precedes the first id of an answer to an empty prompt."""
-    model = transcript.weights(tuned=True) or transcript.weights(tuned=False)
-    assert model is not None
-    runner = body(model)
+    runner = body(transcript.weights(tuned=True) or transcript.model)
     requested, answers = prompts(transcript), transcript.outputs
     whole = Sequences.of(np.concatenate(pair) for pair in zip(requested, answers, strict=True))
     answered = np.concatenate(
@@ -79,22 +75,20 @@ class ERA(Attack):
 
     k: int = 10
 
-    name: ClassVar[str] = "era"
-    title: ClassVar[str] = "Embedding replacement"
-    paper: ClassVar[Paper] = papers.OBFUSLM.but(
+    name = "era"
+    title = "Embedding replacement"
+    paper = papers.OBFUSLM.but(
         "The paper reads while it generates; we read what was generated, which gives the same states."
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Outputs})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
-    of_outputs: ClassVar[bool] = True
+    sees = frozenset({Weights, Outputs})
+    assumes = frozenset({"public_model"})
+    of_outputs = True
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        assert knowledge.public_model is not None
-        return mismatch(transcript) or headless(knowledge.public_model)
+        return mismatch(transcript) or headless(required(knowledge.public_model))
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.public_model is not None
-        head = public_head(knowledge.public_model).T.contiguous()
+        head = public_head(required(knowledge.public_model)).T.contiguous()
         result, known = states(transcript)
         k = min(self.k, head.shape[1])
         guess = np.full((len(known), k), NO_BELIEF, np.int64)

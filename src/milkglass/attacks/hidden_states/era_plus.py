@@ -26,7 +26,6 @@ What it does not know: ids that were never generated, or only where nothing prec
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -38,11 +37,10 @@ from milkglass.attacks.hidden_states.era import mismatch, states
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Candidates, Knowledge
-from milkglass.threat.observations import Observation, Outputs, Tokens, Transcript, Weights
+from milkglass.threat.knowledge import Candidates, Knowledge, required
+from milkglass.threat.observations import Outputs, Tokens, Transcript, Weights
 
 FLOOR = 0.01  # of what one place can say against a candidate
 BLOCK = 256  # places whose candidates are weighed at once
@@ -55,22 +53,20 @@ class ERAPlus(Solver):
 
     damping: float = 20.0
 
-    name: ClassVar[str] = "era+"
-    title: ClassVar[str] = "Embedding replacement, joined over the corpus"
-    paper: ClassVar[Paper] = papers.OBFUSLM.but("ERA+ is ours.")
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Outputs})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "candidates"})
-    uses: ClassVar[frozenset[str]] = frozenset({"corpus", "pairs"})
-    of_outputs: ClassVar[bool] = True
+    name = "era+"
+    title = "Embedding replacement, joined over the corpus"
+    paper = papers.OBFUSLM.but("ERA+ is ours.")
+    sees = frozenset({Weights, Outputs})
+    assumes = frozenset({"public_model", "candidates"})
+    uses = frozenset({"corpus", "pairs"})
+    of_outputs = True
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        assert knowledge.public_model is not None
-        return mismatch(transcript) or headless(knowledge.public_model)
+        return mismatch(transcript) or headless(required(knowledge.public_model))
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        assert knowledge.public_model is not None
         result, size = self._prior(transcript, knowledge, budget, rng), transcript.size
         before, known = states(transcript)
         created = transcript.outputs.kept(known)  # the places of which the model says something
@@ -85,7 +81,7 @@ class ERAPlus(Solver):
         ids = created.ids[where]
         member = board.member[board.line[ids]]
         said_here = before[torch.from_numpy(known)][torch.from_numpy(where)]
-        scores = weighed(said_here, public_head(knowledge.public_model), member)
+        scores = weighed(said_here, public_head(required(knowledge.public_model)), member)
         scores -= share[member]
         board.hear(ids, scores, FLOOR)
         words, _ = board.weighed(board.evidence(self.damping), board.belief(result.likelihood))
@@ -96,9 +92,8 @@ class ERAPlus(Solver):
     def _prior(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        assert knowledge.candidates is not None
         if knowledge.corpus is None or Tokens not in transcript.kinds:
-            return knowledge.candidates
+            return required(knowledge.candidates)
         return Decipherment().learn(transcript, knowledge, budget, rng)
 
 

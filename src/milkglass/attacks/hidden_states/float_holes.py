@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +29,11 @@ from milkglass.attacks.holes import Floats, Holes
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.noise.declared import AddedNoise
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Activations, Observation, Transcript
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Activations, Transcript
 
 FEWEST = 0.01  # a width with fewer holes rules nothing out
 BLOCK = 16  # coordinates looked at before tokens are dropped
@@ -58,34 +56,31 @@ class FloatHoles(Attack):
     patience: int = 2
     always: bool = False
 
-    name: ClassVar[str] = "float-holes"
-    title: ClassVar[str] = "Holes of floating-point noise"
-    paper: ClassVar[Paper] = papers.FLOAT_HOLES.but(
+    name = "float-holes"
+    title = "Holes of floating-point noise"
+    paper = papers.FLOAT_HOLES.but(
         "Each token is tested against all others by hundreds of coordinates, where the paper tests one number."
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Activations})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "noise"})
-    min_seconds: ClassVar[float] = 20.0  # seconds for one text of MiniLM
+    sees = frozenset({Activations})
+    assumes = frozenset({"public_model", "corpus", "noise"})
+    min_seconds = 20.0  # seconds for one text of MiniLM
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        assert knowledge.public_model is not None
-        assert knowledge.noise is not None
-        family = family_of(knowledge.public_model.config)
+        public_model = required(knowledge.public_model)
+        family = family_of(public_model.config)
         if family.kind != "encoder":
             return f"{family.name} is a decoder, and states are sent by encoders"
         if any(one.layer for one in transcript.all(Activations)):
             return "the states follow from whole texts, and no list of texts is tried"
-        if Holes(np.float32(knowledge.noise.width)).share < FEWEST:
+        if Holes(np.float32(required(knowledge.noise).width)).share < FEWEST:
             return "noise of this width reaches every number"
         if not len(frame(knowledge.corpus)[0]):
             return "public texts do not all begin with the same token"
-        return hidden_of(transcript, knowledge.public_model.width)
+        return hidden_of(transcript, public_model.width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.public_model is not None
-        assert knowledge.noise is not None
         first = int(frame(knowledge.corpus)[0][0])
-        reader = _Reader(knowledge.public_model, knowledge.noise, first, self)
+        reader = _Reader(required(knowledge.public_model), required(knowledge.noise), first, self)
         parts = [reader.read(one, budget) for one in transcript.all(Activations)]
         return Guess(running=np.concatenate(parts))
 
@@ -166,10 +161,11 @@ class _Reader:
 
     def _factors(self, length: int) -> tuple[Floats, float]:
         """Every fp32 number that C over the norm of a text of this length can be, 1 at most, and the likeliest."""
-        assert self.noise.clip is not None
         norms = np.linalg.norm(self.at(min(1, length - 1)), axis=1)
         typical = np.sqrt((norms.astype(np.float64) ** 2).mean())
-        around = self.noise.clip / np.sqrt(length) / np.array([norms.max() * 1.02, norms.min() * 0.98, typical])
+        around = (
+            required(self.noise.clip) / np.sqrt(length) / np.array([norms.max() * 1.02, norms.min() * 0.98, typical])
+        )
         low, high, middle = np.minimum(around, 1).astype(np.float32)
         whole = np.arange(low.view(np.int32), high.view(np.int32) + 1, dtype=np.int32).view(np.float32)
         return whole, float(middle)

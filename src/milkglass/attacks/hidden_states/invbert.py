@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,12 +32,11 @@ from milkglass import papers
 from milkglass.attacks.forward import body, places, sampled, within
 from milkglass.attacks.hidden_states.train_inverter import train
 from milkglass.models.view import Model
-from milkglass.papers import Paper
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Activations, Observation, Tokens, Transcript, Weights
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Activations, Tokens, Transcript, Weights
 
 PUBLIC, SENT = 0.7, 0.6  # of the budget: what is left at least when the public, the client's states are computed
 TRAINING = 0.8  # of what is left then
@@ -71,15 +69,15 @@ class InvBert(Attack):
     epochs: int = 10
     k: int = 10
 
-    name: ClassVar[str] = "invbert"
-    title: ClassVar[str] = "Inversion model"
-    paper: ClassVar[Paper] = papers.INVBERT.but(
+    name = "invbert"
+    title = "Inversion model"
+    paper = papers.INVBERT.but(
         "The inversion model starts from the public model and its table, not from BERT-base.",
         "Batches hold sentences of one length, at most `batch_size` of them.",
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "simulate"})
-    min_seconds: ClassVar[float] = 240.0
+    sees = frozenset({Weights, Tokens})
+    assumes = frozenset({"public_model", "corpus", "simulate"})
+    min_seconds = 240.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         provided = self._given(transcript)
@@ -88,24 +86,21 @@ class InvBert(Attack):
             return f"the states after layer {self.layer} are not those of the {len(sent)} texts that were sent"
         if any(len(one.hidden) != one.lengths.sum() for one in provided):
             return f"the states after layer {self.layer} are not one for each token"
-        assert knowledge.corpus is not None
-        return None if len(knowledge.corpus.ids) else "the public text holds no token"
+        return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
 
     def _given(self, transcript: Transcript) -> list[Activations]:
         return [one for one in transcript.all(Activations) if one.layer == self.layer]
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.public_model is not None
-        assert knowledge.corpus is not None
-        assert knowledge.simulate is not None
+        public = required(knowledge.corpus)
         provided, (first, second, third) = budget.left(), rng.spawn(3)
-        own, sigma = knowledge.simulate(int(rng.integers(2**31)))
-        corpus = knowledge.corpus.mapped(sigma)
+        own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
+        corpus = public.mapped(sigma)
         states, read = self.states(own, corpus, within(corpus, budget, first, PUBLIC * provided))
         known = torch.from_numpy(read[corpus.owner])
-        corpus = knowledge.corpus.chosen(np.flatnonzero(read))
+        corpus = public.chosen(np.flatnonzero(read))
         seen, reached = self.observed(transcript, within(transcript.tokens, budget, second, SENT * provided))
-        inverter = InvBertModel(knowledge.public_model, self.depth)
+        inverter = InvBertModel(required(knowledge.public_model), self.depth)
         train(inverter, states[known], corpus, self, budget.part(TRAINING, budget.progress), rng)
         part = np.flatnonzero(reached)
         groups = (part[one] for one in within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS))
@@ -120,9 +115,7 @@ class InvBert(Attack):
         """The client's states: as they were sent, else computed from the ids, of the texts in `groups`."""
         if provided := self._given(transcript):
             return torch.cat([one.hidden.float() for one in provided]), np.ones(len(transcript.tokens), np.bool_)
-        model = transcript.weights(tuned=False) or transcript.weights(tuned=True)
-        assert model is not None
-        return self.states(model, transcript.tokens, groups)
+        return self.states(transcript.model, transcript.tokens, groups)
 
     @torch.inference_mode()
     def read(self, inverter: InvBertModel, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids]) -> Ids:

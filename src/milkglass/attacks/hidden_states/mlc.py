@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -28,12 +27,11 @@ from scipy.sparse import csr_array
 from milkglass import papers
 from milkglass.attacks.forward import body, stacked, state, within
 from milkglass.models.view import Model
-from milkglass.papers import Paper
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Observation, Tokens, Transcript, Weights
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Tokens, Transcript, Weights
 
 PUBLIC, SENT = 0.5, 0.25  # of the budget: what is left at least when the public, the sent texts are embedded
 TEXTS = 1024  # whose words are named at a time
@@ -59,36 +57,33 @@ class MLC(Attack):
     batch_size: int = 64
     threshold: float = 0.5
 
-    name: ClassVar[str] = "mlc"
-    title: ClassVar[str] = "Words in a text (multi-label)"
-    paper: ClassVar[Paper] = papers.EMBEDDING_LEAKAGE.but(
+    name = "mlc"
+    title = "Words in a text (multi-label)"
+    paper = papers.EMBEDDING_LEAKAGE.but(
         "Rate 1e-2 on standardised embeddings in place of 5e-5: with a small corpus the latter learns nothing."
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "simulate"})
-    min_seconds: ClassVar[float] = 30.0
+    sees = frozenset({Weights, Tokens})
+    assumes = frozenset({"public_model", "corpus", "simulate"})
+    min_seconds = 30.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        assert knowledge.corpus is not None
-        if not len(knowledge.corpus.ids):
+        corpus = required(knowledge.corpus)
+        if not len(corpus.ids):
             return "the public text holds no token"
-        if (knowledge.corpus.lengths > 0).sum() < 2:
+        if (corpus.lengths > 0).sum() < 2:
             return "one public text is too few: nothing tells its embedding from others"
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.corpus is not None
-        assert knowledge.simulate is not None
+        corpus = required(knowledge.corpus)
         provided, (order, other) = budget.left(), rng.spawn(2)
-        own, sigma = knowledge.simulate(int(rng.integers(2**31)))
-        public, sent = knowledge.corpus.mapped(sigma), transcript.tokens
+        own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
+        public, sent = corpus.mapped(sigma), transcript.tokens
         means, read = embeddings(own, public, within(public, budget, order, PUBLIC * provided))
-        public, means = knowledge.corpus.chosen(np.flatnonzero(read)), means[torch.from_numpy(read)]
+        public, means = corpus.chosen(np.flatnonzero(read)), means[torch.from_numpy(read)]
         centre = means.mean(0)
         spread = means.std(0).clamp_min(1e-6) if len(means) > 1 else torch.ones_like(centre)
-        model = transcript.weights(tuned=False) or transcript.weights(tuned=True)
-        assert model is not None
-        seen, reached = embeddings(model, sent, within(sent, budget, other, SENT * provided))
+        seen, reached = embeddings(transcript.model, sent, within(sent, budget, other, SENT * provided))
         words = np.unique(public.ids)
         layer = self.train((means - centre) / spread, public, words, budget, rng)
         return Guess(bags=self.named(layer, (seen - centre) / spread, reached, words))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,12 +25,11 @@ from milkglass import papers
 from milkglass.attacks.forward import body, state
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
-from milkglass.papers import Paper
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Activations, Observation, Transcript
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Activations, Transcript
 
 CANDIDATES = 8192  # rows of the table compared at a time
 ALONE = 512  # tokens run at a time, each in a text of its own
@@ -54,34 +53,33 @@ class NearestState(Attack):
 
     k: int = 10
 
-    name: ClassVar[str] = "near-hidden"
-    title: ClassVar[str] = "Nearest state"
-    paper: ClassVar[Paper] = papers.PRIVACY_BERT.but(
+    name = "near-hidden"
+    title = "Nearest state"
+    paper = papers.PRIVACY_BERT.but(
         "States are compared with those of public tokens at the same place of the model, positions included.",
         "Cosine in place of Euclidean distance: a clipped text is a scaled one.",
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Activations})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model"})
-    uses: ClassVar[frozenset[str]] = frozenset({"corpus"})
+    sees = frozenset({Activations})
+    assumes = frozenset({"public_model"})
+    uses = frozenset({"corpus"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        assert knowledge.public_model is not None
-        family = family_of(knowledge.public_model.config)
+        public_model = required(knowledge.public_model)
+        family = family_of(public_model.config)
         if family.kind != "encoder":
             return f"{family.name} is a decoder, and states are sent by encoders"
-        return hidden_of(transcript, knowledge.public_model.width)
+        return hidden_of(transcript, public_model.width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.public_model is not None
         parts = [self.read(one, knowledge, budget) for one in transcript.all(Activations)]
         return Guess(running=np.concatenate(parts))
 
     def read(self, seen: Activations, knowledge: Knowledge, budget: Budget) -> Ids:
         """(rows, k) public ids."""
-        assert knowledge.public_model is not None
+        public_model = required(knowledge.public_model)
         if seen.layer == 0:
-            return self._by_position(seen, knowledge.public_model, budget)
-        table = alone(knowledge.public_model, frame(knowledge.corpus), seen.layer)
+            return self._by_position(seen, public_model, budget)
+        table = alone(public_model, frame(knowledge.corpus), seen.layer)
         return self._nearest(seen.hidden.float(), [(0, table)], budget)
 
     def _by_position(self, seen: Activations, public: Model, budget: Budget) -> Ids:

@@ -14,7 +14,6 @@ that texts repeat, nor any order of texts: it reads each by itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,12 +23,11 @@ from milkglass.attacks.forward import batches, places
 from milkglass.attacks.hidden_states.nearest_state import hidden_of
 from milkglass.attacks.hidden_states.train_inverter import train
 from milkglass.models.view import Model
-from milkglass.papers import Paper
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Activations, Observation, Transcript
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Activations, Transcript
 
 OBSERVING, TRAINING = 0.2, 0.8  # of the budget: on the attacker's own states; of the rest, on training
 CHUNK = 256  # public texts that are observed at a time
@@ -83,29 +81,26 @@ class StateInversion(Attack):
     epochs: int = 10
     k: int = 10
 
-    name: ClassVar[str] = "invert-hidden"
-    title: ClassVar[str] = "Inversion of states"
-    paper: ClassVar[Paper] = papers.INVBERT.but(
+    name = "invert-hidden"
+    title = "Inversion of states"
+    paper = papers.INVBERT.but(
         "One transformer layer that is drawn, and the public table to read it out, in place of a whole BERT.",
         "Rate 1e-3 and batches of one length, at most `batch_size` texts.",
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Activations})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "observe"})
-    min_seconds: ClassVar[float] = 30.0
+    sees = frozenset({Activations})
+    assumes = frozenset({"public_model", "corpus", "observe"})
+    min_seconds = 30.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        assert knowledge.public_model is not None
-        assert knowledge.corpus is not None
-        if not len(knowledge.corpus.ids):
+        if not len(required(knowledge.corpus).ids):
             return "the public text holds no token"
-        return hidden_of(transcript, knowledge.public_model.width)
+        return hidden_of(transcript, required(knowledge.public_model).width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.public_model is not None
         states, corpus = self.observed(knowledge, budget.part(OBSERVING), rng)
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
         centre, spread = states.mean(0), states.std(0, correction=0).clamp_min(1e-6)
-        inverter = StateInverter(knowledge.public_model, centre, spread, self.depth, generator)
+        inverter = StateInverter(required(knowledge.public_model), centre, spread, self.depth, generator)
         time = budget.part(TRAINING, budget.progress)
         train(inverter, states, corpus, self, time, rng, clip=1.0)
         parts = [self.read(inverter, one, budget) for one in transcript.all(Activations)]
@@ -115,18 +110,17 @@ class StateInversion(Attack):
         self, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> tuple[torch.Tensor, Sequences]:
         """The states of as much public text as there is time for, in an order drawn from `rng`, and that text."""
-        assert knowledge.corpus is not None
-        assert knowledge.observe is not None
+        corpus = required(knowledge.corpus)
         seed = int(rng.integers(2**31))
         states: list[torch.Tensor] = []
         texts: list[Ids] = []
-        part = np.flatnonzero(knowledge.corpus.lengths > 0)
+        part = np.flatnonzero(corpus.lengths > 0)
         for copy in range(self.copies):
             for numbers in np.array_split(rng.permutation(part), -(-len(part) // CHUNK)):
                 if states and budget.left() <= 0:
                     break
-                selected = knowledge.corpus.chosen(numbers)
-                states.append(knowledge.observe(selected, seed + copy).hidden.float())
+                selected = corpus.chosen(numbers)
+                states.append(required(knowledge.observe)(selected, seed + copy).hidden.float())
                 texts.extend(selected)
         return torch.cat(states), Sequences.of(texts)
 

@@ -16,18 +16,16 @@ What it does not know: more of the language than pairs of neighbours; why the de
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from milkglass import papers
 from milkglass.attacks.text.channel import Channel, Neighbours, became, read, rehearsed
-from milkglass.papers import Paper
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Candidates, Knowledge
-from milkglass.threat.observations import Observation, Tokens, Transcript
+from milkglass.threat.knowledge import Candidates, Knowledge, required
+from milkglass.threat.observations import Tokens, Transcript
 
 
 @dataclass(frozen=True)
@@ -41,25 +39,21 @@ class ShadowDecoding(Attack):
     rehearsals: int = 1
     k: int = 10
 
-    name: ClassVar[str] = "shadow-decoding"
-    title: ClassVar[str] = "Shadow decoding (a channel and a language model)"
-    paper: ClassVar[Paper] = papers.ours(
-        "Bayes' rule over the inverse of GHOST's search, with the forward-backward algorithm"
-    )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
-    assumes: ClassVar[frozenset[str]] = frozenset({"candidates", "corpus"})
-    uses: ClassVar[frozenset[str]] = frozenset({"rehearse"})
+    name = "shadow-decoding"
+    title = "Shadow decoding (a channel and a language model)"
+    paper = papers.ours("Bayes' rule over the inverse of GHOST's search, with the forward-backward algorithm")
+    sees = frozenset({Tokens})
+    assumes = frozenset({"candidates", "corpus"})
+    uses = frozenset({"rehearse"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        assert knowledge.corpus is not None
-        return None if len(knowledge.corpus.ids) else "the public text holds no token"
+        return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.candidates is not None
-        assert knowledge.corpus is not None
+        corpus = required(knowledge.corpus)
         sent = rehearsed(knowledge, self.rehearsals, rng)
-        channel = self.channel(knowledge.candidates, knowledge.corpus, sent, transcript.size)
-        neighbours = Neighbours.of(knowledge.corpus, transcript.size, channel.share, self.mix)
+        channel = self.channel(required(knowledge.candidates), corpus, sent, transcript.size)
+        neighbours = Neighbours.of(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))
 

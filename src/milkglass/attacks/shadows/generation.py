@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,12 +26,11 @@ from milkglass import papers
 from milkglass.attacks.forward import batches, places, stacked
 from milkglass.attacks.text.channel import rehearsed
 from milkglass.errors import UsageError
-from milkglass.papers import Paper
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Observation, Tokens, Transcript
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Tokens, Transcript
 
 SHARE = 0.7  # of the budget for training
 TOKENS = 1024  # shadows in a batch
@@ -49,20 +48,19 @@ class ShadowGeneration(Attack):
     rate: float = 1e-3
     restricted: bool = True
 
-    name: ClassVar[str] = "shadow-generation"
-    title: ClassVar[str] = "LLM generation from shadows"
-    paper: ClassVar[Paper] = papers.GHOST.at("sections 5.7 and A.2").but(
+    name = "shadow-generation"
+    title = "LLM generation from shadows"
+    paper = papers.GHOST.at("sections 5.7 and A.2").but(
         "The model is any causal model, by default a small one from nothing; the paper tunes Llama-3.2-3B.",
         "Positions begin again with the originals, so that each finds its shadow.",
         "Only what a shadow can stand for is written, unless restricted is off; the paper does not restrict.",
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
-    assumes: ClassVar[frozenset[str]] = frozenset({"corpus", "rehearse"})
-    uses: ClassVar[frozenset[str]] = frozenset({"candidates"})
+    sees = frozenset({Tokens})
+    assumes = frozenset({"corpus", "rehearse"})
+    uses = frozenset({"candidates"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        assert knowledge.corpus is not None
-        return None if len(knowledge.corpus.ids) else "the public text holds no token"
+        return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         sent, origin = rehearsed(knowledge, 1, rng)[0]
@@ -104,15 +102,15 @@ class ShadowGeneration(Attack):
     def _train(
         self, model: Any, sent: Sequences, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> None:
-        assert knowledge.corpus is not None
+        corpus = required(knowledge.corpus)
         until, optimiser = (1 - SHARE) * budget.left(), torch.optim.AdamW(model.parameters(), lr=self.rate)
-        groups = list(batches(knowledge.corpus, TOKENS))
+        groups = list(batches(corpus, TOKENS))
         model.train()
         for epoch in range(self.epochs):
             for done, at in enumerate(rng.permutation(len(groups)).tolist()):
                 if budget.left() < until:
                     return
-                shadows, originals = stacked(sent, groups[at]), stacked(knowledge.corpus, groups[at])
+                shadows, originals = stacked(sent, groups[at]), stacked(corpus, groups[at])
                 logits = _logits(model, shadows, originals[:, :-1], model.config.vocab_size - 1, shadows.shape[1])
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), originals.flatten())
                 optimiser.zero_grad()

@@ -10,7 +10,7 @@ What this module does not know: how the shadows were found, texts, which of the 
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ from milkglass.errors import UsageError
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Candidates, Group, Knowledge
-from milkglass.threat.observations import Observation, Tokens, Transcript
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.observations import Tokens, Transcript
 
 Floats = NDArray[np.float64]
 
@@ -47,9 +47,9 @@ def inverse(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
 class Rule(Attack):
     """An attack that orders each shadow's originals by their embeddings, one token at a time. Authors write `order`."""
 
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
-    assumes: ClassVar[frozenset[str]] = frozenset({"candidates"})
-    uses: ClassVar[frozenset[str]] = frozenset({"public_model", "step"})
+    sees = frozenset({Tokens})
+    assumes = frozenset({"candidates"})
+    uses = frozenset({"public_model", "step"})
     k: int
 
     @abc.abstractmethod
@@ -62,11 +62,15 @@ class Rule(Attack):
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.candidates is not None
         table = _table(knowledge)
         ids = transcript.tokens.ids
         sent = set(ids.tolist())
-        behind = {row: one.members for one in knowledge.candidates.groups for row in one.rows.tolist() if row in sent}
+        behind = {
+            row: one.members
+            for one in required(knowledge.candidates).groups
+            for row in one.rows.tolist()
+            if row in sent
+        }
         rows = {s: (_rows(table, np.array([s]))[0], _rows(table, members)) for s, members in behind.items()}
         guess = np.full((len(ids), self.k), NO_BELIEF, np.int64)
         for place, token in enumerate(ids.tolist()):
@@ -82,8 +86,7 @@ class Rule(Attack):
 def _table(knowledge: Knowledge) -> torch.Tensor:
     if knowledge.public_model is not None:
         return knowledge.public_model.table
-    assert knowledge.step is not None
-    return knowledge.step.table
+    return required(knowledge.step).table
 
 
 def _rows(table: torch.Tensor, ids: Ids) -> Floats:

@@ -9,13 +9,11 @@ among the shadows. Special tokens stand for themselves, and are read so.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from milkglass import papers
 from milkglass.attacks.shadows.inverse import Floats, Rule, cosines
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 
 
@@ -25,9 +23,9 @@ class ShadowMaximum(Rule):
 
     k: int = 10
 
-    name: ClassVar[str] = "shadow-max"
-    title: ClassVar[str] = "Maximum similarity among the originals of a shadow"
-    paper: ClassVar[Paper] = papers.GHOST.at("section 5.7").but("Equal likenesses are ordered by id.")
+    name = "shadow-max"
+    title = "Maximum similarity among the originals of a shadow"
+    paper = papers.GHOST.at("section 5.7").but("Equal likenesses are ordered by id.")
 
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
         return np.argsort(-cosines(members, shadow), kind="stable").astype(np.int64)

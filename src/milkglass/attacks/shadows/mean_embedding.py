@@ -8,13 +8,11 @@ frequency, context, the shadow's own embedding, and how the defence chose among 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from milkglass import papers
 from milkglass.attacks.shadows.inverse import Floats, Rule, cosines
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 
 
@@ -24,9 +22,9 @@ class ShadowMean(Rule):
 
     k: int = 10
 
-    name: ClassVar[str] = "shadow-mean"
-    title: ClassVar[str] = "Mean embedding among the originals of a shadow"
-    paper: ClassVar[Paper] = papers.GHOST.at("section 5.7").but("Equal likenesses are ordered by id.")
+    name = "shadow-mean"
+    title = "Mean embedding among the originals of a shadow"
+    paper = papers.GHOST.at("section 5.7").but("Equal likenesses are ordered by id.")
 
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
         return np.argsort(-cosines(members, members.mean(0)), kind="stable").astype(np.int64)

@@ -8,13 +8,11 @@ token at a time: what it does not know is frequency, context, and how the defenc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from milkglass import papers
 from milkglass.attacks.shadows.inverse import Floats, Rule, cosines
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 
 
@@ -24,11 +22,9 @@ class ShadowMedian(Rule):
 
     k: int = 10
 
-    name: ClassVar[str] = "shadow-median"
-    title: ClassVar[str] = "Median similarity among the originals of a shadow"
-    paper: ClassVar[Paper] = papers.GHOST.at("section 5.7").but(
-        "Of an even number, the one below the middle; the paper does not say."
-    )
+    name = "shadow-median"
+    title = "Median similarity among the originals of a shadow"
+    paper = papers.GHOST.at("section 5.7").but("Of an even number, the one below the middle; the paper does not say.")
 
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
         order = np.argsort(cosines(members, shadow), kind="stable")  # least alike first

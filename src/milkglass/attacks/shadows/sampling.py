@@ -12,13 +12,11 @@ chose among the shadows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from milkglass import papers
 from milkglass.attacks.shadows.inverse import Floats, Rule, cosines
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 
 
@@ -28,9 +26,9 @@ class ShadowSampling(Rule):
 
     k: int = 10
 
-    name: ClassVar[str] = "shadow-sampling"
-    title: ClassVar[str] = "Sampling among the originals of a shadow"
-    paper: ClassVar[Paper] = papers.GHOST.at("section 5.7").but(
+    name = "shadow-sampling"
+    title = "Sampling among the originals of a shadow"
+    paper = papers.GHOST.at("section 5.7").but(
         "A likeness below zero counts as zero; where all are, all originals are equally likely.",
         "Ranks after the first are further draws, without the ones before.",
     )

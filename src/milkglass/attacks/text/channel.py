@@ -19,19 +19,17 @@ attacker's own text lacks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, summed
-from milkglass.papers import Paper
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Observation, Tokens, Transcript
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Tokens, Transcript
 
 Floats = NDArray[np.float64]
 
@@ -152,22 +150,21 @@ class ChannelAttack(Attack):
     mix: float = 0.8
     k: int = 10
 
-    name: ClassVar[str] = "channel"
-    title: ClassVar[str] = "Noisy channel"
-    paper: ClassVar[Paper] = papers.ours(
+    name = "channel"
+    title = "Noisy channel"
+    paper = papers.ours(
         "Bayes' rule over an attacker's own rehearsal of the mechanism, with the forward-backward algorithm"
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
-    assumes: ClassVar[frozenset[str]] = frozenset({"corpus", "rehearse"})
+    sees = frozenset({Tokens})
+    assumes = frozenset({"corpus", "rehearse"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        assert knowledge.corpus is not None
-        return None if len(knowledge.corpus.ids) else "the public text holds no token"
+        return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.corpus is not None
-        channel = learnt(knowledge.corpus, rehearsed(knowledge, self.rehearsals, rng), transcript.size, self.candidates)
-        neighbours = Neighbours.of(knowledge.corpus, transcript.size, channel.share, self.mix)
+        corpus = required(knowledge.corpus)
+        channel = learnt(corpus, rehearsed(knowledge, self.rehearsals, rng), transcript.size, self.candidates)
+        neighbours = Neighbours.of(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         guess[:, 0] = transcript.tokens.ids  # of what time does not reach: as it was sent
         return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))

@@ -15,16 +15,14 @@ All rows of a cluster get the same list, on purpose: which row is which is exact
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from milkglass import papers
-from milkglass.papers import Paper
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Observation, Transcript, Weights
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Transcript, Weights
 
 
 @dataclass(frozen=True)
@@ -33,21 +31,19 @@ class ClusterConditional(Attack):
 
     k: int = 10
 
-    name: ClassVar[str] = "cluster-conditional"
-    title: ClassVar[str] = "The commonest token of each cluster"
-    paper: ClassVar[Paper] = papers.ours(
-        "Milkglass' own: what the promise of one chance in k takes for granted",
+    name = "cluster-conditional"
+    title = "The commonest token of each cluster"
+    paper = papers.ours(
+        "What the promise of one chance in k takes for granted",
         "measured against Lin et al., Findings of ACL 2025, section 4",
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights})
-    assumes: ClassVar[frozenset[str]] = frozenset({"candidates", "corpus"})
+    sees = frozenset({Weights})
+    assumes = frozenset({"candidates", "corpus"})
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.candidates is not None
-        assert knowledge.corpus is not None
-        counts = knowledge.corpus.counts(transcript.size)
+        counts = required(knowledge.corpus).counts(transcript.size)
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
-        for group in knowledge.candidates.groups:
+        for group in required(knowledge.candidates).groups:
             order = np.lexsort((group.members, -counts[group.members]))[: self.k]
             table[group.rows, : len(order)] = group.members[order]
         return Guess(table=table)

@@ -40,7 +40,6 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -55,10 +54,9 @@ from milkglass.attacks.token_ids.decipherment.reader import FEW, CausalReader, R
 from milkglass.models.families import family_of
 from milkglass.models.resolve import EMBEDDED, resolve
 from milkglass.models.view import Model
-from milkglass.papers import Paper
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Candidates, Group, Knowledge
-from milkglass.threat.observations import Observation, Tokens, Transcript
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.observations import Tokens, Transcript
 
 BLOCK = 128  # texts between two looks at what is still needed
 TOKENIZER = "tokenizer.json"
@@ -77,19 +75,19 @@ class LanguageModel(Solver):
     certain: float = 0.99
     first: Decipherment = field(default_factory=Decipherment)
 
-    name: ClassVar[str] = "language-model"
-    title: ClassVar[str] = "Language model over the candidates"
-    paper: ClassVar[Paper] = papers.NEURAL_DECIPHERMENT.but(
-        "They score partial keys in a beam search; here evidence for single ids joins a mean field."
+    name = "language-model"
+    title = "Language model over the candidates"
+    paper = papers.NEURAL_DECIPHERMENT.but(
+        "The attack is ours; decipherment by a neural language model is the paper's.",
+        "They score partial keys in a beam search; here evidence for single ids joins a mean field.",
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus", "candidates"})
-    min_seconds: ClassVar[float] = 150.0
-    uses: ClassVar[frozenset[str]] = frozenset({"pairs"})
+    sees = frozenset({Tokens})
+    assumes = frozenset({"public_model", "corpus", "candidates"})
+    min_seconds = 150.0
+    uses = frozenset({"pairs"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        public = knowledge.public_model
-        assert public is not None
+        public = required(knowledge.public_model)
         if reason := self.first.refuses(transcript, knowledge):
             return reason
         if family_of(public.config).kind == "decoder":
@@ -106,16 +104,14 @@ class LanguageModel(Solver):
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         """Decipherment's candidates, settled again with what the model says of them."""
-        assert knowledge.candidates is not None
-        assert knowledge.corpus is not None
         started = budget.clock()
         base = result = self.first.learn(transcript, knowledge, budget.part(1), rng)
         elapsed = budget.clock() - started
         if budget.left() <= elapsed or not len(transcript.tokens.ids):
             return result
         reader = self._opened(knowledge)
-        share = np.log(PublicBigrams.of(knowledge.corpus, knowledge.tokens(transcript.size)).share)
-        prior = restricted(knowledge.candidates, base.groups, transcript.size)
+        share = np.log(PublicBigrams.of(required(knowledge.corpus), knowledge.tokens(transcript.size)).share)
+        prior = restricted(required(knowledge.candidates), base.groups, transcript.size)
         heard = [np.zeros_like(one) for one in prior]
         info = np.zeros(transcript.size, np.int64)
         for number in range(self.rounds):
@@ -132,15 +128,12 @@ class LanguageModel(Solver):
         return result
 
     def _opened(self, knowledge: Knowledge) -> CausalReader:
-        public, corpus = knowledge.public_model, knowledge.corpus
-        assert public is not None
-        assert corpus is not None
+        public, corpus = required(knowledge.public_model), required(knowledge.corpus)
         size = len(public.table)
         if family_of(public.config).kind == "decoder":
             return CausalReader.of(public, Spelling.itself(size))
-        assert public.folder is not None
         folder = resolve(self.reader)
-        own = tokenizer_of(public.folder)
+        own = tokenizer_of(required(public.folder))
         common = np.argsort(-corpus.counts(size), kind="stable").tolist()
         anchor = next((one for one in common if own.decode([one]).isalpha()), common[0])
         return CausalReader.of(Model.open(folder), Spelling.between(own, tokenizer_of(folder), size, anchor))
@@ -156,9 +149,7 @@ class LanguageModel(Solver):
     ) -> None:
         """Puts on the board what the model says, the texts at which most is at stake first, until the time is over."""
         texts = transcript.tokens
-        guess = ranked(found, transcript.size, 1).table
-        assert guess is not None
-        reading = texts.mapped(guess[:, 0])
+        reading = texts.mapped(required(ranked(found, transcript.size, 1).table)[:, 0])
         queue, common = board.urgent(texts, rng), None
         while len(queue) and budget.left() > 0:
             part, queue = board.needed(texts, queue[:BLOCK]), queue[BLOCK:]
@@ -171,11 +162,12 @@ class LanguageModel(Solver):
                 states = torch.cat([one.states for one in heard])
                 common = reader.common(states[torch.from_numpy(rng.permutation(len(states))[:FEW])])
             for one in heard:
-                assert common is not None
                 requested = board.asked(texts.ids[one.where])
                 ids = texts.ids[one.where[requested]]
                 if len(ids):
-                    board.hear(ids, reader.at(one.of(requested), board.member[board.line[ids]], common), self.doubt)
+                    board.hear(
+                        ids, reader.at(one.of(requested), board.member[board.line[ids]], required(common)), self.doubt
+                    )
 
 
 def _plus(groups: tuple[Group, ...], one: Sequence[Floats], other: Sequence[Floats]) -> Candidates:

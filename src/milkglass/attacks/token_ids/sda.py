@@ -22,23 +22,21 @@ attacks/token_ids/decipherment/decipherment.py does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.attacks.embeddings.knn import nearest, same_width
+from milkglass.attacks.embeddings.nearest_rows import nearest, same_width
 from milkglass.attacks.forward import batches, body, stacked
 from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.models.view import Model
-from milkglass.papers import Paper
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Observation, Tokens, Transcript, Weights
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Tokens, Transcript, Weights
 
 TEMPERATURE = 0.05  # of cosines
 
@@ -73,32 +71,31 @@ class SDA(Attack):
     training: float = 0.5
     prior: float = 1.0
 
-    name: ClassVar[str] = "sda"
-    title: ClassVar[str] = "Beam search with a scoring model"
-    paper: ClassVar[Paper] = papers.OBFUSLM.but(
+    name = "sda"
+    title = "Beam search with a scoring model"
+    paper = papers.OBFUSLM.but(
         "The beam's width, which the paper does not give, is 5.",
         "The scoring model starts from the public model.",
         "Cosines count as well as the scoring model (prior = 0 is the paper's).",
         "Candidates are the nearest by cosine, not those of the better of two attacks.",
         "Ids that open or close every text are known by their place.",
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Weights, Tokens})
-    assumes: ClassVar[frozenset[str]] = frozenset({"public_model", "corpus"})
-    min_seconds: ClassVar[float] = 240.0
+    sees = frozenset({Weights, Tokens})
+    assumes = frozenset({"public_model", "corpus"})
+    min_seconds = 240.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        assert knowledge.corpus is not None
-        if not len(knowledge.corpus.ids):
+        if not len(required(knowledge.corpus).ids):
             return "the public text holds no token"
         return same_width(transcript, knowledge)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.public_model is not None
-        assert knowledge.corpus is not None
+        public_model = required(knowledge.public_model)
+        corpus = required(knowledge.corpus)
         tokens = transcript.tokens
-        fixed = cribs.consistent(cribs.placed(tokens, knowledge.corpus))
-        likely, prior = self.options(transcript, knowledge.public_model.table, fixed)
-        scorer = self.train(knowledge.public_model, knowledge.corpus, fixed[:, 1], budget, rng)
+        fixed = cribs.consistent(cribs.placed(tokens, corpus))
+        likely, prior = self.options(transcript, public_model.table, fixed)
+        scorer = self.train(public_model, corpus, fixed[:, 1], budget, rng)
         reading = likely[tokens.ids, 0].copy()
         starts = np.cumsum(tokens.lengths) - tokens.lengths
         order = rng.permutation(len(tokens))

@@ -17,7 +17,6 @@ reads whole texts would read more (language.py, which aggregates over ids and so
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -25,12 +24,11 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams
-from milkglass.papers import Paper
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Candidates, Knowledge
-from milkglass.threat.observations import Observation, Tokens, Transcript
+from milkglass.threat.knowledge import Candidates, Knowledge, required
+from milkglass.threat.observations import Tokens, Transcript
 
 
 @dataclass(frozen=True)
@@ -39,13 +37,13 @@ class TextInContext(Attack):
 
     k: int = 10
 
-    name: ClassVar[str] = "text-in-context"
-    title: ClassVar[str] = "Clusters read in context"
-    paper: ClassVar[Paper] = papers.ZERO_FREQUENCY.but(
+    name = "text-in-context"
+    title = "Clusters read in context"
+    paper = papers.ZERO_FREQUENCY.but(
         "Theirs is the estimate of the transitions; the hidden Markov model over clusters is ours."
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
-    assumes: ClassVar[frozenset[str]] = frozenset({"candidates", "corpus"})
+    sees = frozenset({Tokens})
+    assumes = frozenset({"candidates", "corpus"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if not knowledge.shared:
@@ -54,9 +52,12 @@ class TextInContext(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         """Texts that the budget does not reach are read as the commonest member of each cluster."""
-        assert knowledge.candidates is not None
-        assert knowledge.corpus is not None
-        chain = Chain.of(knowledge.candidates, knowledge.corpus, transcript.size, knowledge.tokens(transcript.size))
+        chain = Chain.of(
+            required(knowledge.candidates),
+            required(knowledge.corpus),
+            transcript.size,
+            knowledge.tokens(transcript.size),
+        )
         tokens = transcript.tokens
         result = np.full((len(tokens.ids), self.k), NO_BELIEF, np.int64)
         at = 0

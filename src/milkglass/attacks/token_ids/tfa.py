@@ -25,19 +25,18 @@ What it does not know: neighbours and candidates.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from milkglass import papers
 from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.errors import UsageError
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Observation, Tokens, Transcript
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Tokens, Transcript
 
 Match = Literal["rank", "nearest"]
 
@@ -51,28 +50,26 @@ class TFA(Attack):
     places: bool = True
     match: Match = "rank"
 
-    name: ClassVar[str] = "tfa"
-    title: ClassVar[str] = "Token frequency attack"
-    paper: ClassVar[Paper] = papers.UPDATE_LEAKAGE.at(
-        "as an attack on ids: Lin et al., Findings of ACL 2025, section 5.2"
-    ).but(
+    name = "tfa"
+    title = "Token frequency attack"
+    paper = papers.UPDATE_LEAKAGE.at("as an attack on ids: Lin et al., Findings of ACL 2025, section 5.2").but(
         'Ranks are matched, so that no token is guessed twice; match = "nearest" is the paper\'s.',
         "Tokens that open or close every text are known by their place and take no rank.",
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
-    assumes: ClassVar[frozenset[str]] = frozenset({"corpus"})
+    sees = frozenset({Tokens})
+    assumes = frozenset({"corpus"})
 
     def __post_init__(self) -> None:
         if self.match not in get_args(Match):
             raise UsageError(f"match is {self.match!r}", f"give one of {', '.join(get_args(Match))}")
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        assert knowledge.corpus is not None
+        corpus = required(knowledge.corpus)
         here = transcript.tokens.counts(transcript.size)
-        there = knowledge.corpus.counts(knowledge.tokens(transcript.size))
+        there = corpus.counts(knowledge.tokens(transcript.size))
         known = np.empty((0, 2), np.int64)
         if self.places:
-            known = cribs.consistent(cribs.placed(transcript.tokens, knowledge.corpus))
+            known = cribs.consistent(cribs.placed(transcript.tokens, corpus))
             here[known[:, 0]], there[known[:, 1]] = 0, 0
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
         sent, public = by_rank(here), np.repeat(by_rank(there), knowledge.aliases)

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from milkglass.attacks.embeddings.knn import nearest
+from milkglass.attacks.embeddings.nearest_rows import nearest
 from milkglass.client.key.generate import reserved_ids
 from milkglass.experiments import data_refs
 from milkglass.experiments.procedures import predictions

@@ -15,7 +15,6 @@ known.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -27,10 +26,9 @@ from milkglass.attacks.gradients.dager.prefixes import Text
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
 from milkglass.attacks.gradients.spans import Span
 from milkglass.errors import UnsupportedModel, UsageError
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
 
@@ -47,9 +45,9 @@ class DAGER(Inversion):
     combinations: int = 4096
     starts: int = 10
 
-    name: ClassVar[str] = "dager"
-    title: ClassVar[str] = "DAGER (exact inversion by row spaces)"
-    paper: ClassVar[Paper] = papers.DAGER.but(
+    name = "dager"
+    title = "DAGER (exact inversion by row spaces)"
+    paper = papers.DAGER.but(
         "The gradients of keys and values, which read the same vectors, are stacked below those of the queries: "
         "a decoder's first token has no query gradient, since it attends to itself alone.",
         "The rank is found at the gap of the singular values, not by a tolerance for each model.",
@@ -61,7 +59,7 @@ class DAGER(Inversion):
         "up to 10 million times.",
         "The tolerance of the first layer is 1e-4 and not 1e-5, which single precision does not always keep.",
     )
-    uses: ClassVar[frozenset[str]] = frozenset({"lengths"})
+    uses = frozenset({"lengths"})
 
     def __post_init__(self) -> None:
         for name in ("first", "second", "adapters", "most", "combinations", "starts"):
@@ -69,9 +67,8 @@ class DAGER(Inversion):
                 raise UsageError(f"{name} is {value}", "give more than 0, or leave the default")
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        assert knowledge.step is not None
         try:
-            both = [entrance(knowledge.step, layer) for layer in (0, 1)]
+            both = [entrance(required(knowledge.step), layer) for layer in (0, 1)]
         except UnsupportedModel as error:
             return str(error)
         reasons = [_reason(batch, both) for batch in batches(transcript, knowledge)]

@@ -12,7 +12,6 @@ table whose entries are about 0.05, as sentence encoders have, leaves little of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from milkglass.attacks.gradients.optimisation.distance import Distance
 from milkglass.attacks.gradients.optimisation.frame import Frame
 from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
 from milkglass.attacks.gradients.optimisation.problem import Problem
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
 
@@ -34,9 +32,9 @@ class DLG(Optimising):
     steps: int = 2500
     rate: float = 0.1
 
-    name: ClassVar[str] = "dlg"
-    title: ClassVar[str] = "Deep leakage from gradients"
-    paper: ClassVar[Paper] = papers.DLG.but(
+    name = "dlg"
+    title = "Deep leakage from gradients"
+    paper = papers.DLG.but(
         "Adam 0.1 for 2,500 steps as in LAMP's code, where the paper has L-BFGS on images.",
         "The label is known, as in the papers that attack text, where the paper learns it as a soft label.",
         "For the next token, which the paper does not attack, soft labels are worked out from the embeddings.",

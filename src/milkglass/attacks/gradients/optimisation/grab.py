@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,7 +29,6 @@ from milkglass.attacks.gradients.optimisation.lamp import begun, scaled
 from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising, batched
 from milkglass.attacks.gradients.optimisation.problem import Problem
 from milkglass.errors import UsageError
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
 
@@ -52,9 +50,9 @@ class GRAB(Optimising):
     sweeps: int = 2
     rounds: int = 1
 
-    name: ClassVar[str] = "grab"
-    title: ClassVar[str] = "Hybrid optimisation"
-    paper: ClassVar[Paper] = papers.GRAB.but(
+    name = "grab"
+    title = "Hybrid optimisation"
+    paper = papers.GRAB.but(
         "Cut for a processor without a GPU: 200 orders of one start, 1,000 steps, one solution, two sweeps and one "
         "round, where the code has up to five of each.",
         "The search tries the 40 tokens that were nearest most often, not all that ever were.",

@@ -14,7 +14,7 @@ of the language, and orders are judged by the distance alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, De
 from milkglass.attacks.gradients.optimisation.prior import Prior
 from milkglass.attacks.gradients.optimisation.problem import Problem
 from milkglass.errors import UsageError
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
 
@@ -51,9 +50,9 @@ class LAMP(Optimising):
     every: int = 75
     proposals: int = 200
 
-    name: ClassVar[str] = "lamp"
-    title: ClassVar[str] = "Language model priors"
-    paper: ClassVar[Paper] = papers.LAMP.but(
+    name = "lamp"
+    title = "Language model priors"
+    paper = papers.LAMP.but(
         "The language model is an interpolated trigram of the attacker's public text, where the paper has a GPT-2; "
         "without public text there is none.",
         "Embeddings are pulled to the table's own mean length, which is 1.4 for the paper's model.",

@@ -11,7 +11,7 @@ import abc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from milkglass.attacks.gradients.optimisation.problem import Problem, misfit
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Gradients, Transcript
 
 Item = TypeVar("Item")
@@ -121,8 +121,8 @@ class Optimising(Inversion):
     first: int | None = None
     last: int | None = None
 
-    assumes: ClassVar[frozenset[str]] = frozenset({"step", "lengths"})
-    uses: ClassVar[frozenset[str]] = frozenset({"corpus"})
+    assumes = frozenset({"step", "lengths"})
+    uses = frozenset({"corpus"})
 
     @abc.abstractmethod
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
@@ -133,14 +133,12 @@ class Optimising(Inversion):
         return self.solve(batch, frame, budget, rng)
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        step = knowledge.step
-        assert step is not None
-        assert knowledge.lengths is not None
+        step, lengths = required(knowledge.step), required(knowledge.lengths)
         if step.task == "classification" and knowledge.labels is None:
             return "the attacker does not know the labels"
-        if len(knowledge.lengths) and int(knowledge.lengths.min()) < 1:
+        if len(lengths) and int(lengths.min()) < 1:
             return "a text of no token"
-        if step.task == "next-token" and len(knowledge.lengths) and int(knowledge.lengths.max()) < 2:
+        if step.task == "next-token" and len(lengths) and int(lengths.max()) < 2:
             return "no text has a second token, so that none is predicted"
         for one in transcript.all(Gradients):
             if reason := misfit(step, one.tensors):

@@ -10,7 +10,6 @@ What it does not know: that embeddings are tokens, until the end, and anything o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from milkglass.attacks.gradients.optimisation.distance import Distance
 from milkglass.attacks.gradients.optimisation.frame import Frame
 from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
 from milkglass.attacks.gradients.optimisation.problem import Problem
-from milkglass.papers import Paper
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
 
@@ -33,9 +31,9 @@ class TAG(Optimising):
     rate: float = 0.1
     l1: float = 0.01
 
-    name: ClassVar[str] = "tag"
-    title: ClassVar[str] = "Gradient attack on transformers"
-    paper: ClassVar[Paper] = papers.TAG.but(
+    name = "tag"
+    title = "Gradient attack on transformers"
+    paper = papers.TAG.but(
         "LAMP's variant: L1 at 0.01 for every layer, where the paper lets its weight depend on the layer.",
         "Adam 0.1 for 2,500 steps from N(0, 1), without decay and clipping.",
         "The label is known, as in LAMP's comparison.",

@@ -41,7 +41,6 @@ assignments and needed to be told how alike the texts are.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -53,11 +52,10 @@ from milkglass.attacks.token_ids.decipherment.block_assignment import BlockAssig
 from milkglass.attacks.token_ids.decipherment.frequency import FrequencyFit, spread
 from milkglass.attacks.token_ids.decipherment.mean_field import Between, Schedule, settle, voices
 from milkglass.attacks.token_ids.decipherment.profiles import Profiles, Ratios
-from milkglass.papers import Paper
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Candidates, Group, Knowledge
-from milkglass.threat.observations import Observation, Tokens, Transcript
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.observations import Tokens, Transcript
 
 UNLIKELIEST = -1e6  # a candidate that another attack rules out is not believed, but can be counted with
 KEPT = 30  # readings kept for an id that had no candidates before
@@ -82,15 +80,16 @@ class Decipherment(Solver):
     profiles: Profiles | None = field(default_factory=Profiles)
     growth: dense_mean_field.GrowthSchedule = field(default_factory=dense_mean_field.GrowthSchedule)
 
-    name: ClassVar[str] = "decipherment"
-    title: ClassVar[str] = "Corpus decipherment"
-    paper: ClassVar[Paper] = papers.SUBSTITUTION_CIPHERS.but(
+    name = "decipherment"
+    title = "Corpus decipherment"
+    paper = papers.SUBSTITUTION_CIPHERS.but(
+        "The attack is ours; the idea of a jointly solved substitution is the paper's.",
         "The relaxation runs over token ids, inside candidate groups or over a growing set of frequent ids.",
         "Evidence is a robust mixture, damped for frequent ids, and the assignment is balanced by Sinkhorn.",
     )
-    sees: ClassVar[frozenset[type[Observation]]] = frozenset({Tokens})
-    assumes: ClassVar[frozenset[str]] = frozenset({"corpus"})
-    uses: ClassVar[frozenset[str]] = frozenset({"candidates", "public_model", "pairs"})
+    sees = frozenset({Tokens})
+    assumes = frozenset({"corpus"})
+    uses = frozenset({"candidates", "public_model", "pairs"})
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if knowledge.shared:
@@ -101,10 +100,9 @@ class Decipherment(Solver):
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         """The candidates with what the corpus says of them: log posterior, each row's sums to 1. Draws nothing."""
-        assert knowledge.corpus is not None
         texts, size = transcript.tokens, transcript.size
         pins = self._pins(texts, knowledge)
-        public = PublicBigrams.of(knowledge.corpus, knowledge.tokens(size))
+        public = PublicBigrams.of(required(knowledge.corpus), knowledge.tokens(size))
         seen = {distance: Bigrams.of(texts, size, distance) for distance in public.bigrams}
 
         def step(share: float) -> bool:
@@ -130,11 +128,12 @@ class Decipherment(Solver):
 
     def _pins(self, texts: Sequences, knowledge: Knowledge) -> Ids:
         """(p, 2) what is known for certain: leaked pairs first, then places that do not contradict them."""
-        assert knowledge.corpus is not None
         leaked, r = np.empty((0, 2), np.int64), knowledge.aliases
         if knowledge.pairs is not None:
             leaked = cribs.consistent(knowledge.pairs, aliases=r)
-        placed = cribs.consistent(cribs.placed(texts, knowledge.corpus, self.template), knowledge.candidates, r)
+        placed = cribs.consistent(
+            cribs.placed(texts, required(knowledge.corpus), self.template), knowledge.candidates, r
+        )
         fresh = ~np.isin(placed[:, 0], leaked[:, 0]) & ~np.isin(placed[:, 1], leaked[:, 1])
         return np.concatenate([leaked, placed[fresh]])
 
