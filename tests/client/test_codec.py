@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 from milkglass.client.codec.codec import IGNORED, Codec
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.generate import tokenizer_digest
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, NoChatTemplate, TooLong, UsageError
 from milkglass.models.resolve import resolve
@@ -36,7 +37,7 @@ relaxed = settings(
 def open_real(ref: str) -> Codec:
     folder = resolve(ref)
     size = json.loads((folder / "config.json").read_text("utf-8"))["vocab_size"]
-    return Codec.open(Key.new("sha256:test", size, (), {"tokenizer_sha256": tokenizer_digest(folder)}), folder)
+    return Codec.open(Key.new("sha256:test", size, (), KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)})), folder)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def smollm() -> Codec:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Codec:
     folder = tiny.save("llama-tied", tmp_path_factory.mktemp("model") / "llama")
-    key = Key.new("sha256:test", tiny.VOCAB, (), {"tokenizer_sha256": tokenizer_digest(folder)})
+    key = Key.new("sha256:test", tiny.VOCAB, (), KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)}))
     return Codec.open(key, folder)
 
 
@@ -202,20 +203,20 @@ def test_no_refusal_quotes_the_text(minilm: Codec, smollm: Codec) -> None:
 
 def test_a_tokenizer_larger_than_the_table_is_refused(tmp_path: Path) -> None:
     folder = tiny.save("llama-tied", tmp_path / "llama")
-    key = Key.new("sha256:test", 100, (), {"tokenizer_sha256": tokenizer_digest(folder)})
+    key = Key.new("sha256:test", 100, (), KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)}))
     with pytest.raises(IdOutOfRange, match="table ends at 99"):
         Codec.open(key, folder).encode(["the nurse called"])
 
 
 def test_another_models_tokenizer_is_refused() -> None:
-    key = Key.new("sha256:test", 49152, (), {"tokenizer_sha256": "sha256:other"})
+    key = Key.new("sha256:test", 49152, (), KeyInfo({"tokenizer_sha256": "sha256:other"}))
     with pytest.raises(KeyForOtherModel):
         Codec.open(key, resolve("demo:smollm2"))
 
 
 def test_roberta_has_fewer_places_than_its_table_of_positions(tmp_path: Path) -> None:
     folder = tiny.save("roberta", tmp_path / "roberta")
-    key = Key.new("sha256:test", tiny.VOCAB, (1,), {"tokenizer_sha256": tokenizer_digest(folder)})
+    key = Key.new("sha256:test", tiny.VOCAB, (1,), KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)}))
     assert Codec.open(key, folder).limit == 130 - 2
 
 

@@ -14,6 +14,7 @@ from milkglass.client.codec.codec import IGNORED, Codec
 from milkglass.client.data.dataset import number_labels, read_examples, summarise
 from milkglass.client.data.parquet import BATCH, write_parquet
 from milkglass.client.key.generate import tokenizer_digest
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, TooLong
 from tests import tiny
@@ -24,7 +25,7 @@ SECRET = "zanzibar"
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
     folder = tiny.save("llama-tied", tmp_path_factory.mktemp("model") / "llama")
-    key = Key.new("sha256:test", tiny.VOCAB, (), {"tokenizer_sha256": tokenizer_digest(folder)})
+    key = Key.new("sha256:test", tiny.VOCAB, (), KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)}))
     return Codec.open(key, folder)
 
 

@@ -53,7 +53,7 @@ def vector(name: str) -> dict[str, Any]:
 
 
 def a_key(n: int = 50) -> Key:
-    return Key.new("sha256:base", n, (), {"model": "secret place"})
+    return Key.new("sha256:base", n, (), KeyInfo({"model": "secret place"}))
 
 
 def test_derivations_have_known_answers() -> None:

@@ -14,11 +14,12 @@ import pytest
 
 from milkglass.client.key import header as keyheader
 from milkglass.client.key.file import seal, unseal
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.errors import KeyFileError
 from tests.mutations import mutated
 
-KEY = Key.new("sha256:" + "ab" * 32, 64, (0, 3), {"model": "m", "kind": "encoder", "labels": {"a": 0}})
+KEY = Key.new("sha256:" + "ab" * 32, 64, (0, 3), KeyInfo({"model": "m", "kind": "encoder", "labels": {"a": 0}}))
 FILE = seal(KEY, "pw", scrypt_n=4)
 BODY = FILE[:-32]
 LINE, SEAL = BODY[: BODY.index(b"\n") + 1], BODY[BODY.index(b"\n") + 1 :]

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from milkglass.client.data.dataset import number_labels, summarise
 from milkglass.client.data.label_order import in_fresh_order, in_secret_order
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 
 NAMES = ("billing", "other", "urgent")
 
 
 def a_key(root: int = 1) -> Key:
-    return Key.new("sha256:base", 5, (), {}, root=root.to_bytes(32, "little"))
+    return Key.new("sha256:base", 5, (), KeyInfo({}), root=root.to_bytes(32, "little"))
 
 
 def test_every_order_is_as_likely_as_any_other() -> None:

@@ -15,6 +15,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import RowsMark, beside, mark, require_marked, rewritten
 from milkglass.client.data.parquet import write_parquet
 from milkglass.client.key.generate import tokenizer_digest
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.client.remote.remote import Remote
 from milkglass.errors import UsageError
@@ -29,7 +30,7 @@ IDS, ONES = [[5, 6], [7]], [[1, 1], [1]]
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
     folder = tiny.save("bert", tmp_path_factory.mktemp("model") / "bert")
-    key = Key.new("sha256:test", tiny.VOCAB, (), {"tokenizer_sha256": tokenizer_digest(folder)})
+    key = Key.new("sha256:test", tiny.VOCAB, (), KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)}))
     return Codec.open(key, folder)
 
 

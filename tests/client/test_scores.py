@@ -17,6 +17,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import read_examples, summarise
 from milkglass.client.data.parquet import write_parquet
 from milkglass.client.key.generate import tokenizer_digest
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.client.label_scale import Scale
 from milkglass.errors import CodecError
@@ -29,7 +30,7 @@ SCORES = [0.5, 3, 5.0, "1.25"]
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
     folder = tiny.save("llama-tied", tmp_path_factory.mktemp("model") / "llama")
-    key = Key.new("sha256:test", tiny.VOCAB, (), {"tokenizer_sha256": tokenizer_digest(folder)})
+    key = Key.new("sha256:test", tiny.VOCAB, (), KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)}))
     return Codec.open(key, folder)
 
 

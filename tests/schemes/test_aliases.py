@@ -68,7 +68,7 @@ def test_a_key_with_aliases_has_known_answers() -> None:
     slots = Slots.of(9, VECTOR["copies"], VECTOR["single"])
     assert list(zip(slots.origin.tolist(), slots.copy.tolist(), strict=True)) == [tuple(one) for one in VECTOR["slots"]]
     about = {"slots": {"copies": VECTOR["copies"], "single": VECTOR["single"]}, "scheme": {}, "order": "own"}
-    key = Key.new(digest, len(slots.origin), (4,), about, permutation, root)
+    key = Key.new(digest, len(slots.origin), (4,), KeyInfo(about), permutation, root)
     assert key.sigma.tolist() == VECTOR["sigma"]
     assert (key.slots.origin == slots.origin).all() and key.slots.tokens == 9
     choices = AliasChoices.of(key)

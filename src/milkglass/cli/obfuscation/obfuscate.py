@@ -123,6 +123,8 @@ def obfuscate(
         total = sum(tensor.bytes for tensor in base.tensors.values())
         digest = base.digest(stage("read the model" if old is None else "check the model", total))
         if old is None:
+            from milkglass.client.key.unlocked import UnlockedKey
+
             opened = UnlockedKey(key, make_key(base, ref, expected, digest), secret)
             write_key(key, opened.key, secret, weak=weak_passphrase)  # before anything is scrambled with it
         else:
