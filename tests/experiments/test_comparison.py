@@ -183,10 +183,10 @@ def test_rows_are_drawn_by_the_seed(data: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('encoder = "dp-forward"', 'encoder = "none"', "there is no encoder 'none'"),
+        ('encoder = "dp-forward"', 'encoder = "none"', "there is no hidden-state defence 'none'"),
         ('sanitizer = "custext"', 'sanitizer = "none"', "there is no method 'none'"),
         ('words = "words.txt"', 'words = "gone.txt"', "there is no .*gone.txt"),
-        ("layer = 1", "layers = 1", "defences.noise has no layers"),
+        ("layer = 1", "layers = 1", "dp-forward has no parameter 'layers'"),
         ("layer = 1", "layer = 9", "the cut comes after layer 9"),
         ('held_out = "dev.tsv"', 'held_out = "gone.tsv"', "there is no .*gone.tsv"),
         ('held_out = "dev.tsv"', 'test = "dev.tsv"', "data.small has no test"),

@@ -121,10 +121,10 @@ def test_what_is_said_of_a_value_of_another_type(change: tuple[str, str], messag
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ('encoder = "dp-forward"\nepsilon = "8"', "epsilon is a string: input should be a valid number"),
-        ('encoder = "dp-forward"\nwhere = 3', "where is a whole number"),
-        ("encoder = 3", "defences.d: there is no encoder 3"),
-        ('encoder = "dp-forward"\npaper = 3', "defences.d has no paper"),
+        ('encoder = "dp-forward"\nepsilon = "8"', "epsilon is '8', a finite number above 0 is needed"),
+        ('encoder = "dp-forward"\nwhere = 3', "where is 3, one of local, central is needed"),
+        ("encoder = 3", "defences.d: there is no hidden-state defence 3"),
+        ('encoder = "dp-forward"\npaper = 3', "dp-forward has no parameter 'paper'"),
         ('sanitizer = "custext+"\nk = "3"', "k is a string: input should be a valid integer"),
         ('sanitizer = "custext+"\nwords = 3', "defences.d: words is a whole number"),
         ('k = 10\nepsilon = 1.0\nbands = "2"', "defences.d: bands is a string"),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from milkglass.hidden_states.catalogue import ENCODERS
+from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES
 from milkglass.hidden_states.client import EncoderClient
-from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.defence import HiddenStateDefence
+from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.hidden_states.server import EncoderServer
-from milkglass.hidden_states.training import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.threat.defence import LabelledTexts
 from tests.tiny import TEXTS, save
@@ -23,10 +24,10 @@ SECRET = bytes(range(32))
 SHORT = HalvesTraining(learning_rate=1e-3, batch_size=4, epochs=2, max_length=64)
 CORPUS = LabelledTexts([*TEXTS, *(one[:20] for one in TEXTS)], [0, 1, 1, 0] * 2)
 SMALL = {  # each method with parameters that a model of two layers takes
-    "dp-forward": ENCODERS["dp-forward"](layer=1, training=SHORT),
-    "cape": ENCODERS["cape"](training=SHORT),
-    "textobfuscator": ENCODERS["textobfuscator"](layer=1, training=SHORT),
-    "textmixer": ENCODERS["textmixer"](layer=1, training=SHORT),
+    "dp-forward": replace(HIDDEN_STATE_DEFENCES["dp-forward"], layer=1, training=SHORT),
+    "cape": replace(HIDDEN_STATE_DEFENCES["cape"], training=SHORT),
+    "textobfuscator": replace(HIDDEN_STATE_DEFENCES["textobfuscator"], layer=1, training=SHORT),
+    "textmixer": replace(HIDDEN_STATE_DEFENCES["textmixer"], layer=1, training=SHORT),
 }
 
 
@@ -36,7 +37,7 @@ def base(folder: Path, name: str = "bert") -> Checkpoint:
 
 
 def split(
-    defence: EncoderDefence, model: Checkpoint, folder: Path, secret: bytes = SECRET, corpus: LabelledTexts = CORPUS
+    defence: HiddenStateDefence, model: Checkpoint, folder: Path, secret: bytes = SECRET, corpus: LabelledTexts = CORPUS
 ) -> tuple[EncoderClient, EncoderServer]:
     client, server = defence.split(model, corpus, secret, folder)
     assert isinstance(client, EncoderClient)

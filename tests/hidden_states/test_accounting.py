@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from milkglass.accounting import epsilon_of, sigma_of, upward
 from milkglass.errors import UsageError
 from milkglass.hidden_states.dp_forward import DPForward
-from milkglass.hidden_states.training import HalvesTraining
+from milkglass.hidden_states.mechanism import HalvesTraining
 from tests.hidden_states.kit import literal
 
 
@@ -72,7 +72,7 @@ def test_the_central_model_claims_nothing_of_texts_that_are_sent() -> None:
         ({"epsilon": float("inf")}, "epsilon is inf"),
         ({"delta": 1.0}, "delta is 1"),
         ({"clip": 0.0}, "clip is 0"),
-        ({"where": "here"}, "local or central"),
+        ({"where": "here"}, "one of local, central"),
         ({"layer": -1}, "layer is -1"),
     ],
 )

@@ -15,7 +15,7 @@ import torch
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UnsupportedModel, UsageError
 from milkglass.hidden_states import frames
 from milkglass.hidden_states.cape import CAPE
-from milkglass.hidden_states.catalogue import ENCODERS
+from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.hidden_states.textobfuscator import TextObfuscator
@@ -52,16 +52,17 @@ def sent(client: EncoderClient, texts: list[str] = TEXTS) -> Activations:
 
 
 def test_the_catalogue_is_what_is_tested_here() -> None:
-    assert set(SMALL) == set(ENCODERS)
+    assert set(SMALL) == set(HIDDEN_STATE_DEFENCES)
 
 
 def test_it_says_what_it_is(name: str) -> None:
-    kind = ENCODERS[name]
+    method = HIDDEN_STATE_DEFENCES[name]
+    kind = type(method)
     assert kind.name == name
     assert isinstance(kind.paper, Paper)
     assert kind.paper.deviations
     assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    assert kind() == kind()
+    assert kind() == method
     assert not inspect.isabstract(kind)
     assert not kind.__subclasses__()
     module = inspect.getmodule(kind)

@@ -11,12 +11,12 @@ import torch
 from milkglass.errors import UsageError
 from milkglass.hidden_states import cape, halves
 from milkglass.hidden_states.cape import CAPE
-from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.dp_forward import DPForward
+from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.textmixer import TextMixer
 from milkglass.hidden_states.textobfuscator import TextObfuscator, away
 from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, batch_of
-from milkglass.hidden_states.training import HalvesTraining, TrainingStep
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import classifier
 from milkglass.sequences import Sequences
@@ -35,7 +35,7 @@ def task(count: int = 64, seed: int = 0) -> LabelledTexts:
     return LabelledTexts(texts, labels.tolist())
 
 
-def accuracy(defence: EncoderDefence, bert: Checkpoint, folder: Path) -> float:
+def accuracy(defence: HiddenStateDefence, bert: Checkpoint, folder: Path) -> float:
     client, server = split(defence, bert, folder, corpus=task())
     fresh = task(40, seed=1)
     scores = client.receive(server.answer(client.send(fresh.texts)))
@@ -53,7 +53,9 @@ def accuracy(defence: EncoderDefence, bert: Checkpoint, folder: Path) -> float:
     ],
     ids=lambda one: one.name,
 )
-def test_a_method_with_little_noise_learns_the_task(defence: EncoderDefence, bert: Checkpoint, tmp_path: Path) -> None:
+def test_a_method_with_little_noise_learns_the_task(
+    defence: HiddenStateDefence, bert: Checkpoint, tmp_path: Path
+) -> None:
     assert accuracy(defence, bert, tmp_path / "server") >= 0.85
 
 
@@ -61,7 +63,7 @@ def test_with_much_noise_nothing_is_learnt(bert: Checkpoint, tmp_path: Path) -> 
     assert accuracy(DPForward(epsilon=0.5, training=LEARN), bert, tmp_path / "server") <= 0.75
 
 
-def lower_of(defence: EncoderDefence, bert: Checkpoint, folder: Path) -> dict[str, torch.Tensor]:
+def lower_of(defence: HiddenStateDefence, bert: Checkpoint, folder: Path) -> dict[str, torch.Tensor]:
     client, _ = split(defence, bert, folder, corpus=task(16))
     return dict(client.lower.state_dict())
 

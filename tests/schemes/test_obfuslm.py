@@ -18,8 +18,10 @@ from milkglass.attacks.embeddings.nearest_rows import nearest  # noqa: E402
 from milkglass.errors import UsageError  # noqa: E402
 from milkglass.models.checkpoint import Checkpoint  # noqa: E402
 from milkglass.models.resolve import resolve  # noqa: E402
+from milkglass.schemes.clustering import embed_cluster, merge_small, zero_rows
 from milkglass.schemes.mixture import Mixture  # noqa: E402
-from milkglass.schemes.obfuslm import ObfusLM, embed_cluster, merge_small, weight_synth, zero_rows
+from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.schemes.weight_synth import weight_synth
 
 
 def table_of(seed: int, n: int, d: int, duplicates: int = 0) -> torch.Tensor:
@@ -48,7 +50,7 @@ def test_same_clusters_as_the_paper(seed: int, n: int, k: int, beta: float, dupl
 
 
 def test_same_clusters_in_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkglass.schemes.obfuslm.BLOCK_BYTES", 1 << 15)
+    monkeypatch.setattr("milkglass.schemes.clustering.BLOCK_BYTES", 1 << 15)
     monkeypatch.setattr("milkglass.schemes.mixture.BLOCK_BYTES", 1 << 15)
     table = table_of(3, 1500, 24, 200)
     order = np.random.default_rng(4).permutation(1500)

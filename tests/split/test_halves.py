@@ -13,12 +13,12 @@ import pytest
 
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, KeyForOtherModel, UsageError
 from milkglass.hidden_states import frames
+from milkglass.hidden_states.catalogue import restored
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.split import folders, train
 from milkglass.split.audit_scene import build
 from milkglass.split.client import parts, softmax
 from milkglass.split.evaluate import EvaluationTexts, judge
-from milkglass.split.parameters import rebuilt
 from milkglass.split.train import TrainingTexts
 from milkglass.threat.defence import LabelledTexts
 from tests.hidden_states.kit import SMALL
@@ -31,7 +31,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "milkglass" / "split"
 
 def test_the_servers_half_answers_from_its_folder_alone(each: Made) -> None:
     about = each.about
-    _, loaded = rebuilt(about.method, about.parameters, about.training).load(each.base, each.client, each.server)
+    _, loaded = restored(about.method, about.parameters, about.training).load(each.base, each.client, each.server)
     frame = each.half().client.frame(TEXTS)
     mine = each.other().answer(frame)
     assert np.array_equal(mine, loaded.answer((frames.decode(frame),)))
@@ -245,7 +245,7 @@ def test_an_audits_texts(noisy: Made, tmp_path: Path) -> None:
         staged()
 
 
-@pytest.mark.parametrize("name", ["server.py", "app.py", "server_info.py", "folders.py", "parameters.py"])
+@pytest.mark.parametrize("name", ["server.py", "app.py", "server_info.py", "folders.py"])
 def test_what_the_server_runs_imports_nothing_of_the_clients(name: str) -> None:
     found = set()
     for node in ast.walk(ast.parse((SOURCE / name).read_text("utf-8"))):

@@ -17,7 +17,7 @@ from typing import Any
 from milkglass.defences.obfuscated_tables import Plain, TableDefence
 from milkglass.defences.sanitized_text import SanitizerDefence
 from milkglass.errors import UsageError
-from milkglass.hidden_states.catalogue import ENCODERS
+from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES
 from milkglass.sanitizers.catalogue import Method
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.threat.defence import Defence
@@ -29,22 +29,11 @@ def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
     if not provided:
         return Plain()
     if "encoder" in provided:
-        return _encoder(str(provided.pop("encoder")), provided)
+        return HIDDEN_STATE_DEFENCES.make(str(provided.pop("encoder")), provided)
     if "sanitizer" in provided:
         return _sanitizer(str(provided.pop("sanitizer")), provided, data)
     bands = provided.pop("bands", None)  # here the factor alone: they are counted on the corpus
     return TableDefence(scheme_of_recipe(provided), None if bands is None else float(bands))
-
-
-def _encoder(name: str, provided: Mapping[str, Any]) -> Defence:
-    if name not in ENCODERS:
-        raise UsageError(f"there is no encoder {name!r}", f"known: {', '.join(ENCODERS)}")
-    try:
-        return ENCODERS[name](**provided)
-    except TypeError:
-        raise UsageError(
-            f"{name} has not all of the parameters {', '.join(sorted(provided))}", "see its file"
-        ) from None
 
 
 def _sanitizer(name: str, provided: dict[str, Any], data: Path | None) -> Defence:

@@ -26,15 +26,15 @@ import torch
 from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
-from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.halves import Lower
-from milkglass.hidden_states.limits import limited
+from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts
-from milkglass.hidden_states.training import HalvesTraining, TrainingStep
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise import grid
 from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper
+from milkglass.parameters import limited
 from milkglass.sequences import Ids
 
 COMMONEST = 150  # function words and marks, which any adversary guesses (truth.content_tokens)
@@ -107,13 +107,13 @@ def normalised(vector: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class CAPE(EncoderDefence):
+class CAPE(HiddenStateDefence):
     """epsilon: of the noise, see the page. w_adv: the adversary's weight. words: how many words it names."""
 
     layer: int | None = None
     epsilon: float = limited(5.0, above=0)
     w_adv: float = limited(0.1)
-    words: int = limited(2000, least=1, whole=True)
+    words: int = limited(2000, least=1)
     calibration: Literal["paper", "strict"] = "paper"
     training: HalvesTraining = field(default_factory=lambda: HalvesTraining(learning_rate=1e-5))
 
@@ -130,8 +130,6 @@ class CAPE(EncoderDefence):
         super().__post_init__()
         if self.layer is not None:
             raise UsageError(f"layer is {self.layer}: this method sends the last layer's", "leave layer out")
-        if self.calibration not in ("paper", "strict"):
-            raise UsageError(f"calibration is {self.calibration!r}", "paper or strict")
 
     @property
     def guarantee(self) -> str | None:

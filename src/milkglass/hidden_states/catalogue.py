@@ -1,18 +1,47 @@
-"""Every defence of an encoder by name. A new one is one file and one line here; the shared tests then run on it."""
+"""Every defence of hidden states by name. Adding a method is one file and one line here; the shared tests then run on
+it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from milkglass.catalogue import Catalogue
+from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.hidden_states.cape import CAPE
-from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.textmixer import TextMixer
 from milkglass.hidden_states.textobfuscator import TextObfuscator
+from milkglass.parameters import parameters_of, read_words
 
-ENCODERS: Mapping[str, type[EncoderDefence]] = {
-    "dp-forward": DPForward,
-    "cape": CAPE,
-    "textobfuscator": TextObfuscator,
-    "textmixer": TextMixer,
-}
+HIDDEN_STATE_DEFENCES: Catalogue[HiddenStateDefence] = Catalogue(
+    "hidden-state defence", DPForward(), CAPE(), TextObfuscator(), TextMixer()
+)
+TRAINING = "training"  # a parameter of every method, whose values commands and files keep apart from the others
+
+
+def from_words(method: str, words: Sequence[str], training: Mapping[str, Any]) -> HiddenStateDefence:
+    """The method with `words` such as "epsilon=8"; training: fields of `HalvesTraining` in place of the method's own.
+    Raises UsageError."""
+    values = read_words(type(HIDDEN_STATE_DEFENCES[method]), words, method, without=(TRAINING,))
+    return HIDDEN_STATE_DEFENCES.make(method, {**values, TRAINING: training})
+
+
+def values_of(defence: HiddenStateDefence) -> dict[str, Any]:
+    """Its parameters but for those of the training, as JSON can hold them."""
+    return {name: getattr(defence, name) for name in parameters_of(type(defence)) if name != TRAINING}
+
+
+def restored(
+    method: str, parameters: Mapping[str, Any], training: Mapping[str, Any] | None = None
+) -> HiddenStateDefence:
+    """The defence that `values_of`, and for a client half the fields of its training, describe. Raises
+    CorruptCheckpoint."""
+    try:
+        return HIDDEN_STATE_DEFENCES.make(method, {**parameters, **({} if training is None else {TRAINING: training})})
+    except UsageError as error:
+        raise CorruptCheckpoint(
+            f"the folder of this half names a method or a parameter that does not exist here: {error.message}",
+            "open it with the version of milkglass that wrote it",
+        ) from error

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.hidden_states import frames, halves
 from milkglass.hidden_states.halves import Lower
+from milkglass.hidden_states.mechanism import Mechanism
 from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, in_batches
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import SECRET, NoiseRoot, NoiseStream
@@ -29,16 +29,13 @@ from milkglass.sequences import Sequences
 from milkglass.threat.defence import Client
 from milkglass.threat.observations import Activations, Observation
 
-if TYPE_CHECKING:
-    from milkglass.hidden_states.defence import EncoderDefence
-
 
 class EncoderClient(Client):
     """sent: how many texts were sent before."""
 
     def __init__(
         self,
-        defence: EncoderDefence,
+        defence: Mechanism,
         base: Checkpoint,
         reader: PublicTokenizer,
         lower: Lower,

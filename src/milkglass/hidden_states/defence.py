@@ -8,13 +8,10 @@ What this module does not know: any mechanism, any attack.
 
 from __future__ import annotations
 
-import abc
-import dataclasses
-import json
 import shutil
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,100 +22,23 @@ from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UnsupportedMod
 from milkglass.hidden_states import halves
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.halves import Lower
-from milkglass.hidden_states.limits import limited, require
+from milkglass.hidden_states.mechanism import Mechanism
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts
-from milkglass.hidden_states.training import HalvesTraining, TrainingStep, train
+from milkglass.hidden_states.training import train
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import classifier
-from milkglass.noise.declared import AddedNoise
-from milkglass.noise.root import SECRET, NoiseRoot, NoiseStream
+from milkglass.noise.root import SECRET, NoiseRoot
 from milkglass.sequences import Ids
-from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
+from milkglass.threat.defence import Client, LabelledTexts, Server
 
 # Weights and dropout come from torch's own generator, which all threads share: one training at a time.
 ALONE = threading.Lock()
 
 
 @dataclass(frozen=True)
-class EncoderDefence(Defence):
-    """layer: layers that the client runs, 0 for the embeddings alone, None for all. training: of both halves."""
-
-    layer: int | None = limited(0, whole=True)
-    training: HalvesTraining = field(default_factory=HalvesTraining)
-
-    def __post_init__(self) -> None:
-        require(self)
-
-    # --- what a method adds -------------------------------------------------------------------------------------------
-    @abc.abstractmethod
-    def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        """What is sent for the (t, d) hidden states of one text: (t, d), or (1, d) where the method pools. Gradients
-        pass through it in training."""
-
-    @property
-    def trains_lower(self) -> bool:
-        """Whether the client's half learns; if not, it is the public model's."""
-        return True
-
-    @property
-    def pooled(self) -> bool:
-        return False
-
-    @property
-    def added_noise(self) -> AddedNoise | None:
-        """What is public of the noise on each text's states; None where none is added."""
-        return None
-
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing is disturbed when texts are sent, in training alone."""
-        return False
-
-    def cut(self, base: Checkpoint) -> int:
-        """After how many layers of this model."""
-        return halves.layers_of(base.config) if self.layer is None else self.layer
-
-    def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
-        """The server's half of a whole classifier."""
-        return halves.Upper(model, self.cut(base))
-
-    def aids(self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot) -> torch.nn.Module:
-        """What is trained besides, and kept by nobody."""
-        return torch.nn.Module()
-
-    def loss(self, step: TrainingStep, upper: torch.nn.Module, aids: torch.nn.Module, root: NoiseRoot) -> torch.Tensor:
-        sent, mask = self.disturbed(step, root)
-        result = torch.nn.functional.cross_entropy(upper(sent, mask), step.labels)
-        return result + self.extra(step, sent, aids)
-
-    def extra(self, step: TrainingStep, sent: torch.Tensor, aids: torch.nn.Module) -> torch.Tensor:
-        """A loss besides the task's."""
-        return torch.zeros(())
-
-    # --- the same for all ---------------------------------------------------------------------------------------------
-    def disturbed(self, step: TrainingStep, root: NoiseRoot) -> tuple[torch.Tensor, torch.Tensor]:
-        """What would be sent for a step's texts, padded again, and its mask."""
-        sent = [
-            self._disturbed(row[mask], root.of_text(ids[mask].numpy(), "train", self.drawn_in(step.epoch), int(number)))
-            for row, mask, ids, number in zip(step.hidden, step.mask, step.ids, step.numbers, strict=True)
-        ]
-        lengths = torch.tensor([len(one) for one in sent])
-        padded = torch.nn.utils.rnn.pad_sequence(sent, batch_first=True)
-        return padded, torch.arange(padded.shape[1]) < lengths[:, None]
-
-    def _disturbed(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        """Bound to the states, unless a text has one draw for all epochs: its states differ in their last bits from
-        batch to batch, and binding would make more draws of it than are counted."""
-        once = self.drawn_in(0) == self.drawn_in(1)
-        return self.mechanism(hidden, draws if once else draws.bound(hidden))
-
-    def drawn_in(self, epoch: int) -> int:
-        """Noise is new where this is."""
-        return epoch
-
-    def told(self) -> dict[str, Any]:
-        return {"name": self.name, **dataclasses.asdict(self)}
+class HiddenStateDefence(Mechanism):
+    """A method with its two halves. Final subclasses are frozen dataclasses whose fields are the parameters."""
 
     def refuses(self, base: Checkpoint) -> str | None:
         return halves.refusal(base, self.layer or 0)
@@ -180,14 +100,6 @@ class EncoderDefence(Defence):
     def kept(self, encoded: TokenizedTexts, root: NoiseRoot) -> dict[str, torch.Tensor]:
         """Tensors that the client needs besides its half; their shapes tell no text."""
         return {}
-
-    @property
-    def salt(self) -> str:
-        """The method and all of its parameters."""
-        return json.dumps(self.told(), sort_keys=True)
-
-    def root(self, secret: bytes) -> NoiseRoot:
-        return NoiseRoot(secret, self.salt)
 
     def _required(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> tuple[Ids, int]:
         self.require(base)

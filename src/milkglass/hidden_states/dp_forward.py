@@ -28,18 +28,17 @@ import torch
 
 from milkglass import papers
 from milkglass.accounting import epsilon_of, sigma_of, upward
-from milkglass.errors import UsageError
-from milkglass.hidden_states.defence import EncoderDefence
-from milkglass.hidden_states.limits import limited
-from milkglass.hidden_states.training import HalvesTraining
+from milkglass.hidden_states.defence import HiddenStateDefence
+from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.noise import clipping, grid
 from milkglass.noise.declared import AddedNoise
 from milkglass.noise.root import NoiseStream
 from milkglass.papers import Paper
+from milkglass.parameters import limited
 
 
 @dataclass(frozen=True)
-class DPForward(EncoderDefence):
+class DPForward(HiddenStateDefence):
     """epsilon, delta: of one text, each time that it is sent. clip: C, in Frobenius norm. redraw: new noise in every
     epoch, as in the paper, which spends the budget once more each time; else one draw for each training text."""
 
@@ -61,10 +60,7 @@ class DPForward(EncoderDefence):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.where not in ("local", "central") or self.sensitivity not in ("replace", "paper"):
-            hint = "see hidden_states/dp_forward.py"
-            raise UsageError("where is local or central, sensitivity is replace or paper", hint)
-        _ = self.sigma
+        _ = self.sigma  # raises UsageError where no noise gives this guarantee
 
     @cached_property
     def sigma(self) -> float:

@@ -30,14 +30,14 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.errors import UsageError
 from milkglass.hidden_states.client import EncoderClient
-from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.halves import Lower, Upper
-from milkglass.hidden_states.limits import limited
+from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, in_batches
-from milkglass.hidden_states.training import HalvesTraining, TrainingStep
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper
+from milkglass.parameters import limited
 from milkglass.sequences import Sequences
 from milkglass.threat.observations import Activations
 
@@ -86,10 +86,10 @@ def _rotation(gaussian: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class TextMixer(EncoderDefence):
+class TextMixer(HiddenStateDefence):
     """inputs: N, the own text counted. mixing: what V_j is."""
 
-    inputs: int = limited(2, least=2, whole=True)
+    inputs: int = limited(2, least=2)
     mixing: Literal["hadamard", "rotation"] = "hadamard"
     training: HalvesTraining = field(default_factory=HalvesTraining)
 
@@ -102,11 +102,6 @@ class TextMixer(EncoderDefence):
         "The other texts are drawn at random from the training texts, not chosen to be like the own one.",
         "V_j is secret; MUX-PLM's are part of its public checkpoints.",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mixing not in ("hadamard", "rotation"):
-            raise UsageError(f"mixing is {self.mixing!r}", "hadamard or rotation")
 
     @property
     def guarantee(self) -> str | None:

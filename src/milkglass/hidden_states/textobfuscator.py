@@ -28,17 +28,17 @@ import torch
 
 from milkglass import papers
 from milkglass.accounting import upward
-from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.halves import Lower
-from milkglass.hidden_states.limits import limited
+from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts
-from milkglass.hidden_states.training import HalvesTraining, TrainingStep
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.noise import clipping, grid
 from milkglass.noise.declared import AddedNoise
 from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper
+from milkglass.parameters import limited
 
 ROUNDS = 10  # of k-means
 KEPT = 0.9  # of a centre, when a batch has tokens of its cluster
@@ -93,14 +93,14 @@ def k_means(rows: torch.Tensor, count: int, draws: NoiseStream) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class TextObfuscator(EncoderDefence):
+class TextObfuscator(HiddenStateDefence):
     """clip: the bound on a state's mean absolute coordinate, None for no bound. scale: of the Laplace noise, on each
     coordinate. clusters: how many at most."""
 
-    layer: int | None = limited(3, whole=True)
+    layer: int | None = limited(3)
     gamma_close: float = limited(0.03)
     gamma_away: float = limited(0.01)
-    clusters: int = limited(100, least=1, whole=True)
+    clusters: int = limited(100, least=1)
     clip: float | None = limited(1.0, above=0)
     scale: float = limited(0.5)
     training: HalvesTraining = field(default_factory=lambda: HalvesTraining(batch_size=128))

@@ -9,53 +9,19 @@ What this module does not know: any method, and resuming.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
 from milkglass.hidden_states.halves import Lower
-from milkglass.hidden_states.limits import limited, require
+from milkglass.hidden_states.mechanism import Mechanism, TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts, batch_of
 from milkglass.noise.operators import drawing_from
 from milkglass.noise.root import NoiseRoot
 from milkglass.sequences import Ids
 
-if TYPE_CHECKING:
-    from milkglass.hidden_states.defence import EncoderDefence
-
-
-@dataclass(frozen=True)
-class HalvesTraining:
-    """Settings of C.3 in the ObfusLM paper, where a method does not say otherwise. max_steps: None for all epochs.
-    max_length: in tokens; longer texts are cut in training, and refused when they are sent."""
-
-    learning_rate: float = limited(2e-5, above=0)
-    batch_size: int = limited(32, least=1, whole=True)
-    epochs: int = limited(10, least=1, whole=True)
-    max_steps: int | None = limited(None, least=1, whole=True)
-    max_length: int = limited(128, least=1, whole=True)
-    weight_decay: float = limited(0.01)
-
-    def __post_init__(self) -> None:
-        require(self)
-
-
-@dataclass(frozen=True)
-class TrainingStep:
-    """What a method may look at in one step. numbers (b,): of the texts in the training data."""
-
-    ids: torch.Tensor  # (b, t)
-    mask: torch.Tensor  # (b, t), bool
-    hidden: torch.Tensor  # (b, t, d), what the lower half gave
-    labels: torch.Tensor  # (b,)
-    numbers: Ids
-    epoch: int
-
 
 def train(
-    defence: EncoderDefence,
+    defence: Mechanism,
     lower: Lower,
     upper: torch.nn.Module,
     aids: torch.nn.Module,
@@ -90,7 +56,7 @@ def train(
 
 
 def _loss(
-    defence: EncoderDefence,
+    defence: Mechanism,
     lower: Lower,
     upper: torch.nn.Module,
     aids: torch.nn.Module,

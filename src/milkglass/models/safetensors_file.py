@@ -25,7 +25,6 @@ CHUNK = 1 << 22  # bytes copied or hashed at a time
 __all__ = [
     "CHUNK",
     "DTYPES",
-    "Progress",
     "RowBlocks",
     "TensorRef",
     "has_notes",

@@ -16,13 +16,10 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import Any, NoReturn, final
 
 from milkglass.errors import CorruptCheckpoint
 from milkglass.unique_keys import unique_keys
-
-if TYPE_CHECKING:
-    import torch
 
 WIDTH = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
          "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
@@ -65,12 +62,6 @@ class TensorRef:
     @property
     def bytes(self) -> int:
         return self.stop - self.start
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        from milkglass.models.safetensors_file import DTYPES
-
-        return DTYPES[self.dtype]
 
 
 def read_header(path: Path) -> dict[str, TensorRef]:

@@ -181,7 +181,7 @@ class _Stored:
         with self.ref.file.open("rb") as file:
             file.seek(self.ref.start + start * step)
             raw = file.read((stop - start) * step)
-        return torch.frombuffer(bytearray(raw), dtype=self.ref.torch_dtype).reshape(-1, *self.ref.shape[1:])
+        return torch.frombuffer(bytearray(raw), dtype=DTYPES[self.ref.dtype]).reshape(-1, *self.ref.shape[1:])
 
 
 def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, progress: Progress | None = None) -> None:

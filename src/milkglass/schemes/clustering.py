@@ -6,7 +6,7 @@ What this module does not know: noise, keys, schemes. Deviations 1 to 3 of obfus
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
+
+Leftover = Literal["merge", "paper"]  # what becomes of clusters smaller than k
 
 BLOCK_BYTES = 64 << 20  # similarities held at a time
 DECIMALS = 10  # cosines are compared to ten decimals, so that ties fall to the lower index on every machine

@@ -1,7 +1,8 @@
 """ObfusLM: cluster the embeddings, then replace each by a noisy mixture of its cluster (Lin et al. 2025).
 
-EmbedCluster is Algorithm 1 (clustering.py), WeightSynth Algorithm 2, both in appendix B. `reference/obfuslm.py`
-transcribes them literally and is the oracle: the same clusters for the same order, the same weights for the same noise.
+EmbedCluster is Algorithm 1 (clustering.py), WeightSynth Algorithm 2 (weight_synth.py), both in appendix B.
+`reference/obfuslm.py` transcribes them literally and is the oracle: the same clusters for the same order, the same
+weights for the same noise.
 
 What this module does not know: the (k, epsilon) promise is nominal. The sensitivity in Algorithm 2 depends on the data,
 and the noise does not depend on epsilon at all (deviation 4): `Promise` (mixture.py) reports what was in fact kept, and
@@ -12,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.errors import UsageError
@@ -24,17 +24,12 @@ from milkglass.papers import Paper
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Aliased, Slots
 from milkglass.schemes.bands import Bands
-from milkglass.schemes.clustering import BLOCK_BYTES, DECIMALS, embed_cluster, merge_small, reach, unit_rows, zero_rows
+from milkglass.schemes.clustering import Leftover, embed_cluster, merge_small, reach, zero_rows
 from milkglass.schemes.mixture import Ids, Mixture, Promise, RowMap
+from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.schemes.scheme import Draws, Scheme
+from milkglass.schemes.weight_synth import Noise, weight_synth
 
-if TYPE_CHECKING:
-    from milkglass.schemes.obfuslm_plus import Plus  # which uses the algorithms of this file
-
-Leftover = Literal["merge", "paper"]
-Noise = Callable[[int], NDArray[np.float64]]  # that many draws of Laplace(1)
-
-STEP = 2.0**-40  # noisy scores are rounded to multiples of it, whatever the cosines are
 MOST_ALIASES = 16  # tables grow by this factor, and beyond it nothing was measured
 
 
@@ -186,35 +181,3 @@ class Shared:
 def noise_labels(copies: int) -> list[str]:
     """Of the streams of noise, one for each alias: no two rows are mixed with one draw."""
     return ["noise/embedding", *(f"noise/embedding/{alias}" for alias in range(1, copies))]
-
-
-def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise: Noise) -> list[NDArray[np.float32]]:
-    """Algorithm 2: for each cluster of s tokens (s, s) weights, each row sums to 1.
-
-    The noise is drawn cluster by cluster, s * s numbers each, whatever the order of the work: clusters of one size are
-    done together. Noisy scores are rounded to STEP. No guarantee rests on this noise: see (4) in `paper.deviations`.
-    """
-    sizes = np.array([len(cluster) for cluster in clusters])
-    ends = np.cumsum(sizes**2)
-    draws = noise(int(ends[-1])) if len(clusters) else np.empty(0)
-    blocks: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(clusters)
-    for size in np.unique(sizes):
-        alike = np.flatnonzero(sizes == size)
-        step = max(1, BLOCK_BYTES // (8 * int(size) * table.shape[1]))
-        for selected in np.split(alike, range(step, len(alike), step)):
-            z = np.stack([draws[ends[c] - size**2 : ends[c]] for c in selected]).reshape(-1, size, size)
-            for c, block in zip(
-                selected, _weights(table, np.stack([clusters[c] for c in selected]), epsilon, z), strict=True
-            ):
-                blocks[c] = block
-    return blocks
-
-
-def _weights(table: torch.Tensor, members: Ids, epsilon: float, z: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Lines 5 to 9 for c clusters of s tokens at once; members (c, s), z (c, s, s)."""
-    unit = unit_rows(table, members.reshape(-1), torch.float64).reshape(*members.shape, -1)
-    cosines = np.round((unit @ unit.transpose(1, 2)).numpy(), DECIMALS)
-    scale = (cosines.max(2, keepdims=True) - cosines.min(2, keepdims=True)) / 2
-    u = np.round((epsilon * cosines / 2 + scale * z) / STEP) * STEP
-    e = np.exp(u - u.max(2, keepdims=True))
-    return (e / e.sum(2, keepdims=True)).astype(np.float32)

@@ -25,20 +25,18 @@ sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
-from milkglass.schemes.clustering import embed_cluster, merge_small, reach
+from milkglass.schemes.clustering import Leftover, embed_cluster, merge_small, reach
 from milkglass.schemes.mixture import Ids, Mixture
-from milkglass.schemes.obfuslm import Leftover, weight_synth
+from milkglass.schemes.weight_synth import Noise, weight_synth
 
 Form = Literal["paper", "symmetrise", "exact"]
 FORMS: tuple[Form, ...] = ("paper", "symmetrise", "exact")
@@ -75,7 +73,7 @@ class Plus:
         if self.leftover not in ("merge", "paper"):
             raise UsageError(f"leftover is {self.leftover!r}", 'give "merge" or "paper"')
 
-    def turn(self, columns: torch.Tensor, order: Ids, noise: Callable[[int], NDArray[np.float64]], sigma: Ids) -> Turn:
+    def turn(self, columns: torch.Tensor, order: Ids, noise: Noise, sigma: Ids) -> Turn:
         """columns: (d, n) E~^T. order: of the dimensions, in which clusters are begun. sigma: (d,) where each goes."""
         d = len(columns)
         allowed = reach(d, self.beta)

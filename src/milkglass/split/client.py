@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from milkglass.client.key.usage import locked
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, RemoteError, UsageError
+from milkglass.hidden_states.catalogue import restored
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import require_base
 from milkglass.hidden_states.halves import CONFIG, described
@@ -22,7 +23,6 @@ from milkglass.hidden_states.tokens import PublicTokenizer
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.progress import Progress, no_progress
 from milkglass.split import folders
-from milkglass.split.parameters import rebuilt
 from milkglass.split.server_info import ServerInfo
 
 BATCH = 32  # texts a frame
@@ -38,7 +38,7 @@ class ClientHalf:
     def open(cls, folder: Path, base: Checkpoint, about: folders.ClientAbout, sending: int = 0) -> ClientHalf:
         """sending: how many texts are to be sent, whose numbers are taken now. Raises CorruptCheckpoint, or
         KeyForOtherModel where the base is not the one that was split."""
-        defence = rebuilt(about.method, about.parameters, about.training)
+        defence = restored(about.method, about.parameters, about.training)
         if not sending:
             return cls(about, defence.load_client(base, folder))
         with locked(folder / CONFIG):
@@ -92,7 +92,7 @@ def require_sendable(
     none too long. Raises KeyForOtherModel, UsageError, CodecError."""
     require_base(described(folder), folder, base)
     require_pairs(about, pairs is not None)
-    length = rebuilt(about.method, about.parameters, about.training).training.max_length
+    length = restored(about.method, about.parameters, about.training).training.max_length
     PublicTokenizer.open(base.folder, length).encode(texts, pairs)
 
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from milkglass.errors import BadUpload, CorruptCheckpoint
 from milkglass.hidden_states import frames, halves
+from milkglass.hidden_states.catalogue import restored
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.split import folders
-from milkglass.split.parameters import rebuilt
 from milkglass.split.server_info import ServerInfo
 from milkglass.threat.observations import Activations
 
@@ -72,7 +72,7 @@ class ServerHalf:
 
 def _upper(folder: Path, known: folders.ServerAbout, config: dict[str, Any], classes: int) -> torch.nn.Module:
     """The upper half as its method cuts it, filled from the folder."""
-    defence = rebuilt(known.method, known.parameters)
+    defence = restored(known.method, known.parameters)
     cut = Checkpoint(folder, config, None, {})  # a method asks it how many layers there are, and nothing else
     with torch.random.fork_rng(devices=[]):  # weights are drawn, then overwritten
         upper = defence.upper(halves.shell(config, halves.layers_of(config), classes), cut, classes)

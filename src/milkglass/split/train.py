@@ -20,14 +20,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from milkglass.client.data.dataset import number_labels, place, read_examples, require_classes, summarise
 from milkglass.client.data.label_order import in_fresh_order
 from milkglass.errors import CodecError, UsageError
-from milkglass.hidden_states.defence import EncoderDefence
+from milkglass.hidden_states.catalogue import values_of
+from milkglass.hidden_states.defence import HiddenStateDefence
+from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.hidden_states.tokens import PublicTokenizer
-from milkglass.hidden_states.training import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import SECRET
 from milkglass.progress import Progress
 from milkglass.split import folders
-from milkglass.split.parameters import told
 from milkglass.threat.defence import LabelledTexts
 
 UNLIMITED = 1 << 40  # tokens: the model's own limit is what counts then
@@ -59,14 +59,16 @@ def read_data(path: Path) -> TrainingTexts:
     return TrainingTexts(corpus, labels, [place(path, one.line) for one in examples])
 
 
-def steps_of(defence: EncoderDefence, texts: int) -> int:
+def steps_of(defence: HiddenStateDefence, texts: int) -> int:
     """How many steps the training takes."""
     how = defence.training
     steps = how.epochs * -(-texts // how.batch_size)
     return steps if how.max_steps is None else min(steps, how.max_steps)
 
 
-def require_readable(defence: EncoderDefence, base: Checkpoint, data: TrainingTexts, max_length: int | None) -> None:
+def require_readable(
+    defence: HiddenStateDefence, base: Checkpoint, data: TrainingTexts, max_length: int | None
+) -> None:
     """What is told before anybody waits. max_length: what was asked for, if anything. Raises UnsupportedModel for a
     model that cannot be cut, UsageError for a length that is beyond it or has no room for a text, CodecError for a text
     without a token."""
@@ -101,7 +103,7 @@ def require_free(client: Path, server: Path) -> None:
 
 
 def make(
-    defence: EncoderDefence,
+    defence: HiddenStateDefence,
     base: Checkpoint,
     model: str,
     data: TrainingTexts,
@@ -115,9 +117,9 @@ def make(
         with _watched(progress):
             half, _ = defence.split(base, data.corpus, secrets.token_bytes(SECRET), near_server / "half")
         half.save(near_client / "half")
-        folders.write(near_server / "half", folders.ServerAbout(defence.name, told(defence)))
+        folders.write(near_server / "half", folders.ServerAbout(defence.name, values_of(defence)))
         about = folders.ClientAbout(
-            defence.name, told(defence), asdict(defence.training), model, data.labels, data.pairs,
+            defence.name, values_of(defence), asdict(defence.training), model, data.labels, data.pairs,
             folders.weights_digest(near_server / "half"),
         )  # fmt: skip
         folders.write(near_client / "half", about)

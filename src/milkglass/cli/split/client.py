@@ -124,15 +124,15 @@ def audit(
     Budget.parse(budget)  # a mistake is told before anybody waits
     for folder in (client, server):
         require_folder(folder, "give the two halves that `milkglass split train` wrote")
+    from milkglass.hidden_states.catalogue import restored
     from milkglass.hidden_states.client import EncoderClient
     from milkglass.hidden_states.halves import described
     from milkglass.split import audit_scene
     from milkglass.split.folders import require_one_split
-    from milkglass.split.parameters import rebuilt
 
     about = require_one_split(client, server)
     base = _base(about, model)
-    defence = rebuilt(about.method, about.parameters, about.training)
+    defence = restored(about.method, about.parameters, about.training)
     half, other = defence.load(base, client, server)
     assert isinstance(half, EncoderClient)
     staged = audit_scene.build(base, about, half, other, half.reader, text, public, rows, seed)

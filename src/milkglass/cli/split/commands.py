@@ -20,7 +20,7 @@ from milkglass.cli.ui.terminal import bars, duration, emit, note
 from milkglass.progress import Stage
 
 if TYPE_CHECKING:
-    from milkglass.hidden_states.defence import EncoderDefence
+    from milkglass.hidden_states.defence import HiddenStateDefence
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.split.evaluate import Evaluation, EvaluationTexts
     from milkglass.split.train import TrainingTexts
@@ -78,16 +78,16 @@ def train(
     """
     started = time.monotonic()
     require_file(data, "give .jsonl, .csv or .tsv with the columns text (or sentence) and label")
+    from milkglass.hidden_states.catalogue import from_words
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
     from milkglass.split import train
-    from milkglass.split.parameters import chosen
 
     requested = {
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_steps": max_steps,
         "max_length": max_length,
     }  # fmt: skip
-    defence = chosen(method, provided or (), {name: one for name, one in requested.items() if one is not None})
+    defence = from_words(method, provided or (), {name: one for name, one in requested.items() if one is not None})
     train.require_free(client, server)
     if defence.broken:
         note(f"warning: {defence.broken}")
@@ -129,11 +129,12 @@ def _judged(base: Checkpoint, client: Path, server: Path, asked: EvaluationTexts
     return judge(half, ServerHalf.open(server), asked, stage("judge", len(asked.texts)))
 
 
-def _shown(defence: EncoderDefence) -> dict[str, Any]:
-    from milkglass.split.parameters import told
+def _shown(defence: HiddenStateDefence) -> dict[str, Any]:
+    from milkglass.hidden_states.catalogue import values_of
 
     return {
-        "method": defence.name, "parameters": told(defence), "guarantee": defence.guarantee, "broken": defence.broken,
+        "method": defence.name, "parameters": values_of(defence), "guarantee": defence.guarantee,
+        "broken": defence.broken,
     }  # fmt: skip
 
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import typing
-
 import pytest
 
-from milkglass.cli.split.commands import train
 from milkglass.errors import CorruptCheckpoint, UsageError
-from milkglass.hidden_states.catalogue import ENCODERS
-from milkglass.split.parameters import chosen, kind_of, listed, rebuilt, told
+from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES, TRAINING, from_words, restored, values_of
+from milkglass.parameters import described
 
 
 def test_words_become_what_the_fields_are() -> None:
-    found = chosen("dp-forward", ["epsilon=3", "layer=2", "where=central", "redraw=FALSE"], {"epochs": 2})
-    assert told(found) == {
+    found = from_words("dp-forward", ["epsilon=3", "layer=2", "where=central", "redraw=FALSE"], {"epochs": 2})
+    assert values_of(found) == {
         "layer": 2, "epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "where": "central", "sensitivity": "replace",
         "redraw": False,
     }  # fmt: skip
     assert type(found.epsilon) is float and type(found.layer) is int  # type: ignore[attr-defined]
     assert found.training.epochs == 2
-    assert told(chosen("textobfuscator", ["clip=none", "layer=None"], {}))["clip"] is None
+    assert values_of(from_words("textobfuscator", ["clip=none", "layer=None"], {}))["clip"] is None
 
 
 def test_a_methods_own_training_stands_but_for_what_is_given() -> None:
-    found = chosen("textobfuscator", [], {"epochs": 1}).training
-    assert (found.batch_size, found.epochs) == (ENCODERS["textobfuscator"]().training.batch_size, 1)
+    found = from_words("textobfuscator", [], {"epochs": 1}).training
+    assert (found.batch_size, found.epochs) == (HIDDEN_STATE_DEFENCES["textobfuscator"].training.batch_size, 1)
 
 
 @pytest.mark.parametrize(
@@ -47,32 +44,27 @@ def test_a_methods_own_training_stands_but_for_what_is_given() -> None:
         ("dp-forward", "redraw=maybe", "--set redraw=maybe: true or false is needed"),
         ("dp-forward", "clip=-1", "--set clip=-1: a finite number above 0 is needed"),
         ("cape", "layer=1", "layer is 1"),
-        ("other", "x=1", "there is no method 'other'"),
+        ("other", "x=1", "there is no hidden-state defence 'other'"),
     ],
 )
 def test_words_that_cannot_be(method: str, word: str, message: str) -> None:
     with pytest.raises(UsageError) as raised:
-        chosen(method, [word], {})
+        from_words(method, [word], {})
     assert message in raised.value.message and raised.value.hint
 
 
 def test_what_there_is_is_listed() -> None:
     with pytest.raises(UsageError) as raised:
-        chosen("dp-forward", ["x=1"], {})
-    assert listed(kind_of("dp-forward")) in raised.value.hint
+        from_words("dp-forward", ["x=1"], {})
+    assert described(type(HIDDEN_STATE_DEFENCES["dp-forward"]), (TRAINING,)) in raised.value.hint
     assert "where (one of local, central; local)" in raised.value.hint
     with pytest.raises(UsageError, match="set twice"):
-        chosen("dp-forward", ["clip=1", "clip=2"], {})
+        from_words("dp-forward", ["clip=1", "clip=2"], {})
 
 
-@pytest.mark.parametrize("method", ENCODERS)
-def test_a_method_comes_back_from_what_is_told(method: str) -> None:
-    defence = ENCODERS[method]()
-    assert told(rebuilt(method, told(defence))) == told(defence)
-    with pytest.raises(CorruptCheckpoint, match="none of any method"):
-        rebuilt(method, {**told(defence), "more": 1})
-
-
-def test_the_command_names_the_methods_that_there_are() -> None:
-    hint = typing.get_type_hints(train)["method"]
-    assert set(typing.get_args(hint)) == set(ENCODERS)
+@pytest.mark.parametrize("method", HIDDEN_STATE_DEFENCES)
+def test_a_method_comes_back_from_what_is_values_of(method: str) -> None:
+    defence = HIDDEN_STATE_DEFENCES[method]
+    assert values_of(restored(method, values_of(defence))) == values_of(defence)
+    with pytest.raises(CorruptCheckpoint, match="has no parameter 'more'"):
+        restored(method, {**values_of(defence), "more": 1})

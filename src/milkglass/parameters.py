@@ -1,0 +1,264 @@
+"""The parameters of a method: the fields of a frozen dataclass, with their types, limits and words.
+
+    epsilon: float = limited(8.0, above=0)               a number in a range
+    where: Literal["local", "central"] = "local"         a choice
+    plus: Plus | None = None                             parameters of its own, `plus.k` in words
+
+They arrive as words (`--set epsilon=8`), or as the values of a recipe's table or of a file. In each case the types that
+the fields declare decide what is accepted, and the messages say the same. Limits that need more than one value are in
+the method's own `__post_init__`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from functools import cache
+from numbers import Integral, Real
+from typing import Any, Literal, Union, final, get_args, get_origin, get_type_hints
+
+from milkglass.errors import UsageError
+
+LIMIT, HINT = "limit", "hint"  # of a field's metadata
+NOUNS: Mapping[Any, str] = {
+    int: "a whole number", float: "a finite number", bool: "true or false", str: "a word", type(None): "none",
+}  # fmt: skip
+
+
+@final
+@dataclass(frozen=True)
+class Limit:
+    """The range of a number.
+
+    Attributes:
+        low: the least value.
+        open: whether the value must be greater than `low`.
+        high: the value must not be greater than this.
+        below: the value must be less than this.
+    """
+
+    low: float
+    open: bool = False
+    high: float = math.inf
+    below: float = math.inf
+
+    def holds(self, value: float) -> bool:
+        above = value > self.low if self.open else value >= self.low  # nan is in no range
+        return above and value <= self.high and value < self.below
+
+    def __str__(self) -> str:
+        if math.isfinite(self.high):
+            return f"above {self.low:g}, up to {self.high:g}" if self.open else f"from {self.low:g} to {self.high:g}"
+        low = f"above {self.low:g}" if self.open else f"of {self.low:g} or more"
+        return low + (f" and below {self.below:g}" if math.isfinite(self.below) else "")
+
+
+def limited(
+    default: Any,
+    *,
+    least: float = 0,
+    above: float | None = None,
+    most: float = math.inf,
+    below: float = math.inf,
+    hint: str = "",
+) -> Any:
+    """A dataclass field of a number in a range. hint: what to do about a value outside, in place of the default."""
+    limit = Limit(least if above is None else above, above is not None, most, below)
+    return dataclasses.field(default=default, metadata={LIMIT: limit, HINT: hint})
+
+
+@final
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter.
+
+    Attributes:
+        kind: the type that the field declares.
+        default: `dataclasses.MISSING` where there is none.
+        limit: of a number; None: any finite one.
+        hint: what to do about a value that is refused.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    limit: Limit | None
+    hint: str
+
+    @property
+    def needed(self) -> str:
+        """ "a whole number of 1 or more, or none"."""
+        return ", or ".join(self._noun(one) for one in _alternatives(self.kind))
+
+    @property
+    def table(self) -> Any | None:
+        """The dataclass whose parameters this one holds, if it holds some."""
+        return next((one for one in _alternatives(self.kind) if dataclasses.is_dataclass(one)), None)
+
+    def read(self, word: str) -> Any:
+        """The value that a word stands for, of the first of the field's types that accepts it. Raises UsageError."""
+        for kind in _alternatives(self.kind):
+            value = _value_of(word, kind)
+            if value is not None and self._accepts(value, kind):
+                return value
+        if word.lower() == "none" and type(None) in _alternatives(self.kind):
+            return None
+        raise self._refusal(f"--set {self.name}={word}:")
+
+    def converted(self, value: Any, current: Any = None, method: str = "") -> Any:
+        """The value as the field holds it: a list as a tuple, a table as its dataclass.
+
+        Args:
+            value: from Python, TOML or JSON. No string is read as a number, and true is not 1.
+            current: what a table's entries are laid over.
+            method: whose parameter it is, for messages.
+
+        Raises:
+            UsageError: it is not of the field's type, or out of its range.
+        """
+        if self.table is not None and isinstance(value, Mapping):
+            over = current if isinstance(current, self.table) else self.table
+            return with_values(over, value, f"{method}.{self.name}" if method else self.name)
+        for kind in _alternatives(self.kind):
+            if self._accepts(value, kind):
+                origin = get_origin(kind)
+                return origin(value) if origin in (tuple, frozenset) else value
+        place = f"{method}: {self.name}" if method else self.name
+        raise self._refusal(f"{place} is {repr(value) if isinstance(value, str) else _shown(value)},")
+
+    def _accepts(self, value: Any, kind: Any) -> bool:
+        origin = get_origin(kind)
+        if kind in (int, float):
+            number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+            return number and math.isfinite(value) and (self.limit is None or self.limit.holds(value))
+        if origin is Literal:
+            return isinstance(value, str) and value in get_args(kind)
+        if origin in (tuple, frozenset):
+            element = get_args(kind)[0]
+            return isinstance(value, list | tuple | frozenset) and all(self._accepts(one, element) for one in value)
+        return not isinstance(kind, type) or isinstance(value, kind)
+
+    def _noun(self, kind: Any) -> str:
+        if get_origin(kind) is Literal:
+            return f"one of {', '.join(get_args(kind))}"
+        if get_origin(kind) in (tuple, frozenset):
+            return f"a list of {'words' if get_args(kind)[0] is str else 'numbers'}"
+        noun = NOUNS.get(kind, "a table" if dataclasses.is_dataclass(kind) else "a value")
+        return f"{noun} {self.limit}" if self.limit is not None and kind in (int, float) else noun
+
+    def _refusal(self, start: str) -> UsageError:
+        default = "" if self.default is MISSING else f"{_shown(self.default)} is the default"
+        return UsageError(f"{start} {self.needed} is needed", self.hint or default)
+
+
+@cache
+def parameters_of(kind: Any) -> dict[str, Parameter]:
+    """The parameters of a dataclass by name, in its order."""
+    hints = get_type_hints(kind)
+    return {
+        one.name: Parameter(
+            one.name,
+            hints[one.name],
+            one.default_factory() if one.default_factory is not MISSING else one.default,
+            one.metadata.get(LIMIT),
+            one.metadata.get(HINT, ""),
+        )
+        for one in dataclasses.fields(kind)
+        if one.init
+    }
+
+
+def require(method: Any) -> None:
+    """For `__post_init__`. Raises UsageError for the first field that is not of its type, or out of its range."""
+    for name, parameter in parameters_of(method.__class__).items():
+        parameter.converted(getattr(method, name))
+
+
+def with_values(method: Any, values: Mapping[str, Any], name: str) -> Any:
+    """A method with other values.
+
+    Args:
+        method: an instance whose other fields stay, or a dataclass.
+        values: by parameter; see `Parameter.converted`.
+        name: the method's, for messages.
+
+    Raises:
+        UsageError: a parameter that the method does not have or that is missing, or a value that it refuses.
+    """
+    kind = method if isinstance(method, type) else type(method)
+    parameters = parameters_of(kind)
+    if unknown := [one for one in values if one not in parameters]:
+        raise _unknown(unknown[0], name, ", ".join(parameters))
+    result = {one: parameters[one].converted(value, getattr(method, one, None), name) for one, value in values.items()}
+    if method is not kind:
+        return dataclasses.replace(method, **result)
+    needed = [one.name for one in parameters.values() if one.default is MISSING]
+    if missing := [one for one in needed if one not in values]:
+        raise UsageError(f"{name} has no {missing[0]}", f"it needs {', '.join(needed)}")
+    return kind(**result)
+
+
+def read_words(kind: type, words: Sequence[str], method: str, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Values by parameter from words such as "epsilon=8" or "plus.k=10", for `with_values`.
+
+    Args:
+        without: parameters that are set in another way. Raises UsageError for them as for unknown ones.
+    """
+    values: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UsageError(f"{word!r} sets nothing", "write --set name=value")
+        outer, dot, inner = name.partition(".")
+        if outer not in parameters_of(kind) or outer in without:
+            raise _unknown(outer, method, described(kind, without))
+        parameter, earlier = parameters_of(kind)[outer], values.get(outer, {})
+        if outer in values and not (dot and isinstance(earlier, dict) and inner not in earlier):
+            raise UsageError(f"{name} is set twice", "set it once")
+        if dot and parameter.table is not None:
+            values[outer] = {**earlier, **read_words(parameter.table, [f"{inner}={value}"], f"{method}.{outer}")}
+        else:
+            values[outer] = parameter.read(value)
+    return values
+
+
+def described(kind: type, without: Sequence[str] = ()) -> str:
+    """ "epsilon (a finite number above 0; 8.0), where (one of local, central; local), ..."."""
+    return ", ".join(_described(one) for name, one in parameters_of(kind).items() if name not in without)
+
+
+# --- inside -----------------------------------------------------------------------------------------------------------
+def _unknown(name: str, method: str, listed: str) -> UsageError:
+    return UsageError(f"{method} has no parameter {name!r}", f"it has {listed}" if listed else "it has none")
+
+
+def _described(parameter: Parameter) -> str:
+    if parameter.table is not None:
+        return f"{parameter.name}.({described(parameter.table)})"
+    default = "" if parameter.default is MISSING else f"; {_shown(parameter.default)}"
+    return f"{parameter.name} ({parameter.needed}{default})"
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _value_of(word: str, kind: Any) -> Any:
+    """None where a word cannot be of this type."""
+    if kind is bool:
+        return {"true": True, "false": False}.get(word.lower())
+    if get_origin(kind) in (tuple, frozenset):
+        return [_value_of(one, get_args(kind)[0]) for one in word.split("+")]
+    if kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            return None
+    return word if kind is str or get_origin(kind) is Literal else None
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else "a table" if isinstance(value, Mapping) else str(value)

@@ -1,0 +1,51 @@
+"""WeightSynth, Algorithm 2 of ObfusLM (appendix B): the noisy weights with which a cluster's rows are mixed.
+
+What this module does not know: clusters, keys, schemes. Deviation 4 of obfuslm.py is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.schemes.clustering import BLOCK_BYTES, DECIMALS, unit_rows
+from milkglass.schemes.mixture import Ids
+
+Noise = Callable[[int], NDArray[np.float64]]  # that many draws of Laplace(1)
+
+STEP = 2.0**-40  # noisy scores are rounded to multiples of it, whatever the cosines are
+
+
+def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise: Noise) -> list[NDArray[np.float32]]:
+    """Algorithm 2: for each cluster of s tokens (s, s) weights, each row sums to 1.
+
+    The noise is drawn cluster by cluster, s * s numbers each, whatever the order of the work: clusters of one size are
+    done together. Noisy scores are rounded to STEP. No guarantee rests on this noise: see (4) in `paper.deviations`.
+    """
+    sizes = np.array([len(cluster) for cluster in clusters])
+    ends = np.cumsum(sizes**2)
+    draws = noise(int(ends[-1])) if len(clusters) else np.empty(0)
+    blocks: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(clusters)
+    for size in np.unique(sizes):
+        alike = np.flatnonzero(sizes == size)
+        step = max(1, BLOCK_BYTES // (8 * int(size) * table.shape[1]))
+        for selected in np.split(alike, range(step, len(alike), step)):
+            z = np.stack([draws[ends[c] - size**2 : ends[c]] for c in selected]).reshape(-1, size, size)
+            for c, block in zip(
+                selected, _weights(table, np.stack([clusters[c] for c in selected]), epsilon, z), strict=True
+            ):
+                blocks[c] = block
+    return blocks
+
+
+def _weights(table: torch.Tensor, members: Ids, epsilon: float, z: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Lines 5 to 9 for c clusters of s tokens at once; members (c, s), z (c, s, s)."""
+    unit = unit_rows(table, members.reshape(-1), torch.float64).reshape(*members.shape, -1)
+    cosines = np.round((unit @ unit.transpose(1, 2)).numpy(), DECIMALS)
+    scale = (cosines.max(2, keepdims=True) - cosines.min(2, keepdims=True)) / 2
+    u = np.round((epsilon * cosines / 2 + scale * z) / STEP) * STEP
+    e = np.exp(u - u.max(2, keepdims=True))
+    return (e / e.sum(2, keepdims=True)).astype(np.float32)
