@@ -133,7 +133,7 @@ class Parameter:
         origin = get_origin(kind)
         if kind in (int, float):
             number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-            return number and math.isfinite(value) and (self.limit is None or self.limit.holds(value))
+            return number and _finite(value) and (self.limit is None or self.limit.holds(value))
         if origin is Literal:
             return isinstance(value, str) and value in get_args(kind)
         if origin in (tuple, frozenset):
@@ -152,6 +152,14 @@ class Parameter:
     def _refusal(self, start: str) -> UsageError:
         default = "" if self.default is MISSING else f"{_shown(self.default)} is the default"
         return UsageError(f"{start} {self.needed} is needed", self.hint or default)
+
+
+def _finite(value: Any) -> bool:
+    """False too of a whole number that no float can hold."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 @cache

@@ -18,6 +18,7 @@ from milkglass.experiments.kinds.comparison import Comparison
 from milkglass.experiments.procedures.leakage import LeakageTexts, apart
 from milkglass.experiments.procedures.trials import TrialData, _write, secret_of
 from milkglass.experiments.reproduce import reproduce
+from milkglass.experiments.runs import RunFolder
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs.data import TrainingDataset
@@ -287,5 +288,5 @@ def test_what_cannot_be_is_told_before_anything_is_written(
     path = tmp_path / "small.toml"
     path.write_text(RECIPE.replace(*change).replace("MODEL", str(recipe.parent / "model")), "utf-8")
     with pytest.raises(UsageError, match=match):
-        comparison.measure(Comparison.read(path), data, tmp_path / "run", None, 1)
+        Comparison.read(path).measure(RunFolder(data, tmp_path / "run", 1))
     assert not (tmp_path / "run").exists()

@@ -13,11 +13,10 @@ from transformers import AutoModelForCausalLM
 from milkglass.client.codec.codec import Codec
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.experiments.kinds.generation import GeneratedAnswers, answers, ended, graded, read, rouge
-from milkglass.experiments.runs import Recipe, Variant, seeded_key
+from milkglass.experiments.runs import Variant, seeded_key
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
-from milkglass.server.spec import Hyperparameters
 from milkglass.threat.guess import NO_BELIEF, Guess
 from tests import tiny
 
@@ -49,11 +48,10 @@ def variant(base: Checkpoint, folder: Path, scheme: ObfusLM | None) -> Variant:
 
 
 def run(base: Checkpoint, one: Variant, questions: Path) -> tuple[Codec, GeneratedAnswers, dict[str, float]]:
-    recipe = Recipe("r", "generation", "", "", 1, {}, Hyperparameters(task="causal-lm"), {}, {}, {}, {})
     codec = Codec.open(one.key, base.folder)
     model = AutoModelForCausalLM.from_pretrained(one.model).eval()
     made = answers(model, codec, questions, {"answers": 4, "new_tokens": 12})
-    return codec, made, read(recipe, base, one, codec, made)
+    return codec, made, read(1, base, one, codec, made)
 
 
 def test_era_reads_all_where_nothing_is_scrambled(base: Checkpoint, questions: Path, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_recipe_runs_and_measures_no_part_twice(tmp_path: Path, monkeypatch: p
         raise AssertionError("timed again")
 
     monkeypatch.setattr(overhead, "timed", never)
-    monkeypatch.setattr(overhead.recipes, "train", never)
+    monkeypatch.setattr(overhead, "run_job", never)
     (out / "small.json").unlink()
     assert run(path, tmp_path, out, 1) == 0
     assert json.loads((out / "small.json").read_text())["figures"] == result["figures"]
@@ -110,7 +110,7 @@ def test_steps_are_timed_from_report_to_report() -> None:
     steps = [(10.0, {"step": 1, "loss": 2.0}), (12.5, {"step": 2, "loss": 1.0}), (14.0, {"step": 3, "loss": 1.0})]
     others = [(0.0, {"step": 0, "total_steps": 3}), (20.0, {"step": 3, "eval_loss": 1.0})]
     assert step_seconds(lines(others[0], *steps, others[1])) == [2.5, 1.5]
-    with pytest.raises(JobFailed, match="told of 2 steps, 3 are needed"):
+    with pytest.raises(JobFailed, match="reported 2 steps, 3 are needed"):
         step_seconds(lines(*steps[:2]))
 
 

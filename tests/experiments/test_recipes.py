@@ -19,15 +19,17 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import encoded
 from milkglass.errors import UsageError
-from milkglass.experiments import reproduce
 from milkglass.experiments import runs as recipes
 from milkglass.experiments.__main__ import run
 from milkglass.experiments.attack_specs import Entries, attacks_of
 from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked
 from milkglass.experiments.kinds.attacks import split as split_texts
+from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.kinds.shared_training import SharedTraining
-from milkglass.experiments.runs import Recipe, seeded_key
+from milkglass.experiments.recipe import Recipe
+from milkglass.experiments.reproduce import KINDS
+from milkglass.experiments.runs import seeded_key
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
@@ -37,7 +39,7 @@ FOLDER = Path(__file__).parents[2] / "recipes"
 ALL = sorted(FOLDER.glob("*.toml"))
 ATTACKS = [path for path in ALL if tomllib.loads(path.read_text("utf-8"))["kind"] == "attacks"]
 RUN = [path for path in ALL if "Not run yet" not in path.read_text("utf-8")]
-TRAININGS = [path for path in ALL if tomllib.loads(path.read_text("utf-8"))["kind"] in reproduce.TRAININGS]
+TRAININGS = [path for path in ALL if issubclass(KINDS[tomllib.loads(path.read_text("utf-8"))["kind"]], FineTuning)]
 
 
 def result_of(path: Path) -> Path:
@@ -90,13 +92,14 @@ def test_a_shipped_result_says_which_code_made_it(path: Path) -> None:
 def test_a_shipped_recipe_opens_with_its_command(path: Path) -> None:
     first = path.read_text("utf-8").splitlines()[0]
     command = f"# milkglass reproduce recipes/{path.name} --data DATA_FOLDER --out RUN_FOLDER"
-    cached = tomllib.loads(path.read_text("utf-8"))["kind"] in reproduce.CACHED
+    cached = KINDS[tomllib.loads(path.read_text("utf-8"))["kind"]].cached
     assert first == command + (" [--cache CELLS] [--quick]" if cached else "")
 
 
 @pytest.mark.parametrize("path", [path for path in TRAININGS if path in RUN], ids=lambda path: path.stem)
 def test_a_shipped_result_is_of_the_recipe_as_it_stands(path: Path) -> None:
-    recipe, result = Recipe.read(path), shipped(path)
+    recipe, result = KINDS[tomllib.loads(path.read_text("utf-8"))["kind"]].read(path), shipped(path)
+    assert isinstance(recipe, FineTuning)
     assert recipe.variants["plain"] == {}
     assert len(recipe.variants) > 1
     assert result["seed"] == recipe.seed
@@ -123,7 +126,7 @@ def test_a_shipped_quick_result_is_of_the_recipe_as_it_stands(path: Path) -> Non
         assert one.get("published") == recipe.published.get(name)
 
 
-def require_figures(result: dict[str, Any], recipe: Recipe | AttackRecipe) -> None:
+def require_figures(result: dict[str, Any], recipe: Recipe) -> None:
     """Each figure that the recipe names was measured, and stands beside the paper's and what was asked."""
     for name, words in recipe.asked.items():
         assert result["figures"][name]["asked"] == words
@@ -326,8 +329,15 @@ def test_a_figure_that_nobody_measured_is_not_passed_over(tmp_path: Path) -> Non
         run(path, tmp_path, tmp_path / "out", 1)
 
 
+def recipe_of(rows: int) -> AttackRecipe:
+    public = {"same": ["rest"]}
+    return AttackRecipe(
+        name="r", paper="", model="", seed=1, private="texts.txt", rows=rows, public=public, attacks=[], variants={}
+    )
+
+
 def small(**changes: Any) -> AttackRecipe:
-    blank = AttackRecipe("r", "", "", 1, "texts.txt", 200, "random", {"same": ["rest"]}, [], {}, {}, {})
+    blank = recipe_of(200)
     return replace(blank, **changes)
 
 
@@ -368,8 +378,8 @@ def test_leaked_texts_come_after_those_that_are_taken_out(tmp_path: Path) -> Non
         ({"x": {"attack": "nothing"}}, "there is no attack 'nothing'"),
         ({"x": {}}, "there is no attack 'x'"),
         ({"x": {"attack": "sda", "beams": 3}}, "sda has no parameter 'beams'"),
-        ({"x": {"attack": "sda", "candidates": "3"}}, "sda: candidates is '3', which is not a whole number"),
-        ({"x": {"attack": "sda", "candidates": True}}, "sda: candidates is True, which is not a whole number"),
+        ({"x": {"attack": "sda", "candidates": "3"}}, "sda: candidates is '3', a whole number is needed"),
+        ({"x": {"attack": "sda", "candidates": True}}, "sda: candidates is True, a whole number is needed"),
         ({"x": {"attack": "tfa", "match": "best"}}, "match is 'best'"),
         ({"knn": {"k": 3}}, "'knn' is the name of an attack with its own parameters"),
         ({"knn": {"attack": "tfa"}}, "'knn' is the name of an attack with its own parameters"),
@@ -395,7 +405,7 @@ def test_a_named_attack_is_the_catalogues_with_other_parameters() -> None:
 
 def test_a_private_text_is_never_public(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(f"text {i}" for i in range(50)) + "\n", "utf-8")
-    recipe = AttackRecipe("r", "", "", 1, "texts.txt", 20, "random", {"same": ["rest"]}, [], {}, {}, {})
+    recipe = recipe_of(20)
     private, public = split_texts(recipe, tmp_path)
     assert len(private) == 20
     assert len(public["same"]) == 30

@@ -12,16 +12,12 @@ import pytest
 
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.figures import figures, reason_for
 from milkglass.experiments.kinds.attacks import AttackRecipe
-from milkglass.experiments.kinds.bilstm import BiLSTMRecipe
-from milkglass.experiments.kinds.comparison import Comparison
-from milkglass.experiments.kinds.gradients import GradientRecipe
-from milkglass.experiments.kinds.overhead import OverheadRecipe
-from milkglass.experiments.kinds.shared_training import SharedTraining
+from milkglass.experiments.kinds.classification import Classification
 from milkglass.experiments.procedures.training_progress import newest
+from milkglass.experiments.recipe import reason_for
 from milkglass.experiments.recipe_file import settings
-from milkglass.experiments.runs import Recipe
+from milkglass.experiments.reproduce import KINDS
 from tests.experiments.test_recipes import ALL, RUN, shipped
 
 BASE = """kind = "attacks"
@@ -105,21 +101,12 @@ def test_a_training_that_cannot_be_is_told_in_words(tmp_path: Path) -> None:
     base = 'kind = "classification"\npaper = "p"\nmodel = "m"\nseed = 1\n[variants.plain]\n'
     base += '[data]\nvalidation = "b"\ntrain = "a"\n'
     with pytest.raises(UsageError, match="training: batch_size: input should be greater than or equal to 1"):
-        Recipe.read(recipe(tmp_path, "[training]\nbatch_size = 0\n", base))
-    assert Recipe.read(recipe(tmp_path, "", base)).training.num_labels == 2
-    assert Recipe.read(recipe(tmp_path, "", base.replace('"a"', '"ag_news:train"'))).training.num_labels == 4
+        Classification.read(recipe(tmp_path, "[training]\nbatch_size = 0\n", base))
+    assert Classification.read(recipe(tmp_path, "", base)).training.num_labels == 2
+    assert Classification.read(recipe(tmp_path, "", base.replace('"a"', '"ag_news:train"'))).training.num_labels == 4
 
 
-READERS: dict[str, Any] = {
-    "attacks": AttackRecipe,
-    "bilstm": BiLSTMRecipe,
-    "overhead": OverheadRecipe,
-    "comparison": Comparison,
-    "classification": Recipe,
-    "generation": Recipe,
-    "gradients": GradientRecipe,
-    "shared-training": SharedTraining,
-}
+READERS: dict[str, Any] = dict(KINDS)
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
@@ -162,23 +149,23 @@ def test_every_reason_of_a_shipped_recipe_is_about_a_figure(path: Path) -> None:
 def test_figures_stand_beside_what_was_published_and_asked(tmp_path: Path) -> None:
     why = '[why]\n"f, x" = "another model"\n"f, *" = "less data"\n"g, *" = "not of a published figure"\n'
     full = AttackRecipe.read(recipe(tmp_path, why))
-    found = figures(full, {"f, x": 1.23456, "f, y": 2.0, "g, y": 3.0}, 2)
+    found = full.figures({"f, x": 1.23456, "f, y": 2.0, "g, y": 3.0})
     assert found == {
         "f, x": {"measured": 1.23, "published": 1.5, "asked": "at least 1", "why": "another model"},
         "f, y": {"measured": 2.0, "published": 2.5, "why": "less data"},
         "g, y": {"measured": 3.0},
     }
     with pytest.raises(UsageError, match="was not measured: 'f, y'"):
-        figures(full, {"f, x": 1.0}, 2)
+        full.figures({"f, x": 1.0})
 
 
 def test_a_quick_run_may_measure_less_but_for_what_it_is_asked_itself(tmp_path: Path) -> None:
     quick = AttackRecipe.read(recipe(tmp_path, '[quick]\nvariants = ["x"]\n'), quick=True)
-    assert figures(quick, {"f, x": 1.0}, 2) == {"f, x": {"measured": 1.0, "published": 1.5}}
+    assert quick.figures({"f, x": 1.0}) == {"f, x": {"measured": 1.0, "published": 1.5}}
     asked = AttackRecipe.read(recipe(tmp_path, '[quick.asked]\n"f, x" = "some"\n'), quick=True)
-    assert figures(asked, {"f, x": 1.0}, 2)["f, x"]["asked"] == "some"
+    assert asked.figures({"f, x": 1.0})["f, x"]["asked"] == "some"
     with pytest.raises(UsageError, match="r.quick names a figure that was not measured: 'f, x'"):
-        figures(asked, {"f, y": 1.0}, 2)
+        asked.figures({"f, y": 1.0})
 
 
 def test_only_a_star_is_a_pattern() -> None:

@@ -11,36 +11,36 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from milkglass.audit.resume import private_folder, write_private
-from milkglass.experiments.runs import now
-
-TAKEN = "taken.json"
+from milkglass import files
+from milkglass.experiments.runs import TAKEN, now, taken
 
 
 @dataclass(frozen=True)
 class ArtifactCache:
-    """folder: of all runs that share, readable by its owner alone; a run that shares with none gives its own. out: the
-    run's."""
+    """Attributes:
+    folder: of all runs that share, readable by its owner alone; a run that shares with none gives its own.
+    out: the run folder.
+    """
 
     folder: Path
     out: Path
 
     def place(self, room: str, name: str) -> Path:
-        """Where a file is to lie, or lies."""
-        private_folder(self.folder)
-        private_folder(self.folder / room)
+        """The path of a file that is there or will be."""
+        files.private_dir(self.folder)
+        files.private_dir(self.folder / room)
         path = self.folder / room / name
         self._remember(made_by(path))
         return path
 
     def wrote(self, path: Path) -> None:
-        """Before a file has its name, or has it again with more: who did so."""
+        """Record which code writes a file, before the file gets its name or gets it again with more."""
         by = {*(made_by(path) if path.is_file() else ()), now()["commit"]}
-        write_private(_record(path), json.dumps(sorted(by)) + "\n")
+        files.write(_record(path), json.dumps(sorted(by)) + "\n")
         self._remember(by)
 
     def _remember(self, commits: Iterable[str]) -> None:
-        write_private(self.out / TAKEN, json.dumps(sorted({*taken(self.out), *commits})) + "\n")
+        files.write(self.out / TAKEN, json.dumps(sorted({*taken(self.out), *commits})) + "\n")
 
 
 def made_by(path: Path) -> list[str]:
@@ -52,9 +52,3 @@ def made_by(path: Path) -> list[str]:
 
 def _record(path: Path) -> Path:
     return path.with_name(f"{path.name}.made")
-
-
-def taken(out: Path) -> list[str]:
-    """The commits that made what a run took."""
-    path = out / TAKEN
-    return list(json.loads(path.read_text("utf-8"))) if path.is_file() else []

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from milkglass import files
+
 
 @dataclass(frozen=True)
 class PartialResults:
@@ -18,7 +20,5 @@ class PartialResults:
         done: dict[str, dict[str, float]] = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else {}
         if name not in done:
             done[name] = work()
-            part = self.path.with_suffix(".part")
-            part.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
-            part.replace(self.path)
+            files.write(self.path, json.dumps(done, indent=1) + "\n")
         return done[name]

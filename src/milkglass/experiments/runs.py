@@ -1,8 +1,7 @@
-"""A recipe of training, and what a run of it leaves behind.
+"""A run of a recipe: its folder, which goes on where it was stopped, and by which code it was made.
 
-A run folder holds `run.json` (what it is a run of), for each variant `VARIANT-model/` (when it is scrambled) and the
-job folder `VARIANT/`, and in `data/` what was written of data sets by name. What is there already is not made again, so
-a run that was stopped goes on; a run of another recipe, model or data in the same folder is refused.
+A run folder holds `run.json` (what it is a run of), `begun.json` (by which code it was begun) and what its kind of
+recipe writes. A run of another recipe, model or data in the same folder is refused.
 """
 
 from __future__ import annotations
@@ -14,83 +13,69 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from milkglass import __version__
-from milkglass.audit.resume import private_folder
+from milkglass import __version__, files
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.parquet import write_parquet
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
-from milkglass.client.obfuscate.scramble import scramble
 from milkglass.errors import JobFailed, UsageError
-from milkglass.experiments import data_refs, figures
-from milkglass.experiments.entries import hyperparameters, require_names, require_variants
 from milkglass.experiments.procedures.training_progress import follow
-from milkglass.experiments.recipe_file import made_of, settings, table_of
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
 from milkglass.progress import Log, no_log
-from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.schemes.scheme import Scheme
-from milkglass.server.spec import Hyperparameters, JobSpec, Status, Task
+from milkglass.server.spec import Status
+from milkglass.system import cores
 
 SPLITS = ("train", "validation")
+TAKEN = "taken.json"  # see `taken`
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """published: the paper's figures. asked: what the run is held to, in words. variants: no parameters mean plain.
-    data: for each split a file, or a data set by name (data_refs.py). why: see figures.py. quick: see
-    recipe_file.py."""
+class RunFolder:
+    """Where a recipe is run, and how.
 
-    name: str
-    kind: Literal["classification", "generation"]
-    paper: str
-    model: str
-    seed: int
-    data: Mapping[str, str]
-    training: Hyperparameters
-    variants: Mapping[str, Mapping[str, Any]]
-    published: Mapping[str, float]
-    asked: Mapping[str, str]
-    evaluation: Mapping[str, int]
-    why: Mapping[str, str] = field(default_factory=dict)
-    quick: Mapping[str, Any] | None = None
+    Attributes:
+        data: the folder that the recipe's data paths start from.
+        out: the run folder.
+        at_once: how many trainings run side by side and share the cores.
+        progress: receives what is done.
+        cache: a folder for several recipes, for what takes longest; None: nothing is shared.
+        commits: filled by the run: those that made what it took of other runs.
+    """
 
-    @classmethod
-    def read(cls, path: Path, quick: bool = False) -> Recipe:
-        raw = {"published": {}, "asked": {}, "evaluation": {}, "training": {}, **settings(path, quick)}
-        task: Task = "classification" if raw.get("kind") == "classification" else "causal-lm"
-        info = {
-            "task": task,
-            "seed": raw.get("seed", 0),
-            **_classes(table_of(raw, "data")),
-            **table_of(raw, "training"),
-        }
-        training = hyperparameters(info)
-        recipe = made_of(cls, {**raw, "training": training})
-        require_names(recipe.data, "data", SPLITS)
-        require_names(recipe.evaluation, "evaluation", () if task == "classification" else ("answers", "new_tokens"))
-        require_variants(recipe.variants)
-        return recipe
+    data: Path
+    out: Path
+    at_once: int = 2
+    progress: Log = no_log
+    cache: Path | None = None
+    commits: list[str] = field(default_factory=list)
 
+    @property
+    def threads(self) -> int:
+        """For each of the trainings."""
+        return max(1, cores() // self.at_once)
 
-def _classes(data: Mapping[str, str]) -> dict[str, int]:
-    """How many classes a data set by name has."""
-    train = data.get("train", "")
-    result = data_refs.named(train) if isinstance(train, str) else None
-    return {"num_labels": len(result[0].labels)} if result and result[0].labels else {}
+    def made(self) -> dict[str, Any]:
+        """By which code, and when: see the function of this name."""
+        return made(self.out, [*taken(self.out), *self.commits])
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One column of the table: a model folder, the key that its data is encoded with, and its job folder."""
+    """One column of a table.
+
+    Attributes:
+        name: the recipe's.
+        model: the folder of the model that is trained.
+        key: that its data is encoded with.
+        job: the folder of the training.
+        plain: whether nothing is scrambled.
+    """
 
     name: str
     model: Path
@@ -100,43 +85,28 @@ class Variant:
 
 
 def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: Scheme | None) -> Key:
-    """A key that anybody can make again from the recipe's seed; without a scheme, the identity (no secret at all)."""
+    """A key that anyone can derive from the recipe's seed; without a scheme, the identity (no secret at all)."""
     root = hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
     key = new_key(base, ref, scheme, digest, root)
     return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))
 
 
 def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
-    """Where a token has several ids, which of them is taken follows from the key, so that a run gives the same data
-    again. purpose: each has draws of its own, whatever of a run was done before it was stopped."""
+    """Where a token has several ids, the key decides which of them is taken, so that a run gives the same data again.
+
+    Args:
+        purpose: each has draws of its own, however much of a run was done before it was stopped.
+    """
     return Codec.open(key, folder, key.stream(f"choices/{purpose}").uniform)
 
 
-def prepare(
-    recipe: Recipe, data: Path, out: Path, threads: int | None, progress: Log = no_log
-) -> tuple[Checkpoint, list[Variant]]:
-    """Scramble the models and write the encoded data and the jobs' specs, where they are not there yet."""
-    base = Checkpoint.open(resolve(recipe.model))
-    digest = base.digest()
-    require_same_run(out, {**_about(recipe), "base": digest, "data": data_refs.sums(data, recipe.data.values())})
-    paths = {split: data_refs.as_file(data, recipe.data[split], out / "data", progress) for split in SPLITS}
-    variants = []
-    for name, parameters in recipe.variants.items():
-        scheme = scheme_of_recipe(parameters) if parameters else None
-        key = seeded_key(base, recipe.model, digest, recipe.seed, scheme)
-        model = out / f"{name}-model" if scheme else base.folder
-        if not model.exists():
-            progress(f"{name}: the model is scrambled")
-            scramble(base, key, model)
-        variant = Variant(name, model, key, out / name, scheme is None)
-        _write_job(recipe, base, paths, variant, threads)
-        variants.append(variant)
-    return base, variants
-
-
 def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
-    """Figures of one setting must never appear under the name of another. Texts may lie in a run folder, so that it is
-    its owner's alone."""
+    """Figures of one setting must never appear under the name of another. A run folder may hold texts, so that only
+    its owner can read it.
+
+    Args:
+        this: what the run is of; the folder's own record must be the same.
+    """
     record = out / "run.json"
     if record.is_file():
         if json.loads(record.read_text("utf-8")) != this:
@@ -147,56 +117,11 @@ def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
         out.chmod(0o700)
         return
     if out.is_dir() and any(out.iterdir()):
-        raise UsageError(f"{out} is no run folder and is not empty", "give a new folder")
-    private_folder(out)
+        raise UsageError(f"{out} is not a run folder and is not empty", "give a new folder")
+    files.private_dir(out)
     out.chmod(0o700)  # an empty one that was there had a mode of its own
-    record.write_text(json.dumps(this, indent=1) + "\n", "utf-8")
+    files.write(record, json.dumps(this, indent=1) + "\n")
     begun(out)
-
-
-def _about(recipe: Recipe) -> dict[str, Any]:
-    return {
-        "recipe": recipe.name,
-        "paper": recipe.paper,
-        "model": recipe.model,
-        "seed": recipe.seed,
-        "training": recipe.training.model_dump(),
-        "variants": {name: dict(parameters) for name, parameters in recipe.variants.items()},
-        "evaluation": dict(recipe.evaluation),
-        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
-    }
-
-
-def _write_job(
-    recipe: Recipe, base: Checkpoint, texts: Mapping[str, Path], variant: Variant, threads: int | None
-) -> None:
-    variant.job.mkdir(parents=True, exist_ok=True)
-    paths = {split: variant.job / f"{split}.parquet" for split in SPLITS}
-    labelled = recipe.kind == "classification"
-    numbers = data_refs.numbers(recipe.data["train"], texts["train"]) if labelled else None
-    for split, path in paths.items():
-        if not path.is_file():
-            codec = seeded_codec(variant.key, base.folder, split)
-            write_parquet(codec, texts[split], path, numbers, recipe.training.max_length)
-    spec = JobSpec(
-        model=str(variant.model),
-        train=str(paths["train"]),
-        validation=str(paths["validation"]),
-        hyperparameters=recipe.training,
-        threads=threads,
-    )
-    (variant.job / "spec.json").write_text(spec.model_dump_json(), "utf-8")
-
-
-def train(variants: list[Variant], at_once: int, progress: Log = no_log) -> dict[str, Status]:
-    """Run the jobs with the server's own worker; one that succeeded is not run again."""
-    with ThreadPoolExecutor(at_once) as pool:
-        done = pool.map(lambda variant: _train_one(variant, progress), variants)
-        return dict(zip((v.name for v in variants), done, strict=True))
-
-
-def _train_one(variant: Variant, progress: Log) -> Status:
-    return run_job(variant.job, lambda words: progress(f"{variant.name}: {words}"))
 
 
 def run_job(job: Path, progress: Log) -> Status:
@@ -218,30 +143,29 @@ def run_job(job: Path, progress: Log) -> Status:
     return result
 
 
-def write_result(recipe: Recipe, out: Path, measured: Mapping[str, float]) -> Path:
-    """RUN/RECIPE.json: each figure beside the paper's and beside what was asked."""
-    about = {
-        **_about(recipe),
-        "data": dict(recipe.data),
-        "made": made(out),
-        "figures": figures.figures(recipe, measured, 4),
-    }
-    path = out / f"{recipe.name}.json"
-    path.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-    return path
+def taken(out: Path) -> list[str]:
+    """The commits that made what a run took of a cache."""
+    path = out / TAKEN
+    return list(json.loads(path.read_text("utf-8"))) if path.is_file() else []
 
 
 def begun(out: Path) -> None:
-    """Remember by which code this run folder was begun: what was done then is not done again by later code."""
+    """Record by which code this run folder was begun: what was done then is not done again by later code."""
     record = out / "begun.json"
     if not record.is_file():
-        record.write_text(json.dumps(now()) + "\n", "utf-8")
+        files.write(record, json.dumps(now()) + "\n")
 
 
 def made(out: Path, cells: Iterable[str] = ()) -> dict[str, Any]:
-    """By which code, and when: settings alone don't tell that a result is of code that has changed since. commit: with
-    a + where the package differs from it, "" outside a checkout. begun: of a run that other code began, which. cells:
-    the commits that made what the run took of others, but for these two."""
+    """By which code, and when: settings alone don't show that a result is of code that has changed since.
+
+    Args:
+        cells: the commits that made what the run took of others.
+
+    Returns:
+        "commit", with a + where the package differs from it, "" outside a checkout; "begun" of a run that other code
+        began; "cells" without these two.
+    """
     by, record = now(), out / "begun.json"
     first = json.loads(record.read_text("utf-8")) if record.is_file() else {"commit": "not recorded"}
     others = sorted({*cells} - {by["commit"], first["commit"]})

@@ -7,10 +7,9 @@ audit's.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -20,18 +19,18 @@ import numpy as np
 from milkglass.attacks.assignment import Solver
 from milkglass.audit.audit import key_budget
 from milkglass.audit.outcome import AttackResult, strongest
-from milkglass.audit.resume import ResumeStore, private_folder
-from milkglass.audit.run import AuditRun, run
+from milkglass.audit.resume import ResumeStore
+from milkglass.audit.run import AuditRun
+from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Scene, assemble
 from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import encoded
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments import figures as result
 from milkglass.experiments.attack_specs import Entries, attacks_of
 from milkglass.experiments.entries import require_variants
-from milkglass.experiments.recipe_file import made_of, settings
-from milkglass.experiments.runs import made, require_same_run, seeded_codec, seeded_key
+from milkglass.experiments.recipe import Recipe
+from milkglass.experiments.runs import RunFolder, require_same_run, seeded_codec, seeded_key
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.progress import Log, no_log
@@ -44,80 +43,87 @@ MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1",
 MAX_ROWS = 10**8  # an order of them is drawn before the text is read
 
 
-@dataclass(frozen=True)
-class AttackRecipe:
-    """private: a file, or a data set by name (experiments/data_refs.py). rows: how many of its texts are private, the
-    rest may be public. order: which ones. public: for each attacker files, "rest", or "private 10 %". attacks: see
-    experiments/attack_specs.py. curve: measure the key's budget too. seconds: how long an attack may take, all its
-    attackers together; one that does not end by then fails the recipe, since what it has read by then is not what it
-    can read. None: as long as it takes.
+@dataclass(frozen=True, kw_only=True)
+class AttackRecipe(Recipe):
+    """A recipe of attacks on scrambled texts.
+
+    Attributes:
+        seed: of the keys, of the split and of the attacks.
+        private: a file, or a data set by name (data_refs.py).
+        rows: how many of its texts are private; the rest may be public.
+        order: which ones.
+        public: for each attacker files, "rest", or "private 10 %".
+        attacks: see attack_specs.py.
+        variants: parameters of a scheme.
+        curve: whether the key's budget is measured too.
+        seconds: how long an attack may take, all its attackers together; one that does not end by then fails the
+            recipe, since what it has read by then is not what it can read. None: as long as it takes.
     """
 
-    name: str
-    paper: str
-    model: str
     seed: int
     private: str
     rows: int
-    order: Literal["random", "first"]
     public: Mapping[str, Sequence[str]]
     attacks: Entries
     variants: Mapping[str, Mapping[str, Any]]
-    published: Mapping[str, float]
-    asked: Mapping[str, str]
+    order: Literal["random", "first"] = "random"
     curve: bool = False
     seconds: float | None = None
-    why: Mapping[str, str] = field(default_factory=dict)  # see experiments/figures.py
-    quick: Mapping[str, Any] | None = None  # see experiments/recipe_file.py
 
-    @classmethod
-    def read(cls, path: Path, quick: bool = False) -> AttackRecipe:
-        raw = {"published": {}, "asked": {}, "order": "random", **settings(path, quick)}
-        raw.pop("kind", None)
-        recipe = made_of(cls, raw)
-        attacks_of(recipe.attacks)  # before anything is run
-        require_variants(recipe.variants)
-        if not 1 <= recipe.rows <= MAX_ROWS:
-            raise UsageError(f"rows is {recipe.rows:,}, 1 to {MAX_ROWS:,} are possible", "see the recipe")
-        leaked(recipe)
-        return recipe
+    def check(self) -> None:
+        attacks_of(self.attacks)
+        require_variants(self.variants)
+        if not 1 <= self.rows <= MAX_ROWS:
+            raise UsageError(f"rows is {self.rows:,}, 1 to {MAX_ROWS:,} are possible", "see the recipe")
+        leaked(self)
 
+    def about(self) -> dict[str, Any]:
+        return {
+            **self.head,
+            "seed": self.seed,
+            "private": self.private,
+            "rows": self.rows,
+            "order": self.order,
+            "public": self.public,
+            "attacks": self.attacks,
+            **({} if self.seconds is None else {"seconds": self.seconds}),
+            **self.quick_entry,
+            "variants": self.variants,
+        }
 
-def measure(recipe: AttackRecipe, data: Path, out: Path, progress: Log = no_log) -> dict[str, float]:
-    """The figures by name: "MEASURE, ATTACK, ATTACKER, VARIANT", and the seconds of each variant's attacks together."""
-    folder = resolve(recipe.model)
-    base = Checkpoint.open(folder)
-    digest = base.digest()
-    private, public = split(recipe, data)
-    _require_same_run(recipe, out)
-    shared = leaked(recipe)
-    results: dict[str, float] = {}
-    for name, parameters in recipe.variants.items():
-        progress(f"{name}: {len(private):,} private texts, {len(recipe.attacks)} attacks")
-        key = seeded_key(base, recipe.model, digest, recipe.seed, scheme_of_recipe(parameters))
-        codec = seeded_codec(key, folder, "attacks")
-        texts = encoded(codec, private)
-        known = {who: encoded(codec, part).original for who, part in public.items()}
-        scene = assemble(key, codec, base, texts, known, leaked=shared)
-        work = ResumeStore.open(out / name, _about(recipe, name, data, digest))
-        done = attacked(recipe, scene, work, _once(name, progress))
-        results[f"seconds, {name}"] = sum(cell.seconds for cell in done.cells)  # of the runs before this one as well
-        results[f"private tokens, {name}"] = float(len(texts.original.ids))
-        results |= _figures(done.cells, name)
-        results |= _unleaked(scene, done, shared, name)
-        if recipe.curve:
-            progress(f"{name}: the key's budget")
-            results |= _curve(recipe, scene, done, name)
-    return results
+    def measure(self, run: RunFolder) -> dict[str, float]:
+        """ "MEASURE, ATTACK, ATTACKER, VARIANT", and the seconds of each variant's attacks together."""
+        folder = resolve(self.model)
+        base = Checkpoint.open(folder)
+        digest = base.digest()
+        private, public = split(self, run.data)
+        _require_same_run(self, run.out)
+        shared = leaked(self)
+        results: dict[str, float] = {}
+        for name, parameters in self.variants.items():
+            run.progress(f"{name}: {len(private):,} private texts, {len(self.attacks)} attacks")
+            key = seeded_key(base, self.model, digest, self.seed, scheme_of_recipe(parameters))
+            codec = seeded_codec(key, folder, "attacks")
+            texts = encoded(codec, private)
+            corpora = {who: encoded(codec, part).original for who, part in public.items()}
+            scene = assemble(key, codec, base, texts, corpora, leaked=shared)
+            work = ResumeStore.open(run.out / name, _work_of(self, name, run.data, digest))
+            done = attacked(self, scene, work, _once(name, run.progress))
+            results[f"seconds, {name}"] = sum(cell.seconds for cell in done.cells)  # of earlier runs as well
+            results[f"private tokens, {name}"] = float(len(texts.original.ids))
+            results |= _figures(done.cells, name)
+            results |= _unleaked(scene, done, shared, name)
+            if self.curve:
+                run.progress(f"{name}: the key's budget")
+                results |= _curve(self, scene, done, name)
+        return results
 
 
 def _require_same_run(recipe: AttackRecipe, out: Path) -> None:
     """A quick run and a full one never share a folder. The work folders say the rest."""
-    this = {"recipe": recipe.name, **({} if recipe.quick is None else {"quick": dict(recipe.quick)})}
     if recipe.quick is None and out.is_dir() and not (out / "run.json").is_file():
         return  # a run from before there were quick ones goes on
-    private_folder(out)
-    require_same_run(out, this)
+    require_same_run(out, {"recipe": recipe.name, **recipe.quick_entry})
 
 
 def _once(name: str, progress: Log) -> Log:
@@ -147,12 +153,14 @@ def attacked(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress: Lo
 
     attacks = attacks_of(recipe.attacks)
     if recipe.seconds is None:
-        return run(scene, attacks, work, Budget(), recipe.seed, threads=1, progress=cell_done, use_minimum=False)
+        return run_attacks(
+            scene, attacks, work, Budget(), recipe.seed, threads=1, progress=cell_done, use_minimum=False
+        )
     ordered = sorted(attacks.items(), key=lambda one: not isinstance(one[1], Solver))  # for the others
     for count in range(1, len(ordered) + 1):
         budget = Budget(recipe.seconds)
         part = dict(islice(ordered, count))
-        done = run(scene, part, work, budget, recipe.seed, threads=1, progress=cell_done, use_minimum=False)
+        done = run_attacks(scene, part, work, budget, recipe.seed, threads=1, progress=cell_done, use_minimum=False)
         _require_ended(done.cells)
     return done
 
@@ -210,7 +218,8 @@ def leaked(recipe: AttackRecipe) -> dict[str, Ids]:
     return results
 
 
-def _about(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dict[str, Any]:
+def _work_of(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dict[str, Any]:
+    """What decides the results in a variant's work folder."""
     files = {one for part in recipe.public.values() for one in part if one != "rest" and share(one) is None}
     sums = data_refs.sums(data, sorted({recipe.private, *files}))
     return {
@@ -257,19 +266,3 @@ def _curve(recipe: AttackRecipe, scene: Scene, done: AuditRun, variant: str) -> 
         for point in points
         for name, value in (("running", point.running), ("content", point.content))
     }
-
-
-def write_result(recipe: AttackRecipe, out: Path, found: Mapping[str, float]) -> Path:
-    """RECIPE.json in the run folder: what it is a run of, and each figure beside the paper's and the asked one."""
-    figures = result.figures(recipe, found, 2)
-    about = {
-        "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "seed": recipe.seed,
-        "private": recipe.private, "rows": recipe.rows, "order": recipe.order,
-        "public": {who: list(names) for who, names in recipe.public.items()}, "attacks": recipe.attacks,
-        **({} if recipe.seconds is None else {"seconds": recipe.seconds}),
-        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
-        "variants": {name: dict(one) for name, one in recipe.variants.items()}, "made": made(out),
-    }  # fmt: skip
-    path = out / f"{recipe.name}.json"
-    path.write_text(json.dumps({**about, "figures": figures}, indent=1) + "\n", "utf-8")
-    return path

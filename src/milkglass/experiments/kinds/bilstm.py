@@ -14,31 +14,33 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from milkglass.audit.resume import ResumeStore, private_folder
-from milkglass.audit.run import run
+from milkglass import files
+from milkglass.audit.resume import ResumeStore
+from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.data.texts import PrivateTexts
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.client.key.keystream import hashed_permutation, permutation
 from milkglass.errors import UsageError
-from milkglass.experiments import data_refs, figures
+from milkglass.experiments import data_refs
 from milkglass.experiments.attack_specs import Entries, attacks_of
 from milkglass.experiments.entries import require_names, require_variants
 from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import Labels, LSTMTraining
 from milkglass.experiments.procedures.lstm_words import SPECIAL, WordTable, ordinary
-from milkglass.experiments.recipe_file import made_of, settings, table_of
-from milkglass.experiments.runs import SPLITS, made, require_same_run
+from milkglass.experiments.recipe import Recipe
+from milkglass.experiments.recipe_file import made_of, table_of
+from milkglass.experiments.runs import SPLITS, RunFolder, require_same_run
 from milkglass.models.view import Model
-from milkglass.progress import Log, no_log
+from milkglass.progress import Log
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.schemes.mixture import RowMap
 from milkglass.schemes.scheme import Scheme
@@ -54,42 +56,73 @@ ATTACKER = "model only"
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")
 
 
-@dataclass(frozen=True)
-class BiLSTMRecipe:
-    """model: a GloVe file under the data folder. data: for each split a file, or a data set by name. evaluation: texts,
-    how many training texts, drawn by the seed, the attacks are graded on. attacks: see experiments/attack_specs.py;
-    those that need no text of the attacker's. variants: no parameters mean plain. The others are as in
-    experiments/runs.py."""
+@dataclass(frozen=True, kw_only=True)
+class BiLSTMRecipe(Recipe):
+    """A recipe of a word table and an LSTM.
 
-    name: str
-    paper: str
-    model: str
+    Attributes:
+        model: a GloVe file under the data folder.
+        seed: of the keys, the trainings and the texts that are attacked.
+        data: for each split a file, or a data set by name.
+        training: of every variant.
+        attacks: see attack_specs.py; those that need no text of the attacker's.
+        variants: parameters of a scheme; none mean plain.
+        evaluation: texts, how many training texts, drawn by the seed, the attacks are graded on.
+    """
+
     seed: int
     data: Mapping[str, str]
     training: LSTMTraining
     attacks: Entries
     variants: Mapping[str, Mapping[str, Any]]
-    published: Mapping[str, float]
-    asked: Mapping[str, str]
     evaluation: Mapping[str, int]
-    why: Mapping[str, str] = field(default_factory=dict)
-    quick: Mapping[str, Any] | None = None
 
     @classmethod
-    def read(cls, path: Path, quick: bool = False) -> BiLSTMRecipe:
-        raw = {"published": {}, "asked": {}, "training": {}, **settings(path, quick)}
-        raw.pop("kind", None)
-        recipe = made_of(cls, {**raw, "training": made_of(LSTMTraining, table_of(raw, "training"))})
-        attacks_of(recipe.attacks)  # before anything is trained
-        if {"texts"} - recipe.evaluation.keys():
+    def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        return {**raw, "training": made_of(LSTMTraining, table_of(raw, "training"))}
+
+    def check(self) -> None:
+        attacks_of(self.attacks)
+        if {"texts"} - self.evaluation.keys():
             raise UsageError("evaluation has no texts", "say how many training texts the attacks are graded on")
-        if {} not in [dict(one) for one in recipe.variants.values()]:
+        if not any(not one for one in self.variants.values()):
             raise UsageError("no variant is plain", "add one without parameters: the loss is measured against it")
-        require_names(recipe.data, "data", SPLITS)
-        require_variants(recipe.variants)
-        for one in recipe.variants.values():
+        require_names(self.data, "data", SPLITS)
+        require_variants(self.variants)
+        for one in self.variants.values():
             _require_simple(one)
-        return recipe
+
+    def about(self) -> dict[str, Any]:
+        return {
+            **self.head,
+            "seed": self.seed,
+            "data": self.data,
+            "training": asdict(self.training),
+            "attacks": self.attacks,
+            "evaluation": self.evaluation,
+            "variants": self.variants,
+            **self.quick_entry,
+        }
+
+    def measure(self, run: RunFolder) -> dict[str, float]:
+        """ "accuracy, VARIANT" in percent; of the scrambled ones "accuracy loss" in points, and "MEASURE, ATTACK, model
+        only, VARIANT" in percent over running words. Variants that are done are not trained again."""
+        table = WordTable.read(data_refs.files(run.data, self.model)[0])
+        sums = data_refs.sums(run.data, [self.model, *self.data.values()])
+        require_same_run(run.out, {**self.about(), "sums": sums})
+        train, held_out, classes = _read(self, table, run.data)
+        result: dict[str, float] = {}
+        for name, parameters in self.variants.items():
+            scheme = scheme_of_recipe(parameters) if parameters else None
+            key = seeded_key(table, f"milkglass recipe seed {self.seed}", scheme)
+            mixture = None if scheme is None else mixed(table, key, scheme)
+            rows = table.rows if mixture is None else scrambled(table, key, mixture)
+            sigma = key.sigma.astype(np.int64)
+            result |= _trained(self, name, rows, sigma, train, held_out, classes, run.out, run.progress)
+            if scheme is not None and mixture is not None:
+                scene = assembled(self, table, rows, key, scheme, mixture, train.texts)
+                result |= _attacked(self, name, scene, key, run.out, run.progress)
+        return result | _losses(self, result)
 
 
 def _require_simple(parameters: Mapping[str, Any]) -> None:
@@ -107,33 +140,12 @@ class LabelledRows:
     labels: Labels
 
 
-def measure(recipe: BiLSTMRecipe, data: Path, out: Path, progress: Log = no_log) -> dict[str, float]:
-    """ "accuracy, VARIANT" in percent; of the scrambled ones "accuracy loss" in points, and "MEASURE, ATTACK, model
-    only, VARIANT" in percent over running words. Variants that are done are not trained again."""
-    table = WordTable.read(data_refs.files(data, recipe.model)[0])
-    private_folder(out)
-    require_same_run(out, {**_about(recipe), "sums": data_refs.sums(data, [recipe.model, *recipe.data.values()])})
-    train, held_out, classes = _read(recipe, table, data)
-    result: dict[str, float] = {}
-    for name, parameters in recipe.variants.items():
-        scheme = scheme_of_recipe(parameters) if parameters else None
-        key = seeded_key(table, f"milkglass recipe seed {recipe.seed}", scheme)
-        mixture = None if scheme is None else mixed(table, key, scheme)
-        rows = table.rows if mixture is None else scrambled(table, key, mixture)
-        sigma = key.sigma.astype(np.int64)
-        result |= _trained(recipe, name, rows, sigma, train, held_out, classes, out, progress)
-        if scheme is not None and mixture is not None:
-            scene = assembled(recipe, table, rows, key, scheme, mixture, train.texts)
-            result |= _attacked(recipe, name, scene, key, out, progress)
-    return result | _losses(recipe, result)
-
-
-def _losses(recipe: BiLSTMRecipe, found: Mapping[str, float]) -> dict[str, float]:
+def _losses(recipe: BiLSTMRecipe, measured: Mapping[str, float]) -> dict[str, float]:
     plain = next(name for name, parameters in recipe.variants.items() if not parameters)
     others = [name for name, parameters in recipe.variants.items() if parameters]
     return {
-        "accuracy loss" + ("" if len(others) == 1 else f", {name}"): found[f"accuracy, {plain}"]
-        - found[f"accuracy, {name}"]
+        "accuracy loss" + ("" if len(others) == 1 else f", {name}"): measured[f"accuracy, {plain}"]
+        - measured[f"accuracy, {name}"]
         for name in others
     }
 
@@ -189,21 +201,19 @@ def _trained(
 ) -> dict[str, float]:  # fmt: skip
     done = out / name / "trained.json"
     if not done.is_file():
-        private_folder(done.parent)
+        files.private_dir(done.parent)
         net = lstm.train(
             rows, train.texts.mapped(sigma), train.labels, classes, recipe.training, recipe.seed,
             lambda words: progress(f"{name}: {words}"),
         )  # fmt: skip
         right = lstm.predicted(net, held_out.texts.mapped(sigma)) == held_out.labels
-        part = done.with_suffix(".part")
-        part.write_text(json.dumps({"accuracy": 100 * float(right.mean())}), "utf-8")
-        part.replace(done)
+        files.write(done, json.dumps({"accuracy": 100 * float(right.mean())}))
     return {f"accuracy, {name}": float(json.loads(done.read_text("utf-8"))["accuracy"])}
 
 
 def _attacked(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> dict[str, float]:
-    work = ResumeStore.open(out / name / "attacks", {**_about(recipe), "variant": name, "base": key.model_digest})
-    done = run(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, threads=1, use_minimum=False)
+    work = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
+    done = run_attacks(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, threads=1, use_minimum=False)
     result: dict[str, float] = {}
     for cell in done.cells:
         if cell.state not in ("done", "does not apply"):
@@ -242,22 +252,3 @@ def assembled(
         recipe.model,
         content,
     )
-
-
-# --- the result -------------------------------------------------------------------------------------------------------
-def _about(recipe: BiLSTMRecipe) -> dict[str, Any]:
-    return {
-        "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "seed": recipe.seed,
-        "data": dict(recipe.data), "training": asdict(recipe.training), "attacks": recipe.attacks,
-        "evaluation": dict(recipe.evaluation),
-        "variants": {name: dict(one) for name, one in recipe.variants.items()},
-        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
-    }  # fmt: skip
-
-
-def write_result(recipe: BiLSTMRecipe, out: Path, found: Mapping[str, float]) -> Path:
-    """RUN/RECIPE.json: each figure beside the paper's and the asked one."""
-    path = out / f"{recipe.name}.json"
-    whole = {**_about(recipe), "made": made(out), "figures": figures.figures(recipe, found, 2)}
-    path.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
-    return path

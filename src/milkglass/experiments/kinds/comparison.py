@@ -16,7 +16,6 @@ means, and "..., sd" is the standard deviation of the seeds. Cells are shared by
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,58 +30,53 @@ from milkglass.client.data.dataset import Example
 from milkglass.defences.catalogue import defence_of
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments import figures as result
 from milkglass.experiments.attack_specs import Entries, attacks_of
 from milkglass.experiments.entries import hyperparameters, require_data, require_defence
 from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, trained
-from milkglass.experiments.recipe_file import made_of, settings, table_of
-from milkglass.experiments.runs import made, require_same_run
+from milkglass.experiments.recipe import Recipe
+from milkglass.experiments.recipe_file import made_of, table_of
+from milkglass.experiments.runs import RunFolder, require_same_run
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
-from milkglass.progress import Log, no_log
 from milkglass.server.spec import Hyperparameters
-from milkglass.system import cores
 from milkglass.threat.defence import Defence, LabelledTexts
 
 Place = tuple[str, str, int]  # data, defence, seed
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """training, attacked: of every cell; a defence's entry may lay tables of these names over them."""
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Recipe):
+    """A recipe of cells: data x defence x seed.
 
-    name: str
-    paper: str
-    model: str
-    seeds: Sequence[int]
+    Attributes:
+        seeds: of the rows that are drawn and of the trainings.
+        data: see above.
+        defences: see above.
+        training: of every cell; a defence's entry may lay a table of this name over it.
+        attacks: see attack_specs.py.
+        attacked: as `training`; see procedures/leakage.py.
+    """
+
     data: Mapping[str, Mapping[str, Any]]
     defences: Mapping[str, Mapping[str, Any]]
-    training: Mapping[str, Any]
-    attacks: Entries
-    attacked: Mapping[str, Any]
-    published: Mapping[str, float]
-    asked: Mapping[str, str]
-    why: Mapping[str, str] = field(default_factory=dict)  # see experiments/figures.py
-    quick: Mapping[str, Any] | None = None  # see experiments/recipe_file.py
+    seeds: Sequence[int] = (1,)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    attacks: Entries = field(default_factory=list)
+    attacked: Mapping[str, Any] = field(default_factory=lambda: {"rows": 0, "public": 0})
 
-    @classmethod
-    def read(cls, path: Path, quick: bool = False) -> Comparison:
-        empty: dict[str, Any] = {name: {} for name in ("published", "asked", "training")}
-        none = {"attacks": [], "attacked": {"rows": 0, "public": 0}}
-        raw = {**empty, **none, "seeds": [1], **settings(path, quick)}
-        raw.pop("kind", None)
-        recipe = made_of(cls, raw)
-        attacks_of(recipe.attacks)  # before anything is run
-        for name, defence in recipe.defences.items():
-            recipe.attacked_of(defence)
-            recipe.settings_of(defence, {"num_labels": 2})
+    cached = True
+
+    def check(self) -> None:
+        attacks_of(self.attacks)
+        for name, defence in self.defences.items():
+            self.attacked_of(defence)
+            self.settings_of(defence, {"num_labels": 2})
             require_defence(name, _bare(defence))
-        for name, entry in recipe.data.items():
+        for name, entry in self.data.items():
             require_data(name, entry)
-        return recipe
 
     def attacked_of(self, entry: Mapping[str, Any]) -> LeakageTexts:
         return made_of(LeakageTexts, {**self.attacked, **table_of(entry, "attacked")})
@@ -92,48 +86,56 @@ class Comparison:
         return self.settings_of(entry, {"seed": seed, **task})
 
     def settings_of(self, entry: Mapping[str, Any], more: Mapping[str, Any]) -> Hyperparameters:
-        """Of a defence's entry; the recipe's own settings stand above `more`."""
+        """Of a defence's entry; the recipe's own settings come before `more`."""
         return hyperparameters({**more, **self.training, **table_of(entry, "training")})
 
+    def about(self) -> dict[str, Any]:
+        return {
+            **self.head,
+            "seeds": list(self.seeds),
+            "data": self.data,
+            "variants": self.defences,
+            "training": self.training,
+            "attacked": self.attacked,
+            **self.quick_entry,
+        }
 
-def measure(
-    recipe: Comparison, data: Path, out: Path, cache: Path | None, at_once: int, progress: Log = no_log
-) -> tuple[dict[str, float], list[Mapping[str, Any]]]:
-    """The figures by name, and by which code the cells were made."""
-    base = Checkpoint.open(resolve(recipe.model))
-    digest = base.digest()
-    threads = max(1, cores() // at_once)
-    places = list(product(recipe.data, recipe.defences, recipe.seeds))
-    spare = max(recipe.attacked_of(one).public for one in recipe.defences.values()) if recipe.attacks else 0
-    problems = {(name, seed): problem(name, recipe.data[name], data, seed, spare) for name, _, seed in places}
-    splits = {name: defence_of(_bare(entry), data) for name, entry in recipe.defences.items()}
-    for name, defence, seed in places:
-        recipe.hyperparameters(problems[name, seed], recipe.defences[defence], seed)
-    require_same_run(out, {**_about(recipe), "base": digest})  # nothing is written before all of it can be
+    def result(self, run: RunFolder) -> dict[str, Any]:
+        return {**self.about(), "attacks": self.attacks}
 
-    def train(place: Place) -> TrainedHalves:
-        name, defence, seed = place
-        one = problems[name, seed]
-        selected = recipe.hyperparameters(one, recipe.defences[defence], seed)
-        words = f"{name}, {defence}" + (f", seed {seed}" if len(recipe.seeds) > 1 else "")
-        split = with_training(splits[defence], selected)
-        return trained(
-            base, digest, one, split, selected, seed, cache or out / "cells", threads,
-            lambda text: progress(f"{words}: {text}"),
-        )  # fmt: skip
+    def measure(self, run: RunFolder) -> dict[str, float]:
+        base = Checkpoint.open(resolve(self.model))
+        digest, places = base.digest(), list(product(self.data, self.defences, self.seeds))
+        spare = max(self.attacked_of(one).public for one in self.defences.values()) if self.attacks else 0
+        problems = {(name, seed): problem(name, self.data[name], run.data, seed, spare) for name, _, seed in places}
+        splits = {name: defence_of(_bare(entry), run.data) for name, entry in self.defences.items()}
+        settings = {
+            (name, defence, seed): self.hyperparameters(problems[name, seed], self.defences[defence], seed)
+            for name, defence, seed in places
+        }
+        require_same_run(run.out, {**self.about(), "base": digest})  # nothing is written before all of it can be
 
-    with ThreadPoolExecutor(at_once) as pool:
-        cells = dict(zip(places, pool.map(train, places), strict=True))
-    results: dict[Place, dict[str, float]] = {place: dict(cell.figures) for place, cell in cells.items()}
-    if recipe.attacks:
-        for place, cell in cells.items():
-            progress(f"{', '.join(map(str, place))}: attacks")
-            one = problems[place[0], place[2]]
-            folder = out / "attacks" / "-".join(map(str, place))
-            attacked = recipe.attacked_of(recipe.defences[place[1]])
+        def train(place: Place) -> TrainedHalves:
+            name, defence, seed = place
+            words = f"{name}, {defence}" + (f", seed {seed}" if len(self.seeds) > 1 else "")
+            split = with_training(splits[defence], settings[place])
+            return trained(
+                base, digest, problems[name, seed], split, settings[place], seed, run.cache or run.out / "cells",
+                run.threads, lambda text: run.progress(f"{words}: {text}"),
+            )  # fmt: skip
+
+        with ThreadPoolExecutor(run.at_once) as pool:
+            cells = dict(zip(places, pool.map(train, places), strict=True))
+        run.commits.extend(str(cell.made.get("begun", cell.made)["commit"]) for cell in cells.values())
+        results: dict[Place, dict[str, float]] = {place: dict(cell.figures) for place, cell in cells.items()}
+        for place, cell in cells.items() if self.attacks else ():
+            run.progress(f"{', '.join(map(str, place))}: attacks")
+            folder = run.out / "attacks" / "-".join(map(str, place))
+            attacked = self.attacked_of(self.defences[place[1]])
             about = {"cell": cell.name, "attacked": asdict(attacked)}
-            results[place] |= leakage(recipe.attacks, attacked, base, one, cell, about, folder, progress)
-    return _named(recipe, results), [cell.made for cell in cells.values()]
+            one = problems[place[0], place[2]]
+            results[place] |= leakage(self.attacks, attacked, base, one, cell, about, folder, run.progress)
+        return _named(self, results)
 
 
 def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,11 +197,11 @@ def _labelled(rows: Sequence[Example], numbers: Mapping[str, int], regression: b
     return LabelledTexts(texts, [numbers[one.label or ""] for one in rows], pairs)
 
 
-def _named(recipe: Comparison, found: Mapping[Place, Mapping[str, float]]) -> dict[str, float]:
+def _named(recipe: Comparison, measured: Mapping[Place, Mapping[str, float]]) -> dict[str, float]:
     """Means over the seeds, and what a defence costs beside none."""
     figures: dict[str, float] = {}
     for data, defence in product(recipe.data, recipe.defences):
-        each = [found[data, defence, seed] for seed in recipe.seeds]
+        each = [measured[data, defence, seed] for seed in recipe.seeds]
         for name in each[0]:
             values = np.array([one[name] for one in each])
             figures[f"{name}, {data}, {defence}"] = float(values.mean())
@@ -207,34 +209,9 @@ def _named(recipe: Comparison, found: Mapping[Place, Mapping[str, float]]) -> di
                 figures[f"{name}, {data}, {defence}, sd"] = float(values.std(ddof=1))
     plain = next((name for name, entry in recipe.defences.items() if not entry), None)
     for data, defence in product(recipe.data, recipe.defences):
-        main = next(iter(found[data, defence, recipe.seeds[0]]))
+        main = next(iter(measured[data, defence, recipe.seeds[0]]))
         if plain is not None and defence != plain:
             figures[f"{main} loss, {data}, {defence}"] = (
                 figures[f"{main}, {data}, {plain}"] - figures[f"{main}, {data}, {defence}"]
             )
     return figures
-
-
-def _about(recipe: Comparison) -> dict[str, Any]:
-    return {
-        "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "seeds": list(recipe.seeds),
-        "data": {name: dict(one) for name, one in recipe.data.items()},
-        "variants": {name: dict(one) for name, one in recipe.defences.items()},
-        "training": dict(recipe.training), "attacked": dict(recipe.attacked),
-        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
-    }  # fmt: skip
-
-
-def write_result(
-    recipe: Comparison, out: Path, measured: Mapping[str, float], cells: Sequence[Mapping[str, Any]]
-) -> Path:
-    """RUN/RECIPE.json, with the code that each cell was made by where it is not the code that wrote this."""
-    about = {
-        **_about(recipe),
-        "attacks": recipe.attacks,
-        "made": made(out, [str(one.get("begun", one)["commit"]) for one in cells]),
-        "figures": result.figures(recipe, measured, 2),
-    }
-    path = out / f"{recipe.name}.json"
-    path.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-    return path

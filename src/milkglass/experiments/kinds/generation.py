@@ -34,12 +34,13 @@ from milkglass.attacks.hidden_states.era_plus import ERAPlus
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import read_examples
 from milkglass.experiments import data_refs
-from milkglass.experiments.runs import Recipe, Variant, seeded_codec
+from milkglass.experiments.kinds.fine_tuning import FineTuning
+from milkglass.experiments.runs import RunFolder, Variant, seeded_codec
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
-from milkglass.progress import Log, no_log
 from milkglass.sequences import Sequences
 from milkglass.server.jobs.data import Collate, TrainingDataset
+from milkglass.server.spec import Status
 from milkglass.threat.attack import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Candidates, Knowledge
@@ -59,30 +60,33 @@ class GeneratedAnswers:
     references: tuple[str, ...]
 
 
-def measure(
-    recipe: Recipe,
-    base: Checkpoint,
-    variants: list[Variant],
-    data: Path,
-    out: Path,
-    progress: Log = no_log,
-) -> dict[str, float]:
-    """For each variant: loss (nats a token of the answers) and ROUGE F (percent) before and after, and afterwards what
-    attackers read of the answers."""
-    result: dict[str, float] = {}
-    held_out = data_refs.as_file(data, recipe.data["validation"], out / "data")
-    for variant in variants:
-        progress(f"{variant.name}: answers before and after, and what attackers read of them")
-        codec = seeded_codec(variant.key, base.folder, "evaluation")
-        for when, folder in (("before", variant.model), ("after", variant.job / "result")):
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-            rows = TrainingDataset(variant.job / "validation.parquet", "causal-lm", recipe.training.max_length)
-            result[f"loss, {variant.name} {when}"] = loss(model, rows)
-            created = answers(model, codec, held_out, recipe.evaluation)
-            texts = [codec.decode(one) for one in created.ids]
-            result |= {f"{name}, {variant.name} {when}": of for name, of in rouge(texts, created.references).items()}
-        result |= read(recipe, base, variant, codec, created)
-    return result
+@dataclass(frozen=True, kw_only=True)
+class Generation(FineTuning):
+    """Fine-tuned generators. evaluation: answers, how many prompts of the validation data; new_tokens of each."""
+
+    task = "causal-lm"
+    needed = ("answers", "new_tokens")
+
+    def graded(
+        self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
+    ) -> dict[str, float]:
+        """For each variant: loss (nats a token of the answers) and ROUGE F (percent) before and after, and afterwards
+        what attackers read of the answers."""
+        result: dict[str, float] = {}
+        held_out = data_refs.as_file(run.data, self.data["validation"], run.out / "data")
+        for variant in variants:
+            run.progress(f"{variant.name}: answers before and after, and what attackers read of them")
+            codec = seeded_codec(variant.key, base.folder, "evaluation")
+            for when, folder in (("before", variant.model), ("after", variant.job / "result")):
+                model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+                rows = TrainingDataset(variant.job / "validation.parquet", "causal-lm", self.training.max_length)
+                result[f"loss, {variant.name} {when}"] = loss(model, rows)
+                created = answers(model, codec, held_out, self.evaluation)
+                texts = [codec.decode(one) for one in created.ids]
+                scores = rouge(texts, created.references)
+                result |= {f"{name}, {variant.name} {when}": value for name, value in scores.items()}
+            result |= read(self.seed, base, variant, codec, created)
+        return result
 
 
 @torch.inference_mode()
@@ -141,9 +145,7 @@ def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
 
 
 # --- what attackers read ----------------------------------------------------------------------------------------------
-def read(
-    recipe: Recipe, base: Checkpoint, variant: Variant, codec: Codec, created: GeneratedAnswers
-) -> dict[str, float]:
+def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, created: GeneratedAnswers) -> dict[str, float]:
     """By ERA, and where anything was scrambled by the map of matching and by ERA+. Of the plain variant ERA reads what
     it can read at all: its control."""
     transcript = Transcript(
@@ -157,7 +159,7 @@ def read(
     knowledge = Knowledge(public_model=Model.open(base.folder), aliases=variant.key.slots.copies)
 
     def rng() -> np.random.Generator:
-        return np.random.default_rng(recipe.seed)
+        return np.random.default_rng(seed)
 
     guesses = {"era": ERA()(transcript, knowledge, Budget(), rng())}
     if not variant.plain:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,15 +41,14 @@ from milkglass.experiments.procedures.private_rows import (
     DefenceSpec,
     PrivateRows,
     RowFilter,
-    about_of,
+    SharedStepRecipe,
     classes_of,
     ghost_of,
     rows_of,
     shadowed,
-    written,
 )
-from milkglass.experiments.recipe_file import made_of, settings
-from milkglass.experiments.runs import require_same_run
+from milkglass.experiments.recipe_file import made_of
+from milkglass.experiments.runs import RunFolder, require_same_run
 from milkglass.gradient_defences.defence import GradientDefence, share
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -60,7 +59,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Budget, why_not
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Gradients, Tokens, Transcript
-from milkglass.threat.training_step import SharedStep, Task, batch
+from milkglass.threat.training_step import SharedStep, batch
 from milkglass.threat.truth import Truth
 
 
@@ -82,35 +81,31 @@ class GradientTexts:
             raise UsageError(f"{self.texts} texts are no whole batches of {self.batch}", "give a multiple")
 
 
-@dataclass(frozen=True)
-class GradientRecipe:
-    """lora: the rank of adapters, where nothing else is trained."""
+@dataclass(frozen=True, kw_only=True)
+class GradientRecipe(SharedStepRecipe):
+    """A recipe of attacks on gradients.
 
-    name: str
-    paper: str
-    model: str
-    seed: int
-    data: str
+    Attributes:
+        texts: fields of `GradientTexts`.
+        attacks: see attack_specs.py.
+    """
+
     texts: Mapping[str, Any]
     attacks: Entries
-    defences: Mapping[str, Mapping[str, Any]]
-    task: Task = "classification"
-    lora: int | None = None
-    published: Mapping[str, float] = field(default_factory=dict)
-    asked: Mapping[str, str] = field(default_factory=dict)
-    why: Mapping[str, str] = field(default_factory=dict)  # see experiments/figures.py
-    quick: Mapping[str, Any] | None = None  # see experiments/recipe_file.py
 
-    @classmethod
-    def read(cls, path: Path, quick: bool = False) -> GradientRecipe:
-        raw = settings(path, quick)
-        raw.pop("kind", None)
-        recipe = made_of(cls, raw)
-        made_of(GradientTexts, recipe.texts)  # before anything is run
-        attacks_of(recipe.attacks)
-        for name, entry in recipe.defences.items():
+    digits = 3
+
+    def check(self) -> None:
+        made_of(GradientTexts, self.texts)
+        attacks_of(self.attacks)
+        for name, entry in self.defences.items():
             DefenceSpec.of(name, entry)
-        return recipe
+
+    def about(self) -> dict[str, Any]:
+        return super().about() | {"texts": self.texts, "attacks": self.attacks}
+
+    def measure(self, run: RunFolder) -> dict[str, float]:
+        return measure(self, run.data, run.out, run.progress, run.cache)
 
 
 def measure(
@@ -121,7 +116,7 @@ def measure(
     private_folder(out)
     expected = made_of(GradientTexts, recipe.texts)
     refs = [recipe.data, *([expected.reference] if expected.reference else [])]
-    require_same_run(out, {**_about(recipe), "base": base.digest(), "sums": data_refs.sums(data, refs)})
+    require_same_run(out, {**recipe.about(), "base": base.digest(), "sums": data_refs.sums(data, refs)})
     tokenizer = load_tokenizer(base.folder)
     private, public, classes = _rows(recipe, expected, tokenizer, data)
     parts, result, kept = PartialResults(out / "figures.json"), dict[str, float](), ArtifactCache(cache or out, out)
@@ -210,12 +205,3 @@ def _rows(
         others = [from_[i] for i in apart([one.text for one in from_], secret)]
         public = rows_of(tokenizer, others, None, RowFilter(expected.public), rng).ids
     return private, public, 2 if numbers is None else len(numbers)
-
-
-def _about(recipe: GradientRecipe) -> dict[str, Any]:
-    return about_of(recipe) | {"texts": dict(recipe.texts), "attacks": recipe.attacks}
-
-
-def write_result(recipe: GradientRecipe, out: Path, measured: Mapping[str, float]) -> Path:
-    """RUN/RECIPE.json."""
-    return written(recipe, _about(recipe), out, measured, 3)

@@ -13,12 +13,11 @@ What this module does not know: the network. On a machine that others share, tim
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -27,85 +26,94 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from milkglass.audit.resume import private_folder
+from milkglass import files
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import read_examples
 from milkglass.client.data.parquet import write_parquet
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.errors import JobFailed, UsageError
-from milkglass.experiments import data_refs, figures
-from milkglass.experiments import runs as recipes
+from milkglass.experiments import data_refs
 from milkglass.experiments.entries import hyperparameters, require_names, require_variants
 from milkglass.experiments.partial_results import PartialResults
-from milkglass.experiments.recipe_file import made_of, settings, table_of
-from milkglass.experiments.runs import Variant, made, require_same_run, seeded_key
+from milkglass.experiments.recipe import Recipe
+from milkglass.experiments.recipe_file import table_of
+from milkglass.experiments.runs import RunFolder, Variant, require_same_run, run_job, seeded_key
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
-from milkglass.progress import Log, no_log
+from milkglass.progress import Log
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.server.spec import Event, Hyperparameters, JobSpec
 
 NEEDED = ("repeats", "epochs", "prompts", "new_tokens")
 
 
-@dataclass(frozen=True)
-class OverheadRecipe:
-    """data: train, a file or a data set by name, of conversations. training: of the server's worker; max_steps is how
-    many steps are timed. evaluation: repeats (of obfuscation and tokenisation), epochs (of the training whose time is
-    extrapolated), prompts, new_tokens. variants: one, the scheme. The others are as in experiments/runs.py."""
+@dataclass(frozen=True, kw_only=True)
+class OverheadRecipe(Recipe):
+    """A recipe of times.
 
-    name: str
-    paper: str
-    model: str
+    Attributes:
+        seed: of the key and of the training.
+        data: train, a file or a data set by name, of conversations.
+        training: of the server's worker; max_steps is how many steps are timed.
+        variants: one, the scheme.
+        evaluation: repeats (of obfuscation and tokenisation), epochs (of the training whose time is extrapolated),
+            prompts, new_tokens.
+    """
+
     seed: int
     data: Mapping[str, str]
     training: Hyperparameters
     variants: Mapping[str, Mapping[str, Any]]
     evaluation: Mapping[str, int]
-    published: Mapping[str, float]
-    asked: Mapping[str, str]
-    why: Mapping[str, str] = field(default_factory=dict)
-    quick: Mapping[str, Any] | None = None
+
+    digits = 6
 
     @classmethod
-    def read(cls, path: Path, quick: bool = False) -> OverheadRecipe:
-        raw = {"published": {}, "asked": {}, "training": {}, **settings(path, quick)}
-        raw.pop("kind", None)
-        info = {"task": "causal-lm", "seed": raw.get("seed", 0), "logging_steps": 1, **table_of(raw, "training")}
-        training = hyperparameters(info)
-        recipe = made_of(cls, {**raw, "training": training})
-        if lost := [name for name in NEEDED if recipe.evaluation.get(name, 0) < 1]:
-            raise UsageError(f"evaluation has no {lost[0]} of 1 or more", f"it needs: {', '.join(NEEDED)}")
-        require_names(recipe.data, "data", ("train",))
-        require_variants(recipe.variants)
-        if len(recipe.variants) != 1 or not all(recipe.variants.values()):
-            raise UsageError(f"{len(recipe.variants)} variants, 1 with a scheme is needed", "see the recipe")
-        if (training.max_steps or 0) < 3 or training.logging_steps != 1:
+    def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        own = {"task": "causal-lm", "seed": raw.get("seed", 0), "logging_steps": 1}
+        return {**raw, "training": hyperparameters({**own, **table_of(raw, "training")})}
+
+    def check(self) -> None:
+        if missing := [name for name in NEEDED if self.evaluation.get(name, 0) < 1]:
+            raise UsageError(f"evaluation has no {missing[0]} of 1 or more", f"it needs: {', '.join(NEEDED)}")
+        require_names(self.data, "data", ("train",))
+        require_variants(self.variants)
+        if len(self.variants) != 1 or not all(self.variants.values()):
+            raise UsageError(f"{len(self.variants)} variants, 1 with a scheme is needed", "see the recipe")
+        if (self.training.max_steps or 0) < 3 or self.training.logging_steps != 1:
             raise UsageError("training times no steps", "give max_steps of 3 or more; logging_steps stays 1")
-        return recipe
 
+    def about(self) -> dict[str, Any]:
+        return {
+            **self.head,
+            "seed": self.seed,
+            "data": self.data,
+            "training": self.training.model_dump(),
+            "evaluation": self.evaluation,
+            "variants": self.variants,
+            **self.quick_entry,
+        }
 
-def measure(recipe: OverheadRecipe, data: Path, out: Path, progress: Log = no_log) -> dict[str, float]:
-    """Seconds, and hours of the extrapolated training, by name: "PART, client" and "PART, server"."""
-    base = Checkpoint.open(resolve(recipe.model))
-    digest = base.digest()
-    private_folder(out)
-    require_same_run(out, {**_about(recipe), "base": digest, "sums": data_refs.sums(data, recipe.data.values())})
-    ((name, parameters),) = recipe.variants.items()
-    key = seeded_key(base, recipe.model, digest, recipe.seed, scheme_of_recipe(parameters))
-    codec = Codec.open(key, base.folder)
-    source = data_refs.as_file(data, recipe.data["train"], out / "data", progress)
-    variant = Variant(name, out / f"{name}-model", key, out / name, plain=False)
-    parts, result = PartialResults(out / "parts.json"), dict[str, float]()
-    progress("client: obfuscation")
-    result |= parts.get("obfuscation", lambda: _obfuscated(recipe, base, key, variant.model))
-    progress("client: tokenisation of the training file")
-    result |= parts.get("tokenisation", lambda: _tokenised(recipe, codec, source, variant))
-    progress(f"server: {recipe.training.max_steps} steps of fine-tuning")
-    result |= parts.get("training", lambda: _trained(recipe, variant, int(result["training rows"]), progress))
-    progress(f"{recipe.evaluation['prompts']} answers")
-    return result | parts.get("answers", lambda: _answered(recipe, codec, variant.model, source))
+    def measure(self, run: RunFolder) -> dict[str, float]:
+        """Seconds, and hours of the extrapolated training, by name: "PART, client" and "PART, server"."""
+        base = Checkpoint.open(resolve(self.model))
+        digest, out = base.digest(), run.out
+        require_same_run(out, {**self.about(), "base": digest, "sums": data_refs.sums(run.data, self.data.values())})
+        ((name, parameters),) = self.variants.items()
+        key = seeded_key(base, self.model, digest, self.seed, scheme_of_recipe(parameters))
+        codec = Codec.open(key, base.folder)
+        source = data_refs.as_file(run.data, self.data["train"], out / "data", run.progress)
+        variant = Variant(name, out / f"{name}-model", key, out / name, plain=False)
+        parts, result = PartialResults(out / "parts.json"), dict[str, float]()
+        run.progress("client: obfuscation")
+        result |= parts.get("obfuscation", lambda: _obfuscated(self, base, key, variant.model))
+        run.progress("client: tokenisation of the training file")
+        result |= parts.get("tokenisation", lambda: _tokenised(self, codec, source, variant))
+        run.progress(f"server: {self.training.max_steps} steps of fine-tuning")
+        result |= parts.get("training", lambda: _trained(self, variant, int(result["training rows"]), run.progress))
+        run.progress(f"{self.evaluation['prompts']} answers")
+        return result | parts.get("answers", lambda: _answered(self, codec, variant.model, source))
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -124,7 +132,7 @@ def _obfuscated(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: Path) -
 
 
 def _tokenised(recipe: OverheadRecipe, codec: Codec, source: Path, variant: Variant) -> dict[str, float]:
-    private_folder(variant.job)
+    files.private_dir(variant.job)
     out, length = variant.job / "train.parquet", recipe.training.max_length
     rows: list[int] = []
     seconds = [
@@ -144,8 +152,8 @@ def _trained(recipe: OverheadRecipe, variant: Variant, rows: int, progress: Log)
     for name in ("status.json", "events.jsonl", "checkpoints", "result"):  # the times of one unbroken run
         gone = variant.job / name
         shutil.rmtree(gone) if gone.is_dir() else gone.unlink(missing_ok=True)
-    (variant.job / "spec.json").write_text(spec.model_dump_json(), "utf-8")
-    recipes.train([variant], 1, progress)
+    files.write(variant.job / "spec.json", spec.model_dump_json())
+    run_job(variant.job, lambda words: progress(f"{variant.name}: {words}"))
     step = median(step_seconds((variant.job / "events.jsonl").read_text("utf-8")))
     steps = math.ceil(rows / recipe.training.batch_size) * recipe.evaluation["epochs"]
     return {"a step of fine-tuning, server": step, "hours of fine-tuning (extrapolated), server": step * steps / 3600}
@@ -156,7 +164,7 @@ def step_seconds(events: str) -> list[float]:
     info = [Event.model_validate_json(line) for line in events.splitlines()]
     times = [one.time for one in info if "loss" in one.data]
     if len(times) < 3:
-        raise JobFailed(f"the worker told of {len(times)} steps, 3 are needed", "see its worker.log")
+        raise JobFailed(f"the worker reported {len(times)} steps, 3 are needed", "see its worker.log")
     return [after - before for before, after in zip(times, times[1:], strict=False)]
 
 
@@ -185,21 +193,3 @@ def _generated(model: PreTrainedModel, prompt: Any, count: int) -> Any:
         input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False
     )
     return made_ids[0, ids.shape[1] :].numpy()
-
-
-# --- the result -------------------------------------------------------------------------------------------------------
-def _about(recipe: OverheadRecipe) -> dict[str, Any]:
-    return {
-        "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "seed": recipe.seed,
-        "data": dict(recipe.data), "training": recipe.training.model_dump(), "evaluation": dict(recipe.evaluation),
-        "variants": {name: dict(one) for name, one in recipe.variants.items()},
-        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
-    }  # fmt: skip
-
-
-def write_result(recipe: OverheadRecipe, out: Path, found: Mapping[str, float]) -> Path:
-    """RUN/RECIPE.json: each figure beside the paper's and the asked one."""
-    path = out / f"{recipe.name}.json"
-    whole = {**_about(recipe), "made": made(out), "figures": figures.figures(recipe, found, 6)}
-    path.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
-    return path

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -28,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from milkglass.audit.resume import private_folder, write_private
+from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import ArtifactCache
@@ -39,66 +38,91 @@ from milkglass.experiments.procedures.private_rows import (
     DefenceSpec,
     PrivateRows,
     RowFilter,
-    about_of,
+    SharedStepRecipe,
     classes_of,
     level,
     rows_of,
     shadowed,
-    written,
 )
-from milkglass.experiments.recipe_file import made_of, settings
+from milkglass.experiments.recipe_file import made_of
 from milkglass.experiments.report import theory_plots
-from milkglass.experiments.runs import require_same_run
+from milkglass.experiments.runs import RunFolder, require_same_run
 from milkglass.gradient_defences.defence import GradientDefence
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
-from milkglass.progress import Log, no_log
+from milkglass.progress import Log
 from milkglass.sequences import Ids
 from milkglass.signature import signature
-from milkglass.threat.training_step import SharedStep, Task
+from milkglass.threat.training_step import SharedStep
 
 THEORY = "theory.json"  # of each pair what Figures 3 and 4 are drawn from, as they are in theory.svg
 
 
-@dataclass(frozen=True)
-class SharedTraining:
-    """evaluation: theory, rows of section 5.2's figures; 0 or absent: none."""
+@dataclass(frozen=True, kw_only=True)
+class SharedTraining(SharedStepRecipe):
+    """A recipe of what defences cost.
 
-    name: str
-    paper: str
-    model: str
-    seed: int
-    data: str
-    defences: Mapping[str, Mapping[str, Any]]
+    Attributes:
+        training: fields of `LocalTraining`.
+        evaluation: theory, rows of section 5.2's figures; 0 or absent: none.
+    """
+
     training: Mapping[str, Any]
-    task: Task = "classification"
-    lora: int | None = None
     evaluation: Mapping[str, int] = field(default_factory=dict)
-    published: Mapping[str, float] = field(default_factory=dict)
-    asked: Mapping[str, str] = field(default_factory=dict)
-    why: Mapping[str, str] = field(default_factory=dict)  # see experiments/figures.py
-    quick: Mapping[str, Any] | None = None  # see experiments/recipe_file.py
 
-    @classmethod
-    def read(cls, path: Path, quick: bool = False) -> SharedTraining:
-        raw = settings(path, quick)
-        raw.pop("kind", None)
-        recipe = made_of(cls, raw)
-        made_of(LocalTraining, recipe.training)  # before anything is run
-        for name, entry in recipe.defences.items():
+    digits = 4
+
+    def check(self) -> None:
+        made_of(LocalTraining, self.training)
+        for name, entry in self.defences.items():
             if name in ("untrained", "one class for all", "theory") or "/" in name:
                 raise UsageError(f"{name!r} cannot be a defence's name", "take another")
             DefenceSpec.of(name, entry)
-        if strange := sorted(set(recipe.evaluation) - {"theory"}):
-            raise UsageError(f"evaluation has no {strange[0]}", "it has: theory")
-        return recipe
+        if unknown := sorted(set(self.evaluation) - {"theory"}):
+            raise UsageError(f"evaluation has no {unknown[0]}", "it has: theory")
+
+    def about(self) -> dict[str, Any]:
+        return super().about() | {"training": self.training, "evaluation": self.evaluation}
+
+    def result(self, run: RunFolder) -> dict[str, Any]:
+        """With "untold": figures that do not exist, each null with a reason."""
+        if not self.evaluation.get("theory"):
+            return self.about()
+        reasons = json.loads((run.out / THEORY).read_text("utf-8"))["untold"]
+        untold = {f"{name}, theory": {"measured": None, "why": why} for name, why in reasons.items()}
+        return {**self.about(), "untold": untold}
+
+    def measure(self, run: RunFolder) -> dict[str, float]:
+        """ "MEASURE, DEFENCE"; "untrained" stands for the model before."""
+        base = Checkpoint.open(resolve(self.model))
+        sums = data_refs.sums(run.data, [self.data])
+        require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": sums})
+        tokenizer, cache = load_tokenizer(base.folder), ArtifactCache(run.cache or run.out, run.out)
+        site = TrainingSite(base, self, *_rows(self, tokenizer, run.data), tokenizer, run.out, cache, run.progress)
+        work = {"untrained": lambda: utility(site.step(), site.held_out, site.pad, self.seed)}
+        if (labels := site.held_out.labels) is not None:
+            work["one class for all"] = partial(constant, labels, self.seed)
+        for name, entry in self.defences.items():
+            work[name] = partial(site.figures, name, DefenceSpec.of(name, entry))
+        if self.evaluation.get("theory"):
+            work["theory"] = partial(_theory, site)
+        parts, result = PartialResults(run.out / "figures.json"), dict[str, float]()
+        for name, one in work.items():
+            part = parts.get(name, one)
+            run.progress(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in part.items()))
+            result |= {f"{measure}, {name}": value for measure, value in part.items()}
+        return result
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingSite:
-    """Who trains: the rows, and the model before. out: a private folder, for the figures. kept: for the shadows and the
-    trained models."""
+    """Who trains: the rows, and the model before.
+
+    Attributes:
+        out: the run folder.
+        cache: for the shadows and the trained models.
+    """
 
     base: Checkpoint
     recipe: SharedTraining
@@ -107,7 +131,7 @@ class TrainingSite:
     classes: int
     tokenizer: Any
     out: Path
-    kept: ArtifactCache
+    cache: ArtifactCache
     progress: Log
 
     @property
@@ -126,13 +150,13 @@ class TrainingSite:
     def rows(self, name: str, guard: DefenceSpec) -> PrivateRows:
         """The rows as they are trained with."""
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
-        sent = shadowed(self.base, self.train.ids, guard, self.recipe.seed, self.kept, info)
+        sent = shadowed(self.base, self.train.ids, guard, self.recipe.seed, self.cache, info)
         return PrivateRows(sent, self.train.labels)
 
     def trained(self, name: str, guard: DefenceSpec) -> SharedStep:
         """The model after, whose weights are kept: they are made once."""
         step, rows = self.step(), self.rows(name, guard)
-        path = self.kept.place("trained", f"{self._digest(rows, guard.shield)}.safetensors")
+        path = self.cache.place("trained", f"{self._digest(rows, guard.shield)}.safetensors")
         if path.is_file():
             tensors = load_file(path)
             if tensors.keys() != {*step.names}:
@@ -141,10 +165,10 @@ class TrainingSite:
             return step
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
         fit(step, rows, guard.shield, self.chosen, self.recipe.seed, self.pad, info)
-        part = path.with_suffix(f".{secrets.token_hex(4)}.part")
-        save_file({n: one.detach().clone() for n, one in step.module.named_parameters() if n in step.names}, part)
-        self.kept.wrote(path)
-        part.replace(path)
+        tensors = {n: one.detach().clone() for n, one in step.module.named_parameters() if n in step.names}
+        with files.atomic_path(path) as partial_path:
+            save_file(tensors, partial_path)
+            self.cache.wrote(path)
         return step
 
     def _digest(self, rows: PrivateRows, shield: GradientDefence) -> str:
@@ -174,46 +198,19 @@ class TrainingSite:
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 
-def measure(
-    recipe: SharedTraining, data: Path, out: Path, progress: Log = no_log, cache: Path | None = None
-) -> dict[str, float]:
-    """The figures by name: "MEASURE, DEFENCE"; "untrained" stands for the model before. cache: where shadows and
-    trained models lie, for several recipes."""
-    base = Checkpoint.open(resolve(recipe.model))
-    private_folder(out)
-    require_same_run(out, {**_about(recipe), "base": base.digest(), "sums": data_refs.sums(data, [recipe.data])})
-    tokenizer = load_tokenizer(base.folder)
-    owner = TrainingSite(
-        base, recipe, *_rows(recipe, tokenizer, data), tokenizer, out, ArtifactCache(cache or out, out), progress
-    )
-    parts, result = PartialResults(out / "figures.json"), dict[str, float]()
-    work = {"untrained": lambda: utility(owner.step(), owner.held_out, owner.pad, recipe.seed)}
-    if (labels := owner.held_out.labels) is not None:
-        work["one class for all"] = partial(constant, labels, recipe.seed)
-    for name, entry in recipe.defences.items():
-        work[name] = partial(owner.figures, name, DefenceSpec.of(name, entry))
-    if recipe.evaluation.get("theory"):
-        work["theory"] = partial(_theory, owner)
-    for name, one in work.items():
-        part = parts.get(name, one)
-        progress(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in part.items()))
-        result |= {f"{measure}, {name}": value for measure, value in part.items()}
-    return result
-
-
-def _theory(owner: TrainingSite) -> dict[str, float]:
-    """Section 5.2 of the first defence that is none and the first that is GHOST."""
-    guards = {name: DefenceSpec.of(name, entry) for name, entry in owner.recipe.defences.items()}
-    plain = next((name for name, entry in owner.recipe.defences.items() if not entry), None)
+def _theory(site: TrainingSite) -> dict[str, float]:
+    """Section 5.2 of the first empty defence and the first that is GHOST."""
+    guards = {name: DefenceSpec.of(name, entry) for name, entry in site.recipe.defences.items()}
+    plain = next((name for name, entry in site.recipe.defences.items() if not entry), None)
     ghost = next((name for name, guard in guards.items() if guard.ghost is not None), None)
     if plain is None or ghost is None:
-        raise UsageError("theory needs a defence that is none and one that is ghost", "see the recipe")
-    part = np.arange(min(owner.recipe.evaluation["theory"], len(owner.train)))
-    pair = (owner.train.part(part), owner.rows(ghost, guards[ghost]).part(part))
-    models = owner.step(), owner.trained(plain, guards[plain]), owner.trained(ghost, guards[ghost])
+        raise UsageError("theory needs an empty defence and one with ghost", "see the recipe")
+    part = np.arange(min(site.recipe.evaluation["theory"], len(site.train)))
+    pair = (site.train.part(part), site.rows(ghost, guards[ghost]).part(part))
+    models = site.step(), site.trained(plain, guards[plain]), site.trained(ghost, guards[ghost])
     result = theory.check(*models, *pair)
-    write_private(owner.out / THEORY, json.dumps(result.to_json(), allow_nan=False) + "\n")
-    write_private((owner.out / THEORY).with_suffix(".svg"), theory_plots.drawn(result.to_json()))
+    files.write(site.out / THEORY, json.dumps(result.to_json(), allow_nan=False) + "\n")
+    files.write((site.out / THEORY).with_suffix(".svg"), theory_plots.drawn(result.to_json()))
     return result.figures
 
 
@@ -246,16 +243,3 @@ def held_out(labels: Ids | None, count: int, share: float) -> NDArray[np.bool_]:
     for one, part in zip(classes, parts, strict=True):
         result[np.flatnonzero(kinds == one)[:part]] = True
     return result
-
-
-def _about(recipe: SharedTraining) -> dict[str, Any]:
-    return about_of(recipe) | {"training": dict(recipe.training), "evaluation": dict(recipe.evaluation)}
-
-
-def write_result(recipe: SharedTraining, out: Path, measured: Mapping[str, float]) -> Path:
-    """RUN/RECIPE.json. "untold": figures that cannot be told, each null with a reason."""
-    about, path = _about(recipe), out / THEORY
-    if recipe.evaluation.get("theory"):
-        reasons = json.loads(path.read_text("utf-8"))["untold"]
-        about["untold"] = {f"{name}, theory": {"measured": None, "why": why} for name, why in reasons.items()}
-    return written(recipe, about, out, measured, 4)

@@ -17,21 +17,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from milkglass.audit.resume import write_private
+from milkglass import files
 from milkglass.client.data.dataset import Example
 from milkglass.errors import UsageError
-from milkglass.experiments import data_refs, figures
-from milkglass.experiments.cache import ArtifactCache, taken
+from milkglass.experiments import data_refs
+from milkglass.experiments.cache import ArtifactCache
+from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import made_of, table_of
-from milkglass.experiments.runs import made
 from milkglass.experiments.value_types import require_types
 from milkglass.gradient_defences.catalogue import SHIELDS, shield_of
 from milkglass.gradient_defences.defence import GradientDefence
@@ -42,6 +40,7 @@ from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection
 from milkglass.sequences import Ids, Sequences
+from milkglass.threat.training_step import Task
 
 CHUNK = 32  # sentences between two savings
 
@@ -145,7 +144,7 @@ def ghost_of(base: Checkpoint, guard: DefenceSpec, seed: int) -> Ghost:
 
 
 def shadowed(
-    base: Checkpoint, rows: Sequences, guard: DefenceSpec, seed: int, kept: ArtifactCache, progress: Log
+    base: Checkpoint, rows: Sequences, guard: DefenceSpec, seed: int, cache: ArtifactCache, progress: Log
 ) -> Sequences:
     """The rows as they go into training; themselves without GHOST."""
     if guard.ghost is None:
@@ -154,15 +153,14 @@ def shadowed(
     info = [base.digest(), base.config, ghost.searched, *(one.document() for one in guard.ghost), seed]
     about = json.dumps(info, sort_keys=True)
     name = hashlib.sha256(about.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
-    path = kept.place("shadows", f"shadows-{name}.jsonl")
+    path = cache.place("shadows", f"shadows-{name}.jsonl")
     done = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
     while len(done) < len(rows):
         subset = np.arange(len(done), min(len(done) + CHUNK, len(rows)))
         done += [one.tolist() for one in ghost.shadows(rows.chosen(subset))]
-        part = path.with_suffix(f".{secrets.token_hex(4)}.part")
-        write_private(part, "".join(f"{json.dumps(one)}\n" for one in done))
-        kept.wrote(path)
-        part.replace(path)
+        with files.atomic_write(path) as file:
+            file.write("".join(f"{json.dumps(one)}\n" for one in done))
+            cache.wrote(path)
         progress(f"{len(done)} of {len(rows)} sentences have their shadows")
     return Sequences.of(done)
 
@@ -174,40 +172,33 @@ def level(before: Sequences, after: Sequences, read: Callable[[Ids], str]) -> di
     return {f"shadow {name}": float(value) for name, value in zip(NAMES, values.mean(0), strict=True)}
 
 
-class RecipeFields(figures.Named, Protocol):
-    """What recipes of shared training have in common."""
+@dataclass(frozen=True, kw_only=True)
+class SharedStepRecipe(Recipe):
+    """What recipes of shared gradients have in common.
 
-    @property
-    def paper(self) -> str: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def task(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def data(self) -> str: ...
-    @property
-    def lora(self) -> int | None: ...
-    @property
-    def defences(self) -> Mapping[str, Mapping[str, Any]]: ...
+    Attributes:
+        seed: of the rows, the shadows, the model's new head and all noise.
+        data: a file or a data set by name.
+        defences: see above.
+        task: what the model is trained for.
+        lora: the rank of adapters, where nothing else is trained.
+    """
 
+    seed: int
+    data: str
+    defences: Mapping[str, Mapping[str, Any]]
+    task: Task = "classification"
+    lora: int | None = None
 
-def about_of(recipe: RecipeFields) -> dict[str, Any]:
-    """What of such a recipe decides its figures, but for what is its kind's own."""
-    return {
-        "recipe": recipe.name, "paper": recipe.paper, "model": recipe.model, "task": recipe.task, "seed": recipe.seed,
-        "private": recipe.data, "variants": {name: dict(one) for name, one in recipe.defences.items()},
-        **({} if recipe.lora is None else {"lora": recipe.lora}),
-        **({} if recipe.quick is None else {"quick": dict(recipe.quick)}),
-    }  # fmt: skip
+    cached = True
 
-
-def written(
-    recipe: RecipeFields, about: Mapping[str, Any], out: Path, measured: Mapping[str, float], digits: int
-) -> Path:
-    """RUN/RECIPE.json, with the commits that made what was taken of other runs."""
-    whole = {**about, "made": made(out, taken(out)), "figures": figures.figures(recipe, measured, digits)}
-    path = out / f"{recipe.name}.json"
-    path.write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
-    return path
+    def about(self) -> dict[str, Any]:
+        return {
+            **self.head,
+            "task": self.task,
+            "seed": self.seed,
+            "private": self.data,
+            "variants": self.defences,
+            **({} if self.lora is None else {"lora": self.lora}),
+            **self.quick_entry,
+        }

@@ -1,0 +1,141 @@
+"""Recipes that fine-tune a model, plain and scrambled, with the server's own worker.
+
+A run folder holds for each variant `VARIANT-model/` (when it is scrambled) and the job folder `VARIANT/`, and in
+`data/` what was written of data sets by name. What is there already is not done again.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from milkglass import files
+from milkglass.client.data.parquet import write_parquet
+from milkglass.client.obfuscate.scramble import scramble
+from milkglass.experiments import data_refs
+from milkglass.experiments.entries import hyperparameters, require_names, require_variants
+from milkglass.experiments.recipe import Recipe
+from milkglass.experiments.recipe_file import table_of
+from milkglass.experiments.runs import SPLITS, RunFolder, Variant, require_same_run, run_job, seeded_codec, seeded_key
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.resolve import resolve
+from milkglass.schemes.catalogue import scheme_of_recipe
+from milkglass.server.spec import Hyperparameters, JobSpec, Status, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning(Recipe):
+    """A recipe of training. Authors write `graded`.
+
+    Attributes:
+        seed: of the keys and of the trainings.
+        data: for each split a file, or a data set by name (data_refs.py).
+        training: of all variants.
+        variants: parameters of a scheme (schemes/catalogue.py); none mean plain.
+        evaluation: whole numbers by name, which `needed` lists.
+    """
+
+    seed: int
+    data: Mapping[str, str]
+    training: Hyperparameters
+    variants: Mapping[str, Mapping[str, Any]]
+    evaluation: Mapping[str, int] = field(default_factory=dict)
+
+    digits = 4
+    task: ClassVar[Task]
+    needed: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        own = {"task": cls.task, "seed": raw.get("seed", 0), **_classes(table_of(raw, "data"))}
+        return {**raw, "training": hyperparameters({**own, **table_of(raw, "training")})}
+
+    def check(self) -> None:
+        require_names(self.data, "data", SPLITS)
+        require_names(self.evaluation, "evaluation", self.needed)
+        require_variants(self.variants)
+
+    def about(self) -> dict[str, Any]:
+        return {
+            **self.head,
+            "seed": self.seed,
+            "training": self.training.model_dump(),
+            "variants": self.variants,
+            "evaluation": self.evaluation,
+            **self.quick_entry,
+        }
+
+    def result(self, run: RunFolder) -> dict[str, Any]:
+        return {**self.about(), "data": self.data}
+
+    def measure(self, run: RunFolder) -> dict[str, float]:
+        base = Checkpoint.open(resolve(self.model))
+        variants = prepare(self, base, run)
+        return self.graded(run, base, variants, train(variants, run))
+
+    @abc.abstractmethod
+    def graded(
+        self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
+    ) -> dict[str, float]:
+        """The figures of the trained variants, by name."""
+
+
+def _classes(data: Mapping[str, str]) -> dict[str, int]:
+    """How many classes a data set by name has."""
+    train = data.get("train", "")
+    result = data_refs.named(train) if isinstance(train, str) else None
+    return {"num_labels": len(result[0].labels)} if result and result[0].labels else {}
+
+
+def prepare(recipe: FineTuning, base: Checkpoint, run: RunFolder) -> list[Variant]:
+    """Scramble the models and write the encoded data and the jobs' specs, where they are not there yet."""
+    digest, out = base.digest(), run.out
+    require_same_run(out, {**recipe.about(), "base": digest, "data": data_refs.sums(run.data, recipe.data.values())})
+    paths = {split: data_refs.as_file(run.data, recipe.data[split], out / "data", run.progress) for split in SPLITS}
+    variants = []
+    for name, parameters in recipe.variants.items():
+        scheme = scheme_of_recipe(parameters) if parameters else None
+        key = seeded_key(base, recipe.model, digest, recipe.seed, scheme)
+        model = out / f"{name}-model" if scheme else base.folder
+        if not model.exists():
+            run.progress(f"{name}: the model is scrambled")
+            scramble(base, key, model)
+        variant = Variant(name, model, key, out / name, scheme is None)
+        _write_job(recipe, base, paths, variant, run.threads)
+        variants.append(variant)
+    return variants
+
+
+def _write_job(
+    recipe: FineTuning, base: Checkpoint, texts: Mapping[str, Path], variant: Variant, threads: int | None
+) -> None:
+    files.private_dir(variant.job)
+    paths = {split: variant.job / f"{split}.parquet" for split in SPLITS}
+    labelled = recipe.task == "classification"
+    numbers = data_refs.numbers(recipe.data["train"], texts["train"]) if labelled else None
+    for split, path in paths.items():
+        if not path.is_file():
+            codec = seeded_codec(variant.key, base.folder, split)
+            write_parquet(codec, texts[split], path, numbers, recipe.training.max_length)
+    spec = JobSpec(
+        model=str(variant.model),
+        train=str(paths["train"]),
+        validation=str(paths["validation"]),
+        hyperparameters=recipe.training,
+        threads=threads,
+    )
+    files.write(variant.job / "spec.json", spec.model_dump_json())
+
+
+def train(variants: list[Variant], run: RunFolder) -> dict[str, Status]:
+    """Run the jobs with the server's own worker; one that succeeded is not run again."""
+
+    def job(variant: Variant) -> Status:
+        return run_job(variant.job, lambda words: run.progress(f"{variant.name}: {words}"))
+
+    with ThreadPoolExecutor(run.at_once) as pool:
+        return dict(zip((one.name for one in variants), pool.map(job, variants), strict=True))

@@ -1,0 +1,131 @@
+"""What every recipe has: a paper's figures, how ours are measured, and the result with both side by side.
+
+A kind of recipe is a class in kinds/, a frozen dataclass whose fields are the entries of the recipe's file.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from milkglass import files
+from milkglass.errors import UsageError
+from milkglass.experiments.recipe_file import made_of, settings
+from milkglass.experiments.runs import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(abc.ABC):
+    """A recipe for one table or figure of a paper. Authors write `about` and `measure`.
+
+    Attributes:
+        name: of its file, with ".quick" of a quick run; the result has it.
+        paper: the table or figure, in words.
+        model: a reference that `models/resolve.py` reads, unless the kind says otherwise.
+        published: the paper's figures by name.
+        asked: what the run is held to, in words, by figure.
+        why: why ours differ, by figure or by a pattern with *.
+        quick: the table [quick] of a quick run (recipe_file.py).
+        digits: decimals of the figures in the result.
+        cached: whether runs of this kind can share what takes longest.
+    """
+
+    name: str
+    paper: str
+    model: str
+    published: Mapping[str, float] = field(default_factory=dict)
+    asked: Mapping[str, str] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)
+    quick: Mapping[str, Any] | None = None
+
+    digits: ClassVar[int] = 2
+    cached: ClassVar[bool] = False
+
+    @classmethod
+    def read(cls, path: Path, quick: bool = False) -> Self:
+        """The recipe of a file, checked before anything is run.
+
+        Raises:
+            UsageError: an entry that is missing, unknown, of another type, or refused by `check`.
+        """
+        raw = settings(path, quick)
+        raw.pop("kind", None)
+        recipe = made_of(cls, cls.parsed(raw))
+        recipe.check()
+        return recipe
+
+    @classmethod
+    def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """The file's entries as values of the fields."""
+        return raw
+
+    def check(self) -> None:  # noqa: B027 - most kinds check something
+        """Raises UsageError for entries that cannot be together."""
+
+    @abc.abstractmethod
+    def about(self) -> dict[str, Any]:
+        """What decides the figures, as the result has it before them."""
+
+    @abc.abstractmethod
+    def measure(self, run: RunFolder) -> dict[str, float]:
+        """The figures by name. What is in the run folder already is not done again."""
+
+    def result(self, run: RunFolder) -> dict[str, Any]:
+        """What the result says before its figures."""
+        return self.about()
+
+    def reproduce(self, run: RunFolder) -> Path:
+        """RUN/NAME.json: what was run, by which code, and each figure beside the paper's and what was asked."""
+        measured = self.measure(run)
+        whole = {**self.result(run), "made": run.made(), "figures": self.figures(measured)}
+        path = run.out / f"{self.name}.json"
+        files.write(path, json.dumps(whole, indent=1) + "\n")
+        return path
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """With what every result begins."""
+        return {"recipe": self.name, "paper": self.paper, "model": self.model}
+
+    @property
+    def quick_entry(self) -> dict[str, Any]:
+        return {} if self.quick is None else {"quick": self.quick}
+
+    def figures(self, measured: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+        """Each figure with "measured", and where the recipe says so "published", "asked" and "why".
+
+        Raises:
+            UsageError: the recipe names a figure that was not measured. A quick run measures less: of it only what is
+                asked of it must be there.
+        """
+        expected = self.asked.keys() | (self.published.keys() if self.quick is None else set())
+        if missing := sorted(expected - measured.keys()):
+            raise UsageError(f"{self.name} names a figure that was not measured: {missing[0]!r}", "see the recipe")
+        result: dict[str, dict[str, Any]] = {}
+        for name, value in measured.items():
+            row: dict[str, Any] = {"measured": round(value, self.digits)}
+            if name in self.published:
+                row["published"] = self.published[name]
+            if name in self.asked:
+                row["asked"] = self.asked[name]
+            if (reason := reason_for(name, self.why)) and "published" in row:
+                row["why"] = reason
+            result[name] = row
+        return result
+
+
+def reason_for(name: str, why: Mapping[str, str]) -> str | None:
+    """The figure's own reason before that of a pattern; of patterns the first."""
+    if name in why:
+        return why[name]
+    return next((reason for pattern, reason in why.items() if fnmatchcase(name, _literal(pattern))), None)
+
+
+def _literal(pattern: str) -> str:
+    """Only * stands for anything: names hold brackets and question marks."""
+    return pattern.replace("[", "[[]").replace("?", "[?]")
