@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from milkglass.audit.decontaminate import decontaminate
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison
-from milkglass.experiments.procedures.leakage import LeakageTexts, apart
+from milkglass.experiments.procedures.leakage import LeakageTexts
 from milkglass.experiments.procedures.trials import TrialData, _write, secret_of
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import RunFolder
@@ -223,8 +224,8 @@ def test_an_attacker_has_no_row_that_was_trained_with_or_holds_a_private_one(dat
     whole = comparison.problem("small", {**entry, "rows": 16}, data, 1, spare=8)
     assert len(whole.others.texts) == 8
     private = ["a good film", "very bad"]
-    public = ["it is a good  film indeed", "good film", "a good film", "bad", "very badly", "this is fine", "ad"]
-    assert apart(public, private) == ["very badly", "this is fine", "ad"]
+    public = ["it is a good  film indeed", "good film", "a good film", "very bad", "very badly", "this is fine", "ad"]
+    assert decontaminate(public, private).tolist() == [1, 4, 5, 6]
 
 
 def test_a_text_is_sent_alike_whatever_is_sent_beside_it(recipe: Path, data: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.scene import WORDS, Adversary, Scene, assemble
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import Example
@@ -44,9 +45,10 @@ Rehearsal = Callable[[Sequences, int], tuple[Sequences, Ids]]
 def scene_of(
     base: Checkpoint, client: Client, server: Server, private: Sequence[str], public: Mapping[str, Sequence[str]]
 ) -> Scene:
-    """private: the texts that are sent. public: those of each attacker, by name; one attacker more has none. A text
-    that is private is taken from the attackers."""
-    others = {who: [one for one in texts if one not in set(private)] for who, texts in public.items()}
+    """private: the texts that are sent. public: those of each attacker, by name, from which what contains a private
+    text or is part of one is left out; an attacker without any is left out too. One attacker more has no text."""
+    others = {who: [texts[i] for i in decontaminate(texts, private)] for who, texts in public.items()}
+    others = {who: texts for who, texts in others.items() if texts}
     if isinstance(client, TableClient) and client.told["name"] != "plain":
         return _of_table(base, client, private, others)
     if isinstance(client, TableClient | SanitizedClient):

@@ -6,7 +6,7 @@ The scrambled model is made in memory, exactly as `obfuscate` writes it, or read
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass.audit.decontaminate import without_private
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import PrivateTexts, pieces, read, unmarked
 from milkglass.client.key.generate import new_key, scheme_of
@@ -143,14 +144,21 @@ def build(
             )
         seen = _unread(seen, attackers.get(KNOWN, alike), codec, text)
     scene = assemble(key, codec, base, private, attackers, stage, seen, pairs=pairs)
-    for one in scene.adversaries:
-        if one.knowledge.corpus is not None and len(one.knowledge.corpus) < FEW:
+    require_texts(scene, attackers)
+    return scene
+
+
+def require_texts(scene: Scene, names: Iterable[str]) -> None:
+    """Raises UsageError where an attacker of these has too little text left."""
+    corpora = {one.name: one.knowledge.corpus for one in scene.adversaries}
+    for name in names:
+        left = len(corpora.get(name) or ())
+        if left < FEW:
             raise UsageError(
-                f"{len(one.knowledge.corpus)} texts are left to the attacker who {one.words}, without those that you "
-                f"send; {FEW} are needed",
+                f"{left} texts are left to the attacker who has {WORDS.get(name, name)}, without those that contain "
+                f"what you send or are part of it; {FEW} are needed",
                 "give more text, or text with fewer repetitions: with so little every attack would seem to fail",
             )
-    return scene
 
 
 def _unread(seen: Transcript, held: Sequences, codec: Codec, text: Path) -> Transcript:
@@ -219,7 +227,7 @@ def assemble(
     attackers = [Adversary("model only", "has the public model and no text", bare)]
     sent = private.original
     for name, texts in public.items():
-        texts = texts.without(sent)  # an attacker who has the very text needs no attack
+        texts = without_private(texts, sent, codec.tokenizer)  # an attacker who has the very text needs no attack
         if leaked is not None and name in leaked:
             texts = Sequences.of((*texts, *sent.chosen(leaked[name])))
         sure = (pairs or {}).get(name)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from milkglass.audit.defence_scene import WHO, scene_of
-from milkglass.audit.scene import FEW, LEAST, Scene
+from milkglass.audit.scene import LEAST, Scene, require_texts
 from milkglass.client.data.texts import examples_of
 from milkglass.errors import CodecError, UsageError
 from milkglass.hidden_states.tokens import PublicTokenizer
@@ -57,14 +57,8 @@ def build(
     private, alike = _halves(sent, seed)
     known = {} if public is None else {OTHER: _sendable(reader, _texts(public, None))}
     known[WHO] = alike
-    for who, part in known.items():
-        left = len(set(part) - set(private))
-        if left < FEW:
-            raise UsageError(
-                f"{left} texts are left to the attacker who has {who}, without those that you send; {FEW} are needed",
-                "give more text, or text with fewer repetitions: with so little every attack would seem to fail",
-            )
     scene = scene_of(base, client, server, private, known)
+    require_texts(scene, known)
     info = {"name": about.method, **about.parameters}
     return SplitScene(replace(scene, scheme=info, model=about.model), len(texts) - len(sent))
 

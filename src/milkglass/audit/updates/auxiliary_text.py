@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from milkglass.audit.decontaminate import apart
+from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.updates.replay import SiteTexts
 from milkglass.audit.updates.report import PublicTexts
 from milkglass.sequences import Ids, Sequences
@@ -38,7 +38,7 @@ def had_by_attackers(
         read = str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
         (private if number in attacked else own).append(read)
     every = [*provided.texts, *own]
-    kept = apart(every, private)
+    kept = decontaminate(every, private).tolist()
     cut = {"padding": False, "truncation": True, "max_length": limit, "split_special_tokens": True, "verbose": False}
     corpus = Sequences.of(tokenizer([every[number] for number in kept], **cut)["input_ids"] if kept else [])
     count = sum(number < len(provided.texts) for number in kept)

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from milkglass.attacks.shadows.inverse import inverse
-from milkglass.audit.decontaminate import apart
+from milkglass.audit.decontaminate import decontaminate, read_texts
 from milkglass.audit.resume import private_folder
 from milkglass.audit.updates.grade import measured, truth_of
 from milkglass.errors import UsageError
@@ -201,7 +201,7 @@ def _rows(
     public = None
     if expected.public:
         from_ = data_refs.examples(data, expected.reference) if expected.reference else order[half:]
-        secret = [str(tokenizer.decode(one.tolist(), skip_special_tokens=True)) for one in private.ids]
-        others = [from_[i] for i in apart([one.text for one in from_], secret)]
+        secret = read_texts(private.ids, tokenizer)
+        others = [from_[i] for i in decontaminate([one.text for one in from_], secret)]
         public = rows_of(tokenizer, others, None, RowFilter(expected.public), rng).ids
     return private, public, 2 if numbers is None else len(numbers)

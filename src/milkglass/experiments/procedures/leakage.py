@@ -10,7 +10,7 @@ What this module does not know: training, recipes' files, second texts of pairs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,7 @@ def leakage(
             "lower attacked.rows",
         )
     private = problem.train.texts[: attacked.rows]
-    public = apart(problem.others.texts[: attacked.public], private)
-    scene = scene_of(base, cell.client, cell.server, private, {WHO: public} if public else {})
+    scene = scene_of(base, cell.client, cell.server, private, {WHO: problem.others.texts[: attacked.public]})
     made = attacks_of(attacks)
     work = ResumeStore.open(folder, {**about, "attacks": {name: signature(one) for name, one in made.items()}})
     budget = Budget() if attacked.seconds is None else Budget(attacked.seconds)
@@ -73,19 +72,12 @@ def leakage(
         progress(f"{one.attack} ({one.adversary}): {one.state}{top}")
 
     done = run(scene, made, work, budget, 1, threads=1, progress=told, use_minimum=False)
-    return {**_figures(done.cells), "texts, attacker": float(len(public)), **_ceiling(scene)}
+    return {**_figures(done.cells), "texts, attacker": float(_texts_of_attacker(scene)), **_ceiling(scene)}
 
 
-def apart(public: Sequence[str], private: Sequence[str]) -> list[str]:
-    """The public texts that neither hold a private text nor are held in one, words for words."""
-    padded = [f" {' '.join(one.split())} " for one in private]
-    joined = "\n".join(padded)
-    result = []
-    for one in public:
-        words = f" {' '.join(one.split())} "
-        if words not in joined and not any(other in words for other in padded):
-            result.append(one)
-    return result
+def _texts_of_attacker(scene: Scene) -> int:
+    corpora = [one.knowledge.corpus for one in scene.adversaries if one.name == WHO]
+    return sum(len(one) for one in corpora if one is not None)
 
 
 def _ceiling(scene: Scene) -> dict[str, float]:

@@ -1,0 +1,72 @@
+"""Public text without what gives private text away."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from milkglass.audit.decontaminate import WORDS, decontaminate, normalised, without_private
+from milkglass.models.tokenizer import load_tokenizer
+from milkglass.sequences import Sequences
+from tests import tiny
+
+PRIVATE = ["the caf\u00e9 is n't open , sadly", "good film", "[UNK] a long road"]
+
+
+@pytest.mark.parametrize(
+    ("public", "kept"),
+    [
+        ("The cafe isn't open, sadly.", False),  # the same letters
+        ("He said: the caf\u00e9 isn't open, sadly!", False),  # holds a private text
+        ("cafe isn't open", False),  # is a part of one
+        ("Good film!", False),  # the same, however short
+        ("a good film, I thought", True),  # holds one of two words only
+        ("open", True),  # a part of one word only
+        ("the cafe is open", True),
+        ("", True),
+    ],
+)
+def test_what_gives_a_private_text_away(public: str, kept: bool) -> None:
+    assert decontaminate(["something else entirely", public], PRIVATE).tolist() == ([0, 1] if kept else [0])
+
+
+def test_a_text_across_two_private_ones_is_none() -> None:
+    assert decontaminate(["one two three four"], ["nought one two", "three four five"]).tolist() == [0]
+
+
+def test_letters_and_digits_alone_count() -> None:
+    assert normalised("Na\u00efve, 3.5 % _x_") == "naive35x"
+
+
+def literal(public: list[str], private: list[str]) -> list[int]:
+    """The rule, read off its docstring: every public text with every private one."""
+
+    def alike(one: str, other: str) -> bool:
+        inside = normalised(one) in normalised(other) and len(re.findall(r"\w+", one)) >= WORDS
+        return normalised(one) == normalised(other) or (inside and bool(normalised(one)))
+
+    return [n for n, one in enumerate(public) if not any(alike(one, two) or alike(two, one) for two in private)]
+
+
+def test_the_index_finds_what_a_comparison_of_all_with_all_finds() -> None:
+    rng = random.Random(1)
+    pieces = ("a", "b", "ab", "the", "cat", "\u00e9", "\u00df", "x1", "\u4e2d", "\u0130")
+
+    def text() -> str:
+        return " ".join(rng.choices(pieces, k=rng.randrange(7)))
+
+    for _ in range(300):
+        public, private = [text() for _ in range(rng.randrange(12))], [text() for _ in range(rng.randrange(6))]
+        assert decontaminate(public, private).tolist() == literal(public, private), (public, private)
+
+
+def test_texts_that_are_there_as_ids_are_compared_as_they_read(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tiny.save("bert", tmp_path / "model"))
+    texts = [*tiny.TEXTS[:3], f"well, {tiny.TEXTS[0].upper()}"]
+    ids = Sequences.of(tokenizer(texts)["input_ids"])
+    left = without_private(ids, ids.chosen(np.array([0])), tokenizer)
+    assert [one.tolist() for one in left] == [one.tolist() for one in ids.chosen(np.array([1, 2]))]
