@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -46,14 +47,23 @@ class Limit:
     below: float = math.inf
 
     def holds(self, value: float) -> bool:
+        """Whether the value is in the range; never true of one that is not finite."""
         above = value > self.low if self.open else value >= self.low  # nan is in no range
-        return above and value <= self.high and value < self.below
+        return above and value <= min(self.high, sys.float_info.max) and value < self.below
+
+    def require(self, value: float, name: str, hint: str) -> None:
+        """Raises UsageError for a value outside."""
+        if not self.holds(value):
+            raise UsageError(f"{name} is {value}, a finite number {self} is needed", hint)
 
     def __str__(self) -> str:
         if math.isfinite(self.high):
             return f"above {self.low:g}, up to {self.high:g}" if self.open else f"from {self.low:g} to {self.high:g}"
         low = f"above {self.low:g}" if self.open else f"of {self.low:g} or more"
         return low + (f" and below {self.below:g}" if math.isfinite(self.below) else "")
+
+
+UNLIMITED = Limit(-sys.float_info.max)
 
 
 def limited(
@@ -106,7 +116,7 @@ class Parameter:
                 return value
         if word.lower() == "none" and type(None) in _alternatives(self.kind):
             return None
-        raise self._refusal(f"--set {self.name}={word}:")
+        raise self._refusal(f"{self.name}={word}:")
 
     def converted(self, value: Any, current: Any = None, method: str = "") -> Any:
         """The value as the field holds it: a list as a tuple, a table as its dataclass.
@@ -133,7 +143,7 @@ class Parameter:
         origin = get_origin(kind)
         if kind in (int, float):
             number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-            return number and _finite(value) and (self.limit is None or self.limit.holds(value))
+            return number and (self.limit or UNLIMITED).holds(value)
         if origin is Literal:
             return isinstance(value, str) and value in get_args(kind)
         if origin in (tuple, frozenset):
@@ -145,21 +155,14 @@ class Parameter:
         if get_origin(kind) is Literal:
             return f"one of {', '.join(get_args(kind))}"
         if get_origin(kind) in (tuple, frozenset):
-            return f"a list of {'words' if get_args(kind)[0] is str else 'numbers'}"
+            element = get_args(kind)[0]
+            return f"a list of {'numbers' if element in (int, float) else 'words'}"
         noun = NOUNS.get(kind, "a table" if dataclasses.is_dataclass(kind) else "a value")
         return f"{noun} {self.limit}" if self.limit is not None and kind in (int, float) else noun
 
     def _refusal(self, start: str) -> UsageError:
         default = "" if self.default is MISSING else f"{_shown(self.default)} is the default"
         return UsageError(f"{start} {self.needed} is needed", self.hint or default)
-
-
-def _finite(value: Any) -> bool:
-    """False too of a whole number that no float can hold."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 @cache
@@ -219,7 +222,7 @@ def read_words(kind: type, words: Sequence[str], method: str, without: Sequence[
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
-            raise UsageError(f"{word!r} sets nothing", "write --set name=value")
+            raise UsageError(f"{word!r} sets nothing", "write name=value")
         outer, dot, inner = name.partition(".")
         if outer not in parameters_of(kind) or outer in without:
             raise _unknown(outer, method, described(kind, without))

@@ -107,7 +107,7 @@ def test_train_refuses(place: Path, tmp_path: Path) -> None:
     refused(call(*train(place, "x", "dp-forward", "--set", "epsilonn=8")), 2, "no parameter 'epsilonn'")
     refused(call(*train(place, "x", "dp-forward", "--set", "layer=3")), 3, "the cut comes after layer 3")
     refused(
-        call(*train(place, "x", "dp-forward", "--set", "epsilon=nan")), 2, "--set epsilon=nan: a finite number above"
+        call(*train(place, "x", "dp-forward", "--set", "epsilon=nan")), 2, "epsilon=nan: a finite number above"
     )
     refused(call(*train(place, "x", "dp-forward", "--learning-rate", 0)), 2, "learning_rate is 0.0")
     refused(call(*train(place, "x", "dp-forward", "--learning-rate", "inf")), 2, "learning_rate is inf")

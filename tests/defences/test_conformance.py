@@ -25,7 +25,7 @@ from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
 from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.sanitizers.catalogue import METHODS
+from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.schemes.catalogue import SCHEMES
 from milkglass.threat.attack import Budget
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
@@ -124,7 +124,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_the_targets_are_the_catalogues() -> None:
     entries = [one.entry for one in TARGETS]
     assert {one["encoder"] for one in entries if "encoder" in one} == set(HIDDEN_STATE_DEFENCES)
-    assert {one["sanitizer"] for one in entries if "sanitizer" in one} == set(METHODS)
+    assert {one["sanitizer"] for one in entries if "sanitizer" in one} == set(SANITIZERS)
     tables = [one for one in entries if one and "encoder" not in one and "sanitizer" not in one]
     assert {one.get("scheme", "obfuslm") for one in tables} == set(SCHEMES)
 

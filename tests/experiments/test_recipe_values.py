@@ -101,9 +101,9 @@ def test_every_field_of_a_shipped_recipe_with_every_value(path: Path, read: Any)
         (('private = "a.txt"', "private = 3"), "private is a whole number: input should be a valid string"),
         (('one = ["rest"]', "one = [3]"), "public.one.0 is a whole number: input should be a valid string"),
         (('one = ["rest"]', 'one = "rest"'), "public.one is a string"),
-        (("[variants.y]\nk = 8", "[variants.y]\nk = 8.5"), "k is a number: input should be a valid integer"),
-        (("[variants.y]\nk = 8", '[variants.y]\nplus = "x"\nk = 8'), "y: plus is a string, a table is needed"),
-        (("[variants.y]\nk = 8", "[variants.y]\nscheme = 3\nk = 8"), "y: there is no scheme 3"),
+        (("[variants.y]\nk = 8", "[variants.y]\nk = 8.5"), "k is 8.5, a whole number of 1 or more is needed"),
+        (("[variants.y]\nk = 8", '[variants.y]\nplus = "x"\nk = 8'), "y: obfuslm: plus is 'x', a table, or none is needed"),
+        (("[variants.y]\nk = 8", "[variants.y]\nscheme = 3\nk = 8"), "y: there is no scheme '3'"),
         (('"f, y" = 2.5', '"f, y" = "2.5"'), "published.f, y is a string: input should be a valid number"),
         (('"f, y" = 2.5', '"f, y" = nan'), "published.f, y is a number: input should be a finite number"),
         (("rows = 100\n", "rows = " + "9" * 5000 + "\n"), r"r.toml is no TOML"),
@@ -125,7 +125,7 @@ def test_what_is_said_of_a_value_of_another_type(change: tuple[str, str], messag
         ('encoder = "dp-forward"\nwhere = 3', "where is 3, one of local, central is needed"),
         ("encoder = 3", "defences.d: there is no hidden-state defence 3"),
         ('encoder = "dp-forward"\npaper = 3', "dp-forward has no parameter 'paper'"),
-        ('sanitizer = "custext+"\nk = "3"', "k is a string: input should be a valid integer"),
+        ('sanitizer = "custext+"\nk = "3"', "k is '3', a whole number of 2 or more is needed"),
         ('sanitizer = "custext+"\nwords = 3', "defences.d: words is a whole number"),
         ('k = 10\nepsilon = 1.0\nbands = "2"', "defences.d: bands is a string"),
         ("training = 3", "training is a whole number, a table is needed"),
@@ -149,8 +149,8 @@ def refusal(kind: str, base: str, entry: str, folder: Path) -> str:
     ("entry", "message"),
     [
         ("ghost = 3", "ghost is a whole number, a table is needed"),
-        ('shield = "gaussian"\nlevel = "0.05"', "level is a string: input should be a valid number"),
-        ('shield = "gaussian"\nlevel = true', "level is true or false: input should be a valid number"),
+        ('shield = "gaussian"\nlevel = "0.05"', "level is '0.05', a finite number above 0 is needed"),
+        ('shield = "gaussian"\nlevel = true', "level is True, a finite number above 0 is needed"),
     ],
 )
 def test_what_is_said_of_a_defence_of_gradients(entry: str, message: str, tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ def test_what_is_shared_is_what_was_asked_for(data: Path) -> None:
     [
         (("[defences.none]", "[defences.theory]"), "cannot be a defence's name"),
         (("ghost = { k = 5", "ghost = { kk = 5"), "ghost has no 'kk'"),
-        (('shield = "gaussian"', 'shield = "gauss"'), "there is no shield 'gauss'"),
+        (('shield = "gaussian"', 'shield = "gauss"'), "there is no gradient defence 'gauss'"),
         (("epochs = 2", "epoch = 2"), "no epoch"),
         (("theory = 4", "theories = 4"), "evaluation has no theories"),
     ],

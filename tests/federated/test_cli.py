@@ -82,9 +82,15 @@ def test_what_is_refused(there: World, tmp_path: Path) -> None:
     refused(call(*run, tmp_path), 2, "has files of 0 sites")
     refused(call(*run, there.files, "--rounds", 0), 2, "rounds is 0")
     refused(call(*run, there.files, "--lr", "nan"), 2, "the learning rate is nan")
-    refused(call(*run, there.files, "--shield", "fog"), 2, "there is no shield 'fog'")
-    refused(call(*run, there.files, "--shield", "gaussian:levle=1"), 2, "it has: level, clip")
-    refused(call(*run, there.files, "--shield", "gaussian:level=much"), 2, "'level=much' is no parameter")
+    refused(call(*run, there.files, "--shield", "fog"), 2, "there is no gradient defence 'fog'")
+    refused(
+        call(*run, there.files, "--shield", "gaussian:levle=1"),
+        2,
+        "it has level (a finite number above 0; 0.05), clip (a finite number above 0, or none; 1.0)",
+    )
+    refused(
+        call(*run, there.files, "--shield", "gaussian:level=much"), 2, "level=much: a finite number above 0 is needed"
+    )
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
     refused(call(*run[:-1], tmp_path / "other", there.files), 2, "is no run and is not empty")

@@ -190,7 +190,7 @@ def test_the_server_app_and_its_configuration(there: World, tmp_path: Path) -> N
         ({"k": "70"}, "the node's k is '70'"),
         ({"lemma": 0}, "the node's lemma is 0"),
         ({"selection": "best"}, "the selection is 'best'"),
-        ({"shield": "fog"}, "there is no shield 'fog'"),
+        ({"shield": "fog"}, "there is no gradient defence 'fog'"),
     ],
 )
 def test_a_node_s_own_configuration_is_told_in_its_own_log(

@@ -82,7 +82,7 @@ def test_what_dp_sgd_spends_in_a_run() -> None:
     once = DPSGD().guarantee
     assert once is not None and once.split(",")[0] == str(DPSGD().spent(1)).split(",")[0]
     assert NoDefence().spent(10) is None and LaplaceNoise().spent(10) is None
-    with pytest.raises(UsageError, match="0 steps are none"):
+    with pytest.raises(UsageError, match="the number of steps is 0"):
         DPSGD().spent(0)
 
 

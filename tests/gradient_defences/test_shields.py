@@ -7,7 +7,12 @@ import torch
 from scipy.stats import binomtest
 
 from milkglass.errors import UsageError
-from milkglass.gradient_defences.catalogue import SHIELDS, parameters, shield_named, shield_of
+from milkglass.gradient_defences.catalogue import (
+    GRADIENT_DEFENCES,
+    gradient_defence_named,
+    gradient_defence_of,
+    name_and_parameters,
+)
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share
 from milkglass.gradient_defences.dropout import Dropout
 from milkglass.gradient_defences.freezing import FrozenEmbeddings, tables
@@ -16,9 +21,9 @@ from milkglass.threat.training_step import SharedStep, batch
 from tests.gradient_defences.kit import flat, given, shared
 
 
-@pytest.fixture(params=SHIELDS, ids=str)
+@pytest.fixture(params=GRADIENT_DEFENCES, ids=str)
 def shield(request: pytest.FixtureRequest) -> GradientDefence:
-    return SHIELDS[request.param]()
+    return GRADIENT_DEFENCES[request.param]
 
 
 # --- every one --------------------------------------------------------------------------------------------------------
@@ -53,14 +58,14 @@ def test_a_gradient_that_is_not_finite_is_not_shared(bert: SharedStep, shield: G
 
 
 def test_by_name(shield: GradientDefence) -> None:
-    assert shield_of({"shield": shield.name}) == shield
-    assert shield_of({}) == NoDefence()
-    assert shield_of({"shield": "gaussian", "level": 0.5}) != shield_of({"shield": "gaussian"})
-    assert shield_of({"shield": "frozen-embeddings", "kinds": ["word"]}) == FrozenEmbeddings(("word",))
-    with pytest.raises(UsageError, match="no shield 'fog'"):
-        shield_of({"shield": "fog"})
-    with pytest.raises(UsageError, match="gaussian has not all of the parameters rate"):
-        shield_of({"shield": "gaussian", "rate": 1})
+    assert gradient_defence_of({"shield": shield.name}) == shield
+    assert gradient_defence_of({}) == NoDefence()
+    assert gradient_defence_of({"shield": "gaussian", "level": 0.5}) != gradient_defence_of({"shield": "gaussian"})
+    assert gradient_defence_of({"shield": "frozen-embeddings", "kinds": ["word"]}) == FrozenEmbeddings(("word",))
+    with pytest.raises(UsageError, match="no gradient defence 'fog'"):
+        gradient_defence_of({"shield": "fog"})
+    with pytest.raises(UsageError, match="gaussian has no parameter 'rate'"):
+        gradient_defence_of({"shield": "gaussian", "rate": 1})
 
 
 @pytest.mark.parametrize(
@@ -82,7 +87,7 @@ def test_by_name(shield: GradientDefence) -> None:
 )
 def test_values_that_cannot_be(entry: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        shield_of(entry)
+        gradient_defence_of(entry)
 
 
 # --- frozen embeddings ------------------------------------------------------------------------------------------------
@@ -157,12 +162,18 @@ def test_dropout_is_right_on_average(bert: SharedStep) -> None:
 
 
 def test_a_shield_is_named_with_its_parameters() -> None:
-    assert shield_named("none") == shield_of({})
-    assert shield_named("gaussian:level=0.001,clip=2") == shield_of({"shield": "gaussian", "level": 0.001, "clip": 2.0})
-    assert parameters(shield_named("dp-sgd:noise=3")) == "dp-sgd (noise = 3.0, clip = 1.0)"
-    assert parameters(shield_named("none")) == "none"
-    promise = shield_named("gaussian").guarantee, shield_named("gaussian:level=5").guarantee
+    assert gradient_defence_named("none") == gradient_defence_of({})
+    assert gradient_defence_named("gaussian:level=0.001,clip=2") == gradient_defence_of(
+        {"shield": "gaussian", "level": 0.001, "clip": 2.0}
+    )
+    assert name_and_parameters(gradient_defence_named("dp-sgd:noise=3")) == "dp-sgd (noise = 3.0, clip = 1.0)"
+    assert name_and_parameters(gradient_defence_named("none")) == "none"
+    promise = gradient_defence_named("gaussian").guarantee, gradient_defence_named("gaussian:level=5").guarantee
     assert "promises next to nothing" in str(promise[0]) and "next to nothing" not in str(promise[1])
-    for text, words in (("gaussian:level", "is no parameter"), ("gaussian:noise=1", "has not all"), ("fog:a=1", "fog")):
+    for text, words in (
+        ("gaussian:level", "sets nothing"),
+        ("gaussian:noise=1", "has no parameter"),
+        ("fog:a=1", "fog"),
+    ):
         with pytest.raises(UsageError, match=words):
-            shield_named(text)
+            gradient_defence_named(text)

@@ -14,7 +14,7 @@ import pytest
 
 from milkglass.errors import BadTable, CodecError, EmptyText, MilkglassError, UsageError
 from milkglass.noise.stream import Stream
-from milkglass.sanitizers.catalogue import Method
+from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.files.files import count_file, report_path, sanitize_file
 from milkglass.sanitizers.files.parallel import ordered
 from milkglass.sanitizers.files.rows import blocks_of, shape_of
@@ -35,7 +35,7 @@ def run(
     source: Path, out: Path, seed: int | None = 1, workers: int = 0, method: str = "custext", **fields: Any
 ) -> dict[str, Any]:
     shape = shape_of(source, **{name: frozenset(value) for name, value in fields.items()})
-    sanitizer = Method(method, 1.0, k=5).over(TABLE)
+    sanitizer = SANITIZERS.make(method, {"k": 5}).over(TABLE)
     return sanitize_file(sanitizer, source, shape, out, seed, {"method": method}, workers)
 
 
@@ -111,7 +111,7 @@ def test_named_columns_are_texts_or_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["custext", "santext"])
 def test_the_result_does_not_depend_on_the_number_of_workers(tmp_path: Path, method: str) -> None:
     source = lines_file(tmp_path / "in.txt", 3000)
-    sanitizer = Method(method, 1.0).over(table(400, 20), None)
+    sanitizer = SANITIZERS[method].over(table(400, 20), None)
     outs, reports = [], []
     for workers in (1, 3):
         out = tmp_path / f"{workers}.txt"

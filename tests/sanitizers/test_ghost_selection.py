@@ -228,9 +228,9 @@ def test_drawing_is_even_and_the_nearest_is_the_first() -> None:
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"way": "best"}, "the selection is 'best'"),
-        ({"beams": 0}, "0 beams"),
-        ({"sweeps": 0}, "0 sweeps"),
+        ({"way": "best"}, "way is 'best'"),
+        ({"beams": 0}, "beams is 0"),
+        ({"sweeps": 0}, "sweeps is 0"),
         ({"threshold": 0}, "threshold is 0"),
         ({"threshold": math.nan}, "threshold is nan"),
     ],

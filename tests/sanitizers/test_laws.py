@@ -9,7 +9,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import laplace
 
-import milkglass.sanitizers.santext as santext
+import milkglass.sanitizers.santext_heads as heads
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm
@@ -45,7 +45,7 @@ def test_santext_on_three_words_on_a_line() -> None:
 @pytest.mark.parametrize(("head", "epsilon"), [(2, 0.5), (2, 3.0), (8, 3.0), (8, 12.0)])
 @pytest.mark.parametrize("word", [0, 17, UNKNOWN])
 def test_the_tail_is_drawn_as_the_head(head: int, epsilon: float, word: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(santext, "HEAD", head)
+    monkeypatch.setattr(heads, "HEAD", head)
     words = table(300, 5)
     sanitizer = SanText(words, epsilon)
     x = words.vectors.astype(np.float64)
@@ -58,8 +58,8 @@ def test_the_tail_is_drawn_as_the_head(head: int, epsilon: float, word: int, mon
 
 
 def test_a_tail_that_rejection_cannot_draw_is_drawn_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(santext, "HEAD", 2)
-    monkeypatch.setattr(santext, "PATIENCE", 1)
+    monkeypatch.setattr(heads, "HEAD", 2)
+    monkeypatch.setattr(heads, "PATIENCE", 1)
     words = table(40, 2)
     sanitizer = SanText(words, 4.0)
     asked: list[int] = []
@@ -67,7 +67,7 @@ def test_a_tail_that_rejection_cannot_draw_is_drawn_in_full(monkeypatch: pytest.
     monkeypatch.setattr(sanitizer.heads, "_full", lambda places, rng: (asked.append(len(places)), full(places, rng))[1])
     x = words.vectors.astype(np.float64)
     fits(drawn(sanitizer, 3, 100_000), literal.santext_law(x, x[3], 4.0))
-    assert sum(asked) > 10_000 and max(asked) <= santext.ROWS
+    assert sum(asked) > 10_000 and max(asked) <= heads.ROWS
 
 
 def test_a_words_numbers_do_not_depend_on_its_company() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
-from milkglass.sanitizers.catalogue import METHODS, Method
+from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.sanitizer import Spared
 from milkglass.sanitizers.santext import SanText, SanTextPlus
@@ -22,7 +22,7 @@ from tests.sanitizers.kit import WORDS, table
 
 TABLE = table(30, 4)
 COUNTS = np.arange(30)
-SANITIZERS = {name: Method(name, 1.0, k=None if name[0] == "s" else 5).over(TABLE, COUNTS) for name in METHODS}
+OF_TEXTS = {name: SANITIZERS.make(name, {} if name[0] == "s" else {"k": 5}).over(TABLE, COUNTS) for name in SANITIZERS}
 
 
 def rng(seed: int = 0) -> Stream:
@@ -42,11 +42,11 @@ ODD = st.one_of(
 )
 
 
-@given(st.lists(ODD, max_size=4), st.sampled_from(METHODS), st.integers(0, 9))
+@given(st.lists(ODD, max_size=4), st.sampled_from(list(SANITIZERS)), st.integers(0, 9))
 @settings(max_examples=400, deadline=None)
 def test_no_unknown_word_and_no_number_crosses(texts: list[str], method: str, seed: int) -> None:
-    out = SANITIZERS[method].texts(texts, rng(seed))
-    kept = set(SANITIZERS[method].reader.kept)
+    out = OF_TEXTS[method].texts(texts, rng(seed))
+    kept = set(OF_TEXTS[method].reader.kept)
     for before, after in zip(texts, out, strict=True):
         old, new = pattern(False).split(before), pattern(False).split(after)
         assert set(new[1::2]) <= set(TABLE.words) | kept
@@ -67,14 +67,14 @@ def test_splitting_loses_nothing_and_lets_only_harmless_characters_stand_between
 
 
 def test_what_stands_between_words_stays() -> None:
-    out = SANITIZERS["santext"].text(
+    out = OF_TEXTS["santext"].text(
         "Apple,  banana (cherry)\tdate!\u00a0elder\u2028fig\x0b \u2014 \u00abgrape\u00bb", rng()
     )
     shape = "".join("w" if not passes(c) else c for c in out)
     while "ww" in shape:
         shape = shape.replace("ww", "w")
     assert shape == "w,  w (w)\tw! w w  \u2014 \u00abw\u00bb"
-    assert SANITIZERS["santext"].texts(["", " ", "..."], rng()) == ["", " ", "..."]
+    assert OF_TEXTS["santext"].texts(["", " ", "..."], rng()) == ["", " ", "..."]
 
 
 def test_contractions_are_the_words_that_glove_has() -> None:
@@ -103,12 +103,12 @@ def test_kept_words_cross_in_small_letters_and_nothing_else_is_kept() -> None:
 
 
 def test_the_guarantee_says_what_it_leaves_out() -> None:
-    assert SANITIZERS["santext"].guarantee == (
+    assert OF_TEXTS["santext"].guarantee == (
         "metric local DP: 1 times the distance of two words, for one word, down to probabilities of 2^-52"
     )
-    assert "words that are kept have none" in (SANITIZERS["custext+"].guarantee or "")
-    assert "between sensitive words only" in (SANITIZERS["santext+"].guarantee or "")
-    assert SANITIZERS["rnm"].guarantee is None
+    assert "words that are kept have none" in (OF_TEXTS["custext+"].guarantee or "")
+    assert "between sensitive words only" in (OF_TEXTS["santext+"].guarantee or "")
+    assert OF_TEXTS["rnm"].guarantee is None
 
 
 def test_the_tally_counts_every_word_once() -> None:
@@ -135,7 +135,7 @@ def test_the_tally_counts_every_word_once() -> None:
 def test_replaced_counts_what_came_out_different() -> None:
     tally = WordTally()
     lines = [" ".join(WORDS)] * 300
-    out = SANITIZERS["custext"].texts(lines, rng(), tally)
+    out = OF_TEXTS["custext"].texts(lines, rng(), tally)
     same = sum(
         a == b for line, other in zip(lines, out, strict=True) for a, b in zip(line.split(), other.split(), strict=True)
     )
@@ -152,18 +152,18 @@ def test_texts_that_are_sanitized_together_keep_their_order() -> None:
     "option", [{"k": 3}, {"p": 0.5}, {"sensitive": 0.1}, {"metric": "cosine"}, {"guarantee": "paper"}]
 )
 def test_options_that_a_method_has_no_use_for_are_refused(option: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="santext has no use for"):
-        Method("santext", **option)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="santext has no parameter"):
+        SANITIZERS.make("santext", option)
 
 
 def test_methods_refuse_early_what_cannot_be() -> None:
     for bad in ({"epsilon": 0.0}, {"p": -0.1}, {"sensitive": 2.0}, {"metric": "dot"}, {"guarantee": "some"}):
         with pytest.raises(UsageError):
-            Method("rnm" if "metric" not in bad else "custext", **bad)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="no method 'dp'"):
-        Method("dp")
+            SANITIZERS.make("rnm" if "metric" not in bad else "custext", bad)
+    with pytest.raises(UsageError, match="no sanitizer 'dp'"):
+        SANITIZERS.make("dp", {})
     with pytest.raises(UsageError, match="must know how often"):
-        Method("rnm").over(TABLE)
+        SANITIZERS["rnm"].over(TABLE)
 
 
 def test_contractions_are_words() -> None:

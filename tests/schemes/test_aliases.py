@@ -236,7 +236,7 @@ def test_slots_put_the_first_aliases_first() -> None:
 @pytest.mark.parametrize(
     ("parameters", "named"),
     [
-        ({"aliases": 1}, "aliases is 1, it must be from 2 to 16"),
+        ({"aliases": 1}, "aliases is 1, a whole number from 2 to 16, or none is needed"),
         ({"aliases": 17}, "aliases is 17"),
         ({"rows": "own"}, "rows is 'own'"),
         ({"rows": "shared", "aliases": 2}, "aliases and rows = shared"),

@@ -55,7 +55,7 @@ def test_a_key_keeps_them() -> None:
 
 def test_bands_that_cannot_be() -> None:
     for factor in (1.0, 0.0, float("nan"), float("inf")):
-        with pytest.raises(UsageError, match="a factor above 1 is needed"):
+        with pytest.raises(UsageError, match="a finite number above 1 is needed"):
             Bands.counted(counts(), factor)
     with pytest.raises(UsageError, match="has no tokens"):
         Bands.counted(np.zeros(5, np.int64), 2.0)

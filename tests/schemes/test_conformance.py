@@ -155,7 +155,7 @@ def test_refusals_name_the_value() -> None:
     for name in SCHEMES:
         with pytest.raises(UsageError, match="colour"):
             scheme_named(name, {"colour": 3})
-    with pytest.raises(UsageError, match="-1 reflections"):
+    with pytest.raises(UsageError, match="reflections is -1"):
         SentinelLMs(-1)
 
 

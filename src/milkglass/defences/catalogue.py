@@ -18,7 +18,7 @@ from milkglass.defences.obfuscated_tables import Plain, TableDefence
 from milkglass.defences.sanitized_text import SanitizerDefence
 from milkglass.errors import UsageError
 from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES
-from milkglass.sanitizers.catalogue import Method
+from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.threat.defence import Defence
 
@@ -29,9 +29,9 @@ def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
     if not provided:
         return Plain()
     if "encoder" in provided:
-        return HIDDEN_STATE_DEFENCES.make(str(provided.pop("encoder")), provided)
+        return HIDDEN_STATE_DEFENCES.make(provided.pop("encoder"), provided)
     if "sanitizer" in provided:
-        return _sanitizer(str(provided.pop("sanitizer")), provided, data)
+        return _sanitizer(provided.pop("sanitizer"), provided, data)
     bands = provided.pop("bands", None)  # here the factor alone: they are counted on the corpus
     return TableDefence(scheme_of_recipe(provided), None if bands is None else float(bands))
 
@@ -41,10 +41,4 @@ def _sanitizer(name: str, provided: dict[str, Any], data: Path | None) -> Defenc
     path = None if words is None else (data or Path()) / str(words)
     if path is not None and not path.is_file():
         raise UsageError(f"there is no {path}", "words names a GloVe file, from the data folder on")
-    try:
-        method = Method(name, **provided)
-    except TypeError:
-        raise UsageError(
-            f"{name} has not all of the parameters {', '.join(sorted(provided))}", "see its file"
-        ) from None
-    return SanitizerDefence(method, path)
+    return SanitizerDefence(SANITIZERS.make(name, provided), path)

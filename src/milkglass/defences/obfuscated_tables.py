@@ -23,9 +23,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.schemes.bands import Bands
 from milkglass.schemes.catalogue import scheme_named
-from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.scheme import Scheme
 from milkglass.threat.defence import Defence, LabelledTexts
 
@@ -117,7 +115,7 @@ class TableDefence(Defence):
             return reason
         try:
             architecture = of(base)
-            if getattr(self.scheme, "plus", None) is not None:
+            if self.scheme.needs_whole_layers:
                 architecture.residual(base)
         except UnsupportedModel as error:
             return error.message
@@ -135,12 +133,12 @@ class TableDefence(Defence):
     def _counted(self, base: Checkpoint, corpus: LabelledTexts | None) -> Scheme:
         if self.bands is None:
             return self.scheme
-        if corpus is None or not isinstance(self.scheme, ObfusLM):
-            raise UsageError("bands are of ObfusLM, and counted on a corpus", "give one, or leave bands out")
+        if corpus is None:
+            raise UsageError("frequency bands are counted on a corpus", "give one, or leave bands out")
         codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
         ids = codec.encode(corpus.texts, corpus.pairs, truncate=True).ids
         counts = np.bincount(np.concatenate(ids), minlength=of(base).vocab_size)
-        return replace(self.scheme, bands=Bands.counted(counts, self.bands))
+        return self.scheme.with_counts(counts, self.bands)
 
     def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[TableClient, TokenServer]:
         secret, info = read_saved(client)

@@ -26,7 +26,7 @@ from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.sanitizers.catalogue import Method
+from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.tables.glove import read_glove
 from milkglass.sanitizers.tables.table import WordVectors
 from milkglass.sanitizers.tables.vocabulary import words_of_model
@@ -65,7 +65,7 @@ class SanitizedClient(TokenClient):
 class SanitizerDefence(Defence):
     """method: the mechanism and its parameters. words: a GloVe file, or None for the model's own whole words."""
 
-    method: Method
+    method: SanitizerMethod
     words: Path | None = None
 
     name: ClassVar[str] = "sanitizer"
@@ -116,7 +116,6 @@ class SanitizerDefence(Defence):
             "words": None if self.words is None else {"file": self.words.name, "sha256": digest_of(self.words)},
             **self.method.document(),
             **({"allowed": allowed} if self.method.allow else {}),
-            **({"guarantee": self.method.guarantee or "paper"} if self.method.name == "rnm" else {}),
         }
 
 

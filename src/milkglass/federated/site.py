@@ -19,9 +19,10 @@ from milkglass.errors import CorruptCheckpoint, RefusedTask, UsageError
 from milkglass.federated.rounds import Tensors, Update, misfit
 from milkglass.federated.rows import SiteRows, load, secret_of
 from milkglass.federated.seeds import noise_of, order_of
-from milkglass.gradient_defences.catalogue import parameters
-from milkglass.gradient_defences.defence import GradientDefence, NoDefence, require, share
+from milkglass.gradient_defences.catalogue import name_and_parameters
+from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share
 from milkglass.noise.stream import Stream
+from milkglass.parameters import Limit
 from milkglass.sequences import Ids
 from milkglass.threat.training_step import SharedStep, batch
 
@@ -44,7 +45,7 @@ class FederatedTraining:
     def __post_init__(self) -> None:
         if self.method not in ("fedsgd", "fedavg"):
             raise UsageError(f"the method is {self.method!r}", "fedsgd or fedavg")
-        require(self.lr, "the learning rate", 0)
+        Limit(0, open=True).require(self.lr, "the learning rate", "0.05 is the default")
         for name in ("rounds", "batch_size", "minimum", "most_texts"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UsageError(f"{name} is {value}", "at least 1 is needed")
@@ -98,7 +99,9 @@ class Site:
             order = order[: training.batch_size]
         parts = [order[at : at + training.batch_size] for at in range(0, len(order), training.batch_size)]
         loss = _loss(step, rows, parts[0])
-        stream = noise_of(secret, round, weights, [len(one) for one in parts], training.lr, parameters(self.shield))
+        stream = noise_of(
+            secret, round, weights, [len(one) for one in parts], training.lr, name_and_parameters(self.shield)
+        )
         total: dict[str, torch.Tensor] = {}
         for number, part in enumerate(parts):
             if number:

@@ -23,7 +23,7 @@ from milkglass.errors import FederatedError, MilkglassError, RefusedTask, UsageE
 from milkglass.federated.checks import GhostDemand
 from milkglass.federated.prepare import require_name
 from milkglass.federated.site import FederatedTraining, Site
-from milkglass.gradient_defences.catalogue import shield_named
+from milkglass.gradient_defences.catalogue import gradient_defence_named
 from milkglass.models.resolve import resolve
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection
@@ -57,7 +57,7 @@ class Node:
         provided = {name: _alike(name, config[name], demands[name]) for name in demands if name in config}
         selection = Selection(provided.pop("selection", Selection().way))
         rows = Path(str(config["rows"])).expanduser().absolute()
-        site = Site(require_name(rows.name), rows, shield_named(str(config.get("shield", "none"))))
+        site = Site(require_name(rows.name), rows, gradient_defence_named(str(config.get("shield", "none"))))
         return cls(site, resolve(str(config["model"])), Search(**provided), selection)
 
     def demand(self) -> GhostDemand:

@@ -6,61 +6,44 @@ Adding a method is one file and one line here; the shared tests then run on it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, cast
+from typing import Any
 
-from milkglass.errors import UsageError
+from milkglass.catalogue import Catalogue
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence
 from milkglass.gradient_defences.dp_sgd import DPSGD
 from milkglass.gradient_defences.dropout import Dropout
 from milkglass.gradient_defences.freezing import FrozenEmbeddings
 from milkglass.gradient_defences.noise import GaussianNoise, LaplaceNoise
 from milkglass.gradient_defences.pruning import MagnitudePruning, RandomPruning
+from milkglass.parameters import parameters_of, read_words
 
-SHIELDS: Mapping[str, type[GradientDefence]] = {
-    one.name: one
-    for one in (
-        NoDefence,
-        GaussianNoise,
-        LaplaceNoise,
-        RandomPruning,
-        MagnitudePruning,
-        FrozenEmbeddings,
-        Dropout,
-        DPSGD,
-    )
-}
+GRADIENT_DEFENCES: Catalogue[GradientDefence] = Catalogue(
+    "gradient defence",
+    NoDefence(),
+    GaussianNoise(),
+    LaplaceNoise(),
+    RandomPruning(),
+    MagnitudePruning(),
+    FrozenEmbeddings(),
+    Dropout(),
+    DPSGD(),
+)
 
 
-def shield_named(text: str) -> GradientDefence:
-    """As a command line gives it: NAME or NAME:PARAMETER=NUMBER,... (gaussian:level=0.001). Raises UsageError."""
+def gradient_defence_named(text: str) -> GradientDefence:
+    """As a command line gives it: NAME or NAME:PARAMETER=VALUE,... (gaussian:level=0.001). Raises UsageError."""
     name, _, rest = text.partition(":")
-    entry: dict[str, Any] = {"shield": name}
-    for part in rest.split(",") if rest else ():
-        called, _, value = part.partition("=")
-        try:
-            entry[called.strip()] = float(value)
-        except ValueError:
-            raise UsageError(f"{part!r} is no parameter of a shield", "write gaussian:level=0.001") from None
-    return shield_of(entry)
+    kind = type(GRADIENT_DEFENCES[name])
+    return GRADIENT_DEFENCES.make(name, read_words(kind, rest.split(",") if rest else (), name))
 
 
-def parameters(shield: GradientDefence) -> str:
-    """Its name and its parameters, in words."""
-    info = ", ".join(f"{one.name} = {getattr(shield, one.name)}" for one in fields(cast("Any", shield)))
-    return f"{shield.name} ({info})" if info else shield.name
+def gradient_defence_of(entry: Mapping[str, Any]) -> GradientDefence:
+    """As a recipe gives it: its name under `shield`, and its parameters; {} is none. Raises UsageError."""
+    values = dict(entry)
+    return GRADIENT_DEFENCES.make(values.pop("shield", NoDefence.name), values)
 
 
-def shield_of(entry: Mapping[str, Any]) -> GradientDefence:
-    """{} is none. Raises UsageError."""
-    provided = dict(entry)
-    name = str(provided.pop("shield", NoDefence.name))
-    if name not in SHIELDS:
-        raise UsageError(f"there is no shield {name!r}", f"known: {', '.join(SHIELDS)}")
-    try:
-        return SHIELDS[name](**provided)
-    except TypeError:
-        known = ", ".join(one.name for one in fields(cast("Any", SHIELDS[name]))) or "none"
-        raise UsageError(
-            f"{name} has not all of the parameters {', '.join(sorted(provided))}", f"it has: {known}"
-        ) from None
+def name_and_parameters(defence: GradientDefence) -> str:
+    """Its name and its parameters, as streams of noise and reports have them: "gaussian (level = 0.05, clip = 1.0)"."""
+    values = ", ".join(f"{name} = {getattr(defence, name)}" for name in parameters_of(type(defence)))
+    return f"{defence.name} ({values})" if values else defence.name

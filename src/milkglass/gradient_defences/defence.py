@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import abc
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -26,17 +25,21 @@ from milkglass.noise.declared import AddedNoise
 from milkglass.noise.operators import drawing_from
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
+from milkglass.parameters import require
 from milkglass.threat.observations import Gradients
 from milkglass.threat.training_step import SharedStep
 
 Tensors = dict[str, torch.Tensor]
 
 
-class GradientDefence(abc.ABC):  # noqa: B024 - a shield may change one of three things, none of which is abstract
-    """Final subclasses are frozen dataclasses; their fields are what is chosen. name: as a recipe has it."""
+class GradientDefence(abc.ABC):  # noqa: B024 - a method may change one of three things, none of which is abstract
+    """Final subclasses are frozen dataclasses whose fields are the parameters. name: as a recipe has it."""
 
     name: ClassVar[str]
     paper: ClassVar[Paper | None]
+
+    def __post_init__(self) -> None:
+        require(self)
 
     @property
     def guarantee(self) -> str | None:
@@ -73,22 +76,22 @@ class NoDefence(GradientDefence):
 
 
 def share(
-    step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None, shield: GradientDefence,
+    step: SharedStep, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None, defence: GradientDefence,
     round: int, stream: Stream,
 ) -> Gradients:  # fmt: skip
     """What a client shares of one step. ids, mask: (b, t). targets: as for `SharedStep.gradient`. stream: the keys of
-    two streams are drawn from it, for dropout and for the shield; PyTorch's generator is not used. The shield's stream
-    depends on the gradient as well (noise/binding.py): no two gradients ever meet the same noise.
+    two streams are drawn from it, for dropout and for the defence; PyTorch's generator is not used. The defence's
+    stream depends on the gradient as well (noise/binding.py): no two gradients ever meet the same noise.
 
     Raises UsageError where the gradient is not finite: what is made of such a one would hide nothing.
     """
     dropping, drawing = stream.child(), stream.child()
     with drawing_from(dropping):
-        taken = shield.take(shield.before(step), ids, mask, targets)
+        taken = defence.take(defence.before(step), ids, mask, targets)
     for name, one in taken.items():
         if not torch.isfinite(one).all():
             raise UsageError(f"the gradient of {name} is not finite", "lower the learning rate, or check the weights")
-    return Gradients(shield.after(taken, len(ids), bound(drawing, taken)), len(ids), round)
+    return Gradients(defence.after(taken, len(ids), bound(drawing, taken)), len(ids), round)
 
 
 def altered(step: SharedStep, frozen: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:
@@ -100,10 +103,3 @@ def altered(step: SharedStep, frozen: frozenset[str] = frozenset(), dropout: boo
         memo[id(one)] = torch.nn.Parameter(one.detach(), requires_grad=one.requires_grad and name not in frozen)
     module = copy.deepcopy(step.module, memo)
     return replace(step, module=module, dropout=step.dropout if dropout is None else dropout)
-
-
-def require(value: float, name: str, low: float, high: float = math.inf, hint: str = "") -> None:
-    """low < value < high."""
-    if not low < value < high:
-        top = "" if math.isinf(high) else f" and less than {high:g}"
-        raise UsageError(f"{name} is {value}, more than {low:g}{top} is needed", hint)

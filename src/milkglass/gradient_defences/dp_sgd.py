@@ -31,12 +31,12 @@ import torch
 
 from milkglass import papers
 from milkglass.accounting import epsilon_of, upward, worth
-from milkglass.errors import UsageError
-from milkglass.gradient_defences.defence import GradientDefence, Tensors, require
+from milkglass.gradient_defences.defence import GradientDefence, Tensors
 from milkglass.noise import clipping, grid
 from milkglass.noise.declared import AddedNoise
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
+from milkglass.parameters import Limit, limited
 from milkglass.threat.training_step import SharedStep
 
 DELTA = 1e-5  # of a guarantee in words
@@ -48,18 +48,14 @@ class DPSGD(GradientDefence):
     """noise: the multiplier, standard deviation of the noise on the sum over the clip. clip: the largest L2 norm of a
     text's gradient, all tensors together."""
 
-    noise: float = 1.0
-    clip: float = 1.0
+    noise: float = limited(1.0, above=0, hint="1 is common")
+    clip: float = limited(1.0, above=0, hint="1 is common")
 
     name: ClassVar[str] = "dp-sgd"
     paper: ClassVar[Paper | None] = papers.DP_SGD.but(
         "Accounted by privacy loss distributions, which are tighter than their moments accountant.",
         "The sum is divided by the texts of the batch, not by the expected number; batches are not drawn here.",
     )
-
-    def __post_init__(self) -> None:
-        require(self.noise, "the noise multiplier", 0, hint="1 is common")
-        require(self.clip, "the clip", 0, hint="1 is common")
 
     @property
     def deviation(self) -> float:
@@ -108,12 +104,10 @@ class DPSGD(GradientDefence):
 def epsilon(noise: float, delta: float, steps: int, rate: float = 1.0) -> float:
     """What `steps` steps spend together at most. rate: with which each text joins each batch, by itself (Poisson
     sampling); 1: batches are what they are. Raises UsageError for values outside their ranges."""
-    require(noise, "the noise multiplier", 0, hint="1 is common")
-    require(delta, "delta", 0, 1, "1e-5 is common")
-    if steps < 1:
-        raise UsageError(f"{steps} steps are none", "count from 1")
-    if not 0 < rate <= 1:
-        raise UsageError(f"the sampling rate is {rate}, more than 0 and at most 1 is needed", "1 for none")
+    Limit(0, open=True).require(noise, "the noise multiplier", "1 is common")
+    Limit(0, open=True, below=1).require(delta, "delta", "1e-5 is common")
+    Limit(1).require(steps, "the number of steps", "count from 1")
+    Limit(0, open=True, high=1).require(rate, "the sampling rate", "1 for none")
     if rate == 1:
         return epsilon_of(noise, delta, 1.0, steps)
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent

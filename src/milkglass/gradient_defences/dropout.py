@@ -15,8 +15,9 @@ import torch
 
 from milkglass import papers
 from milkglass.errors import UsageError
-from milkglass.gradient_defences.defence import GradientDefence, altered, require
+from milkglass.gradient_defences.defence import GradientDefence, altered
 from milkglass.papers import Paper
+from milkglass.parameters import limited
 from milkglass.threat.training_step import SharedStep
 
 
@@ -24,15 +25,12 @@ from milkglass.threat.training_step import SharedStep
 class Dropout(GradientDefence):
     """rate: of every place where the model can drop; a Llama has its attention's weights alone."""
 
-    rate: float = 0.1
+    rate: float = limited(0.1, above=0, below=1, hint="models are trained with 0.1")
 
     name: ClassVar[str] = "dropout"
     paper: ClassVar[Paper | None] = papers.GRAB.but(
         "One rate for hidden states and attention; models come with 0.1 for both, or with 0."
     )
-
-    def __post_init__(self) -> None:
-        require(self.rate, "the rate", 0, 1, "models are trained with 0.1")
 
     def before(self, step: SharedStep) -> SharedStep:
         """Raises UsageError where the model has no place that drops."""

@@ -10,7 +10,7 @@ What this module does not know: families. A table is found by being an embedding
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 
@@ -20,14 +20,14 @@ from milkglass.gradient_defences.defence import GradientDefence, altered
 from milkglass.papers import Paper
 from milkglass.threat.training_step import SharedStep
 
-KINDS = ("word", "position", "type")
+Kind = Literal["word", "position", "type"]
 
 
 @dataclass(frozen=True)
 class FrozenEmbeddings(GradientDefence):
     """kinds: which tables. One that a model lacks is left out. A head that is tied to the words is frozen with them."""
 
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[Kind, ...] = ("word", "position", "type")
 
     name: ClassVar[str] = "frozen-embeddings"
     paper: ClassVar[Paper | None] = papers.FREEZING.but(
@@ -35,9 +35,9 @@ class FrozenEmbeddings(GradientDefence):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kinds", tuple(self.kinds))  # a recipe gives a list
-        if not self.kinds or not {*self.kinds} <= {*KINDS}:
-            raise UsageError(f"kinds are {', '.join(self.kinds) or 'none'}", f"some of {', '.join(KINDS)}")
+        super().__post_init__()
+        if not self.kinds:
+            raise UsageError("kinds is an empty list", f"some of {', '.join(get_args(Kind))}")
 
     def before(self, step: SharedStep) -> SharedStep:
         """Raises UsageError where the model has none of these tables, or nothing else is trained."""

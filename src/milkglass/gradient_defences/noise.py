@@ -24,11 +24,12 @@ import torch
 
 from milkglass import papers
 from milkglass.accounting import epsilon_of, upward, worth
-from milkglass.gradient_defences.defence import GradientDefence, Tensors, require
+from milkglass.gradient_defences.defence import GradientDefence, Tensors
 from milkglass.noise import clipping, grid
 from milkglass.noise.declared import AddedNoise
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
+from milkglass.parameters import limited
 
 DELTA = 1e-5  # of a guarantee in words
 _PAPER = papers.DLG.but(
@@ -40,18 +41,13 @@ _PAPER = papers.DLG.but(
 @dataclass(frozen=True)
 class AdditiveNoise(GradientDefence):
     """level: the standard deviation, times the clip where there is one. clip: the largest L2 norm of the gradient of a
-    batch; None: it is not clipped. Raises UsageError unless both are finite and above 0."""
+    batch; None: it is not clipped."""
 
-    level: float = 0.05
-    clip: float | None = 1.0
+    level: float = limited(0.05, above=0, hint="GHOST's comparison uses 0.05")
+    clip: float | None = limited(1.0, above=0, hint="1 is common; leave it out for none")
 
     law: ClassVar[Literal["gaussian", "laplace"]]
     paper: ClassVar[Paper | None] = _PAPER
-
-    def __post_init__(self) -> None:
-        require(self.level, "the noise level", 0, hint="GHOST's comparison uses 0.05")
-        if self.clip is not None:
-            require(self.clip, "the clip", 0, hint="1 is common; leave it out for none")
 
     @property
     def deviation(self) -> float:

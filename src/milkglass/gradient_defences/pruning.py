@@ -18,24 +18,21 @@ from typing import ClassVar, Literal
 import torch
 
 from milkglass import papers
-from milkglass.errors import UsageError
-from milkglass.gradient_defences.defence import GradientDefence, Tensors, require
+from milkglass.gradient_defences.defence import GradientDefence, Tensors
 from milkglass.noise.operators import kept
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
+from milkglass.parameters import limited
 
 
 @dataclass(frozen=True)
 class RandomPruning(GradientDefence):
     """ratio: the probability with which an entry is dropped."""
 
-    ratio: float = 0.99
+    ratio: float = limited(0.99, above=0, below=1, hint="GHOST's comparison uses 0.99")
 
     name: ClassVar[str] = "random-pruning"
     paper: ClassVar[Paper | None] = papers.LAMP
-
-    def __post_init__(self) -> None:
-        require(self.ratio, "the ratio", 0, 1, "GHOST's comparison uses 0.99")
 
     def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
         return {name: one * kept(stream, one, 1 - self.ratio) for name, one in tensors.items()}
@@ -46,16 +43,11 @@ class MagnitudePruning(GradientDefence):
     """ratio: the share that is dropped, rounded down to whole entries, so that something is left of every tensor.
     among: "tensor": of each tensor; "all": of all entries of the gradient, where small tensors may vanish."""
 
-    ratio: float = 0.99
+    ratio: float = limited(0.99, above=0, below=1, hint="0.99 keeps one entry of a hundred")
     among: Literal["tensor", "all"] = "tensor"
 
     name: ClassVar[str] = "magnitude-pruning"
     paper: ClassVar[Paper | None] = papers.DLG
-
-    def __post_init__(self) -> None:
-        require(self.ratio, "the ratio", 0, 1, "0.99 keeps one entry of a hundred")
-        if self.among not in ("tensor", "all"):
-            raise UsageError(f"among is {self.among!r}", "tensor or all")
 
     def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
         if self.among == "tensor":

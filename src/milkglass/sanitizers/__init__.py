@@ -1,7 +1,7 @@
 """Replace the words of a text by others, at random, before it leaves: differential privacy a word at a time.
 
     table = read_glove(path)                                   # or words_of_model(folder, name)
-    sanitizer = Method("custext", epsilon=2).over(table)       # or TextSanitizer(CusText(table, 2))
+    sanitizer = SANITIZERS.make("custext", {"epsilon": 2}).over(table)
     prompt = sanitizer.text(prompt, Stream(token_bytes(32)))   # in front of any model
 
 santext.py, custext.py and rnm.py hold the laws; each also draws token ids (`Sanitizer.sanitize`), over a table of all

@@ -25,9 +25,11 @@ from milkglass.errors import UsageError
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
+from milkglass.parameters import limited
+from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
 from milkglass.sanitizers.tables.neighbours import Metric, directions, groups, require_k
-from milkglass.sanitizers.tables.table import Ids, Vectors
+from milkglass.sanitizers.tables.table import Ids, Vectors, WordVectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,3 +127,26 @@ class CusText(Sanitizer):
         weights = np.exp(self.epsilon * self.lists.scores[place] / 2)
         result[self.table.candidates[members[members >= 0]]] = (weights / weights.sum())[members >= 0]
         return result
+
+
+@dataclass(frozen=True)
+class CusTextMethod(SanitizerMethod):
+    """k is that of ObfusLM's comparison (C.3)."""
+
+    k: int = limited(20, least=2)
+    metric: Metric = "cosine"
+
+    name: ClassVar[str] = "custext"
+    has_lists: ClassVar[bool] = True
+
+    def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> CusText:
+        return CusText(table, self.epsilon, self.k, self.metric, counts)
+
+
+@dataclass(frozen=True)
+class CusTextPlusMethod(CusTextMethod):
+    name: ClassVar[str] = "custext+"
+
+    @property
+    def keeps_stopwords(self) -> bool:
+        return True

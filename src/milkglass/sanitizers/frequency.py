@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.sanitizers.sanitizer import require_share
+from milkglass.sanitizers.sanitizer import SHARE
 from milkglass.sanitizers.tables.table import Mask
 
 
 def sensitive_words(counts: NDArray[np.int64], share: float) -> Mask:
     """(n,) the rarest `share` of the words that occur, as rare ones as the last of them too, and all that never do."""
-    require_share("the share of sensitive words", share, "0.2 is CMIF's choice")
+    SHARE.require(share, "the share of sensitive words", "0.2 is CMIF's choice")
     seen = np.sort(counts[counts > 0])
     last = round(share * len(seen))
     bound = seen[last - 1] if last else 0

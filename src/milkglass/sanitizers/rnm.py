@@ -33,10 +33,12 @@ from milkglass.errors import UsageError
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
+from milkglass.parameters import limited
 from milkglass.sanitizers.custext import Lists, normalised
+from milkglass.sanitizers.method import SparingMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
 from milkglass.sanitizers.tables.neighbours import nearest, require_k
-from milkglass.sanitizers.tables.table import Ids, Mask
+from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
 
 Guarantee = Literal["paper", "strict"]
 
@@ -117,3 +119,17 @@ class Rnm(Sanitizer):
     @property
     def _scores(self) -> NDArray[np.float64]:
         return self.lists.scores if self.guaranteed == "strict" else self._nearest[1]
+
+
+@dataclass(frozen=True)
+class RnmMethod(SparingMethod):
+    """k and the share of sensitive words are CMIF's (4.1)."""
+
+    k: int = limited(30, least=2)
+    guarantee: Guarantee = "paper"
+
+    name: ClassVar[str] = "rnm"
+    has_lists: ClassVar[bool] = True
+
+    def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> Rnm:
+        return Rnm(table, self.epsilon, self.k, self.guarantee, self.spared(counts))

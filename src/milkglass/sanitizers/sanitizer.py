@@ -17,21 +17,13 @@ from numpy.typing import NDArray
 from milkglass.errors import UnknownWord, UsageError
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
+from milkglass.parameters import Limit
 from milkglass.sanitizers.tables.table import Ids, Mask, Vectors, WordVectors
 
 UNKNOWN = -1  # a word that the table does not have
-LEAST, MOST = 1e-9, 1e6  # of epsilon
+EPSILON = Limit(1e-9, high=1e6)  # beyond it nothing is ever replaced, and distances times epsilon overflow
+SHARE = Limit(0, high=1)
 BLOCK = 8192  # words drawn at a time, which bounds memory
-
-
-def require_epsilon(epsilon: float) -> None:
-    if not LEAST <= epsilon <= MOST:  # beyond that nothing is ever replaced, and distances times epsilon overflow
-        raise UsageError(f"epsilon is {epsilon:g}, {LEAST:g} to {MOST:g} is needed", "1, 2 and 3 are common")
-
-
-def require_share(name: str, value: float, hint: str) -> None:
-    if not 0 <= value <= 1:
-        raise UsageError(f"{name} is {value}, from 0 to 1 is needed", hint)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +40,7 @@ class Sanitizer(abc.ABC):
     paper: ClassVar[Paper]
 
     def __post_init__(self) -> None:
-        require_epsilon(self.epsilon)
+        EPSILON.require(self.epsilon, "epsilon", "1, 2 and 3 are common")
 
     @property
     @abc.abstractmethod
@@ -126,7 +118,7 @@ class Spared:
                 f"sensitive words are given as {self.sensitive.dtype} of shape {self.sensitive.shape}",
                 f"give a mask of {len(table)} words",
             )
-        require_share("p", self.p, "0.3 is the papers' choice")
+        SHARE.require(self.p, "p", "0.3 is the papers' choice")
 
     def due(self, ids: Ids, stream: Stream) -> Mask:
         """UNKNOWN is decided elsewhere; a random number is drawn for every word, so that draws don't hang together."""

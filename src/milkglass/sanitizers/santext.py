@@ -4,12 +4,7 @@
 
 That is the exponential mechanism with the score -|x - y|, and metric local DP: for all words x, x' and y,
 p(y | x) <= exp(eps |x - x'|) p(y | x'). SANTEXT+ always replaces sensitive words, and the others with probability p.
-
-How it is drawn, exactly and without a row of the whole vocabulary for each word: the HEAD nearest words by their own
-probabilities; the rest, the tail, by rejection from q(y) ~ exp(-eps/2 g(y)), g(y) being y's mean distance to a sample,
-accepted with exp(-eps/2 (|x - y| - g(y) + c_x)), where c_x is the largest g(y) - |x - y| of the tail. The numbers come
-from a ChaCha20 stream, 52 bits each: probabilities are those of fp64, and below 2^-52 nothing is drawn. What a word
-needs (its head, the head's share of the mass, c_x) is computed once, when the word is met first.
+santext_heads.py draws.
 """
 
 from __future__ import annotations
@@ -25,16 +20,11 @@ from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
+from milkglass.parameters import limited
+from milkglass.sanitizers.method import SanitizerMethod, SparingMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
-from milkglass.sanitizers.tables.neighbours import best
-from milkglass.sanitizers.tables.table import Ids, Mask, Vectors
-
-HEAD = 64
-SAMPLE = 256  # words that g is the mean distance to
-ROWS = 64  # words prepared at a time
-TRIALS = 8192  # rejections tried at a time
-PATIENCE = 256  # trials for one word, after which its tail is drawn from in full
-SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
+from milkglass.sanitizers.santext_heads import Heads
+from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,117 +80,21 @@ class SanTextPlus(SanText):
         return self.spared.sensitive
 
 
-class Heads:
-    """What SanText's draws need of each word, filled as words are met. Place m is the mean: the unknown words'."""
+@dataclass(frozen=True)
+class SanTextMethod(SanitizerMethod):
+    name: ClassVar[str] = "santext"
 
-    def __init__(self, vectors: Vectors, epsilon: float) -> None:
-        self.half = epsilon / 2
-        self.vectors = vectors - vectors.mean(0)  # distances stay, and are rounded less; the mean is the origin
-        vectors = self.vectors
-        m, k = len(vectors), min(HEAD, len(vectors))
-        self.squares = (vectors * vectors).sum(1)
-        self.turned = np.ascontiguousarray(vectors.T)
-        self.near = np.empty((m + 1, k), np.int32)  # a page of these is only there once it was written to
-        self.cumulative = np.empty((m + 1, k))
-        self.slack = np.empty(m + 1)
-        self.ready = np.zeros(m + 1, np.bool_)
-        sample = np.linspace(0, m - 1, min(SAMPLE, m)).astype(np.int64)
-        self.usual = self._distances(vectors[sample]).mean(0, dtype=np.float64)  # g
-        proposal = np.exp(-self.half * (self.usual - self.usual.min()))
-        self.proposal = np.cumsum(proposal / proposal.sum())
+    def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> SanText:
+        return SanText(table, self.epsilon)
 
-    def draw(self, places: Ids, stream: Stream) -> Ids:
-        places = np.where(places == UNKNOWN, len(self.vectors), places)
-        self._prepare(places)
-        level = stream.random(len(places))
-        inside = level < self.cumulative[places, -1]
-        result = np.empty(len(places), np.int64)
-        column = (level[inside, None] >= self.cumulative[places[inside]]).sum(1)
-        result[inside] = self.near[places[inside], column]
-        result[~inside] = self._tail(places[~inside], stream)
-        return result
 
-    def _at(self, places: Ids) -> Vectors:
-        rows = self.vectors[np.minimum(places, len(self.vectors) - 1)]
-        rows[places == len(self.vectors)] = 0
-        return rows
+@dataclass(frozen=True)
+class SanTextPlusMethod(SparingMethod):
+    """The share of sensitive words is that of ObfusLM's comparison (C.3)."""
 
-    def _distances(self, rows: Vectors) -> NDArray[np.float32]:
-        """(b, m) by one matrix product; good to about 1e-3 of the rows' norms where two rows are close."""
-        result = rows @ self.turned
-        result *= -2
-        result += self.squares
-        result += (rows * rows).sum(1)[:, None]
-        return np.sqrt(np.maximum(result, 0, out=result), out=result)
+    sensitive: float = limited(0.9, above=0, most=1, hint="with 0 no word would be protected; 0.2 is CMIF's choice")
 
-    def _prepare(self, places: Ids) -> None:
-        """Blocks of ROWS words, each at the slot that its own number gives it: the last bits of a matrix product depend
-        on where a row stands in it, and a word's numbers must not depend on its company."""
-        new = np.unique(places)
-        new = new[~self.ready[new]]
-        slots = new % ROWS
-        by_slot = np.argsort(slots, kind="stable")
-        turn = np.empty(len(new), np.int64)  # the how-manieth of its slot
-        turn[by_slot] = np.arange(len(new)) - np.searchsorted(slots[by_slot], slots[by_slot])
-        for number in range(int(turn.max(initial=-1)) + 1):
-            part = new[turn == number]
-            block = np.full(ROWS, part[0])
-            block[part % ROWS] = part
-            self._keep(block, part % ROWS)
+    name: ClassVar[str] = "santext+"
 
-    def _keep(self, places: Ids, slots: Ids) -> None:
-        """Work out what (ROWS,) places need, and keep that of these slots; the others are there to fill the block."""
-        rows = self._at(places)
-        distance = self._distances(rows)
-        known = np.flatnonzero(places < len(self.vectors))
-        distance[known, places[known]] = 0
-        near = best(-distance, self.near.shape[1])[0]
-        exact = np.linalg.norm(self.vectors[near].astype(np.float64) - rows[:, None], axis=2)
-        lowest = exact.min(1, keepdims=True)
-        weight = np.exp(-self.half * (exact - lowest))
-        np.put_along_axis(distance, near, np.inf, 1)  # the tail is left
-        weights = np.exp(np.float32(-self.half) * (distance - lowest.astype(np.float32)))
-        tail = weights.astype(np.float64).sum(1)  # a sum that casts as it goes would depend on the rows beside it
-        cumulative = np.cumsum(weight, 1)
-        cumulative /= (cumulative[:, -1] + tail)[:, None]
-        if near.shape[1] == len(self.vectors):
-            cumulative[:, -1] = 1
-        slack = (self.usual - distance).max(1) + SLACK * np.sqrt(self.squares.max())
-        kept = places[slots]
-        self.near[kept], self.cumulative[kept], self.slack[kept] = near[slots], cumulative[slots], slack[slots]
-        self.ready[kept] = True
-
-    def _tail(self, places: Ids, stream: Stream) -> Ids:
-        """A word outside the head for each, by rejection."""
-        result, waiting, tried = np.empty(len(places), np.int64), np.arange(len(places)), 0
-        while len(waiting) and tried < PATIENCE:
-            times = min(PATIENCE, max(1, TRIALS // len(waiting)))
-            guess, taken = self._tries(places[waiting], times, stream)
-            done, first = taken.any(1), taken.argmax(1)
-            result[waiting[done]] = guess[done, first[done]]
-            waiting, tried = waiting[~done], tried + times
-        for start in range(0, len(waiting), ROWS):  # rejections leave no trace in the law of what is drawn at last
-            part = waiting[start : start + ROWS]
-            result[part] = self._full(places[part], stream)
-        return result
-
-    def _tries(self, places: Ids, times: int, stream: Stream) -> tuple[Ids, Mask]:
-        """(t, times) words from q, and which of them are accepted."""
-        shape = (len(places), times)
-        guess = np.minimum(np.searchsorted(self.proposal, stream.random(shape), "right"), len(self.vectors) - 1)
-        rows = self._at(places)
-        product = np.einsum("td,tsd->ts", rows, self.vectors[guess])
-        squares = self.squares[guess] + (rows * rows).sum(1)[:, None] - 2 * product
-        excess = np.sqrt(np.maximum(squares, 0)) - self.usual[guess] + self.slack[places][:, None]
-        taken = stream.random(shape) < np.exp(-self.half * excess)
-        row, column = np.nonzero(taken)
-        taken[row, column] = ~(self.near[places[row]] == guess[row, column][:, None]).any(1)
-        return guess, taken
-
-    def _full(self, places: Ids, stream: Stream) -> Ids:
-        """The same from the whole tail, for at most ROWS words."""
-        distance = self._distances(self._at(places)).astype(np.float64)
-        np.put_along_axis(distance, self.near[places].astype(np.int64), np.inf, 1)
-        weight = np.cumsum(np.exp(-self.half * (distance - distance.min(1, keepdims=True))), 1)
-        level = stream.random(len(places)) * weight[:, -1]
-        return np.array([np.searchsorted(row, at, "right") for row, at in zip(weight, level, strict=True)], np.int64)
+    def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> SanTextPlus:
+        return SanTextPlus(table, self.epsilon, spared=self.spared(counts))

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
+from milkglass.parameters import Limit
 from milkglass.schemes.mixture import Ids
 
 LEAST = 4  # times k: tokens in a band, so that there is something to choose from
@@ -35,16 +36,14 @@ class Bands:
     classes: str = field(repr=False)
 
     def __post_init__(self) -> None:
-        if not 1 < self.factor < float("inf"):
-            raise UsageError(f"bands is {self.factor}, a factor above 1 is needed", "2 joins counts of a factor of two")
+        Limit(1, open=True).require(self.factor, "the factor of the bands", "2 joins counts of a factor of two")
 
     @classmethod
     def counted(cls, counts: NDArray[np.int64], factor: float) -> Bands:
         """counts: (n,) of each token in the text that is to be protected, or one like it."""
         if not counts.any():
             raise UsageError("the text for --bands has no tokens", "give text like the one that will be sent")
-        if not 1 < factor < float("inf"):
-            raise UsageError(f"bands is {factor}, a factor above 1 is needed", "2 joins counts of a factor of two")
+        cls(factor, "")  # raises UsageError for a factor that cannot be
         logs = np.floor(np.log(np.maximum(counts, 1)) / np.log(factor)) + 1
         classes = np.where(counts > 0, np.minimum(logs, 255), 0).astype(np.uint8)
         return cls(factor, base64.b64encode(zlib.compress(classes.tobytes(), 9)).decode())

@@ -17,10 +17,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
+from milkglass.parameters import limited
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Aliased, Slots
 from milkglass.schemes.bands import Bands
@@ -45,17 +47,18 @@ class ObfusLM(Scheme):
     a cluster are its mean, so that an id, drawn anew at each occurrence, names the cluster and no token.
     """
 
-    k: int = 10
-    epsilon: float = 0.1
-    beta: float = 0.99
+    k: int = limited(10, least=1, hint="10 is the paper's choice")
+    epsilon: float = limited(0.1, hint="0.1 and 1 are the paper's")
+    beta: float = limited(0.99, below=1, hint="0.99 is the paper's choice")
     leftover: Leftover = "merge"
     cluster_special: bool = False
     plus: Plus | None = None
     bands: Bands | None = None
-    aliases: int | None = None
+    aliases: int | None = limited(None, least=2, most=MOST_ALIASES, hint="leave it out for one id a token")
     rows: Literal["shared"] | None = None
 
     name: ClassVar[str] = "obfuslm"
+    counts_corpus: ClassVar[bool] = True
     paper: ClassVar[Paper] = papers.OBFUSLM.but(
         "1. Algorithm 1's inner loop never tests B[j]; read literally, most tokens fall into several clusters. "
         "Assigned tokens are skipped, before the stop test, as the prose says (one cluster per embedding).",
@@ -67,24 +70,11 @@ class ObfusLM(Scheme):
     )
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise UsageError(f"k is {self.k}, at least 1 is needed", "10 is the paper's choice")
-        if not self.epsilon >= 0 or not np.isfinite(self.epsilon):
-            raise UsageError(f"epsilon is {self.epsilon}, a number from 0 is needed", "0.1 and 1 are the paper's")
-        if not 0 <= self.beta < 1:
-            raise UsageError(f"beta is {self.beta}, it must be in [0, 1)", "0.99 is the paper's choice")
-        if self.leftover not in ("merge", "paper"):
-            raise UsageError(f"leftover is {self.leftover!r}", 'give "merge" or "paper"')
-        if self.aliases is not None and not 2 <= self.aliases <= MOST_ALIASES:
-            raise UsageError(
-                f"aliases is {self.aliases}, it must be from 2 to {MOST_ALIASES}", "leave it out for one id a token"
-            )
+        super().__post_init__()
         if self.rows is not None:
             self._require_shareable()
 
     def _require_shareable(self) -> None:
-        if self.rows != "shared":
-            raise UsageError(f"rows is {self.rows!r}", 'give "shared", or leave it out')
         for option in ("aliases", "plus"):
             if getattr(self, option) is not None:
                 raise UsageError(
@@ -101,6 +91,15 @@ class ObfusLM(Scheme):
     @property
     def shares(self) -> bool:
         return self.rows == "shared"
+
+    def suggested(self, kind: str) -> dict[str, Any]:
+        return {"epsilon": 0.1 if kind == "encoder" else 1.0}
+
+    def require_tokens(self, tokens: int, special: int) -> None:
+        self.require_candidates(tokens if self.cluster_special else tokens - special)
+
+    def with_counts(self, counts: NDArray[np.int64], factor: float) -> ObfusLM:
+        return replace(self, bands=Bands.counted(counts, factor))
 
     def mixture(self, table: torch.Tensor, order: Ids, noise: Noise, progress: Progress | None = None) -> Mixture:
         """Cluster the rows of `table` (n, d) that `order` lists, in that order, and draw their weights."""

@@ -34,12 +34,12 @@ import torch
 from milkglass import papers
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
+from milkglass.parameters import limited, require
 from milkglass.schemes.clustering import Leftover, embed_cluster, merge_small, reach
 from milkglass.schemes.mixture import Ids, Mixture
 from milkglass.schemes.weight_synth import Noise, weight_synth
 
 Form = Literal["paper", "symmetrise", "exact"]
-FORMS: tuple[Form, ...] = ("paper", "symmetrise", "exact")
 CONDITION = 1e6  # of W*, above which its inverse in fp32 would be noise
 
 
@@ -48,9 +48,9 @@ class Plus:
     """k, epsilon: the paper's k* and epsilon*, 10 and 3 (appendix C.3). beta: the paper's 0.99 leaves few or no
     candidates among some hundred dimensions; 0.95 leaves 29 of 576. form: see above. leftover: as in ObfusLM."""
 
-    k: int = 10
-    epsilon: float = 3.0
-    beta: float = 0.95
+    k: int = limited(10, least=1, hint="10 is the paper's choice")
+    epsilon: float = limited(3.0, hint="3 is the paper's choice")
+    beta: float = limited(0.95, below=1)
     form: Form = "paper"
     leftover: Leftover = "merge"
 
@@ -62,16 +62,7 @@ class Plus:
     )
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise UsageError(f"plus-k is {self.k}, at least 1 is needed", "10 is the paper's choice")
-        if not self.epsilon >= 0 or not np.isfinite(self.epsilon):
-            raise UsageError(f"plus-epsilon is {self.epsilon}, a number from 0 is needed", "3 is the paper's choice")
-        if not 0 <= self.beta < 1:
-            raise UsageError(f"plus-beta is {self.beta}, it must be in [0, 1)", "0.95 is the default")
-        if self.form not in FORMS:
-            raise UsageError(f"the form is {self.form!r}", f"give one of {', '.join(FORMS)}")
-        if self.leftover not in ("merge", "paper"):
-            raise UsageError(f"leftover is {self.leftover!r}", 'give "merge" or "paper"')
+        require(self)
 
     def turn(self, columns: torch.Tensor, order: Ids, noise: Noise, sigma: Ids) -> Turn:
         """columns: (d, n) E~^T. order: of the dimensions, in which clusters are begun. sigma: (d,) where each goes."""

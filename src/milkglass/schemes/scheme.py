@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
+from milkglass.parameters import require
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.mixture import Ids, RowMap
+from milkglass.schemes.obfuslm_plus import Plus
 
 
 class Draws(Protocol):
@@ -33,12 +35,23 @@ class Draws(Protocol):
 
 
 class Scheme(abc.ABC):
-    """Final subclasses are frozen dataclasses whose fields are the parameters."""
+    """Final subclasses are frozen dataclasses whose fields are the parameters (milkglass/parameters.py).
+
+    Attributes:
+        name: as a key file keeps it.
+        broken: why nobody should rely on it.
+        hashed: whether the permutation sorts keyed hashes.
+        counts_corpus: whether it can keep tokens apart that are not equally common (`with_counts`).
+    """
 
     name: ClassVar[str]
     paper: ClassVar[Paper]
-    broken: ClassVar[str | None] = None  # why nobody should rely on it
-    hashed: ClassVar[bool] = False  # whether the permutation sorts keyed hashes
+    broken: ClassVar[str | None] = None
+    hashed: ClassVar[bool] = False
+    counts_corpus: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self)
 
     @property
     @abc.abstractmethod
@@ -55,6 +68,32 @@ class Scheme(abc.ABC):
         """Whether all rows of a cluster are one, and an id names a cluster and no token."""
         return False
 
+    @property
+    def plus(self) -> Plus | None:
+        """How the dimensions of every layer are mixed as well, where they are."""
+        return None
+
+    @property
+    def needs_whole_layers(self) -> bool:
+        """Whether tensors of every layer are rewritten, so that the model's layout must be known."""
+        return self.plus is not None
+
+    @property
+    def supports_delta(self) -> bool:
+        """Whether most of the model is unchanged, so that a delta is smaller than the whole."""
+        return not self.needs_whole_layers
+
+    def suggested(self, kind: str) -> dict[str, Any]:
+        """Parameters that the paper sets by the kind of model, "encoder" or "decoder", in place of the defaults."""
+        return {}
+
+    def require_tokens(self, tokens: int, special: int) -> None:  # noqa: B027 - most schemes take any number
+        """Raises UsageError for a vocabulary of too few tokens. special: how many of them are special."""
+
+    def with_counts(self, counts: NDArray[np.int64], factor: float) -> Scheme:
+        """The scheme in frequency bands. counts: (n,) of each token. Raises UsageError without `counts_corpus`."""
+        raise UsageError(f"{self.name} has no frequency bands", "use obfuslm, or leave bands out")
+
     @abc.abstractmethod
     def row_map(
         self,
@@ -66,9 +105,17 @@ class Scheme(abc.ABC):
         slots: Slots,
         groups: list[Ids] | None = None,
     ) -> RowMap:
-        """table: (n, d). order: (n,) rows in the order of their scrambled ids. special: ids of special tokens. draws: a
-        stream for each label. progress: receives how many rows are done. slots: by which the rows that it gives are
-        numbered; without aliases, by tokens. groups: the clusters, where the key keeps them; None: found here."""
+        """How the rows of a table are mixed.
+
+        Args:
+            table: (n, d).
+            order: (n,) rows in the order of their scrambled ids.
+            special: ids of special tokens.
+            draws: a stream for each label.
+            progress: receives how many rows are done.
+            slots: by which the rows of the result are numbered; without aliases, by tokens.
+            groups: the clusters, where the key keeps them; None: they are computed.
+        """
 
     def groups(self, table: torch.Tensor, order: Ids, special: Ids, progress: Progress) -> list[Ids]:
         """The clusters of the tokens that take part. Raises UsageError for a scheme without any."""

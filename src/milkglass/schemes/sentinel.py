@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.errors import UsageError
 from milkglass.papers import Paper
+from milkglass.parameters import limited
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.mixture import Ids, Promise
@@ -29,7 +29,7 @@ from milkglass.schemes.scheme import Draws, Scheme
 class SentinelLMs(Scheme):
     """reflections: how many glide-reflections follow each other, 10 in the papers."""
 
-    reflections: int = 10
+    reflections: int = limited(10, hint="10 is the papers' choice")
 
     name: ClassVar[str] = "sentinel"
     broken: ClassVar[str | None] = "SentinelLMs is broken: EDNN reads every token back, whatever the key"
@@ -39,10 +39,6 @@ class SentinelLMs(Scheme):
         "ours sorts the ids by a BLAKE2b hash under a key of 32 bytes.",
         "Positions and token types keep their embeddings: which token it is, is what the scheme would hide.",
     )
-
-    def __post_init__(self) -> None:
-        if self.reflections < 0:
-            raise UsageError(f"{self.reflections} reflections, at least 0 are needed", "10 is the papers' choice")
 
     @property
     def k(self) -> int:

@@ -71,12 +71,12 @@ def audit(
     names = None if attacks is None else [one.strip() for one in attacks.split(",")]
     from milkglass.audit.updates.attack import leakage, require_names
     from milkglass.audit.updates.replay import RecordedRun, SiteTexts
-    from milkglass.gradient_defences.catalogue import shield_named
+    from milkglass.gradient_defences.catalogue import gradient_defence_named
     from milkglass.models.resolve import resolve
     from milkglass.sanitizers.tables.vocabulary import opened
 
     require_names(names, ghost=True)
-    selected = shield_named(shield)
+    selected = gradient_defence_named(shield)
     folder = resolve(model)
     provided = _given(public)
     own = SiteTexts.of(text, rows or run / "sites" / site, folder)

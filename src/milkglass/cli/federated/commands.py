@@ -60,14 +60,14 @@ def run(
     from milkglass.federated.run import InProcessSites, job_of, settings_of, train
     from milkglass.federated.site import FederatedTraining, Site, weights_of
     from milkglass.federated.state import FederatedRun, require_ours
-    from milkglass.gradient_defences.catalogue import parameters, shield_named
+    from milkglass.gradient_defences.catalogue import gradient_defence_named, name_and_parameters
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
     from milkglass.sanitizers.files.files import promised
     from milkglass.threat.training_step import SharedStep
 
     training = FederatedTraining(method, rounds, learning_rate, batch_size, minimum)
-    selected = shield_named(shield)
+    selected = gradient_defence_named(shield)
     require_ours(out)
     require_writable(out)
     files = files_of(sites)
@@ -98,7 +98,7 @@ def run(
             raise
     document = {
         "out": str(out), "method": method, "rounds": len(done.done), "sites": list(files), "classes": len(labels),
-        "ghost": not plain, "shield": selected.name, "shield_parameters": parameters(selected),
+        "ghost": not plain, "shield": selected.name, "shield_parameters": name_and_parameters(selected),
         "shield_guarantee": promised(selected.guarantee, seed is not None),
         "shield_spent": promised(selected.spent(len(done.done)), seed is not None),
         "ghost_reports": {one.name: report_of(one.folder) for one in there},

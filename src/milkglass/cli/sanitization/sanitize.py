@@ -14,7 +14,7 @@ from milkglass.errors import UsageError
 from milkglass.system import cores
 
 if TYPE_CHECKING:
-    from milkglass.sanitizers.catalogue import Method
+    from milkglass.sanitizers.method import SanitizerMethod
     from milkglass.sanitizers.tables.table import WordVectors
     from milkglass.sanitizers.text import TextSanitizer
 
@@ -90,8 +90,6 @@ def sanitize(
     The others always replace unknown words and whatever has a digit, by a draw that does not depend on them.
     Punctuation, the number of words and fields that hold no text stay as they are.
     """
-    from milkglass.sanitizers.catalogue import Method
-
     own = {
         "overlap": overlap, "without": without, "language": language, "selection": selection, "beams": beams,
         "threshold": threshold,
@@ -106,11 +104,10 @@ def sanitize(
         _require_unused(method, others)
         sanitize_by_ghost(source, out, embeddings, {"k": k, **own}, seed, text_column, keep_column, as_json)
         return
-    _require_unused(method, own)
-    selected = Method(
-        method, 1.0 if epsilon is None else epsilon, k, p, sensitive, metric, guarantee,  # type: ignore[arg-type]
-        keep_stopwords, frozenset(allow or ()),
-    )  # fmt: skip
+    selected = _method(method, own | {
+        "epsilon": epsilon, "k": k, "p": p, "sensitive": sensitive, "metric": metric, "guarantee": guarantee,
+        "keep_stopwords": keep_stopwords, "allow": allow or [],
+    })  # fmt: skip
     also, keep = frozenset(text_column or ()), frozenset(keep_column or ())
     if source == "-":
         if out is not None or also or keep or as_json:
@@ -122,6 +119,17 @@ def sanitize(
     _file(selected, Path(source), out, embeddings, seed, workers, also, keep, corpus, as_json)
 
 
+def _method(name: str, options: dict[str, Any]) -> SanitizerMethod:
+    from milkglass.parameters import parameters_of
+    from milkglass.sanitizers.catalogue import SANITIZERS
+
+    if name not in SANITIZERS:
+        raise UsageError(f"there is no sanitizer {name!r}", f"one of {', '.join((*SANITIZERS, 'ghost'))}")
+    known = parameters_of(type(SANITIZERS[name]))
+    _require_unused(name, {option: value for option, value in options.items() if option not in known})
+    return SANITIZERS.make(name, {option: value for option, value in options.items() if value is not None})
+
+
 def _require_unused(method: str, options: dict[str, Any]) -> None:
     for name, value in options.items():
         if value is not None:
@@ -129,7 +137,7 @@ def _require_unused(method: str, options: dict[str, Any]) -> None:
 
 
 def _file(
-    chosen: Method, source: Path, out: Path | None, embeddings: str, seed: int | None, workers: int | None,
+    method: SanitizerMethod, source: Path, out: Path | None, embeddings: str, seed: int | None, workers: int | None,
     also: frozenset[str], keep: frozenset[str], corpus: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     from milkglass.sanitizers.files.files import describe, report_path, require_free, sanitize_file
@@ -142,11 +150,11 @@ def _file(
     _require_same_kind(source, out)
     shape = shape_of(source, also, keep)
     workers = workers or (cores() if source.stat().st_size > SMALL else 1)
-    counted = corpus or (source if chosen.needs_counts else None)
-    sanitizer = _over(chosen, _table(embeddings), counted, workers, as_json, shape if counted == source else None)
+    counted = corpus or (source if method.needs_counts else None)
+    sanitizer = _over(method, _table(embeddings), counted, workers, as_json, shape if counted == source else None)
     with bars(as_json) as stage:
         report = sanitize_file(
-            sanitizer, source, shape, out, seed, describe(chosen, counted), workers,
+            sanitizer, source, shape, out, seed, describe(method, counted), workers,
             stage("sanitize", source.stat().st_size),
         )  # fmt: skip
     emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _told(report, out))
@@ -198,10 +206,14 @@ def _lines(sanitizer: TextSanitizer, seed: int | None) -> None:
 
 
 def _over(
-    chosen: Method, words: WordVectors, counted: Path | None, workers: int, quiet: bool = False, shape: Any = None
+    method: SanitizerMethod,
+    words: WordVectors,
+    counted: Path | None,
+    workers: int,
+    quiet: bool = False,
+    shape: Any = None,
 ) -> TextSanitizer:
     """The method over a table, with what it needs to know of frequencies, and its lists."""
-    from milkglass.sanitizers.catalogue import LISTS
     from milkglass.sanitizers.files.files import count_file
     from milkglass.sanitizers.files.rows import shape_of
 
@@ -211,8 +223,8 @@ def _over(
             require_file(counted, FILES)
             shape = shape or shape_of(counted)
             counts = count_file(words, counted, shape, workers, stage("count", counted.stat().st_size))
-        sanitizer = chosen.over(words, counts)
-        if chosen.name in LISTS:
+        sanitizer = method.over(words, counts)
+        if method.has_lists:
             progress = stage("make lists", 0)
             sanitizer.prepare()
             progress(1)

@@ -25,8 +25,7 @@ from milkglass.models.families import Architecture, of
 from milkglass.noise.stream import subkey
 from milkglass.progress import Stage, no_stage
 from milkglass.schemes.aliases import Slots
-from milkglass.schemes.catalogue import scheme_named
-from milkglass.schemes.obfuslm import ObfusLM
+from milkglass.schemes.catalogue import SCHEMES, scheme_named
 from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.schemes.scheme import Scheme
 
@@ -59,10 +58,8 @@ def reserved_ids(base: Checkpoint, vocab_size: int) -> NDArray[np.int64]:
 
 
 def scheme_for(base: Checkpoint, name: str = "obfuslm", **selected: Any) -> Scheme:
-    """The scheme with these parameters; unless chosen, ObfusLM's epsilon is the paper's: 0.1 for encoders, 1 for
-    decoders."""
-    paper = {"epsilon": 0.1 if of(base).kind == "encoder" else 1.0} if name == "obfuslm" else {}
-    return scheme_named(name, {**paper, **selected})
+    """The scheme with these parameters, and those that its paper suggests for such a model."""
+    return scheme_named(name, {**SCHEMES[name.removesuffix("+")].suggested(of(base).kind), **selected})
 
 
 def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root: bytes | None = None) -> Key:
@@ -97,7 +94,7 @@ def require_kind(architecture: Architecture, scheme: Scheme) -> None:
 
 
 def require_delta(scheme: Scheme, delta: bool) -> None:
-    if delta and isinstance(scheme, ObfusLM) and scheme.plus:
+    if delta and not scheme.supports_delta:
         raise UsageError("ObfusLM+ changes every layer: a delta would be the whole model", "leave --delta out")
 
 
@@ -130,8 +127,7 @@ def scheme_of(key: Key) -> Scheme:
 
 def plus_of(key: Key) -> Plus | None:
     """How the dimensions are mixed, where they are."""
-    scheme = scheme_of(key)
-    return scheme.plus if isinstance(scheme, ObfusLM) else None
+    return scheme_of(key).plus
 
 
 def require_finite(table: torch.Tensor) -> None:

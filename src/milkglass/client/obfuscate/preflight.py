@@ -16,9 +16,8 @@ from milkglass.client.obfuscate.scramble import mapped_configs
 from milkglass.client.obfuscate.tensor_names import unknown
 from milkglass.errors import ModelError, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import Architecture, of
+from milkglass.models.families import of
 from milkglass.models.tokenizer import load_tokenizer
-from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.scheme import Scheme
 
 SPARE = 16 << 20  # bytes that are left free: configs, the key
@@ -41,8 +40,9 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
     require_kind(architecture, scheme)
     require_delta(scheme, delta)
     _require_known_names(base)
-    if isinstance(scheme, ObfusLM):
-        _require_obfuslm(base, architecture, scheme)
+    if scheme.needs_whole_layers:
+        architecture.residual(base)
+    scheme.require_tokens(architecture.vocab_size, len(reserved_ids(base, architecture.vocab_size)))
     _require_tokenizer(base.folder, architecture.vocab_size)
     size = architecture.vocab_size
     counts = np.full(size, scheme.copies, np.int64)
@@ -66,20 +66,13 @@ def written(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
     architecture = of(base)
     tables = sum(base.tensors[name].bytes for name in architecture.touched)
     kept = 0 if delta else sum(tensor.bytes for tensor in base.tensors.values()) - tables
-    untied = isinstance(scheme, ObfusLM) and scheme.plus is not None and not architecture.heads
+    untied = scheme.needs_whole_layers and not architecture.heads
     return kept + tables * scheme.copies * (2 if untied else 1)
 
 
 def largest(base: Checkpoint, scheme: Scheme) -> int:
     """More bytes than the scrambled model has after fine-tuning, which may store 16-bit weights in 32 bits."""
     return 2 * written(base, scheme, delta=False) + HEAD
-
-
-def _require_obfuslm(base: Checkpoint, architecture: Architecture, scheme: ObfusLM) -> None:
-    if scheme.plus is not None:
-        architecture.residual(base)
-    special = 0 if scheme.cluster_special else len(reserved_ids(base, architecture.vocab_size))
-    scheme.require_candidates(architecture.vocab_size - special)
 
 
 def _require_known_names(base: Checkpoint) -> None:

@@ -30,8 +30,7 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.cache import ArtifactCache
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import made_of, table_of
-from milkglass.experiments.value_types import require_types
-from milkglass.gradient_defences.catalogue import SHIELDS, shield_of
+from milkglass.gradient_defences.catalogue import gradient_defence_of
 from milkglass.gradient_defences.defence import GradientDefence
 from milkglass.metrics.text import NAMES, likeness
 from milkglass.models.checkpoint import Checkpoint
@@ -82,9 +81,7 @@ class DefenceSpec:
         provided = dict(entry)
         info = table_of(provided, "ghost") if "ghost" in provided else None
         provided.pop("ghost", None)
-        if (kind := SHIELDS.get(str(provided.get("shield")))) is not None:
-            require_types(kind, provided)
-        return cls(shield_of(provided), None if info is None else _ghost(name, info))
+        return cls(gradient_defence_of(provided), None if info is None else _ghost(name, info))
 
 
 def _ghost(name: str, told: dict[str, Any]) -> tuple[Search, Selection]:

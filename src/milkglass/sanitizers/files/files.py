@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
 from milkglass.progress import Progress, no_progress
-from milkglass.sanitizers.catalogue import Method
 from milkglass.sanitizers.files.parallel import ordered
 from milkglass.sanitizers.files.rows import Block, FileShape, blocks_of
+from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.tables.table import WordVectors
 from milkglass.sanitizers.text import TextSanitizer, WordReader, WordTally
 
@@ -124,7 +124,7 @@ def promised(guarantee: str | None, seeded: bool) -> str | None:
     return f"{guarantee}, against who cannot guess the seed" if guarantee and seeded else guarantee
 
 
-def describe(method: Method, counted: Path | None) -> dict[str, Any]:
+def describe(method: SanitizerMethod, counted: Path | None) -> dict[str, Any]:
     return {**method.document(), **({} if counted is None else {"frequencies_counted": True})}
 
 

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
+from milkglass.parameters import limited, require
 from milkglass.sanitizers.ghost.lemmas import require_language
 from milkglass.sanitizers.ghost.near import Lists, nearest_lists
-from milkglass.sanitizers.sanitizer import require_share
 from milkglass.sanitizers.tables.neighbours import directions, require_k
 from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
 from milkglass.system import cores
@@ -40,17 +40,15 @@ class Search:
     """k: neighbours, 1 to n - 1. overlap: tau_o, from 0 to 1. indirect, direct, lemma: which similarities exclude.
     language: of the lemmas. The defaults are the paper's (5.5, A.1)."""
 
-    k: int = 70
-    overlap: float = 0.1
+    k: int = limited(70, least=1, hint="70 is the paper's choice")
+    overlap: float = limited(0.1, most=1, hint="0.1 is the paper's choice")
     indirect: bool = True
     direct: bool = True
     lemma: bool = True
     language: str = "en"
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise UsageError(f"k is {self.k}, at least 1 is needed", "70 is the paper's choice")
-        require_share("overlap", self.overlap, "0.1 is the paper's choice")
+        require(self)
         if self.lemma:
             require_language(self.language)
 

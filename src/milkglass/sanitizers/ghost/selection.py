@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
+from milkglass.parameters import limited, require
 from milkglass.sanitizers.ghost.screening import MARGIN, in_bf16, worth
 from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.states import TOKENS, Encoder, Prefix
@@ -43,17 +43,12 @@ class Selection:
     kept. threshold: tau_d, absolute. sweeps: at most. The paper gives beams; it is silent about the others."""
 
     way: Way = "states"
-    beams: int = 1
-    threshold: float = 0.01
-    sweeps: int = 20
+    beams: int = limited(1, least=1)
+    threshold: float = limited(0.01, above=0)
+    sweeps: int = limited(20, least=1)
 
     def __post_init__(self) -> None:
-        if self.way not in ("states", "random", "nearest"):
-            raise UsageError(f"the selection is {self.way!r}", "states, random or nearest")
-        if self.beams < 1 or self.sweeps < 1:
-            raise UsageError(f"{self.beams} beams and {self.sweeps} sweeps, at least 1 of each is needed", "1 and 20")
-        if not (math.isfinite(self.threshold) and self.threshold > 0):
-            raise UsageError(f"the threshold is {self.threshold}, a finite number above 0 is needed", "0.01 will do")
+        require(self)
 
     def document(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,0 +1,86 @@
+"""A sanitizer but for its table: what commands and recipes name, with parameters.
+
+What this module does not know: any sanitizer.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.parameters import limited, parameters_of, require
+from milkglass.sanitizers.frequency import sensitive_words
+from milkglass.sanitizers.sanitizer import EPSILON, Sanitizer, Spared
+from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.text import TextSanitizer
+
+OF_TEXTS = ("keep_stopwords", "allow")  # parameters that `TextSanitizer` has, not the mechanism
+
+
+@dataclass(frozen=True)
+class SanitizerMethod(abc.ABC):
+    """Final subclasses are frozen dataclasses whose fields are the parameters, with the paper's values.
+
+    Attributes:
+        epsilon: the budget of one word.
+        keep_stopwords: whether English function words are kept.
+        allow: further words that are kept.
+        name: the catalogue's.
+        needs_counts: whether a corpus must be counted first. Other methods use counts if there are any.
+        has_lists: whether lists of words are made before the first word is drawn, which takes time.
+    """
+
+    epsilon: float = limited(1.0, least=EPSILON.low, most=EPSILON.high, hint="1, 2 and 3 are common")
+    keep_stopwords: bool = False
+    allow: frozenset[str] = frozenset()
+
+    name: ClassVar[str]
+    needs_counts: ClassVar[bool] = False
+    has_lists: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self)
+
+    @abc.abstractmethod
+    def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> Sanitizer:
+        """The mechanism over a table. counts: (n,) how often each word of the table occurs."""
+
+    @property
+    def keeps_stopwords(self) -> bool:
+        return self.keep_stopwords
+
+    def over(self, table: WordVectors, counts: NDArray[np.int64] | None = None) -> TextSanitizer:
+        return TextSanitizer(self.sanitizer(table, counts), self.keeps_stopwords, self.allow)
+
+    def document(self) -> dict[str, Any]:
+        """The parameters, for a report. Allowed words are counted: they are the user's."""
+        own = {name: getattr(self, name) for name in parameters_of(type(self)) if name not in OF_TEXTS}
+        texts = {"stopwords_kept": self.keeps_stopwords, "allowed_words": len(self.allow)}
+        return {"method": self.name, **own, **texts}
+
+
+@dataclass(frozen=True)
+class SparingMethod(SanitizerMethod):
+    """A method that always replaces sensitive words, the rarest, and the others with probability p only.
+
+    Attributes:
+        p: of a word that is not sensitive; both papers' is 0.3.
+        sensitive: the share of the words that are.
+    """
+
+    p: float = limited(0.3, most=1, hint="0.3 is the papers' choice")
+    sensitive: float = limited(0.2, above=0, most=1, hint="with 0 no word would be protected; 0.2 is CMIF's choice")
+
+    needs_counts: ClassVar[bool] = True
+
+    def spared(self, counts: NDArray[np.int64] | None) -> Spared:
+        if counts is None:
+            raise UsageError(
+                f"{self.name} must know how often words occur, to spare common ones", "give a corpus with --corpus"
+            )
+        return Spared(sensitive_words(counts, self.sensitive), self.p)
