@@ -78,7 +78,7 @@ def test_ednn_agrees_with_the_papers_loop() -> None:
 
 def test_why_not_gives_the_reason() -> None:
     it = scene(plain)
-    assert why_not(KNN(), it.transcript, Knowledge()) == "the attacker is taken not to have the public model"
+    assert why_not(KNN(), it.transcript, Knowledge()) == "the attacker does not have the public model"
     assert "24 dimensions, the public ones 8" in str(
         why_not(EDNN(), it.transcript, Knowledge(public_model=model(torch.randn(300, 8))))
     )

@@ -249,14 +249,14 @@ def test_evidence_of_one_place_is_bounded_and_of_many_damped() -> None:
     texts = Sequences.of([[3, 0], [1, 3, 3], [0, 0]])
     board = EvidenceTable.of(found, texts, 0.99, np.log(np.full(4, 0.25)), contexts=2)
     assert board.urgent(texts, np.random.default_rng(0)).tolist() == [1, 0]  # the last has nothing uncertain
-    assert board.asked(np.array([0, 1, 3])).tolist() == [False, True, True]
+    assert board.open_at(np.array([0, 1, 3])).tolist() == [False, True, True]
     line = board.line[3]
     columns = board.column[line].tolist()
-    board.hear(np.array([3, 3]), np.tile([100.0, -100.0], (2, 1)), doubt=0.1)
-    assert board.asked(np.array([3])).tolist() == [False]
+    board.update(np.array([3, 3]), np.tile([100.0, -100.0], (2, 1)), doubt=0.1)
+    assert board.open_at(np.array([3])).tolist() == [False]
     assert board.needed(texts, np.array([0, 1])).tolist() == [1]
     heard, told = [np.zeros((2, 2)), np.zeros((1, 1))], np.zeros(4, np.int64)
-    board.give(board.evidence(6.0), heard, told, groups)
+    board.store(board.evidence(6.0), heard, told, groups)
     expected = (
         6 / 8 * 2 * np.log([0.1 + 0.9 * 2, 0.1])
     )  # P is 1/2 each: a place can say no more than 2 for, 0.1 against

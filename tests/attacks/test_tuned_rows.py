@@ -74,4 +74,4 @@ def test_tuned_rows_refuse_tables_that_cannot_be_compared(models: dict[str, Mode
     more = after(transcript, torch.cat([table, table[:4]]))
     assert why_not(TunedRows(), more, given) == "the table is 304 x 32 after fine-tuning, and was 300 x 32"
     assert TunedRows.members_of(more) is None
-    assert why_not(TunedRows(), after(transcript, table), given) == "fine-tuning left the table as it was"
+    assert why_not(TunedRows(), after(transcript, table), given) == "fine-tuning left the table unchanged"

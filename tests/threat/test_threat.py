@@ -100,7 +100,7 @@ def test_budgets(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "fast", "-3m", "2d"])
 def test_what_is_no_budget(text: str) -> None:
-    with pytest.raises(UsageError, match="no length of time"):
+    with pytest.raises(UsageError, match="not a length of time"):
         Budget.parse(text)
 
 

@@ -124,7 +124,7 @@ def hidden(model: PreTrainedModel, sequences: Sequences, layer: int | None = Non
 
 
 def headless(model: Model) -> str | None:
-    """Why `public_head` is not the model's: its head is no table, and its checkpoint has none."""
+    """Why `public_head` is not the model's: its head is not its table, and its checkpoint has no head."""
     if model.head is None and not tied(model):
         return "the public model's head is not its table, and its checkpoint holds no head"
     return None

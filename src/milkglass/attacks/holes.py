@@ -22,8 +22,10 @@ UP, DOWN = np.float32(np.inf), np.float32(-np.inf)
 
 @dataclass(frozen=True)
 class Holes:
-    """Attributes:
-    width: s, the width of the noise, as fp32 has it.
+    """The numbers that noise of one width cannot reach.
+
+    Attributes:
+        width: s, the width of the noise, as fp32 has it.
     """
 
     width: np.float32

@@ -20,13 +20,19 @@ from milkglass.threat.observations import Observation, Transcript, Weights
 
 @dataclass
 class Budget:
-    """How long an attack may take, in seconds. An attack that has to stop early says what it has. clock: whose seconds;
-    `time.process_time` counts those of a processor, over all threads, which other work on the machine does not use up.
+    """How long an attack may take. An attack that has to stop early returns what it has.
+
+    Attributes:
+        seconds: from the moment at which the budget is made.
+        progress: receives the share that is done.
+        stopped: whether everything is to end now.
+        clock: whose seconds; `time.process_time` counts those of a processor, over all threads, which other work on the
+            machine does not use up.
     """
 
     seconds: float = float("inf")
     progress: Callable[[float], None] = lambda share: None  # noqa: E731
-    stopped: Callable[[], bool] = lambda: False  # noqa: E731 - whether everything is to end now
+    stopped: Callable[[], bool] = lambda: False  # noqa: E731
     clock: Callable[[], float] = time.monotonic
     _started: float = field(init=False, repr=False)
 
@@ -38,7 +44,7 @@ class Budget:
         """`90s`, `2m`, `1h`, or a bare number of seconds."""
         result = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
         if not result or float(result[1]) == 0:
-            raise UsageError(f"budget {text!r} is no length of time", "give seconds, or 90s, 2m, 1h")
+            raise UsageError(f"budget {text!r} is not a length of time", "give seconds, or 90s, 2m, 1h")
         return cls(float(result[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[result[2]])
 
     def left(self) -> float:
@@ -50,10 +56,17 @@ class Budget:
 
 
 class Attack(abc.ABC):
-    """An attack: a final, frozen dataclass whose fields are its parameters.
+    """An attack: a final, frozen dataclass whose fields are its parameters. Authors write `run`; `__call__` validates.
 
-    Authors write `run`; `__call__` validates. sees: observations without which it cannot run. assumes: names of
-    Knowledge's fields that it needs. Neither may ever hold anything secret.
+    Attributes:
+        name: in the catalogue.
+        title: for people.
+        paper: where the method comes from.
+        sees: observations without which it cannot run.
+        assumes: names of Knowledge's fields without which it cannot run.
+        uses: names of fields that it uses where they are there.
+        min_seconds: of a budget; with less it is not worth beginning.
+        of_outputs: whether the guess is about what was generated, not about what was sent.
     """
 
     name: ClassVar[str]
@@ -61,9 +74,9 @@ class Attack(abc.ABC):
     paper: ClassVar[Paper]
     sees: ClassVar[frozenset[type[Observation]]]
     assumes: ClassVar[frozenset[str]]
-    min_seconds: ClassVar[float] = 0.0  # seconds of budget with less of which it is not worth beginning
-    of_outputs: ClassVar[bool] = False  # whether the guess is about what was generated, not about what was sent
-    uses: ClassVar[frozenset[str]] = frozenset()  # fields that it uses where they are there
+    min_seconds: ClassVar[float] = 0.0
+    of_outputs: ClassVar[bool] = False
+    uses: ClassVar[frozenset[str]] = frozenset()
 
     @abc.abstractmethod
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess: ...
@@ -89,8 +102,8 @@ class Preprocessor(Attack):
         """The transcript as it would be without that part. Raises UsageError where it cannot be undone."""
 
 
-_SAID: Mapping[str, str] = {
-    "public_model": "the attacker is taken not to have the public model",
+_MISSING: Mapping[str, str] = {
+    "public_model": "the attacker does not have the public model",
     "corpus": "the attacker has no public text",
     "labels": "the attacker does not know the labels",
     "pairs": "no known plaintext leaked",
@@ -113,7 +126,7 @@ def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str
         return "the model on the server holds no table of embeddings"
     for name in sorted(attack.assumes):
         if getattr(knowledge, name) is None:
-            return _SAID[name]
+            return _MISSING[name]
     if knowledge.corpus is not None and "corpus" in attack.assumes | attack.uses:
         ids = knowledge.corpus.ids
         size = knowledge.tokens(transcript.size)

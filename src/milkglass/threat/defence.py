@@ -24,8 +24,11 @@ from milkglass.threat.observations import Observation
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts with the class of each, or its score, for defences that are trained. pairs: the second texts, where there
-    are some."""
+    """Texts with the class of each, or its score, for defences that are trained.
+
+    Attributes:
+        pairs: the second texts, where there are some.
+    """
 
     texts: Sequence[str] = field(repr=False)
     labels: Sequence[int] | Sequence[float] = field(repr=False)
@@ -37,8 +40,14 @@ class Client(abc.ABC):
 
     @abc.abstractmethod
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
-        """All that crosses the wire for these texts, as it crosses. pairs: the second text of each, where there are
-        some. Raises CodecError for a text that cannot cross."""
+        """All that crosses the wire for these texts, as it crosses.
+
+        Args:
+            pairs: the second text of each, where there are some.
+
+        Raises:
+            CodecError: a text that cannot cross.
+        """
 
     def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
         """(texts, classes) for the texts last sent, from what the server answered; here it is that already."""
@@ -46,11 +55,15 @@ class Client(abc.ABC):
 
     @abc.abstractmethod
     def save(self, folder: Path) -> None:
-        """Write this half, readable by its owner alone, into a new folder. Its file names and sizes tell no text."""
+        """Write this half, readable by its owner alone, into a new folder. Its file names and sizes reveal no text."""
 
 
 class Server(abc.ABC):
-    """The half that keeps no secret. folder: what lies on the server, and nothing else of this defence does."""
+    """The half that keeps no secret.
+
+    Attributes:
+        folder: all that is on the server of this defence.
+    """
 
     folder: Path
 
@@ -69,7 +82,7 @@ class Defence(abc.ABC):
 
     name: ClassVar[str]
     paper: ClassVar[Paper | None]
-    broken: ClassVar[str | None] = None  # why nobody should rely on it
+    broken: ClassVar[str | None] = None  # why it should not be relied on
 
     @property
     @abc.abstractmethod
@@ -79,7 +92,7 @@ class Defence(abc.ABC):
     @abc.abstractmethod
     def told(self) -> dict[str, Any]:
         """The name and all that decides the halves besides model, corpus and secret, as JSON knows it: parameters with
-        their defaults, and files by what they hold. Two defences that tell the same are the same."""
+        their defaults, and files by what they hold. Two defences that say the same are the same."""
 
     @abc.abstractmethod
     def refuses(self, base: Checkpoint) -> str | None:

@@ -11,10 +11,14 @@ NO_BELIEF = -1  # a guess that names no public id
 
 @dataclass(frozen=True)
 class Guess:
-    """One of four. table: (n, k) for each scrambled id the public ids it may stand for, likeliest first, NO_BELIEF
-    where there is none. running: the same for each token that was sent, (total, k), where the attack reads places and
-    not ids. bags: for each text the set of public ids in it, where the attack reads no order. texts: public ids of
-    whole texts, for each of `Gradients` as many as its batch has, in any order.
+    """What an attack believes. One of its four fields is there.
+
+    Attributes:
+        table: (n, k) for each scrambled id the public ids it may stand for, likeliest first, NO_BELIEF where there is
+            none.
+        running: the same for each token that was sent, (total, k), where the attack reads places and not ids.
+        bags: for each text the set of public ids in it, where the attack reads no order.
+        texts: public ids of whole texts, for each of `Gradients` as many as its batch has, in any order.
     """
 
     table: Ids | None = None

@@ -21,9 +21,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Group:
-    """Scrambled ids `rows` (r,) which stand for the public ids `members` (m,), in an order that is not known.
+    """Scrambled ids `rows` (r,) which stand for the public ids `members` (m,), in an unknown order.
 
-    weights: (r, m) how each row mixes the members, where that was solved, else None.
+    Attributes:
+        weights: (r, m) how each row mixes the members, where that was solved, else None.
     """
 
     rows: Ids
@@ -35,7 +36,9 @@ class Group:
 class Candidates:
     """What each scrambled id can stand for, and how likely that is from what was seen so far.
 
-    groups: disjoint in rows. likelihood: one (r, m) array a group, logarithms up to a constant for each row.
+    Attributes:
+        groups: disjoint in rows.
+        likelihood: one (r, m) array a group, logarithms up to a constant for each row.
     """
 
     groups: tuple[Group, ...]
@@ -63,15 +66,21 @@ def required(value: T | None) -> T:
 class Knowledge:
     """What the adversary has besides the transcript. None: this adversary lacks it.
 
-    corpus: public text, in public ids, of the same kind as the client's or not. pairs: (p, 2) scrambled and public ids
-    that leaked. candidates: what an earlier attack worked out. simulate: the same scheme under the attacker's own key
-    (Kerckhoffs): for a seed, the scrambled model and its map (n,) from public to scrambled ids. observe: what the same
-    client half would send for these public ids, with the attacker's own draws from a seed. rehearse: what a sanitizer
-    makes of these public ids, with draws from a seed, and (total,) where each of them was sent, NO_BELIEF where
-    nowhere. aliases: how many scrambled ids each ordinary token has; shared: whether an id names a cluster and no
-    token: both are the scheme's (Kerckhoffs). step: the model whose gradients are shared, and its loss. labels,
-    lengths: (b,) the class of each text behind the gradients, in their order, and its tokens, special ones too. noise:
-    what is added to what is sent.
+    Attributes:
+        corpus: public text, in public ids, of the same kind as the client's or not.
+        pairs: (p, 2) scrambled and public ids that leaked.
+        candidates: what an earlier attack worked out.
+        simulate: the same scheme under the attacker's own key (Kerckhoffs): for a seed, the scrambled model and its map
+            (n,) from public to scrambled ids.
+        observe: what the same client half would send for these public ids, with the attacker's own draws from a seed.
+        rehearse: what a sanitizer makes of these public ids, with draws from a seed, and (total,) where each of them
+            was sent, NO_BELIEF where nowhere.
+        aliases: how many scrambled ids each ordinary token has, by the scheme (Kerckhoffs).
+        shared: whether an id stands for a cluster instead of a token, by the scheme.
+        step: the model whose gradients are shared, and its loss.
+        labels, lengths: (b,) the class of each text behind the gradients, in their order, and its tokens, special ones
+            too.
+        noise: what is added to what is sent.
     """
 
     public_model: Model | None = None
@@ -89,5 +98,9 @@ class Knowledge:
     noise: AddedNoise | None = None
 
     def tokens(self, size: int) -> int:
-        """n, how many public ids there are; size: how many scrambled ones, which is n where each token has one."""
+        """How many public ids there are.
+
+        Args:
+            size: n', how many scrambled ones; the same where each token has one.
+        """
         return size if self.public_model is None else self.public_model.size

@@ -25,8 +25,12 @@ class Observation(abc.ABC):  # noqa: B024 - a closed family: these five, and no 
 
 @dataclass(frozen=True)
 class Tokens(Observation):
-    """Scrambled ids that the client sent. purpose: "train", "infer", or "" where it is not known. types: of the same
-    shape, which of two texts each belongs to, where that was sent."""
+    """Scrambled ids that the client sent.
+
+    Attributes:
+        purpose: "train", "infer", or "" where it is not known.
+        types: of the same shape, which of two texts each belongs to, where that was sent.
+    """
 
     ids: Sequences
     purpose: str = ""
@@ -35,7 +39,11 @@ class Tokens(Observation):
 
 @dataclass(frozen=True)
 class Weights(Observation):
-    """A model at rest on the server. tuned: after fine-tuning, else as it was uploaded."""
+    """A model at rest on the server.
+
+    Attributes:
+        tuned: after fine-tuning, else as it was uploaded.
+    """
 
     model: Model
     tuned: bool = False
@@ -43,8 +51,10 @@ class Weights(Observation):
 
 @dataclass(frozen=True)
 class Activations(Observation):
-    """Hidden states after `layer` layers (0: the embeddings): `hidden` (total, d), a row a token of `lengths`. pooled:
-    one row a text, and every length is 1.
+    """Hidden states after `layer` layers (0: the embeddings): `hidden` (total, d), a row a token of `lengths`.
+
+    Attributes:
+        pooled: one row a text, and every length is 1.
     """
 
     hidden: torch.Tensor
@@ -55,8 +65,11 @@ class Activations(Observation):
 
 @dataclass(frozen=True)
 class Gradients(Observation):
-    """What one client shares of one step: the gradient of the mean loss of a batch, by parameters' names. round: which
-    step of its training this was, from 0."""
+    """What one client shares of one step: the gradient of the mean loss of a batch, by parameters' names.
+
+    Attributes:
+        round: which step of its training this was, from 0.
+    """
 
     tensors: Mapping[str, torch.Tensor]
     batch_size: int
@@ -65,7 +78,11 @@ class Gradients(Observation):
 
 @dataclass(frozen=True)
 class Outputs(Observation):
-    """Scrambled ids that the server generated. prompts: what each followed, where that was recorded."""
+    """Scrambled ids that the server generated.
+
+    Attributes:
+        prompts: what each followed, where that was recorded.
+    """
 
     ids: Sequences
     prompts: Sequences | None = None
@@ -76,8 +93,11 @@ Kind = TypeVar("Kind", bound=Observation)
 
 @dataclass(frozen=True)
 class Transcript:
-    """All observations of one client, in the order in which they were made. size: n', how many scrambled ids there
-    are. key_id: the public identifier of the key, where it was recorded.
+    """All observations of one client, in the order in which they were made.
+
+    Attributes:
+        size: n', how many scrambled ids there are.
+        key_id: the public identifier of the key, where it was recorded.
     """
 
     observations: tuple[Observation, ...]

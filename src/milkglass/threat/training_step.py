@@ -30,8 +30,13 @@ Task = Literal["classification", "next-token"]
 
 @dataclass(frozen=True, eq=False)
 class SharedStep:
-    """module: a Hugging Face model with its head; parameters that need no gradient are not shared. task: its loss.
-    dropout: whether the model drops in a step what its config says; else nothing."""
+    """One training step whose gradients are shared.
+
+    Attributes:
+        module: a Hugging Face model with its head; parameters that need no gradient are not shared.
+        task: its loss.
+        dropout: whether the model drops in a step what its config says; else nothing.
+    """
 
     module: Any
     task: Task = "classification"
@@ -116,8 +121,11 @@ class SharedStep:
 
     # --- its gradient -------------------------------------------------------------------------------------------------
     def gradient(self, ids: torch.Tensor, mask: torch.Tensor, targets: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """What the client shares for ids (b, t): a tensor for each of `names`. targets: as for `loss`; None for the
-        next token, whose targets the ids are."""
+        """What the client shares for ids (b, t): a tensor for each of `names`.
+
+        Args:
+            targets: as for `loss`; None for the next token, whose targets the ids are.
+        """
         if targets is None:
             if self.task == "classification":
                 raise UsageError("a class is needed for each text", "give targets")

@@ -22,9 +22,13 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 
 @dataclass(frozen=True)
 class Truth:
-    """inverse: (n',) the public id behind each scrambled id; of several tokens that one id stands for, one. ordinary:
-    (n,) by public id, false for special tokens and for rows without a token: these are never counted. content: (n,) by
-    public id, see `content_tokens`. read: public ids to text.
+    """What the attacker would like to know.
+
+    Attributes:
+        inverse: (n',) the public id behind each scrambled id; of several tokens that one id stands for, one.
+        ordinary: (n,) by public id, false for special tokens and for rows without a token: these are never counted.
+        content: (n,) by public id, see `content_tokens`.
+        read: public ids to text.
     """
 
     inverse: Ids

@@ -26,8 +26,8 @@ unknowns, twice the equations, twice the noise draws of nothing new (W is drawn 
 training blurred the table. Biases are one column more, and are not used.
 
 **What it does not know.** The order inside a cluster (`matching`); k, epsilon and the special tokens (not needed).
-Public rows that are equal to the last bit cannot be told apart: the members are right up to these. Where the table is
-no mixture, or the budget ends, the rows that remain are ranked by cosine, and nothing is claimed of them.
+Public rows that are equal to the last bit cannot be distinguished: the members are right up to these. Where the table
+is no mixture, or the budget ends, the rows that remain are ranked by cosine, and nothing is claimed of them.
 """
 
 from __future__ import annotations
@@ -59,9 +59,14 @@ TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temperature
 
 @dataclass(frozen=True)
 class ClusterSolve(Solver):
-    """widths: how many neighbours span a cluster, tried in this order. batch: rows at a time. sketch: dimensions of the
-    random projection. margins: how much worse the next row must fit, from strict to lenient; the latter only where
-    there is noise. head: use an untied head as well.
+    """The attack that this module describes.
+
+    Attributes:
+        widths: how many neighbours span a cluster, tried in this order.
+        batch: rows at a time.
+        sketch: dimensions of the random projection.
+        margins: how much worse the next row must fit, from strict to lenient; the latter only where there is noise.
+        head: use an untied head as well.
     """
 
     widths: tuple[int, ...] = (24, 48, 96)
@@ -150,7 +155,7 @@ class _ClusterSearch:
                 self.free_rows[rows] = False
                 self.found.append((np.array(rows), np.array(tokens), None))
             taken = -(-len(rows) // self.copies)
-            self.twins[tokens[0]] = np.array(tokens[taken:], np.int64)  # some of them; which ones, nobody can say
+            self.twins[tokens[0]] = np.array(tokens[taken:], np.int64)  # some of them; which ones cannot be known
 
     @property
     def exact(self) -> bool:
@@ -291,7 +296,11 @@ class _ClusterSearch:
         return among[order[:best]], worse
 
     def _tokens_of(self, rows: Ids, chosen: Ids, candidates: Ids, wide: bool) -> Ids:
-        """The tokens found again from the rows' mean, which has less noise than one row; wide: among all tokens."""
+        """The tokens found again from the rows' mean, which has less noise than one row.
+
+        Args:
+            wide: among all tokens.
+        """
         pool = np.concatenate([candidates, chosen])
         if wide:
             mean = sparse.unit(self.small_rows[torch.from_numpy(rows)].mean(0))

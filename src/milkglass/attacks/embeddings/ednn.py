@@ -31,8 +31,10 @@ def differences(table: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class EDNN(NearestRows):
-    """Attributes:
-    k: how many ranks the guess has.
+    """The attack that this module describes.
+
+    Attributes:
+        k: how many ranks the guess has.
     """
 
     k: int = 10

@@ -81,9 +81,15 @@ def trimmed(before: Tensor, after: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Gram(NearestRows):
-    """landmarks: rows with which products are taken. anchors: scrambled rows that are matched by fingerprint, of which
-    the pairs for the rotation are taken; four times the dimensions, where that is more. tolerance: how much the lengths
-    of rows may differ. k: how many ranks the guess has."""
+    """The attack that this module describes.
+
+    Attributes:
+        landmarks: rows with which products are taken.
+        anchors: scrambled rows that are matched by fingerprint, of which the pairs for the rotation are taken; four
+            times the dimensions, where that is more.
+        tolerance: how much the lengths of rows may differ.
+        k: how many ranks the guess has.
+    """
 
     landmarks: int = 512
     anchors: int = 4096

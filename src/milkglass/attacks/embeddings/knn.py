@@ -21,9 +21,11 @@ from milkglass.threat.observations import Transcript
 
 @dataclass(frozen=True)
 class KNN(NearestRows):
-    """Attributes:
-    metric: what "nearest" means.
-    k: how many ranks the guess has.
+    """The attack that this module describes.
+
+    Attributes:
+        metric: what "nearest" means.
+        k: how many ranks the guess has.
     """
 
     metric: Metric = "cosine"

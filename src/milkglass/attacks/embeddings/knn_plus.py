@@ -1,6 +1,6 @@
 """KNN+: the better of KNN and EDNN (Lin et al. 2025, section 6.1).
 
-The paper prints the better of the two results, which only somebody who knows the truth can pick. An attacker picks
+The paper prints the better of the two results, which no attacker can pick without the truth. An attacker picks
 otherwise: it obfuscates the public model itself under a key of its own (Kerckhoffs: the scheme and its parameters are
 public), tries both there, and uses what did better. The choice is the same unless the two are nearly equal.
 
@@ -24,9 +24,11 @@ from milkglass.threat.observations import Transcript
 
 @dataclass(frozen=True)
 class KNNPlus(NearestRows):
-    """Attributes:
-    sample: how many ids of the rehearsal are compared.
-    k: how many ranks the guess has.
+    """The attack that this module describes.
+
+    Attributes:
+        sample: how many ids of the rehearsal are compared.
+        k: how many ranks the guess has.
     """
 
     sample: int = 1000

@@ -11,7 +11,7 @@ exactly, and whatever attack works on the scheme without its transformation (`th
 multiplied is found out by fitting them (layer_fit.py).
 
 **Which way round.** The paper multiplies tables and readers by the same T. A form that keeps the model's function must
-give the readers the inverse (E* = E' T, Phi* = Phi T^-T). Writers give a transposed T. Nothing tells these apart but
+give the readers the inverse (E* = E' T, Phi* = Phi T^-T). Writers give a transposed T. Nothing distinguishes these but
 the table: of each T found and its inverse transpose, the one is taken after whose undoing a sample of rows lies closest
 to public rows. The same is done for an untied head.
 
@@ -73,7 +73,12 @@ _latest = LastAnswer()
 
 @dataclass(frozen=True)
 class UntransformedModel:
-    """model: the public layers under the tables before their transformation. transformations: those that fitted."""
+    """A model whose transformation was undone.
+
+    Attributes:
+        model: the public layers under the tables before their transformation.
+        transformations: those that fitted.
+    """
 
     model: Model
     transformations: tuple[Estimate, ...]
@@ -132,7 +137,12 @@ class OverlaidTensors(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class KnownWeight(Preprocessor):
-    """then: the attack that reads the table afterwards. tolerance: how much a fit may leave unexplained."""
+    """The attack that this module describes.
+
+    Attributes:
+        then: the attack that reads the table afterwards.
+        tolerance: how much a fit may leave unexplained.
+    """
 
     then: Attack = field(default_factory=KNNPlus)
     tolerance: float = 0.3

@@ -2,7 +2,7 @@
 
 **Which matrices.** No names are needed. Matrices of one kind (the same name but for the layer's number) are stacked, as
 they are and transposed, with and without one of their layer's norm gains folded in, as schemes for pre-norm models
-must; the fit tells which of these hold. Its test is the share that it leaves unexplained, corrected for its d degrees
+must; the fit shows which of these hold. Its test is the share that it leaves unexplained, corrected for its d degrees
 of freedom a column, so that it is about 1 where nothing connects the two and 0 where one T does:
 
     unexplained = ||Phi T - Phi*|| / ||Phi*|| / sqrt(1 - d / rows)
@@ -33,7 +33,13 @@ AGREE = 0.3  # two kinds whose T differ by less are stacked
 
 @dataclass(frozen=True)
 class Estimate:
-    """transformation: (d, d). residual: relative error of the fit, 0 to 1. rows: how many were stacked."""
+    """A transformation of one kind of layer.
+
+    Attributes:
+        transformation: (d, d).
+        residual: relative error of the fit, 0 to 1.
+        rows: how many were stacked.
+    """
 
     transformation: Tensor
     residual: float
@@ -50,7 +56,11 @@ class Estimate:
 class Normal:
     """The normal equations of Phi T = Phi*, fp64: they add up, so weights of any number are never held at once.
 
-    gram: Phi^T Phi. cross: Phi^T Phi*. power: ||Phi*||^2. rows: of Phi.
+    Attributes:
+        gram: Phi^T Phi.
+        cross: Phi^T Phi*.
+        power: ||Phi*||^2.
+        rows: of Phi.
     """
 
     gram: Tensor
@@ -103,7 +113,11 @@ class Stack:
 
 @dataclass(frozen=True)
 class Kind:
-    """Matrices of one stack, viewed as rows of d. gain: the norm folded in, if any."""
+    """Matrices of one stack, viewed as rows of d.
+
+    Attributes:
+        gain: the norm folded in, if any.
+    """
 
     name: str
     gain: str | None
@@ -130,7 +144,7 @@ def stacks(public: Model, seen: Model) -> Iterator[Stack]:
 
 
 def kinds(public: Model, seen: Model) -> Iterator[Kind]:
-    """Every kind that was not left as it was, each in its views and with the one gain that fits best."""
+    """Every kind that was changed, each in its views and with the one gain that fits best."""
     for stack in stacks(public, seen):
         if stack.change(public, seen) > MOVED:
             pairs = {name: (public.tensors[name], seen.tensors[name]) for name in stack.names}

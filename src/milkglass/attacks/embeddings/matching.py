@@ -16,11 +16,11 @@ two neighbouring a_j the exponent is linear in c, so the integral is a sum of s 
 quadrature. Groups of one size are worked on together. Then the best assignment as a whole is taken (`assignment`).
 
 **What it does not know.** eps: it is estimated, by the likelihood of the weights of many clusters over a grid, unless
-it is given (Kerckhoffs). At eps = 0.1 the weights hardly tell it, nor does it then matter. An untied head carries the
-*same* W, drawn once, so table and head are not two observations of the order: the head helps only the cluster solve,
-where rounding blurred the table. The same holds for biases. Groups without weights, or whose rows are no
+it is given (Kerckhoffs). At eps = 0.1 the weights hardly show it, and it does not matter then. An untied head carries
+the *same* W, drawn once, so table and head are not two observations of the order: the head helps only the cluster
+solve, where rounding blurred the table. The same holds for biases. Groups without weights, or whose rows are no
 multiple of their tokens (aliases), or with tokens that drew no noise at all, keep the likelihood that they came with.
-Two aliases of a token draw from one law, so the more there are, the better the sizes of noise tell tokens apart.
+Two aliases of a token draw from one law, so the more there are, the better the sizes of noise distinguish tokens.
 """
 
 from __future__ import annotations
@@ -48,7 +48,12 @@ FLAT = 1e-9  # a smaller scale of noise is none: the tokens have one direction
 
 @dataclass(frozen=True)
 class Matching(Solver):
-    """epsilon: the scheme's; None: estimated. floor: smaller weights are taken for this; noise may make them zero."""
+    """The attack that this module describes.
+
+    Attributes:
+        epsilon: the scheme's; None: estimated.
+        floor: smaller weights are taken for this; noise may make them zero.
+    """
 
     epsilon: float | None = None
     floor: float = 1e-5
@@ -89,8 +94,12 @@ class Matching(Solver):
 
 @dataclass(frozen=True)
 class ClusterBatch:
-    """g groups of s tokens. cosines: (g, s, s) of tokens i and j. logs: (g, r, s) of row r's weight of token j; r is s,
-    or a multiple of it where tokens have aliases."""
+    """g groups of s tokens.
+
+    Attributes:
+        cosines: (g, s, s) of tokens i and j.
+        logs: (g, r, s) of row r's weight of token j; r is s, or a multiple of it where tokens have aliases.
+    """
 
     numbers: list[int]
     cosines: Floats

@@ -8,9 +8,9 @@ of s public rows, 10 to 20 of tens of thousands: one sparse equation, whose answ
 in matching pursuit, also on those nearest to what is left over, until the tokens that remain make up m and are s. What
 is solved leaves the others fewer tokens to be among, so the clusters that failed are tried again.
 
-**What it does not know.** Which member an id stands for: each occurrence draws another, and nothing in the table tells.
-Clusters that were not solved keep the public rows nearest to their mean, and nothing is claimed of them. A table that
-was tuned has no equal rows any more.
+**What it does not know.** Which member an id stands for: each occurrence draws another, and nothing in the table shows
+it. Clusters that were not solved keep the public rows nearest to their mean, and nothing is claimed of them. A table
+that was tuned has no equal rows any more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ TEMPERATURE = 0.05
 
 @dataclass(frozen=True)
 class MeanSolve(Solver):
-    """pool: public rows from which a mean is explained at first, at most half the dimensions. more: added a round."""
+    """The attack that this module describes.
+
+    Attributes:
+        pool: public rows from which a mean is explained at first, at most half the dimensions.
+        more: added a round.
+    """
 
     pool: int = 64
     more: int = 24

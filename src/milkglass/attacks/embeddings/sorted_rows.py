@@ -54,8 +54,11 @@ SAMPLE = 256  # rows that decide between products
 
 @dataclass(frozen=True)
 class SortableRows:
-    """Rows to be sorted: the table (n, d), or the table times a reader (g, d). name: of the reader, and of the gain
-    folded into the public one."""
+    """Rows to be sorted: the table (n, d), or the table times a reader (g, d).
+
+    Attributes:
+        name: of the reader, and of the gain folded into the public one.
+    """
 
     name: str
     seen: Tensor
@@ -144,8 +147,13 @@ def best(transcript: Transcript, knowledge: Knowledge, points: int, tolerance: f
 
 @dataclass(frozen=True)
 class SortedRows(NearestRows):
-    """points: places of a sorted row that are compared. tolerance: how much the lengths of rows may differ. k: how many
-    ranks the guess has."""
+    """The attack that this module describes.
+
+    Attributes:
+        points: places of a sorted row that are compared.
+        tolerance: how much the lengths of rows may differ.
+        k: how many ranks the guess has.
+    """
 
     points: int = 128
     tolerance: float = 0.08
@@ -163,7 +171,7 @@ class SortedRows(NearestRows):
         _, fit = fitting(transcript, knowledge, self.tolerance)
         if fit <= self.tolerance:
             return None
-        return f"the rows' lengths differ from the public ones by {fit:.0%}: they are no permuted columns"
+        return f"the rows' lengths differ from the public ones by {fit:.0%}: their columns were not only permuted"
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
         seen, public = best(transcript, knowledge, self.points, self.tolerance).fingerprints(self.points)

@@ -50,10 +50,12 @@ def explained(tokens: Tensor, near: Tensor) -> Tensor:
 
 def eliminate(tokens: Tensor, target: Tensor, noise: float) -> tuple[Tensor, Tensor]:
     """Which of the tokens (b, z, d) make up each target (b, d), with positive weights: (b, z) bool, (b, z) weights.
-
     Backward elimination: least squares on all of them; those whose weights are not positive by so many standard errors
-    drop out, and again. noise: a target's error, relative to its length 1. Where there is none to speak of, the first
-    round already leaves the members and nothing else, because z < d makes a chance fit impossible.
+    drop out, and again.
+
+    Args:
+        noise: a target's error, relative to its length 1. Where there is none to speak of, the first round already
+            leaves the members and nothing else, because z < d makes a chance fit impossible.
     """
     tokens, target = tokens.double(), target.double()
     gram = tokens @ tokens.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Fine-tuned weights: rows that moved tell which tokens the private texts hold, and roughly how often.
+"""Fine-tuned weights: rows that moved show which tokens the private texts hold, and roughly how often.
 
 An embedding row gets a gradient only when its token is in a batch; a row that occurred nowhere only shrinks, with the
 weight decay. With Adam, whose steps have about one size, a row moves further the more batches it was in. So the tuned
@@ -60,7 +60,11 @@ def members(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class TunedRows(Solver):
-    """spread: how far movements of one count scatter, as a standard deviation of their logarithm."""
+    """The attack that this module describes.
+
+    Attributes:
+        spread: how far movements of one count scatter, as a standard deviation of their logarithm.
+    """
 
     spread: float = 0.7
 
@@ -76,7 +80,7 @@ class TunedRows(Solver):
         result = _tables(transcript)
         if isinstance(result, str):
             return result
-        return None if movement(*result).any() else "fine-tuning left the table as it was"
+        return None if movement(*result).any() else "fine-tuning left the table unchanged"
 
     @staticmethod
     def members_of(transcript: Transcript) -> NDArray[np.bool_] | None:

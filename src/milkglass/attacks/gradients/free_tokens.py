@@ -4,18 +4,18 @@ No model is run and nothing is optimised: it is the cheapest attack, and any tha
 nothing. A row of the table of embeddings gets gradient only from places where its token stood.
 
 Where the table is the head as well and the loss asks for the next token, every row gets gradient as a possible answer.
-Then there is a row for each token that was no answer, and nothing to tell it by but its size: the head's part of row x
-is a combination of the states that were asked, as many as there were. So rows are held against the span of the others:
-those of tokens that were neither read nor asked for, far the most, span no more than the states, and
+Then there is a row for each token that was no answer, and nothing to recognise it by but its size: the head's part of
+row x is a combination of the states that were asked, as many as there were. So rows are held against the span of the
+others: those of tokens that were neither read nor asked for, far the most, span no more than the states, and
 
     |g_x - P g_x| / |g_x|,     P onto that span
 
 is rounding for these, and not for a token that was read. The last token of a text was never read and is not found then.
 Where noise was added, rows that are too long for noise are taken, as long as there are such.
 
-How often a token was there is not guessed: rows grow with their tokens' effect, not with their number. Each comes
-once. Texts of a batch are not told apart: all tokens are dealt out by the lengths, in the order of their ids. What it
-does not know: the order of tokens, which text each is of, the model's layers.
+How often a token was there is not guessed: rows grow with their tokens' effect, not with their number. Each comes once.
+Texts of a batch are not distinguished: all tokens are dealt out by the lengths, in the order of their ids. What it does
+not know: the order of tokens, which text each is of, the model's layers.
 """
 
 from __future__ import annotations
@@ -34,15 +34,19 @@ from milkglass.threat.attack import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Transcript
 
-SAMPLE = 512  # rows that the span of the others is told by
+SAMPLE = 512  # rows from which the span of the others is taken
 LEVEL = 0.5  # how far the squared lengths of rows of noise may spread, relative to their middle
 SIGMAS = 8.0  # a row of noise is not so much longer than others, among any number of rows
-MOST = 0.5  # share of the vocabulary above which rows are not told apart
+MOST = 0.5  # share of the vocabulary above which rows are not distinguished
 
 
 @dataclass(frozen=True)
 class FreeTokens(Inversion):
-    """apart: how far a row must be from the span of the others where all are not zero, relative to its length."""
+    """The attack that this module describes.
+
+    Attributes:
+        apart: how far a row must be from the span of the others where all are not zero, relative to its length.
+    """
 
     apart: float = 1e-2
 
@@ -58,7 +62,7 @@ class FreeTokens(Inversion):
             if (grad := table_gradient(batch)) is None:
                 return "the gradient of the embeddings is not shared"
             if bag(grad, self.apart) is None:
-                return "the rows of the embeddings' gradient are all alike: no token can be told from another"
+                return "the rows of the embeddings' gradient are all alike: no token can be distinguished from another"
         return None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
@@ -74,7 +78,8 @@ def table_gradient(batch: SharedBatch) -> Tensor | None:
 
 
 def bag(grad: Tensor, apart: float = 1e-2) -> Ids | None:
-    """(k,) the ids that were read, ascending, by the gradient (v, d) of the embeddings; None where it does not tell."""
+    """(k,) the ids that were read, ascending, by the gradient (v, d) of the embeddings; None where the rows are all
+    alike."""
     there = (grad != 0).any(1)
     if int(there.sum()) > MOST * len(grad):
         there = _unlike(grad, apart)
@@ -82,8 +87,8 @@ def bag(grad: Tensor, apart: float = 1e-2) -> Ids | None:
 
 
 def _unlike(grad: Tensor, apart: float) -> Tensor:
-    """(v,) which rows are outside the span that nearly all others lie in. That span is told by the smallest rows, which
-    are of tokens that were neither read nor likely answers."""
+    """(v,) which rows are outside the span that nearly all others lie in. That span is taken from the smallest rows,
+    which are of tokens that were neither read nor likely answers."""
     lengths = grad.double().norm(dim=1)
     order = lengths.argsort()[int((lengths == 0).sum()) :]
     small = order[: min(SAMPLE, len(grad) // 2)]

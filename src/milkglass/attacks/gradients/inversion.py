@@ -23,8 +23,14 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True, eq=False)
 class SharedBatch:
-    """What an attacker has of one step. seen: its gradient. labels, lengths: (b,) what is known of its texts, special
-    tokens counted. corpus: public text. noise: what was added to the gradient."""
+    """What an attacker has of one step.
+
+    Attributes:
+        seen: its gradient.
+        labels, lengths: (b,) what is known of its texts, special tokens counted.
+        corpus: public text.
+        noise: what was added to the gradient.
+    """
 
     seen: Gradients
     step: SharedStep
@@ -56,7 +62,11 @@ class Inversion(Attack):
     @abc.abstractmethod
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         """The texts of a batch as public ids, special ones too, as many as it has, in any order; an empty one where
-        nothing is found. budget: this batch's own."""
+        nothing is found.
+
+        Args:
+            budget: this batch's own.
+        """
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         result: list[Ids] = []

@@ -50,7 +50,8 @@ def search(
 ) -> Iterator[int]:
     """Every seed from `first` on, of `count`, whose outputs at these places pass their tests; the first one is a sieve.
 
-    stopped: asked between blocks; the search ends where it says so.
+    Args:
+        stopped: asked between blocks; the search ends where it says so.
     """
     starts = range(first, min(first + count, SEEDS), BLOCK)
     with ThreadPoolExecutor(threads) as pool:

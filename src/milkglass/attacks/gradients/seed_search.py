@@ -42,10 +42,12 @@ LEFT = 1e-5  # of the noise's width, below which an entry is rounding
 
 @dataclass(frozen=True)
 class SeedSearch(Inversion):
-    """Attributes:
-    first: the first seed that is tried.
-    count: how many are.
-    threads: that try them.
+    """The attack that this module describes.
+
+    Attributes:
+        first: the first seed that is tried.
+        count: how many are.
+        threads: that try them.
     """
 
     first: int = 0
@@ -87,7 +89,11 @@ class SeedSearch(Inversion):
 
 @dataclass(frozen=True)
 class _Drawn:
-    """How the noise was drawn. width: its standard deviation, by the middle of all entries, which are noise nearly."""
+    """How the noise was drawn.
+
+    Attributes:
+        width: its standard deviation, by the middle of all entries, which are noise nearly.
+    """
 
     gaussian: bool
     width: float = field(repr=False)

@@ -22,9 +22,14 @@ ROUNDING = 64.0  # a singular value of so many units of rounding, relative to th
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """basis: (m, r) orthonormal columns, float64. through: (m, d) what vectors pass before they are compared; None:
-    m = d, they are compared as they are. full: whether the rank is as large as it can be, so that there may have been
-    more vectors than the span can tell."""
+    """A linear span, and how far vectors are from it.
+
+    Attributes:
+        basis: (m, r) orthonormal columns, float64.
+        through: (m, d) what vectors pass before they are compared; None: m = d, they are compared as they are.
+        full: whether the rank is as large as it can be, so that there may have been more vectors than the span
+            shows.
+    """
 
     basis: Tensor
     through: Tensor | None
@@ -74,11 +79,14 @@ def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
 
 
 def numerical_rank(values: Tensor, eps: float) -> int:
-    """How many singular values, largest first, are more than rounding; eps: of the numbers that they come from.
+    """How many singular values, largest first, are more than rounding.
 
-    It lies at the widest gap, as a ratio, of those below which is nothing but what may be rounding: at most
-    ROUNDING * eps of the largest. Where there is no such gap, as with noise, the rank is full. What is far below eps is
-    taken as eps / 16: an exact zero beside a rounded one is no gap.
+    The rank is at the widest gap, as a ratio, of those below which all may be rounding: at most ROUNDING * eps of the
+    largest. Where there is no such gap, as with noise, the rank is full. What is far below eps is taken as eps / 16: an
+    exact zero beside a rounded one is not a gap.
+
+    Args:
+        eps: of the numbers from which they were computed.
     """
     relative = (values / values[0].clamp_min(1e-300)).clamp_min(eps / 16)
     beyond = (relative[1:] <= ROUNDING * eps).nonzero()[:, 0]

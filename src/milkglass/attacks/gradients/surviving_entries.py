@@ -5,7 +5,7 @@ inversion ends (`dager`), but not these three:
 
 1. A token's row of the embeddings' gradient is not zero where its token stood, and one of d entries is enough to show:
    of rows of 384 entries, of which 99 % are zeroed by chance, 1 - 0.99^384 = 98 % remain.
-2. In a model with learned positions, rows of their table tell the length in the same way, and each such row is equal to
+2. In a model with learned positions, rows of their table show the length in the same way, and each such row is equal to
    the row of the token that stood there, if it stood nowhere else. Where both have an entry left, that is seen.
 3. A text with these tokens has a gradient, which is compared with what was seen, on surviving entries only:
 
@@ -41,7 +41,12 @@ SHAKES = 3  # changes at random to a text that no single change brings nearer
 
 @dataclass(frozen=True)
 class SurvivingEntries(Inversion):
-    """evaluations: gradients taken for a batch at most. starts: of these for orders drawn at random."""
+    """The attack that this module describes.
+
+    Attributes:
+        evaluations: gradients taken for a batch at most.
+        starts: of these for orders drawn at random.
+    """
 
     evaluations: int = 1500
     starts: int = 50

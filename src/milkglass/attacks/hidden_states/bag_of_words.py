@@ -31,7 +31,12 @@ def vectors(seen: Activations) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class BagOfWords(Attack):
-    """Settings of the linear layer, as MLC has them."""
+    """The attack that this module describes.
+
+    Attributes:
+        learning_rate, epochs, batch_size: of the linear layer's training by Adam.
+        threshold: a word's probability from which it is named.
+    """
 
     learning_rate: float = 1e-2
     epochs: int = 30
@@ -47,7 +52,7 @@ class BagOfWords(Attack):
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if (required(knowledge.corpus).lengths > 0).sum() < 2:
-            return "fewer than two public texts hold a token: nothing tells their vectors from others"
+            return "fewer than two public texts hold a token: their vectors cannot be distinguished from others"
         widths = {one.hidden.shape[1] for one in transcript.all(Activations)}
         return None if len(widths) == 1 else f"the states have {len(widths)} different widths"
 

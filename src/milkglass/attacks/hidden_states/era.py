@@ -71,7 +71,11 @@ def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
 
 @dataclass(frozen=True)
 class ERA(Attack):
-    """k: how many ranks the guess has. The guess is about the generated ids, in the order of the outputs."""
+    """The attack that this module describes.
+
+    Attributes:
+        k: how many ranks the guess has. The guess is about the generated ids, in the order of the outputs.
+    """
 
     k: int = 10
 

@@ -1,6 +1,6 @@
 """ERA+: embedding replacement, joined over all that was generated, inside the candidates that are known.
 
-ERA reads each generated id by itself and among all public ids. But one scrambled id is always the same token, and the
+ERA reads each generated id separately and among all public ids. But one scrambled id is always the same token, and the
 clusters say which few it can be. So add up, over all places where the scrambled id a was generated, how much likelier
 the public head finds each candidate b there than it is anyway, and decide once:
 
@@ -49,7 +49,11 @@ ALL = 2.0  # no probability is higher: no id is certain enough to be left alone
 
 @dataclass(frozen=True)
 class ERAPlus(Solver):
-    """damping: K, from how many places on more of them count little."""
+    """The attack that this module describes.
+
+    Attributes:
+        damping: K, from how many places on more of them count little.
+    """
 
     damping: float = 20.0
 
@@ -74,20 +78,20 @@ class ERAPlus(Solver):
         share = (
             np.zeros(tokens) if knowledge.corpus is None else np.log(PublicBigrams.of(knowledge.corpus, tokens).share)
         )
-        board = EvidenceTable.of(result, created, ALL, share, len(created.ids) + 1, size)
-        where = np.flatnonzero(board.line[created.ids] >= 0)
+        table = EvidenceTable.of(result, created, ALL, share, len(created.ids) + 1, size)
+        where = np.flatnonzero(table.line[created.ids] >= 0)
         if not len(where):
             return result
         ids = created.ids[where]
-        member = board.member[board.line[ids]]
+        member = table.member[table.line[ids]]
         said_here = before[torch.from_numpy(known)][torch.from_numpy(where)]
         scores = weighed(said_here, public_head(required(knowledge.public_model)), member)
         scores -= share[member]
-        board.hear(ids, scores, FLOOR)
-        words, _ = board.weighed(board.evidence(self.damping), board.belief(result.likelihood))
-        heard = [np.zeros(one.shape) for one in result.likelihood]
-        board.give(words, heard, np.zeros(size, np.int64), result.groups)
-        return Candidates(result.groups, tuple(a + b for a, b in zip(result.likelihood, heard, strict=True)))
+        table.update(ids, scores, FLOOR)
+        words, _ = table.weighed(table.evidence(self.damping), table.belief(result.likelihood))
+        stored = [np.zeros(one.shape) for one in result.likelihood]
+        table.store(words, stored, np.zeros(size, np.int64), result.groups)
+        return Candidates(result.groups, tuple(a + b for a, b in zip(result.likelihood, stored, strict=True)))
 
     def _prior(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
@@ -98,7 +102,16 @@ class ERAPlus(Solver):
 
 
 def weighed(states: torch.Tensor, head: torch.Tensor, member: Ids) -> Floats:
-    """states: (m, d). head: (n, d). member: (m, w) public ids. Returns (m, w) the head's logits of these."""
+    """The head's logits of a few options at each place.
+
+    Args:
+        states: (m, d).
+        head: (n, d).
+        member: (m, w) public ids.
+
+    Returns:
+        (m, w).
+    """
     parts = [
         torch.einsum("md,mwd->mw", block, head[ids].float()).numpy()
         for block, ids in zip(states.split(BLOCK), torch.from_numpy(member).split(BLOCK), strict=True)

@@ -40,16 +40,18 @@ BLOCK = 16  # coordinates looked at before tokens are dropped
 PIECE = 1 << 16  # factors at a time, which a processor's cache holds
 SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
 CLOSE = 3  # coordinates by which a token may be behind the best and is kept
-TRIED, LOOKED = 9, 2  # factors that the first row does not tell apart, and rows that do
+TRIED, LOOKED = 9, 2  # factors that the first row does not separate, and rows that do
 SPARSE = 1 << 10  # of so many factors one is tried where none fits
 
 
 @dataclass(frozen=True)
 class FloatHoles(Attack):
-    """Attributes:
-    k: how many ranks the guess has.
-    patience: after so many texts that no factor fits it ends: this noise has no holes.
-    always: guess where no factor fits, too, by the one that fits best, and never end early.
+    """The attack that this module describes.
+
+    Attributes:
+        k: how many ranks the guess has.
+        patience: after so many texts that no factor fits it ends: this noise has no holes.
+        always: guess where no factor fits, too, by the one that fits best, and never end early.
     """
 
     k: int = 10
@@ -142,7 +144,7 @@ class _Reader:
         return self._closest(best, rows[1 : 1 + LOOKED]) if len(best) else None
 
     def _closest(self, numbers: Floats, rows: Floats) -> np.float32:
-        """Of neighbouring factors that the first row does not tell apart, the one that fits the rows after it best."""
+        """Of neighbouring factors that the first row does not separate, the one that fits the rows after it best."""
         part = numbers[np.unique(np.linspace(0, len(numbers) - 1, TRIED).astype(np.int64))]
         if len(part) == 1:
             return np.float32(part[0])

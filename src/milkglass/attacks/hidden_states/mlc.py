@@ -50,7 +50,12 @@ def embeddings(model: Model, texts: Sequences, groups: Iterable[Ids]) -> tuple[t
 
 @dataclass(frozen=True)
 class MLC(Attack):
-    """rate: Adam's. epochs, batch_size: of the linear layer. threshold: a word's probability from which it is named."""
+    """The attack that this module describes.
+
+    Attributes:
+        learning_rate, epochs, batch_size: of the linear layer's training by Adam.
+        threshold: a word's probability from which it is named.
+    """
 
     learning_rate: float = 1e-2
     epochs: int = 30
@@ -71,7 +76,7 @@ class MLC(Attack):
         if not len(corpus.ids):
             return "the public text holds no token"
         if (corpus.lengths > 0).sum() < 2:
-            return "one public text is too few: nothing tells its embedding from others"
+            return "one public text is too few: its embedding cannot be distinguished from others"
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:

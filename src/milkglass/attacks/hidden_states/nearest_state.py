@@ -49,7 +49,11 @@ def hidden_of(transcript: Transcript, width: int) -> str | None:
 
 @dataclass(frozen=True)
 class NearestState(Attack):
-    """k: how many ranks the guess has."""
+    """The attack that this module describes.
+
+    Attributes:
+        k: how many ranks the guess has.
+    """
 
     k: int = 10
 
@@ -97,7 +101,11 @@ class NearestState(Attack):
 
     @torch.inference_mode()
     def _nearest(self, rows: torch.Tensor, blocks: Any, budget: Budget) -> Ids:
-        """The k best of all blocks, best first; blocks: (first id, (m, d)). Rows that time did not reach stay empty."""
+        """The k best of all blocks, best first.
+
+        Args:
+            blocks: (first id, (m, d)). Rows that time did not reach stay empty.
+        """
         best = torch.empty(len(rows), 0)
         ids = torch.empty(len(rows), 0, dtype=torch.long)
         for first, block in blocks:

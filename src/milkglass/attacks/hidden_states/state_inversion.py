@@ -8,7 +8,7 @@ and for every one of `copies` readings of the public text: the attacker has as m
 
 It begins at the states themselves and the public table, so that it also reads tokens that the public text has not.
 What nearest neighbours do not read, and it does: contexts, and what training did to the client's half. It does not know
-that texts repeat, nor any order of texts: it reads each by itself.
+that texts repeat, nor any order of texts: it reads each separately.
 """
 
 from __future__ import annotations
@@ -71,8 +71,12 @@ class StateInverter(torch.nn.Module):
 
 @dataclass(frozen=True)
 class StateInversion(Attack):
-    """depth: transformer layers of the inversion model, 0 for a linear one. copies: how often the public text is
-    observed, each time with other draws."""
+    """The attack that this module describes.
+
+    Attributes:
+        depth: transformer layers of the inversion model, 0 for a linear one.
+        copies: how often the public text is observed, each time with other draws.
+    """
 
     depth: int = 1
     copies: int = 1

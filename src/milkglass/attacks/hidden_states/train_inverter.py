@@ -35,8 +35,12 @@ def train(
     rng: np.random.Generator,
     clip: float | None = None,
 ) -> None:
-    """Until the epochs are done or the budget is spent, whichever is first. states: (total, d), one for each id of
-    `corpus`. clip: the greatest norm of a step's gradient."""
+    """Until the epochs are done or the budget is spent, whichever is first.
+
+    Args:
+        states: (total, d), one for each id of `corpus`.
+        clip: the greatest norm of a step's gradient.
+    """
     optimiser = torch.optim.AdamW(inverter.parameters(), lr=chosen.learning_rate, weight_decay=0.0)
     groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // chosen.batch_size))]
     steps, done = chosen.epochs * len(groups), 0

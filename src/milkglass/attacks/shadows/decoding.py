@@ -30,8 +30,15 @@ from milkglass.threat.observations import Tokens, Transcript
 
 @dataclass(frozen=True)
 class ShadowDecoding(Attack):
-    """prior: of the even choice, in tokens. candidates: originals weighed at each place, the likeliest by frequency.
-    mix: how much neighbours count beside frequency. rehearsals: of the public text. k: ranks of the guess."""
+    """The attack that this module describes.
+
+    Attributes:
+        prior: of the even choice, in tokens.
+        candidates: originals weighed at each place, the likeliest by frequency.
+        mix: how much neighbours count beside frequency.
+        rehearsals: of the public text.
+        k: ranks of the guess.
+    """
 
     prior: float = 5.0
     candidates: int = 200
@@ -58,8 +65,12 @@ class ShadowDecoding(Attack):
         return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))
 
     def channel(self, known: Candidates, corpus: Sequences, sent: list[tuple[Sequences, Ids]], size: int) -> Channel:
-        """p(s | t) and the share of t, for every shadow. sent: rehearsals of the corpus, and where each token went. An
-        id that is nobody's shadow stands for itself."""
+        """p(s | t) and the share of t, for every shadow.
+
+        Args:
+            sent: rehearsals of the corpus, and where each token was sent. An id that is no token's shadow stands for
+                itself.
+        """
         share = corpus.counts(size) / len(corpus.ids)
         keys, counts = became(corpus, sent, size)
         times = np.bincount(keys % size, counts, size)  # how often each t became anything

@@ -38,8 +38,13 @@ TOKENS = 1024  # shadows in a batch
 
 @dataclass(frozen=True)
 class ShadowGeneration(Attack):
-    """base: the folder of a causal model; None: a new one of `width` and `layers`. epochs over the corpus, rate: of
-    AdamW. restricted: whether only candidates are written; where none are known, anything is."""
+    """The attack that this module describes.
+
+    Attributes:
+        base: the folder of a causal model; None: a new one of `width` and `layers`.
+        epochs, rate: over the corpus, of AdamW.
+        restricted: whether only candidates are written; where none are known, anything is.
+    """
 
     base: Path | None = None
     width: int = 128

@@ -1,4 +1,4 @@
-"""What an attacker who knows the defence can tell of each replaced token: all tokens that it may stand for.
+"""What an attacker who knows the defence knows of each replaced token: all tokens for which it may stand.
 
 GHOST's search is public, and so is the table that it searched (Kerckhoffs). So the attacker runs it, and turns its
 result around: T_ori(s) = {t : s is a shadow of t} (paper, section 5.7). The replaced ids themselves are taken to be
@@ -29,8 +29,15 @@ Floats = NDArray[np.float64]
 def inverse(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
     """For each id that is a shadow of something, all that it is a shadow of, ascending.
 
-    ids: (total,) the shadows of token 0, of token 1, and so on. starts: (n + 1,) where each token's begin. likelihood:
-    log 1 / |S_t| of each original t, as if each of its shadows were chosen equally often. Raises UsageError.
+    Args:
+        ids: (total,) the shadows of token 0, of token 1, and so on.
+        starts: (n + 1,) where each token's begin.
+
+    Returns:
+        The likelihood is log 1 / |S_t| of each original t, as if each of its shadows were drawn equally often.
+
+    Raises:
+        UsageError: starts that do not divide the ids.
     """
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(ids) or (np.diff(starts) < 0).any():
         raise UsageError(f"{len(starts)} starts do not divide {len(ids)} shadows", "give n + 1, from 0 to their number")
@@ -77,7 +84,7 @@ class Rule(Attack):
             if budget.left() <= 0:
                 break
             if (members := behind.get(token)) is None:
-                continue  # nobody's shadow: it was not sent by this defence
+                continue  # no token's shadow: it was not sent by this defence
             best = self.order(*rows[token], rng)[: self.k]
             guess[place, : len(best)] = members[best]
         return Guess(running=guess)

@@ -19,7 +19,11 @@ from milkglass.sequences import Ids
 
 @dataclass(frozen=True)
 class ShadowMaximum(Rule):
-    """k: how many originals are listed of each."""
+    """The attack that this module describes.
+
+    Attributes:
+        k: how many originals are listed of each.
+    """
 
     k: int = 10
 

@@ -36,8 +36,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Channel:
-    """For each seen token the likeliest tokens behind it, (n, c), NO_BELIEF where there are fewer; p: (n, c) of each,
-    how likely it sends that seen token. share: (n,) of the public text's tokens."""
+    """What a sanitizer does to tokens, as an attacker's rehearsals show it.
+
+    Attributes:
+        behind: (n, c) for each seen token the likeliest originals, NO_BELIEF where there are fewer.
+        p: (n, c) of each, how likely it sends that seen token.
+        share: (n,) of the public text's tokens.
+    """
 
     behind: Ids
     p: Floats
@@ -55,7 +60,11 @@ def became(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int) ->
 
 
 def learnt(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int, candidates: int) -> Channel:
-    """sent: rehearsals of the same text, each with the place at which every original token was sent."""
+    """The channel that these rehearsals show.
+
+    Args:
+        sent: rehearsals of the same text, each with the place at which every original token was sent.
+    """
     share = original.counts(size) / max(1, len(original.ids))
     pairs, counts = became(original, sent, size)
     seen_ids, behind = pairs // size, pairs % size
@@ -75,7 +84,13 @@ def learnt(original: Sequences, sent: list[tuple[Sequences, Ids]], size: int, ca
 
 @dataclass(frozen=True)
 class Neighbours:
-    """p(x | w) of the public text. keys: sorted w * n + x; count: of each; times: (n,) of w."""
+    """p(x | w) of the public text.
+
+    Attributes:
+        keys: sorted w * n + x.
+        count: of each.
+        times: (n,) of w.
+    """
 
     keys: Ids
     count: Floats
@@ -142,8 +157,14 @@ def _unit(values: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class ChannelAttack(Attack):
-    """rehearsals: how often the public text is sanitized. candidates: tokens weighed at each place. mix: how much
-    neighbours count beside frequency, fixed before anything was graded. k: ranks of the guess."""
+    """The attack that this module describes.
+
+    Attributes:
+        rehearsals: how often the public text is sanitized.
+        candidates: tokens weighed at each place.
+        mix: how much neighbours count beside frequency, fixed before anything was graded.
+        k: ranks of the guess.
+    """
 
     rehearsals: int = 3
     candidates: int = 40
@@ -166,5 +187,5 @@ class ChannelAttack(Attack):
         channel = learnt(corpus, rehearsed(knowledge, self.rehearsals, rng), transcript.size, self.candidates)
         neighbours = Neighbours.of(corpus, transcript.size, channel.share, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
-        guess[:, 0] = transcript.tokens.ids  # of what time does not reach: as it was sent
+        guess[:, 0] = transcript.tokens.ids  # what time does not reach is read as it was sent
         return Guess(running=read(transcript.tokens, channel, neighbours, guess, budget))

@@ -2,11 +2,11 @@
 
 Schemes that mix each embedding with k - 1 others promise that an attacker, even one who finds the cluster, is left with
 one chance in k. That would be so if all members of a cluster were equally common. They are not: a cluster holds
-neighbours in meaning, a common word among rare ones (a plural, a misspelling, an archaic form), and whoever guesses the
-commonest of them every time is right as often as common words are sent. On MiniLM at k = 10 that is 46 % of running
-tokens on SST-2 and 52 % on Enron with a public text of the same kind, 34 % with another kind, not 10 %. This guess uses
-no observation of ids, no bigrams, no weights: it is what the cluster alone gives away, the floor that every report
-prints next to 1/k.
+neighbours in meaning, a common word among rare ones (a plural, a misspelling, an archaic form), and an attacker who
+guesses the commonest of them every time is right as often as common words are sent. On MiniLM at k = 10 that is 46 % of
+running tokens on SST-2 and 52 % on Enron with a public text of the same kind, 34 % with another kind, not 10 %. This
+guess uses no observation of ids, no bigrams, no weights: it is what the cluster alone gives away, the floor that every
+report prints next to 1/k.
 
 Members are ordered by their counts in the attacker's public text; those that it lacks come last, in no order (by id).
 All rows of a cluster get the same list, on purpose: which row is which is exactly what this guess does not know.
@@ -27,7 +27,11 @@ from milkglass.threat.observations import Transcript, Weights
 
 @dataclass(frozen=True)
 class ClusterConditional(Attack):
-    """k: how many members are listed."""
+    """The attack that this module describes.
+
+    Attributes:
+        k: how many members are listed.
+    """
 
     k: int = 10
 

@@ -1,4 +1,4 @@
-"""A language model over the candidates: what decipherment leaves open, a model that has read far more can tell.
+"""A language model over the candidates: what decipherment leaves open, a model that has read far more can settle.
 
 Decipherment knows two neighbours and the attacker's public text. A causal language model knows the whole of what
 precedes a place, and language in general, so it helps most where the public text is short or of another kind. It cannot
@@ -14,13 +14,13 @@ read scrambled ids, but it can read what decipherment made of them, errors and a
 
 rho: much of what precedes is misread, so one place can say only so much against a reading. K is small: the errors at
 different places of a frequent id are those of one model and of one reading. Only some places of a frequent id are
-looked at, and first the texts in which most is at stake: in proportion to their length, the running tokens that
-uncertain ids stand for. When the time is over, what was heard by then counts.
+looked at, and first the texts in which most can be set right: in proportion to their length, the running tokens that
+uncertain ids stand for. When the time is over, what was read by then counts.
 
 **Which model.** The public model itself where it is causal. An encoder writes nothing; then another public model reads
-the text that the public ids spell, which is no stronger an assumption: `reader` is one that anybody can download. The
+the text that the public ids spell, which is no stronger an assumption: `reader` is one that anyone can download. The
 obvious alternative, to train the public encoder to fill gaps, was tried and is not built: after 55,000 tokens (50 s) of
-masked training on WikiText-2, MiniLM, which has no head for it, told the members of a group apart hardly better than
+masked training on WikiText-2, MiniLM, which has no head for it, distinguished the members of a group hardly better than
 their frequencies do (1.31 against 1.34 nats a place).
 
 **Parameters** were chosen on one rehearsal, 250 pieces of news read with WikiText-2: rho of 0.1, 0.3, 0.5 and K of 3,
@@ -64,8 +64,16 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True)
 class LanguageModel(Solver):
-    """reader: a causal model, embedded or in a folder. rounds: of reading. contexts: places of one id that are looked
-    at in a round. patience, doubt: K and rho above. certain: ids whose likeliest candidate has more are left alone."""
+    """The attack that this module describes.
+
+    Attributes:
+        reader: a causal model, embedded or in a folder.
+        rounds: of reading.
+        contexts: places of one id that are looked at in a round.
+        patience, doubt: K and rho above.
+        certain: ids whose likeliest candidate has more are left alone.
+        first: the decipherment that comes before.
+    """
 
     reader: str = "demo:smollm2"
     rounds: int = 1
@@ -112,18 +120,18 @@ class LanguageModel(Solver):
         reader = self._opened(knowledge)
         share = np.log(PublicBigrams.of(required(knowledge.corpus), knowledge.tokens(transcript.size)).share)
         prior = restricted(required(knowledge.candidates), base.groups, transcript.size)
-        heard = [np.zeros_like(one) for one in prior]
-        info = np.zeros(transcript.size, np.int64)
+        stored = [np.zeros_like(one) for one in prior]
+        places = np.zeros(transcript.size, np.int64)
         for number in range(self.rounds):
             seconds = (budget.left() - elapsed) / (self.rounds - number)
             ends = Budget(seconds, stopped=budget.stopped, clock=budget.clock)
-            board = EvidenceTable.of(result, transcript.tokens, self.certain, share, self.contexts, transcript.size)
-            self._listen(reader, transcript, result, board, ends, rng)
-            board.give(board.evidence(self.patience), heard, info, base.groups)
+            table = EvidenceTable.of(result, transcript.tokens, self.certain, share, self.contexts, transcript.size)
+            self._update(table, reader, transcript, result, ends, rng)
+            table.store(table.evidence(self.patience), stored, places, base.groups)
             budget.progress((number + 1) / self.rounds)
             if budget.left() <= elapsed:  # no time to settle again
-                return _plus(base.groups, base.likelihood, heard)
-            stronger = replace(knowledge, candidates=_plus(base.groups, prior, heard))
+                return _plus(base.groups, base.likelihood, stored)
+            stronger = replace(knowledge, candidates=_plus(base.groups, prior, stored))
             result = self.first.learn(transcript, stronger, budget.part(1), rng)
         return result
 
@@ -138,36 +146,35 @@ class LanguageModel(Solver):
         anchor = next((one for one in common if own.decode([one]).isalpha()), common[0])
         return CausalReader.of(Model.open(folder), Spelling.between(own, tokenizer_of(folder), size, anchor))
 
-    def _listen(
+    def _update(
         self,
+        table: EvidenceTable,
         reader: CausalReader,
         transcript: Transcript,
-        found: Candidates,
-        board: EvidenceTable,
+        candidates: Candidates,
         budget: Budget,
         rng: np.random.Generator,
     ) -> None:
-        """Puts on the board what the model says, the texts at which most is at stake first, until the time is over."""
+        """Add what the model says, the texts first that may set most right, until the time is over."""
         texts = transcript.tokens
-        reading = texts.mapped(required(ranked(found, transcript.size, 1).table)[:, 0])
-        queue, common = board.urgent(texts, rng), None
+        reading = texts.mapped(required(ranked(candidates, transcript.size, 1).table)[:, 0])
+        queue, common = table.urgent(texts, rng), None
         while len(queue) and budget.left() > 0:
-            part, queue = board.needed(texts, queue[:BLOCK]), queue[BLOCK:]
-            heard: list[ReadBatch] = []
+            part, queue = table.needed(texts, queue[:BLOCK]), queue[BLOCK:]
+            read: list[ReadBatch] = []
             for one in reader.reads(reading, part):
-                heard.append(one)
+                read.append(one)
                 if budget.left() <= 0:
                     break
-            if common is None and heard:
-                states = torch.cat([one.states for one in heard])
+            if common is None and read:
+                states = torch.cat([one.states for one in read])
                 common = reader.common(states[torch.from_numpy(rng.permutation(len(states))[:FEW])])
-            for one in heard:
-                requested = board.asked(texts.ids[one.where])
-                ids = texts.ids[one.where[requested]]
+            for one in read:
+                open_places = table.open_at(texts.ids[one.where])
+                ids = texts.ids[one.where[open_places]]
                 if len(ids):
-                    board.hear(
-                        ids, reader.at(one.of(requested), board.member[board.line[ids]], required(common)), self.doubt
-                    )
+                    options = table.member[table.line[ids]]
+                    table.update(ids, reader.at(one.of(open_places), options, required(common)), self.doubt)
 
 
 def _plus(groups: tuple[Group, ...], one: Sequence[Floats], other: Sequence[Floats]) -> Candidates:

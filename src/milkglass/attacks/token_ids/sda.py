@@ -1,8 +1,8 @@
 """SDA: substitution deciphering with a model that scores sentences (Lin et al. 2025, sections 5.2, C.4, Table 4).
 
 For each scrambled id the K_A nearest public tokens are candidates. A beam search goes through a sentence from left to
-right; each extension is scored by a classifier that was trained to tell real text from text whose every token was
-replaced by one of its own K_A nearest tokens. The best sentence at the end is the guess.
+right; each extension is scored by a classifier that was trained to distinguish real text from text whose every token
+was replaced by one of its own K_A nearest tokens. The best sentence at the end is the guess.
 
     training set   real public sentences (1), and each with every token replaced at random from its K_A neighbours (0)
     score(prefix)  the classifier's log-odds of "real", plus for each token log softmax(cosine / 0.05) over its K_A
@@ -59,8 +59,15 @@ class Scorer(torch.nn.Module):
 
 @dataclass(frozen=True)
 class SDA(Attack):
-    """candidates: K_A. beam: sentences kept at each step. training: share of the budget for the scoring model. steps:
-    batches that it is trained on at most, None for all of its epochs. prior: weight of the cosines."""
+    """The attack that this module describes.
+
+    Attributes:
+        candidates: K_A.
+        beam: sentences kept at each step.
+        training: share of the budget for the scoring model.
+        steps: batches that it is trained on at most, None for all of its epochs.
+        prior: weight of the cosines.
+    """
 
     candidates: int = 3
     beam: int = 5
@@ -109,7 +116,11 @@ class SDA(Attack):
 
     def options(self, transcript: Transcript, table: torch.Tensor, fixed: Ids) -> tuple[Ids, NDArray[np.float64]]:
         """(n, K_A) the public ids that each id sent may stand for, nearest first, and the logarithm of how likely each
-        is by its cosine alone. fixed: (p, 2), ids of which that is known."""
+        is by its cosine alone.
+
+        Args:
+            fixed: (p, 2), ids of which that is known.
+        """
         used = np.unique(transcript.tokens.ids)
         rows = transcript.table[torch.from_numpy(used)]
         result = nearest(rows, table, self.candidates)
@@ -123,7 +134,11 @@ class SDA(Attack):
 
     def train(self, public: Model, corpus: Sequences, fixed: Ids, budget: Budget, rng: np.random.Generator) -> Scorer:
         """Real sentences against sentences of neighbours, until the epochs, the steps or this part of the budget are
-        over. fixed: public ids that nothing replaces."""
+        over.
+
+        Args:
+            fixed: public ids that nothing replaces.
+        """
         scorer = Scorer(public, rng)
         table = public.table
         words = np.unique(corpus.ids)
@@ -152,7 +167,14 @@ class SDA(Attack):
 
     @torch.inference_mode()
     def search(self, scorer: Scorer, likely: Ids, prior: NDArray[np.float64]) -> Ids:
-        """likely, prior: (t, K_A). The best of the beam: (t,)."""
+        """The best reading of one sentence.
+
+        Args:
+            likely, prior: (t, K_A).
+
+        Returns:
+            (t,) the best of the beam.
+        """
         beams, so_far = np.empty((1, 0), np.int64), np.zeros(1)
         for options, weights in zip(likely, prior, strict=True):
             if (options == options[0]).all():  # known by its place

@@ -33,7 +33,11 @@ from milkglass.threat.observations import Tokens, Transcript
 
 @dataclass(frozen=True)
 class TextInContext(Attack):
-    """k: how many members are listed."""
+    """The attack that this module describes.
+
+    Attributes:
+        k: how many members are listed.
+    """
 
     k: int = 10
 
@@ -73,8 +77,14 @@ class TextInContext(Attack):
 
 @dataclass(frozen=True)
 class Chain:
-    """group: (n',) the number of each scrambled id's group, -1 for none. follows: (n, n) public bigrams. share: (n,)
-    of the public text. kinds, total: (n,) how many different tokens follow each, how many in all."""
+    """A hidden Markov chain over the members of groups.
+
+    Attributes:
+        group: (n',) the number of each scrambled id's group, -1 for none.
+        follows: (n, n) public bigrams.
+        share: (n,) of the public text.
+        kinds, total: (n,) how many different tokens follow each, how many in all.
+    """
 
     candidates: Candidates
     group: Ids
@@ -86,7 +96,12 @@ class Chain:
 
     @classmethod
     def of(cls, candidates: Candidates, corpus: Sequences, ids: int, tokens: int) -> Chain:
-        """ids: n'. tokens: n."""
+        """The chain of these groups, with transitions of the public text.
+
+        Args:
+            ids: n'.
+            tokens: n.
+        """
         group = np.full(ids, -1, np.int64)
         for number, one in enumerate(candidates.groups):
             group[one.rows] = number
@@ -111,7 +126,11 @@ class Chain:
         return self.steps[key]
 
     def read(self, text: Ids, neighbours: bool) -> list[NDArray[np.float64]]:
-        """For each place the belief in each member, (m,); neighbours: whether to listen to them."""
+        """For each place the belief in each member, (m,).
+
+        Args:
+            neighbours: whether they count.
+        """
         own = [self.share[self.members(int(one))] for one in text]
         if not neighbours or len(text) < 2:
             return own

@@ -43,8 +43,13 @@ Match = Literal["rank", "nearest"]
 
 @dataclass(frozen=True)
 class TFA(Attack):
-    """k: how many ranks are guessed, the id's own first, then those nearest to it, the commoner ones first. places:
-    whether tokens that are known by their place are taken out first. match: see above."""
+    """The attack that this module describes.
+
+    Attributes:
+        k: how many ranks are guessed, the id's own first, then those nearest to it, the commoner ones first.
+        places: whether tokens that are known by their place are taken out first.
+        match: see above.
+    """
 
     k: int = 10
     places: bool = True
@@ -102,9 +107,12 @@ def by_rank(counts: Ids) -> Ids:
 
 
 def by_nearest(here: Ids, there: Ids, sent: Ids, k: int, total: int | None = None) -> Ids:
-    """(s, k) for each of the ids `sent` the public ones of the nearest relative frequency, ties by id; here, there:
-    counts by scrambled and by public id. total: of all that was sent, where `here` is no count but what one alias
-    stands for. Ids of one count have one answer, so it is found once a count.
+    """(s, k) for each of the ids `sent` the public ones of the nearest relative frequency, ties by id.
+
+    Args:
+        here, there: counts by scrambled and by public id.
+        total: of all that was sent, where `here` is no count but what one alias stands for. Ids of one count have one
+            answer, so it is found once a count.
     """
     public = np.flatnonzero(there)
     counts, which = np.unique(here[sent], return_inverse=True)

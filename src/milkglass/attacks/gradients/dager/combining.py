@@ -1,13 +1,13 @@
 """Encoders: one token a position, together such that all that enters the second layer is in the span of its gradients.
 
-The first layer has told which tokens there were at each position, of all texts of the batch together. Which belong to
+The first layer reveals which tokens there were at each position, of all texts of the batch together. Which belong to
 one text shows in the second: every state of a text depends on all of its tokens. While there are few combinations, all
 are tried. Above that, a text starts at random and is changed one position after the other, each to the token with
 which the states are nearest, until nothing changes; the best of several starts is taken.
 
 Where as many tokens of a position are in no found text as there are texts to find, each of these has one of them.
 Texts that share tokens leave fewer, and then all tokens stay. But no text is found twice, unless every token is in one
-that was found and no other text is in the span: then the batch holds one of them again, and the spans don't tell which.
+that was found and no other text is in the span: then the batch holds one of them again, and the spans don't show which.
 
 What this module does not know: decoders, how the first layer was read.
 """
@@ -33,8 +33,14 @@ TOKENS = 8192  # in a forward
 
 @dataclass(frozen=True, eq=False)
 class Combiner:
-    """entrance, spans: of the second layer. tolerance: of every state. combinations: tried one by one up to so many.
-    starts: of the search above that."""
+    """Combines the tokens of each position into texts.
+
+    Attributes:
+        entrance, spans: of the second layer.
+        tolerance: of every state.
+        combinations: tried one by one up to so many.
+        starts: of the search above that.
+    """
 
     entrance: Entrance
     spans: Sequence[Span]
@@ -46,7 +52,11 @@ class Combiner:
         self, options: Sequence[Sequence[int]], lengths: Sequence[int], known: bool, budget: Budget,
         rng: np.random.Generator, count: int,
     ) -> list[Text]:  # fmt: skip
-        """`count` texts of these lengths; not known: of any of them each. options: tokens of each position."""
+        """`count` texts of these lengths; where it is not known which text has which, any of them may have any.
+
+        Args:
+            options: tokens of each position.
+        """
         left, expected = [list(one) for one in options], sorted(lengths)
         result = list[Text]()
         for number in range(count):

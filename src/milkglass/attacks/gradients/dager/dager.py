@@ -34,9 +34,15 @@ from milkglass.threat.observations import Transcript
 
 @dataclass(frozen=True)
 class DAGER(Inversion):
-    """first, second: how far a vector may be from the span of the first and of the second layer, relative to its
-    length. adapters: the same where adapters are trained. most: tokens at one position, and prefixes at a time; more
-    and the span tells nothing. combinations, starts: see `combining`."""
+    """The attack that this module describes.
+
+    Attributes:
+        first, second: how far a vector may be from the span of the first and of the second layer, relative to its
+            length.
+        adapters: the same where adapters are trained.
+        most: tokens at one position, and prefixes at a time; with more, the span excludes nothing.
+        combinations, starts: see `combining`.
+    """
 
     first: float = 1e-4
     second: float = 1e-3

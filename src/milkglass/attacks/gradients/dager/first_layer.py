@@ -2,7 +2,7 @@
 
 What enters the first layer's attention is a function of one token and its position: nothing was mixed yet. So each
 token is put at each position, the model itself embeds and normalises it, and what enters is held against the spans.
-Where positions enter by rotation only, inside the attention, this tells which tokens there were, and not where.
+Where positions enter by rotation only, inside the attention, this shows which tokens there were, and not where.
 
 What this module does not know: the layers above, texts.
 """
@@ -25,8 +25,13 @@ FLOATS = 4_000_000  # embedded at a time
 
 @dataclass(frozen=True, eq=False)
 class SpanTokens:
-    """tokens: for each position those in the span, nearest first. nearest: (t,) of each position the nearest token,
-    in the span or not. placed: whether what enters depends on the position; else every position is alike."""
+    """The tokens whose states lie in the span of the first layer's gradients.
+
+    Attributes:
+        tokens: for each position those in the span, nearest first.
+        nearest: (t,) of each position the nearest token, in the span or not.
+        placed: whether what enters depends on the position; else every position is alike.
+    """
 
     tokens: tuple[tuple[int, ...], ...]
     nearest: tuple[int, ...]
@@ -37,11 +42,16 @@ class SpanTokens:
 
 
 def spans_of(batch: SharedBatch, entrance: Entrance, total: int | None = None) -> list[Span]:
-    """What the gradients of one layer's entrance tell; a vector that entered lies in all of them. total: how many
-    vectors entered, where that is known. Empty where they tell nothing: not shared, zero, or of full rank.
+    """The spans of the gradients of one layer's entrance; a vector that entered lies in all of them.
 
     Queries, keys and values count as one matrix. Of an adapter's halves, the first (r, d) has the same span, where its
     rank r is not less than the number of vectors; the second (out, r) that of A x, where r is more.
+
+    Args:
+        total: how many vectors entered, where that is known.
+
+    Returns:
+        None of them where the gradients are not shared, zero, or of full rank: then they exclude nothing.
     """
     direct, result = [], []
     for matrix in entrance.matrices:
@@ -72,7 +82,7 @@ def farthest(spans: Sequence[Span], vectors: Tensor) -> Tensor:
 
 def tokens(entrance: Entrance, spans: Sequence[Span], positions: int, tolerance: float, most: int) -> SpanTokens | None:
     """Which tokens are in all spans at each of so many positions. None where more than `most` are at one, so that the
-    spans tell nothing."""
+    spans exclude nothing."""
     placed = depends_on_position(entrance)
     t = positions if placed else 1
     size, width = entrance.step.table.shape

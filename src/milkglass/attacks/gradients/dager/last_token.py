@@ -6,7 +6,7 @@ questions). All else of the head's gradient follows from the text before, which 
 Where head and table are one, rows of tokens that were read have a part of that too; among these the whole gradient
 decides.
 
-Adapters leave the head as it is: its gradient is not shared, and this does not apply. What this module does not know:
+Adapters leave the head unchanged: its gradient is not shared, and this does not apply. What this module does not know:
 how the text before was found.
 """
 
@@ -26,7 +26,7 @@ SURE = 0.5  # share of the state that must be left in a row for its token to be 
 
 
 def completed(batch: SharedBatch, texts: Sequence[Text]) -> list[Text]:
-    """The texts with their last tokens; as they are where the head's gradient is not shared."""
+    """The texts with their last tokens; unchanged where the head's gradient is not shared."""
     grad = _head(batch)
     if grad is None or not all(texts):
         return list(texts)

@@ -1,4 +1,4 @@
-"""What enters the attention of a model's first layers, and whose gradients tell it.
+"""What enters the attention of a model's first layers, and which gradients reveal it.
 
 Nothing is found by its name. The layers are the module list as long as the config says. The query projection is the
 first matrix that a layer multiplies its input by; keys, values and adapters are the others that read the same input.
@@ -23,8 +23,13 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True)
 class Matrix:
-    """One matrix that reads a layer's input. name: of its parameter. transposed: whether it is stored (in, out).
-    followed: the parameter of an adapter's second half, which reads what this one gives; None where there is none."""
+    """One matrix that reads a layer's input.
+
+    Attributes:
+        name: of its parameter.
+        transposed: whether it is stored (in, out).
+        followed: the parameter of an adapter's second half, which reads what this one gives; None where there is none.
+    """
 
     name: str
     transposed: bool
@@ -33,7 +38,12 @@ class Matrix:
 
 @dataclass(frozen=True, eq=False)
 class Entrance:
-    """What the attention of one layer reads. matrices: the query projection first. module: it, as it is called."""
+    """What the attention of one layer reads.
+
+    Attributes:
+        matrices: the query projection first.
+        module: it, as it is called.
+    """
 
     step: SharedStep
     matrices: tuple[Matrix, ...]

@@ -36,8 +36,13 @@ def grown(
     most: int,
     budget: Budget,
 ) -> list[Text]:
-    """Every text that is in the spans from its first token to its last and cannot grow further. entrance, spans: of the
-    second layer. found: which tokens there are. most: prefixes kept at a time, the nearest."""
+    """Every text that is in the spans from its first token to its last and cannot grow further.
+
+    Args:
+        entrance, spans: of the second layer.
+        found: which tokens there are.
+        most: prefixes kept at a time, the nearest.
+    """
     alive: list[Text] = [()]
     ended: list[Text] = []
     for position in range(longest):
@@ -68,7 +73,10 @@ def _blocks(texts: list[Text]) -> list[list[Text]]:
 
 def chosen(entrance: Entrance, texts: Sequence[Text], count: int, lengths: Sequence[int] | None) -> list[Text]:
     """At most `count` of the texts: one after the other the one that adds most to what the states of those before span.
-    lengths: how long they are, where that is known; a text of another length comes only after all others."""
+
+    Args:
+        lengths: how long they are, where that is known; a text of another length comes only after all others.
+    """
     left = {one: torch.nn.functional.normalize(states(entrance, [one])[0].double(), dim=1) for one in texts}
     expected = list(lengths) if lengths is not None else None
     basis = torch.zeros(entrance.step.table.shape[1], 0, dtype=torch.float64)

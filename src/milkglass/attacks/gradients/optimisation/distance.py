@@ -24,7 +24,12 @@ LEAST = 1e-12  # a norm below this is taken as this
 
 @dataclass(frozen=True)
 class Distance:
-    """kind: one of the three above. l1: the weight of the sum of absolute differences, unweighted by layer."""
+    """A distance between two lists of gradients.
+
+    Attributes:
+        kind: one of the three above.
+        l1: the weight of the sum of absolute differences, unweighted by layer.
+    """
 
     kind: Kind
     l1: float = 0.0
@@ -44,7 +49,11 @@ class Distance:
         return value + self.l1 * (created - seen).abs().sum() if self.l1 else value
 
     def of(self, products: Mapping[str, InnerProducts], squares: Mapping[str, float]) -> torch.Tensor:
-        """(h,) the same, without L1, from inner products and squared norms. squares: of the seen, by name."""
+        """(h,) the same, without L1, from inner products and squared norms.
+
+        Args:
+            squares: of the seen, by name.
+        """
         parts = [self._of(one, squares[name]) for name, one in products.items()]
         total = torch.stack(parts).sum(0)
         return total / len(parts) if self.kind == "cosine" else total

@@ -27,7 +27,12 @@ from milkglass.threat.attack import Budget
 
 @dataclass(frozen=True)
 class DLG(Optimising):
-    """steps of Adam at `rate`; first, last: see `Optimising`."""
+    """The attack that this module describes.
+
+    Attributes:
+        steps, rate: of Adam.
+        first, last: see `Optimising`.
+    """
 
     steps: int = 2500
     rate: float = 0.1

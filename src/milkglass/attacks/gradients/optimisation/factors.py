@@ -5,7 +5,7 @@ A linear layer y = x W' + b with rows x (r, in), and the loss's derivatives D (r
     dL/dW = D' x,    <dL/dW, G> = sum((D G) * x),    ||dL/dW||^2 = sum((x x') * (D D')),    dL/db = the sum of D's rows
 
 which reads G once and never writes a gradient of W's size: most of the time of a step goes there, where texts are
-short. And rows of many guesses go through the model at once and are told apart only here. What this module does not
+short. And rows of many guesses go through the model at once and are separated only here. What this module does not
 know: the loss, and what is compared with what.
 """
 
@@ -20,8 +20,13 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """module: a linear layer. weight, bias: the names of its parameters, None where these are not compared. turned:
-    whether its weight is (in, out), as GPT-2's is."""
+    """A linear layer whose gradients are compared as factors.
+
+    Attributes:
+        module: a linear layer.
+        weight, bias: the names of its parameters, None where these are not compared.
+        turned: whether its weight is (in, out), as GPT-2's is.
+    """
 
     module: Any
     weight: str | None
@@ -84,8 +89,12 @@ class InnerProducts:
 def products(
     tap: Tap, deltas: tuple[torch.Tensor, ...], seen: Mapping[str, torch.Tensor], guesses: int
 ) -> dict[str, InnerProducts]:
-    """For each parameter of the tapped layers. deltas: by the tap's outputs. guesses: h; rows of a guess stand
-    together."""
+    """For each parameter of the tapped layers.
+
+    Args:
+        deltas: by the tap's outputs.
+        guesses: h; rows of a guess stand together.
+    """
     rows: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for (layer, provided, created), delta in zip(tap.runs, deltas, strict=True):
         x, d = provided.reshape(guesses, -1, provided.shape[-1]), delta.reshape(guesses, -1, created.shape[-1])

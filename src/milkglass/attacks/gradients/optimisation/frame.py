@@ -19,14 +19,25 @@ FEWEST = 10  # texts, with fewer of which a common beginning may be chance
 
 @dataclass(frozen=True)
 class Frame:
-    """first, last: the id at that end of each text; None: not known, or none."""
+    """The special tokens around every text.
+
+    Attributes:
+        first, last: the id at that end of each text; None: not known, or none.
+    """
 
     first: int | None = None
     last: int | None = None
 
     @classmethod
     def of(cls, first: int | None, last: int | None, corpus: Sequences | None, size: int) -> Frame:
-        """What was said, else what the public text shows. size: v. Raises UsageError where an id is no row of it."""
+        """The ids that are stated, else those that the public text shows.
+
+        Args:
+            size: v, of the vocabulary.
+
+        Raises:
+            UsageError: an id is outside the vocabulary.
+        """
         for one in (first, last):
             if one is not None and not 0 <= one < size:
                 raise UsageError(f"a special id of {one} in a vocabulary of {size}", "give the public tokenizer's")
@@ -45,7 +56,7 @@ class Frame:
 
 
 def _common(texts: Sequences, place: int) -> int | None:
-    """The id that stands at this end of every text and nowhere else."""
+    """The id at this end of every text and nowhere else."""
     ends = [int(one[place]) for one in texts if len(one) > 1]
     if len(ends) < FEWEST or len(set(ends)) > 1:
         return None

@@ -35,8 +35,15 @@ from milkglass.threat.attack import Budget
 
 @dataclass(frozen=True)
 class GRAB(Optimising):
-    """starts, permutations: draws, and orders of the best one. steps of Adam at `rate`, times `decay` every 50. l1: the
-    weight of absolute differences. watch, pool, beam, sweeps, rounds: as above. first, last: see `Optimising`."""
+    """The attack that this module describes.
+
+    Attributes:
+        starts, permutations: draws, and orders of the best one.
+        steps, rate, decay: of Adam; the rate is multiplied by `decay` every 50 steps.
+        l1: the weight of absolute differences.
+        watch, pool, beam, sweeps, rounds: as above.
+        first, last: see `Optimising`.
+    """
 
     starts: int = 200
     permutations: int = 200

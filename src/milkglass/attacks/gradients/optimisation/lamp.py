@@ -38,9 +38,15 @@ LANGUAGE = {"cosine": 0.2, "squares": 60.0}
 
 @dataclass(frozen=True)
 class LAMP(Optimising):
-    """kind: "cosine", or "squares" with L1 (the paper's LAMP_cos and LAMP_L2+L1). starts: draws, and orders of the best
-    one. steps of Adam at `rate`, times `decay` every 50. every: steps between rounds of `proposals` orders a text.
-    first, last: see `Optimising`."""
+    """The attack that this module describes.
+
+    Attributes:
+        kind: "cosine", or "squares" with L1 (the paper's LAMP_cos and LAMP_L2+L1).
+        starts: draws, and orders of the best one.
+        steps, rate, decay: of Adam; the rate is multiplied by `decay` every 50 steps.
+        every: steps between rounds of `proposals` orders a text.
+        first, last: see `Optimising`.
+    """
 
     kind: Literal["cosine", "squares"] = "cosine"
     starts: int = 500

@@ -30,8 +30,14 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class AdamSchedule:
-    """steps of Adam at `rate`, which is multiplied by `decay` every `every`. pull: the weight of the squared difference
-    between the mean length of the embeddings and that of the table's (LAMP's regulariser)."""
+    """How embeddings are moved.
+
+    Attributes:
+        steps, rate: of Adam.
+        decay, every: the rate is multiplied by `decay` every `every` steps.
+        pull: the weight of the squared difference between the mean length of the embeddings and that of the table's
+            (LAMP's regulariser).
+    """
 
     steps: int
     rate: float
@@ -86,7 +92,11 @@ class Descent:
                     one[row] = one[row, known].clone()
 
     def run(self, budget: Budget, between: Callable[[Descent], None] = lambda descent: None) -> torch.Tensor:
-        """All steps, or as many as there is time for, and the best of them. between: called after each."""
+        """All steps, or as many as there is time for, and the best of them.
+
+        Args:
+            between: called after each.
+        """
         while self.done < self.pace.steps and budget.left() > 0:
             self.step()
             between(self)
@@ -115,8 +125,12 @@ def batched(guesses: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 @dataclass(frozen=True)
 class Optimising(Inversion):
-    """first, last: the ids that begin and end every text, such as [CLS] and [SEP], by the public tokenizer; None: what
-    the public text shows, else every place is free. Authors write `solve`."""
+    """An attack that moves embeddings until their gradients are those that were shared. Authors write `solve`.
+
+    Attributes:
+        first, last: the ids that begin and end every text, such as [CLS] and [SEP], by the public tokenizer; None: what
+            the public text shows, else every place is free.
+    """
 
     first: int | None = None
     last: int | None = None

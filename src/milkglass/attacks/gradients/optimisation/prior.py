@@ -22,8 +22,13 @@ ORDER = 3
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """Runs of k ids. keys: sorted numbers of the runs; times: of each. heads, after, kinds: of the runs without their
-    last id, how often they went on, and with how many ids."""
+    """Runs of k ids.
+
+    Attributes:
+        keys: sorted numbers of the runs.
+        times: of each.
+        heads, after, kinds: of the runs without their last id, how often they went on, and with how many ids.
+    """
 
     keys: Ids
     times: Ids
@@ -55,14 +60,23 @@ def _of(keys: Ids, values: Ids, expected: Ids) -> Ids:
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """levels: of runs of 1, 2 and 3 ids. size: v."""
+    """An interpolated trigram model of public ids.
+
+    Attributes:
+        levels: of runs of 1, 2 and 3 ids.
+        size: v.
+    """
 
     levels: tuple[Level, ...]
     size: int
 
     @classmethod
     def of(cls, corpus: Sequences, size: int) -> Prior:
-        """corpus: public ids below `size`."""
+        """The model of a corpus.
+
+        Args:
+            corpus: public ids below `size`.
+        """
         return cls(tuple(Level.of(_runs(corpus, k, size), size) for k in range(1, ORDER + 1)), size)
 
     def cost(self, ids: Ids) -> float:

@@ -40,9 +40,20 @@ NOTHING = 1e-6  # a gradient with a norm below this share of the largest is left
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """seen: the gradients of `names`; squares: their squared norms. layers: the linear ones. mask: (b, t). labels:
-    (b,), None for the next token. embeddings: (v, d) as the model takes them; unit: the same, each of length 1. barred:
-    ids that stand in no free place. size: the mean length of an embedding. masks: dropout, where it is to be found."""
+    """The gradients that were shared, and what is compared with them.
+
+    Attributes:
+        seen: the gradients of `names`.
+        squares: their squared norms.
+        layers: the linear ones.
+        mask: (b, t).
+        labels: (b,), None for the next token.
+        embeddings: (v, d) as the model takes them.
+        unit: the same, each of length 1.
+        barred: ids that stand in no free place.
+        size: the mean length of an embedding.
+        masks: dropout, where it is to be found.
+    """
 
     step: SharedStep
     distance: Distance
@@ -63,7 +74,11 @@ class Problem:
 
     @classmethod
     def of(cls, batch: SharedBatch, distance: Distance, frame: Frame, masks: Masks | None = None) -> Problem:
-        """masks: where given, the step is run with dropout, else without whatever it says."""
+        """The problem of one batch.
+
+        Args:
+            masks: where given, the step is run with dropout, else without whatever it says.
+        """
         step = SharedStep(batch.step.module, batch.step.task, dropout=masks is not None)
         with torch.no_grad():
             embeddings = step.embedded(torch.arange(len(step.table)))

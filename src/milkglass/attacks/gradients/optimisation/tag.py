@@ -25,7 +25,13 @@ from milkglass.threat.attack import Budget
 
 @dataclass(frozen=True)
 class TAG(Optimising):
-    """steps of Adam at `rate`; l1: the weight of the absolute differences; first, last: see `Optimising`."""
+    """The attack that this module describes.
+
+    Attributes:
+        steps, rate: of Adam.
+        l1: the weight of the absolute differences.
+        first, last: see `Optimising`.
+    """
 
     steps: int = 2500
     rate: float = 0.1

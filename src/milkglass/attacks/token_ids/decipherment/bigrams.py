@@ -14,7 +14,7 @@ from milkglass.sequences import Ids, Sequences
 
 Floats = NDArray[np.float64]
 
-WINDOW = 250  # ids to either side among which an unseen token looks for company
+WINDOW = 250  # ids to either side among which an unseen token takes its estimate from
 LEAST = 0.003  # what an unseen token counts at the very least
 
 
@@ -57,9 +57,12 @@ def unseen(counts: Floats, ordinary: NDArray[np.bool_] | None = None) -> Floats:
 
 @dataclass(frozen=True)
 class PublicBigrams:
-    """The attacker's text as numbers, by public id. counts: (n,). share: (n,) of running tokens, sums to 1, never zero.
+    """The attacker's text as numbers, by public id.
 
-    bigrams: by distance.
+    Attributes:
+        counts: (n,).
+        share: (n,) of running tokens, sums to 1, never zero.
+        bigrams: by distance.
     """
 
     counts: Floats

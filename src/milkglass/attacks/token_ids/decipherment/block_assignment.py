@@ -26,11 +26,16 @@ def ranges(starts: Ids, counts: Ids) -> Ids:
 
 @dataclass(frozen=True)
 class BlockAssignment:
-    """rows: (R,) scrambled ids. starts, widths: (R,) each row's cells. group: (R,).
+    """The cells of all groups, as flat arrays.
 
-    row, column, member: (cells,), `column` numbered over all groups, `member` the public id.
-    capacity: (columns,) how much of all rows' certainty one column takes. first_column: (groups,).
-    place: (n,) a scrambled id's row, -1 outside every group.
+    Attributes:
+        rows: (R,) scrambled ids.
+        starts, widths: (R,) each row's cells.
+        group: (R,).
+        row, column, member: (cells,), `column` numbered over all groups, `member` the public id.
+        capacity: (columns,) how much of all rows' certainty one column takes.
+        first_column: (groups,).
+        place: (n,) a scrambled id's row, -1 outside every group.
     """
 
     rows: Ids
@@ -99,8 +104,12 @@ class BigramJoin:
     """Every public bigram that a scrambled bigram could be.
 
     An edge is a distinct scrambled bigram (a, a'). A slot is an edge with one reading of one of its ends: `right` slots
-    ask what a' says of a's reading, `left` slots what a says of that of a'. slot_cell: the cell that a slot speaks for;
-    slot_edge: its edge. hits: for each public bigram that fits, its two slots, its two cells and its count.
+    ask what a' says of a's reading, `left` slots what a says of that of a'.
+
+    Attributes:
+        slot_cell: the cell about which a slot says something.
+        slot_edge: its edge.
+        hit_slot, hit_cell, hit_count: for each public bigram that fits, its two slots, its two cells and its count.
     """
 
     count: Floats  # (edges,)

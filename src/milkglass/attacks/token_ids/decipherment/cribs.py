@@ -4,7 +4,7 @@
 - *Places*: a token that opens or closes every text ([CLS], [SEP], begin-of-text, all of a chat template or a system
   prompt) does so in the scrambled texts too. Where nearly all sequences on both sides begin with the same ids, these
   stand for each other. A template that the attacker knows but has no text of can be given as ids.
-- *Rows left as they are*: special tokens are permuted and not mixed by most schemes, so their candidates are one alone.
+- *Unchanged rows*: special tokens are permuted and not mixed by most schemes, so their candidates are one alone.
 
 What this module does not know: whether the public text was wrapped as the client wraps. Runs of different lengths are
 therefore trusted at their outermost place only, and never against the candidates or against each other.
@@ -43,7 +43,7 @@ def constant(texts: Sequences, backwards: bool = False) -> Ids:
 
 
 def placed(private: Sequences, public: Sequences, template: tuple[int, ...] = ()) -> Ids:
-    """(p, 2) scrambled and public ids that stand at the same constant places."""
+    """(p, 2) scrambled and public ids at the same constant places."""
     pairs: list[Ids] = []
     for backwards in (False, True):
         here, there = constant(private, backwards), constant(public, backwards)
@@ -59,7 +59,11 @@ def placed(private: Sequences, public: Sequences, template: tuple[int, ...] = ()
 
 
 def consistent(pairs: Ids, allowed: Candidates | None = None, aliases: int = 1) -> Ids:
-    """Those pairs, each once, that contradict no other pair and no candidate. aliases: ids of a token."""
+    """Those pairs, each once, that contradict no other pair and no candidate.
+
+    Args:
+        aliases: ids of a token.
+    """
     pairs = np.unique(pairs.reshape(-1, 2), axis=0)
     for side in (0, 1):
         _, where, times = np.unique(pairs[:, side], return_inverse=True, return_counts=True)

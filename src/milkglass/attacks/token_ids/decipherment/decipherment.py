@@ -2,11 +2,11 @@
 
 A scheme that sends token ids replaces each public id by a scrambled one, always the same. However well it hides the
 embedding table, the sequences of ids stay those of a language: frequencies and neighbours are as they were, under other
-names. An attacker with public text matches the two. What one sentence cannot tell, a corpus does.
+names. An attacker with public text matches the two. What one sentence leaves open, a corpus decides.
 
 **Model.** Q[a, b] is the belief that the scrambled id a stands for the public id b: rows sum to 1, columns to at most 1
 (Sinkhorn), since no token has two ids; to r where a token has r aliases, each with 1/r of its count. Which ids are
-aliases of one token nothing says beforehand. The evidence for b is
+aliases of one token nothing says in advance. The evidence for b is
 
     log prior(a, b)                                     candidates found by other attacks (cluster-solve, matching)
     + log frequency(a, b)                               frequency.py: a Gaussian in the logarithms of counts
@@ -26,16 +26,16 @@ in seconds (mean_field.py), and the end is a joint assignment in each group. Wit
 hidden perfectly) everything may be anything: the matrix grows from the 60 commonest ids to 2,500 (dense_mean_field.py),
 each is read as its likeliest token, and rarer ids get no guess.
 
-**Parameters** were chosen in rehearsals of the kind that tuning.py plays: public text against public text (news,
-tweets, dialogues, answers, encyclopaedia; each within its kind and across), none of it private text that results are
-reported on. But some 60 settings had been looked at on two such texts, SST-2 and Enron, before that, which showed that
-a larger alpha and rho help: there, results are not those of an attacker who never saw the truth. Recovery is flat
-around the parameters. The schedule without candidates is an earlier prototype's, not tuned again.
-How alike the two texts are is not declared: frequency.spread reads it off the counts.
+**Parameters** were chosen in rehearsals in which the attacker plays both sides (tests/attacks/tuning.py): public text
+against public text (news, tweets, dialogues, answers, encyclopaedia; each within its kind and across), none of it
+private text that results are reported on. But before that, some 60 settings had been looked at on two such texts, SST-2
+and Enron, which showed that a larger alpha and rho help: there, results are not those of an attacker who never saw the
+truth. Recovery is flat around the parameters. The schedule without candidates is an earlier prototype's, not tuned
+again. How alike the two texts are is not declared: frequency.spread estimates it from the counts.
 
 What it does not know: longer context than two neighbours, sentences, documents. A language model over the remaining
 candidates comes after it and takes `learn`'s result as its prior. Departures from the annealed prototype: it used hard
-assignments and needed to be told how alike the texts are.
+assignments and needed to know how alike the texts are.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from milkglass.attacks.token_ids.decipherment import cribs, dense_mean_field
 from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.block_assignment import BlockAssignment
 from milkglass.attacks.token_ids.decipherment.frequency import FrequencyFit, spread
-from milkglass.attacks.token_ids.decipherment.mean_field import Between, Schedule, settle, voices
+from milkglass.attacks.token_ids.decipherment.mean_field import Between, Schedule, messages_of, settle
 from milkglass.attacks.token_ids.decipherment.profiles import Profiles, Ratios
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Budget
@@ -63,9 +63,16 @@ KEPT = 30  # readings kept for an id that had no candidates before
 
 @dataclass(frozen=True)
 class Decipherment(Solver):
-    """sharper: tau is this times the likeliest one, `tau` itself where given. alpha, patience (K), doubt (rho), second:
-    see above. temperature, inertia, sweeps: the annealing. template: public ids with which each text is known to
-    begin. profiles: None not to use embeddings. growth: the schedule without candidates."""
+    """The attack that this module describes.
+
+    Attributes:
+        sharper, tau: tau is `sharper` times the likeliest one, or `tau` where that is not None.
+        alpha, patience (K), doubt (rho), second: see above.
+        temperature, inertia, sweeps: the annealing.
+        template: public ids with which each text is known to begin.
+        profiles: None not to use embeddings.
+        growth: the schedule without candidates.
+    """
 
     tau: float | None = None
     sharper: float = 0.7
@@ -118,12 +125,12 @@ class Decipherment(Solver):
             return candidates
         ratios = self._ratios(knowledge, blocks, public)
         weights = {1: 1.0, 2: self.second}
-        heard = voices(blocks, seen, public, self.alpha, weights, ratios)
+        messages = messages_of(blocks, seen, public, self.alpha, weights, ratios)
         before = np.concatenate([np.maximum(one, UNLIKELIEST).ravel() for one in candidates.likelihood])
         prior = before + self._frequencies(counts, public, blocks, knowledge.aliases)
         patience = self.patience / (self.patience + counts[blocks.rows])[blocks.row]
         schedule = Schedule(self.sweeps, self.doubt, self.temperature, self.inertia)
-        scores = settle(blocks, prior, heard, patience, schedule, step)
+        scores = settle(blocks, prior, messages, patience, schedule, step)
         return _shaped(candidates, blocks.log_softmax(scores))
 
     def _pins(self, texts: Sequences, knowledge: Knowledge) -> Ids:

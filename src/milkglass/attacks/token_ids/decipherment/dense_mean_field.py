@@ -20,15 +20,20 @@ from milkglass.attacks.token_ids.decipherment.mean_field import Between, between
 from milkglass.sequences import Ids
 
 Soft = NDArray[np.float32]
-Step = Callable[[float], bool]  # told the share that is done, says whether to go on
+Step = Callable[[float], bool]  # receives the share that is done, returns whether to go on
 
 ROUNDS = 12
 
 
 @dataclass(frozen=True)
 class GrowthSchedule:
-    """The schedule. sizes, sweeps: ids taken in at each stage, and sweeps then. spare, margin: `spare` times as many
-    public tokens and `margin` more stand against them. The rest is as in Decipherment."""
+    """The schedule.
+
+    Attributes:
+        sizes, sweeps: ids taken in at each stage, and sweeps then.
+        spare, margin: they are compared with `spare` times as many public tokens and `margin` more.
+        tau, patience, doubt, temperature, alpha, second, inertia: as in Decipherment.
+    """
 
     sizes: tuple[int, ...] = (60, 150, 400, 1000, 2500)
     sweeps: tuple[int, ...] = (20, 15, 12, 10, 8)
@@ -45,7 +50,14 @@ class GrowthSchedule:
 
 @dataclass(frozen=True)
 class MeanFieldState:
-    """rows: (K,) scrambled ids; columns: (C,) public ids; scores: (K, C); belief: (K, C)."""
+    """The belief so far.
+
+    Attributes:
+        rows: (K,) scrambled ids.
+        columns: (C,) public ids.
+        scores: (K, C).
+        belief: (K, C).
+    """
 
     rows: Ids
     columns: Ids
@@ -55,7 +67,12 @@ class MeanFieldState:
 
 @dataclass(frozen=True)
 class _Channel:
-    """One distance in one direction. edges: (K, K + p) scrambled counts; votes: (C, C + p) what each neighbour says."""
+    """One distance in one direction.
+
+    Attributes:
+        edges: (K, K + p) scrambled counts.
+        votes: (C, C + p) what each neighbour says.
+    """
 
     edges: sp.csr_matrix
     votes: sp.csr_matrix
@@ -71,10 +88,16 @@ def settle(
     step: Step,
     aliases: int = 1,
 ) -> MeanFieldState | None:
-    """seen: (n',) counts of scrambled ids; texts: their bigrams by distance; pins: (p, 2) known pairs. aliases: how
-    many scrambled ids a token has.
+    """The belief after all stages of growth.
 
-    None: no id occurs that is not known already.
+    Args:
+        seen: (n',) counts of scrambled ids.
+        texts: their bigrams by distance.
+        pins: (p, 2) known pairs.
+        aliases: how many scrambled ids a token has.
+
+    Returns:
+        None where every id that occurs is among the pins.
     """
     tokens, (known, times) = np.arange(len(public.share)), np.unique(pins[:, 1], return_counts=True)
     known = known[times >= aliases]
@@ -160,11 +183,11 @@ def _sweep(
     base = (growth.alpha / (public.counts[state.columns] + growth.alpha)).astype(np.float32)
     evidence = np.zeros(state.belief.shape, np.float32)
     for one in channels:
-        heard = (one.votes @ np.ascontiguousarray(belief.T)).T  # (K + p, C)
-        heard += 1
-        heard *= (1 - doubt) * base
-        heard += doubt
-        evidence += one.weight * (one.edges @ np.ascontiguousarray(np.log(heard)))
+        ratio = (one.votes @ np.ascontiguousarray(belief.T)).T  # (K + p, C)
+        ratio += 1
+        ratio *= (1 - doubt) * base
+        ratio += doubt
+        evidence += one.weight * (one.edges @ np.ascontiguousarray(np.log(ratio)))
     patience = between(growth.patience, share)
     weight = (patience / (patience + fit.seen[state.rows])).astype(np.float32)[:, None]
     prior = fit.scores(state.rows[:, None], state.columns[None], between(growth.tau, share)).astype(np.float32)

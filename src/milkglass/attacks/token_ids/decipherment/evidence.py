@@ -1,6 +1,6 @@
 """What a reader says of scrambled ids that are not certain yet, added up over the places at which each stands.
 
-attacks/token_ids/language.py has the formula. A board has one line for each uncertain id, with its options side by
+attacks/token_ids/language.py has the formula. A table has one line for each uncertain id, with its options side by
 side.
 
 What this module does not know: any model; how the candidates were found.
@@ -26,9 +26,15 @@ START, LEAST, STEPS = 0.5, 0.05, 50  # of the search for the doubt
 
 @dataclass(frozen=True)
 class EvidenceTable:
-    """line: (n',) the line of each scrambled id, -1 for those left alone. group, row: (lines,). column, member, prior:
-    (lines, w), the last a logarithm, -inf where a line has fewer options. stake: (n',) running tokens that one more
-    place of an id may set right. total: (lines, w) evidence so far. seen: (lines,) from how many places.
+    """Evidence for the options of each uncertain id, one line an id.
+
+    Attributes:
+        line: (n',) the line of each scrambled id, -1 for those left alone.
+        group, row: (lines,) where each id is among the candidates.
+        column, member, prior: (lines, w), the last a logarithm, -inf where a line has fewer options.
+        weight: (n',) running tokens that one more place of an id may set right.
+        total: (lines, w) evidence so far.
+        seen: (lines,) from how many places.
     """
 
     line: Ids
@@ -37,7 +43,7 @@ class EvidenceTable:
     column: Ids
     member: Ids
     prior: Floats
-    stake: Floats
+    weight: Floats
     contexts: int
     total: Floats = field(repr=False)
     seen: Ids = field(repr=False)
@@ -46,8 +52,14 @@ class EvidenceTable:
     def of(
         cls, found: Candidates, texts: Sequences, certain: float, share: Floats, contexts: int, size: int | None = None
     ) -> EvidenceTable:
-        """certain: ids whose likeliest option has more are left alone. share: (n,) log P of public ids. contexts: at
-        how many places of one id to look. size: n', None for n."""
+        """An empty table of the ids that are not certain yet.
+
+        Args:
+            certain: ids whose likeliest option has more are left alone.
+            share: (n,) log P of public ids.
+            contexts: at how many places of one id to look.
+            size: n', None for n.
+        """
         size = len(share) if size is None else size
         counts, sure = texts.counts(size), confidence(found, size)
         open_ = (counts > 0) & (sure < certain)
@@ -69,14 +81,14 @@ class EvidenceTable:
             member[here, :width] = group.members[column[here, :width]]
             prior[here, :width] = share[member[here, :width]]
         prior -= np.logaddexp.reduce(prior, axis=1, keepdims=True)
-        stake = np.where(line >= 0, (1 - sure) * counts / np.maximum(1, np.minimum(counts, contexts)), 0.0)
+        weight = np.where(line >= 0, (1 - sure) * counts / np.maximum(1, np.minimum(counts, contexts)), 0.0)
         numbers, rows = np.array(where, np.int64).reshape(-1, 2).T
         total, seen = np.zeros(shape), np.zeros(shape[0], np.int64)
-        return cls(line, numbers, rows, column, member, prior, stake, contexts, total, seen)
+        return cls(line, numbers, rows, column, member, prior, weight, contexts, total, seen)
 
     def urgent(self, texts: Sequences, rng: np.random.Generator) -> Ids:
-        """Numbers of the texts that hold uncertain ids, by how much is at stake for their length."""
-        gain = np.bincount(texts.owner, self.stake[texts.ids], len(texts)) / np.maximum(texts.lengths, 1)
+        """Numbers of the texts that hold uncertain ids, by how much they may set right for their length."""
+        gain = np.bincount(texts.owner, self.weight[texts.ids], len(texts)) / np.maximum(texts.lengths, 1)
         order = rng.permutation(len(texts))
         order = order[np.argsort(-gain[order], kind="stable")]
         return order[gain[order] > 0].astype(np.int64)
@@ -87,13 +99,17 @@ class EvidenceTable:
         hits = np.bincount(texts.owner, expected[self.line[texts.ids]], len(texts))
         return numbers[hits[numbers] > 0]
 
-    def asked(self, ids: Ids) -> NDArray[np.bool_]:
+    def open_at(self, ids: Ids) -> NDArray[np.bool_]:
         """(m,) at which of these scrambled ids to look."""
         return np.append(self.seen < self.contexts, False)[self.line[ids]]
 
-    def hear(self, ids: Ids, scores: Floats, doubt: float) -> None:
-        """ids: (m,) scrambled. scores: (m, w) for their options: log P(option | context) / P(option), up to a constant
-        for each place."""
+    def update(self, ids: Ids, scores: Floats, doubt: float) -> None:
+        """Add what a reader says at some places.
+
+        Args:
+            ids: (m,) scrambled.
+            scores: (m, w) for their options: log P(option | context) / P(option), up to a constant for each place.
+        """
         lines = self.line[ids]
         prior = self.prior[lines]
         ratio = scores - np.logaddexp.reduce(scores + prior, axis=1, keepdims=True)
@@ -102,7 +118,7 @@ class EvidenceTable:
         np.add.at(self.seen, lines, 1)
 
     def evidence(self, patience: float) -> Floats:
-        """(lines, w) what was heard, damped: logarithms of ratios."""
+        """(lines, w) the evidence, damped: logarithms of ratios."""
         return patience / (patience + self.seen[:, None]) * self.total
 
     def weighed(self, evidence: Floats, belief: Floats) -> tuple[Floats, float]:
@@ -127,19 +143,23 @@ class EvidenceTable:
             result[here, :width] = np.maximum(likelihood[number][row, self.column[here, :width]], UNLIKELIEST)
         return np.exp(result - np.logaddexp.reduce(result, axis=1, keepdims=True))
 
-    def give(self, found: Floats, heard: list[Floats], told: Ids, groups: tuple[Group, ...]) -> None:
-        """Writes `found`, (lines, w), over an earlier round's, `heard` (one (r, m) a group), where at least as many
-        places (`told`, (n,)) were looked at. Options not weighed get what the worst one got."""
-        for here in np.flatnonzero(self.seen).tolist():
-            number, row = int(self.group[here]), int(self.row[here])
+    def store(self, evidence: Floats, stored: list[Floats], places: Ids, groups: tuple[Group, ...]) -> None:
+        """Write the evidence over that of an earlier round, where at least as many places were looked at.
+
+        Args:
+            evidence: (lines, w). Options that were not weighed get what the worst one has.
+            stored: one (r, m) a group, changed in place.
+            places: (n',) from how many places, changed in place.
+        """
+        for line in np.flatnonzero(self.seen).tolist():
+            number, row = int(self.group[line]), int(self.row[line])
             scrambled = groups[number].rows[row]
-            if self.seen[here] < told[scrambled]:
+            if self.seen[line] < places[scrambled]:
                 continue
-            width = int(np.isfinite(self.prior[here]).sum())
-            evidence = found[here, :width]
-            heard[number][row] = evidence.min()
-            heard[number][row, self.column[here, :width]] = evidence
-            told[scrambled] = self.seen[here]
+            width = int(np.isfinite(self.prior[line]).sum())
+            stored[number][row] = evidence[line, :width].min()
+            stored[number][row, self.column[line, :width]] = evidence[line, :width]
+            places[scrambled] = self.seen[line]
 
 
 def restricted(candidates: Candidates, groups: tuple[Group, ...], size: int) -> list[Floats]:

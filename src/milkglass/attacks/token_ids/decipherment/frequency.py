@@ -3,7 +3,7 @@
 The logarithms differ by a Gaussian whose variance has two parts: what two texts of one kind differ by anyway, tau^2,
 and the sampling error of both counts, (1 + private size / public size) / (count + 1/2). tau is about 0.3 where both
 texts are of one kind and above 1 where they are not. Nobody has to say which it is: inside groups of candidates the
-counts themselves tell, by the likelihood of each tau (`spread`).
+counts themselves show, by the likelihood of each tau (`spread`).
 
 What this module does not know: anything but counts.
 """
@@ -23,10 +23,13 @@ SPREADS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 
 @dataclass(frozen=True)
 class FrequencyFit:
-    """seen: (n',) counts by scrambled id. expected: (n,) by public id, what the private text should hold of each, under
-    one of its scrambled ids where it has several.
+    """Counts of scrambled ids beside those that the public text predicts.
 
-    ratio: size of the private text over that of the public one. Tokens that are already known count in neither.
+    Attributes:
+        seen: (n',) counts by scrambled id.
+        expected: (n,) by public id, what the private text should hold of each, under one of its scrambled ids where it
+            has several.
+        ratio: size of the private text over that of the public one, without tokens that are already known.
     """
 
     seen: Floats
@@ -35,8 +38,13 @@ class FrequencyFit:
 
     @classmethod
     def of(cls, seen: Floats, public: PublicBigrams, rows: Ids, members: Ids, aliases: int = 1) -> FrequencyFit:
-        """rows, members: the scrambled and public ids still to be matched. aliases: over how many ids a token's count
-        is spread, and with it the part of its variance that is the public text's."""
+        """The fit over the ids that are still free.
+
+        Args:
+            rows, members: the scrambled and public ids still to be matched.
+            aliases: over how many ids a token's count is spread, and with it the part of its variance that is the
+                public text's.
+        """
         total = float(seen[rows].sum())
         mass, size = float(public.share[members].sum()), float(public.counts[members].sum())
         return cls(seen, public.share * (total / max(mass, 1e-300) / aliases), total / max(size, 1.0) / aliases)

@@ -1,4 +1,4 @@
-"""The annealed mean field inside groups of candidates: sweep after sweep, every id listens to its neighbours.
+"""The annealed mean field inside groups of candidates: every id receives messages from its neighbours, sweep by sweep.
 
 See decipherment.py for the formula. Here it is arithmetic on flat arrays: everything that does not change from sweep to
 sweep (which public bigrams a scrambled one could be, their counts over what chance would give) is worked out once, and
@@ -22,8 +22,14 @@ Between = tuple[float, float]  # at the first sweep and at the last, geometric i
 
 @dataclass(frozen=True)
 class Schedule:
-    """sweeps; doubt: rho, the share of neighbours to be wrong about; temperature: of the soft assignment; inertia: how
-    much of the last sweep's belief stays."""
+    """The annealing.
+
+    Attributes:
+        sweeps: how many.
+        doubt: rho, the share of neighbours to be wrong about.
+        temperature: of the soft assignment.
+        inertia: how much of the last sweep's belief stays.
+    """
 
     sweeps: int
     doubt: Between
@@ -40,11 +46,16 @@ def between(pair: Between, share: float) -> float:
 
 @dataclass(frozen=True)
 class Message:
-    """One distance in one direction. to, hears, slot: by hit, the slot, the cell of the neighbour, and its strength;
-    cell, edges, base, floor: by slot, see `evidence`."""
+    """What neighbours at one distance, on one side, say of each reading.
+
+    Attributes:
+        slot, neighbour, strength: by hit, the slot, the cell of the neighbour, and its strength.
+        cell, edges, base, floor: by slot, see `evidence`.
+        weight: what the distance counts.
+    """
 
     slot: Ids
-    hears: Ids
+    neighbour: Ids
     strength: Floats
     cell: Ids
     edges: Floats
@@ -56,7 +67,7 @@ class Message:
     def of(
         cls,
         blocks: BlockAssignment,
-        meeting: BigramJoin,
+        join: BigramJoin,
         side: int,
         public: PublicBigrams,
         alpha: float,
@@ -64,17 +75,17 @@ class Message:
         weight: float,
     ) -> Message:
         other = 1 - side
-        cell = meeting.slot_cell[side]
+        cell = join.slot_cell[side]
         floor: Floats | float = 1.0
         if ratios is not None:
-            next_to = blocks.group[meeting.ends[other]][meeting.slot_edge[side]]
+            next_to = blocks.group[join.ends[other]][join.slot_edge[side]]
             floor = ratios.at(blocks.member[cell], next_to)
         return cls(
-            meeting.hit_slot[side],
-            meeting.hit_cell[other],
-            meeting.hit_count / (alpha * public.share[blocks.member[meeting.hit_cell[other]]]),
+            join.hit_slot[side],
+            join.hit_cell[other],
+            join.hit_count / (alpha * public.share[blocks.member[join.hit_cell[other]]]),
             cell,
-            meeting.count[meeting.slot_edge[side]],
+            join.count[join.slot_edge[side]],
             alpha / (public.counts[blocks.member[cell]] + alpha),
             floor,
             weight,
@@ -82,12 +93,12 @@ class Message:
 
     def evidence(self, belief: Floats, doubt: float) -> Floats:
         """(cells,) sum over neighbours of count * log(rho + (1 - rho) P(neighbour | reading) / P(neighbour))."""
-        heard = summed(self.slot, belief[self.hears] * self.strength, len(self.cell))
-        ratio = self.base * (self.floor + heard)
+        received = summed(self.slot, belief[self.neighbour] * self.strength, len(self.cell))
+        ratio = self.base * (self.floor + received)
         return summed(self.cell, self.weight * self.edges * np.log(doubt + (1 - doubt) * ratio), len(belief))
 
 
-def voices(
+def messages_of(
     blocks: BlockAssignment,
     texts: Mapping[int, Bigrams],
     public: PublicBigrams,
@@ -95,14 +106,18 @@ def voices(
     weights: Mapping[int, float],
     ratios: Mapping[tuple[int, int], Ratios],
 ) -> list[Message]:
-    """texts: the scrambled bigrams by distance; weights: by distance, what each counts."""
+    """Two messages a distance, one from either side.
+
+    Args:
+        texts: the scrambled bigrams by distance.
+        weights: by distance, what each counts.
+    """
     result = []
     for distance, weight in weights.items():
         if weight:
-            meeting = BigramJoin.of(blocks, texts[distance], public.bigrams[distance])
+            join = BigramJoin.of(blocks, texts[distance], public.bigrams[distance])
             result += [
-                Message.of(blocks, meeting, side, public, alpha, ratios.get((distance, side)), weight)
-                for side in (0, 1)
+                Message.of(blocks, join, side, public, alpha, ratios.get((distance, side)), weight) for side in (0, 1)
             ]
     return result
 
@@ -110,21 +125,26 @@ def voices(
 def settle(
     blocks: BlockAssignment,
     prior: Floats,
-    heard: list[Message],
+    messages: list[Message],
     patience: Floats,
     schedule: Schedule,
     step: Callable[[float], bool],
 ) -> Floats:
-    """(cells,) final scores. prior: (cells,) log likelihoods from elsewhere. patience: (cells,) by how much evidence
-    is damped. step: told the share that is done, says whether to go on."""
+    """(cells,) final scores.
+
+    Args:
+        prior: (cells,) log likelihoods from elsewhere.
+        patience: (cells,) by how much evidence is damped.
+        step: receives the share that is done, returns whether to go on.
+    """
     scores = prior
     belief = blocks.balanced(prior, schedule.temperature[0])
     for sweep in range(schedule.sweeps):
         share = schedule.share(sweep)
         doubt = between(schedule.doubt, share)
         evidence = np.zeros(len(prior))
-        for voice in heard:
-            evidence += voice.evidence(belief, doubt)
+        for message in messages:
+            evidence += message.evidence(belief, doubt)
         scores = prior + patience * evidence
         fresh = blocks.balanced(scores, between(schedule.temperature, share))
         belief = schedule.inertia * belief + (1 - schedule.inertia) * fresh

@@ -1,11 +1,11 @@
-"""What company a token keeps, foretold from its embedding.
+"""Which neighbours a token has, predicted from its embedding.
 
 A rare token was seen a few times in the attacker's text, or never: its bigrams are holes. But the public model knows
 it: tokens with like embeddings stand next to like tokens, and inside a group of near neighbours the direction in which
-two of them differ still tells a plural from a singular or a name from a noun. So: put all neighbours into classes;
+two of them differ still separates a plural from a singular or a name from a noun. So: put all neighbours into classes;
 count, for every token of the public text, how often each class comes next; and regress these shares (their square
 roots, in which Hellinger's distance is Euclid's, so that rare classes count as much as common ones) on the embeddings,
-by ridge regression in closed form. The foretold shares then serve as a prior of `weight` pseudo-counts for the counted
+by ridge regression in closed form. The predicted shares then serve as a prior of `weight` pseudo-counts for the counted
 ones.
 
 A class is a union of groups of candidates: which class a scrambled neighbour belongs to is therefore known for certain,
@@ -28,14 +28,21 @@ from milkglass.attacks.token_ids.decipherment.block_assignment import BlockAssig
 from milkglass.sequences import Ids
 
 ENOUGH = 50.0  # a token seen more often than this weighs no more in the regression
-LEAST = 0.05  # foretold shares are never below this part of a class' mean share
+LEAST = 0.05  # predicted shares are never below this part of a class' mean share
 ROUNDS = 10  # of k-means
 
 
 @dataclass(frozen=True)
 class Profiles:
-    """alone: classes of one group. together: classes of the rest. weight: pseudo-counts of a foretold profile.
-    ridge: relative to the mean variance of the embeddings. distances: at which neighbours are foretold."""
+    """How profiles of neighbours are predicted from embeddings.
+
+    Attributes:
+        alone: classes of one group.
+        together: classes of the rest.
+        weight: pseudo-counts of a predicted profile.
+        ridge: relative to the mean variance of the embeddings.
+        distances: at which neighbours are predicted.
+    """
 
     alone: int = 200
     together: int = 50
@@ -70,7 +77,7 @@ class Profiles:
         return classes
 
     def _mixed(self, unit: Floats, counts: Floats) -> NDArray[np.float32]:
-        """(n, classes) counted and foretold shares in one, over each class' share of all."""
+        """(n, classes) counted and predicted shares in one, over each class' share of all."""
         total = counts.sum(1)
         common = (counts.sum(0) + 0.5) / (counts.sum() + 0.5 * counts.shape[1])
         seen = np.flatnonzero(total)
@@ -83,14 +90,19 @@ class Profiles:
         square = x.T @ (x * weight)
         square[np.diag_indices(len(square))] += self.ridge * max(np.trace(square) / len(square), 1e-12)
         slopes = np.linalg.solve(square, x.T @ ((roots - y_mean) * weight))
-        foretold = np.maximum((unit - x_mean) @ slopes + y_mean, 0) ** 2
-        foretold = np.maximum(foretold, LEAST * common)
-        return ((counts + self.weight * foretold) / (total[:, None] + self.weight) / common).astype(np.float32)
+        predicted = np.maximum((unit - x_mean) @ slopes + y_mean, 0) ** 2
+        predicted = np.maximum(predicted, LEAST * common)
+        return ((counts + self.weight * predicted) / (total[:, None] + self.weight) / common).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Ratios:
-    """values: (n, classes) how much likelier a class is next to a token than anywhere. classes: (groups,)."""
+    """Profiles of all tokens at one distance, on one side.
+
+    Attributes:
+        values: (n, classes) how much likelier a class is next to a token than anywhere.
+        classes: (groups,).
+    """
 
     values: NDArray[np.float32]
     classes: Ids
@@ -101,7 +113,7 @@ class Ratios:
 
 
 def _counted(bigrams: Bigrams, side: int, blocks: BlockAssignment, classes: Ids, size: int) -> Floats:
-    """(n, classes) how often each class stands next to each token."""
+    """(n, classes) how often each class is next to each token."""
     of = np.full(size, -1, np.int64)
     of[blocks.column_member] = classes[blocks.column_group]  # in several groups: the last one's
     token, neighbour = (bigrams.left, bigrams.right) if side == 0 else (bigrams.right, bigrams.left)

@@ -42,8 +42,13 @@ BATCH = 1024  # ids
 
 @dataclass(frozen=True)
 class Spelling:
-    """rows: for each of (after a space, joined on) a row of the reader's ids by public id. first: (2, n) their first
-    ones. clings, opens: (n,) joined to what precedes, to what follows. silent: (n,) spelled as nothing.
+    """How public ids are written in the reader's ids.
+
+    Attributes:
+        rows: for each of (after a space, joined on) a row of the reader's ids by public id.
+        first: (2, n) their first ones.
+        clings, opens: (n,) joined to what precedes, to what follows.
+        silent: (n,) spelled as nothing.
     """
 
     rows: tuple[list[Ids], list[Ids]]
@@ -60,7 +65,11 @@ class Spelling:
 
     @classmethod
     def between(cls, own: Tokenizer, reader: Tokenizer, size: int, anchor: int) -> Spelling:
-        """anchor: a public id that is a word; what another id adds behind it is how that one is written."""
+        """The spelling of one tokenizer's ids by another.
+
+        Args:
+            anchor: a public id that is a word; what another id adds behind it is how that one is written.
+        """
         head = len(own.decode([anchor]))
         added = [text[head:] for text in own.decode_batch([[anchor, i] for i in range(size)])]
         bare = [text.strip() for text in added]
@@ -94,7 +103,13 @@ class Spelling:
 
 @dataclass(frozen=True)
 class ReadBatch:
-    """A batch that was read. where: (m,) places among all tokens. states: (m, d) before each. joined: (m,)."""
+    """A batch that was read.
+
+    Attributes:
+        where: (m,) places among all tokens.
+        states: (m, d) before each.
+        joined: (m,).
+    """
 
     where: Ids
     states: torch.Tensor
@@ -107,7 +122,13 @@ class ReadBatch:
 
 @dataclass(frozen=True)
 class CausalReader:
-    """model: a body. head: (V, d). begin: the id before every text."""
+    """A causal model and its spelling of public ids.
+
+    Attributes:
+        model: a body.
+        head: (V, d).
+        begin: the id before every text.
+    """
 
     model: torch.nn.Module
     head: torch.Tensor
@@ -125,7 +146,12 @@ class CausalReader:
 
     @torch.inference_mode()
     def reads(self, texts: Sequences, numbers: Ids) -> Iterator[ReadBatch]:
-        """texts: what is believed, in public ids, NO_BELIEF for nothing; those `numbers`, the shortest first."""
+        """The states before every place of these texts, batch by batch.
+
+        Args:
+            texts: what is believed, in public ids, NO_BELIEF for nothing.
+            numbers: of the texts that are read, the shortest first.
+        """
         starts = np.cumsum(texts.lengths) - texts.lengths
         longest = min(WINDOW, int(getattr(self.model.config, "max_position_embeddings", WINDOW)))
         lines, at, joined, where = [], [], [], []
@@ -158,7 +184,11 @@ class CausalReader:
 
     @torch.inference_mode()
     def at(self, read: ReadBatch, options: Ids, common: Floats) -> Floats:
-        """(m, w): see above. options: (m, w) public ids for each place."""
+        """(m, w) the formula above.
+
+        Args:
+            options: (m, w) public ids for each place.
+        """
         joined = read.joined[:, None] | self.spelling.clings[options]
         first = self.spelling.first[joined.astype(np.int64), options]
         result = torch.einsum("md,mwd->mw", read.states, self.head[torch.from_numpy(first)])
