@@ -505,7 +505,7 @@ def test_classify_says_names(stub: Stub, encoder: Owner) -> None:
     has_model_of(stub, encoder)
     assert call("classify", "ft-77aa-x", "the nurse", "a scan", *run).stdout == "urgent\t0.750\nurgent\t0.750\n"
     unknown = call("classify", "ft-other", "the nurse", *run)
-    assert unknown.stdout == "LABEL_1\t0.750\n" and "knows no label names of ft-other" in unknown.stderr
+    assert unknown.stdout == "LABEL_1\t0.750\n" and "has no label names for ft-other" in unknown.stderr
     stub.described["job"] = "ftjob-77aa"  # the server knows which job made a model of another name
     assert call("classify", "ft-other", "the nurse", *run).stdout == "urgent\t0.750\n"
     del stub.described["job"]
@@ -557,7 +557,7 @@ def test_names_that_do_not_fit_are_not_said(stub: Stub, encoder: Owner) -> None:
     rows = [{"index": 0, "label": "LABEL_2", "probs": [0.1, 0.1, 0.8]}]
     stub.replies["POST /classify"] = lambda h: h.answer(200, {"data": rows})
     result = call("classify", "ft-77aa", "the nurse", "--key", encoder.path)
-    assert result.stdout == "LABEL_2\t0.800\n" and "2 label names don't fit" in result.stderr
+    assert result.stdout == "LABEL_2\t0.800\n" and "2 label names do not fit" in result.stderr
     encoder.reset()
 
 
@@ -601,7 +601,7 @@ def test_generate(stub: Stub, decoder: Owner) -> None:
     sent = json.loads(stub.calls[-1][2])
     assert sent["prompt"] == decoder.codec.encode(["from a pipe"]).ids[0].tolist() and sent["max_tokens"] == 77
     refused(call(*run, "", "--chat"), 5, "prompt is empty")
-    refused(call(*run, "x", "--raw", "--system", "y"), 2, "--system needs")
+    refused(call(*run, "x", "--raw", "--system", "y"), 2, "a system message needs")
 
 
 def test_an_answer_that_breaks_off_is_an_error(stub: Stub, decoder: Owner) -> None:

@@ -81,7 +81,7 @@ def test_classify_says_the_score(stub: Stub, encoder: Owner) -> None:
     assert document(call("classify", "ft-77aa", *run, "--json"))["results"] == [{"score": pytest.approx(3.25)}]
     unknown = call("classify", "ft-other", *run)
     assert float(unknown.stdout) == pytest.approx(scale.sent(3.25), abs=1e-3)
-    assert "knows no scale of ft-other" in unknown.stderr
+    assert "has no scale for ft-other" in unknown.stderr
     for choice in ("newest", "ftjob-77aa"):
         assert call("classify", "ft-other", *run, "--labels-of", choice).stdout == "3.25\n"
     refused(call("classify", "ft-other", *run, "--labels-of", "x"), 2, "knows no labels of the job x")

@@ -5,10 +5,15 @@ import pytest
 import torch
 
 from milkglass.client.codec.codec import Codec
-from milkglass.demo.attacker import Attacker, ordinary
+from milkglass.demo.attacker import Reading, deciphered, neighbours, ordinary
+from milkglass.models.view import Model
+from milkglass.sequences import Sequences
+from milkglass.threat.guess import NO_BELIEF
 
 N, D = 300, 32
 SPECIAL = [0, 1]
+TABLE = "embeddings.word_embeddings.weight"
+CONFIG = {"model_type": "bert"}
 
 
 class Words:
@@ -31,23 +36,48 @@ def public() -> torch.Tensor:
     return torch.randn(N, D, generator=torch.Generator().manual_seed(1))
 
 
-def test_against_a_permutation_alone_it_reads_everything(codec: Codec, public: torch.Tensor) -> None:
-    attacker = Attacker(public[torch.from_numpy(codec.inverse)], public, Words())
-    found = attacker.grade(codec, np.arange(N), 10, sampled=100, seed=0)
-    assert (found.vocabulary_top1, found.vocabulary_top3, found.running_top1, found.running_top3) == (1, 1, 1, 1)
-    assert (found.sampled, found.running) == (100, N)
+def test_neighbours_read_a_permutation_alone(codec: Codec, public: torch.Tensor) -> None:
+    uploaded = public[torch.from_numpy(codec.inverse)]
+    assert neighbours(uploaded, public, np.arange(N), Words()).rates(codec, np.arange(N)) == (1, 1)
 
 
-def test_against_a_table_of_noise_it_guesses(codec: Codec, public: torch.Tensor) -> None:
+def test_neighbours_guess_where_the_table_is_noise(codec: Codec, public: torch.Tensor) -> None:
     noise = torch.randn(N, D, generator=torch.Generator().manual_seed(2))
-    found = Attacker(noise, public, Words()).grade(codec, np.arange(N), 10, sampled=N, seed=0)
-    assert found.vocabulary_top1 < 0.03
-    assert (found.guess, found.nominal) == (1 / N, 0.1)
+    assert neighbours(noise, public, np.arange(N), Words()).rates(codec, np.arange(N))[0] < 0.03
 
 
-def test_special_tokens_are_left_out_of_the_vocabulary(codec: Codec, public: torch.Tensor) -> None:
-    attacker = Attacker(public, public, Words())
-    assert attacker.grade(codec, np.arange(9), 10, sampled=10_000, seed=0).sampled == N - len(SPECIAL)
+def test_neighbours_read_no_other_ids_than_those_asked_for(codec: Codec, public: torch.Tensor) -> None:
+    reading = neighbours(public, public, np.array([7, 9, 7]), Words())
+    assert np.flatnonzero(reading.table[:, 0] != NO_BELIEF).tolist() == [7, 9]
+
+
+def test_decipherment_reads_what_the_mixture_hides(codec: Codec, public: torch.Tensor) -> None:
+    """Rows of two are mixed so evenly that the nearest row is a coin toss; neighbours in the text tell them apart."""
+    pairs = np.arange(2, N).reshape(-1, 2)
+    mixed = public.clone()
+    noise = 0.02 * torch.randn(len(pairs), 1, generator=torch.Generator().manual_seed(3))
+    first, second = public[pairs[:, 0]], public[pairs[:, 1]]
+    mixed[pairs[:, 0]], mixed[pairs[:, 1]] = first * (0.5 + noise) + second * (0.5 - noise), (first + second) / 2
+    uploaded = mixed[torch.from_numpy(codec.inverse)]
+    rng = np.random.default_rng(4)
+    follow = np.array([rng.choice(np.arange(2, N), 3, replace=False) for _ in range(N)])
+
+    def texts(count: int) -> list[np.ndarray]:
+        out = []
+        for _ in range(count):
+            text = [int(rng.integers(2, N))]
+            while len(text) < 12:
+                text.append(int(rng.choice(follow[text[-1]])))
+            out.append(np.array(text, np.int64))
+        return out
+
+    private, known = texts(300), texts(600)
+    sent = [codec.sigma[text].astype(np.int64) for text in private]
+    views = [Model({TABLE: table}, CONFIG) for table in (uploaded, public)]
+    reading = deciphered(*views, Sequences.of(sent), Sequences.of(known), Words())
+    running = np.concatenate(sent)
+    near = neighbours(uploaded, public, running, Words()).rates(codec, running)[0]
+    assert reading.rates(codec, running)[0] > 0.9 > near + 0.2
 
 
 def test_ordinary_drops_special_tokens_and_keeps_order(codec: Codec) -> None:
@@ -55,14 +85,15 @@ def test_ordinary_drops_special_tokens_and_keeps_order(codec: Codec) -> None:
     assert ordinary(codec, codec.sigma[original]).tolist() == codec.sigma[[7, 9, 7]].tolist()
 
 
-def test_view_shows_what_was_read_and_what_of_it_is_right(codec: Codec, public: torch.Tensor) -> None:
-    table = public[torch.from_numpy(codec.inverse)].clone()
-    table[codec.sigma[8]] = public[200]  # this one is misread
-    view = Attacker(table, public, Words()).view(codec, "client", codec.sigma[[7, 8, 5]].astype(np.int64))
-    assert view.server == tuple(codec.sigma[[7, 8, 5]].tolist())
-    assert [(piece.text, piece.right) for piece in view.attacker] == [("w7", True), ("w200", False), ("␣", True)]
+def test_view_shows_what_was_read_and_what_of_it_is_right(codec: Codec) -> None:
+    table = np.repeat(codec.inverse[:, None], 3, axis=1)
+    table[codec.sigma[8]], table[codec.sigma[9]] = 200, NO_BELIEF
+    view = Reading(table, Words()).view(codec, "client", codec.sigma[[7, 8, 5, 9]].astype(np.int64))
+    assert view.server == tuple(codec.sigma[[7, 8, 5, 9]].tolist())
+    shown = [(piece.text, piece.right) for piece in view.attacker]
+    assert shown == [("w7", True), ("w200", False), ("␣", True), ("·", False)]
     assert view.right == 2
 
 
-def test_an_empty_reply_has_no_pieces(codec: Codec, public: torch.Tensor) -> None:
-    assert Attacker(public, public, Words()).view(codec, "", np.empty(0, np.int64)).attacker == ()
+def test_an_empty_reply_has_no_pieces(codec: Codec) -> None:
+    assert Reading(np.zeros((N, 3), np.int64), Words()).view(codec, "", np.empty(0, np.int64)).attacker == ()

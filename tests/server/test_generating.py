@@ -11,8 +11,10 @@ import torch
 
 from milkglass.errors import Busy, MilkglassError
 from milkglass.server.inference.classifier import Classifier, ClassifierRow
-from milkglass.server.inference.generator import Generator, Sequence
+from milkglass.server.inference.generator import Generator
+from milkglass.server.inference.model_runner import RunningRows, TransformersRunner
 from milkglass.server.inference.sampling import SamplingParams, draw
+from milkglass.server.inference.sequence import Sequence
 from tests import tiny
 
 DECODERS = ("llama-untied", "llama-tied", "gpt2", "gemma2", "mistral", "qwen3")
@@ -60,7 +62,7 @@ def test_rows_that_join_and_leave_get_what_they_get_alone(name: str) -> None:
     model = tiny.build(name)
     lengths = [3, 12, 1, 7, 9, 5, 2]
     heard = [Heard(p, temperature=0, max_tokens=n) for p, n in zip(prompts(7), lengths, strict=True)]
-    engine = Generator(model, max_batch=4, max_waiting=10)
+    engine = Generator(TransformersRunner(model), max_batch=4, max_waiting=10)
     with torch.inference_mode():
         for one in heard:  # one joins at every step, while others leave
             engine.submit([one.sequence])
@@ -78,7 +80,7 @@ def test_a_window_shorter_than_the_prompt_and_the_padding() -> None:
     torch.manual_seed(0)
     model = MistralForCausalLM(MistralConfig(**tiny.LLAMA, sliding_window=8)).eval()
     heard = [Heard(p, temperature=0, max_tokens=12) for p in prompts(5)]
-    engine = Generator(model, max_batch=5, max_waiting=10)
+    engine = Generator(TransformersRunner(model), max_batch=5, max_waiting=10)
     engine.submit([one.sequence for one in heard])
     drain(engine)
     assert [one.tokens for one in heard] == [alone(model, one.sequence.prompt, 12) for one in heard]
@@ -90,7 +92,7 @@ def test_a_seed_draws_the_same_in_any_company() -> None:
     for company in (0, 3):
         one = Heard([5, 6, 7], seed=11, top_p=0.9, temperature=0.8, max_tokens=10)
         others = [Heard(p, seed=1, max_tokens=6) for p in prompts(company)]
-        engine = Generator(model, max_batch=8, max_waiting=10)
+        engine = Generator(TransformersRunner(model), max_batch=8, max_waiting=10)
         engine.submit([*(other.sequence for other in others), one.sequence])
         drain(engine)
         found.append(one.tokens)
@@ -101,7 +103,7 @@ def test_a_stop_id_ends_a_row_and_is_its_last() -> None:
     model = tiny.build("gpt2")
     whole = alone(model, [9, 8, 7], 8)
     one = Heard([9, 8, 7], temperature=0, max_tokens=8, stop=frozenset({whole[3]}))
-    engine = Generator(model, max_batch=2, max_waiting=2)
+    engine = Generator(TransformersRunner(model), max_batch=2, max_waiting=2)
     engine.submit([one.sequence])
     drain(engine)
     assert one.tokens == whole[: whole.index(whole[3]) + 1]
@@ -111,7 +113,7 @@ def test_a_stop_id_ends_a_row_and_is_its_last() -> None:
 def test_a_cancelled_row_leaves_and_the_others_go_on() -> None:
     model = tiny.build("llama-untied")
     heard = [Heard(p, temperature=0, max_tokens=20) for p in prompts(3)]
-    engine = Generator(model, max_batch=3, max_waiting=3)
+    engine = Generator(TransformersRunner(model), max_batch=3, max_waiting=3)
     engine.submit([one.sequence for one in heard])
     with torch.inference_mode():
         engine.step()
@@ -124,10 +126,10 @@ def test_a_cancelled_row_leaves_and_the_others_go_on() -> None:
 
 
 def test_long_prompts_wait_for_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkglass.server.inference.generator.PREFILL", 40)
+    monkeypatch.setattr("milkglass.server.inference.scheduler.PREFILL", 40)
     model = tiny.build("gpt2")
     heard = [Heard([4] * 30, temperature=0, max_tokens=3) for _ in range(3)]
-    engine = Generator(model, max_batch=8, max_waiting=8)
+    engine = Generator(TransformersRunner(model), max_batch=8, max_waiting=8)
     engine.submit([one.sequence for one in heard])
     with torch.inference_mode():
         engine.step()
@@ -141,7 +143,7 @@ def test_broken_weights_fail_their_own_row() -> None:
     with torch.no_grad():
         model.model.embed_tokens.weight[7] = torch.nan
     good, bad = Heard([5, 6], temperature=0, max_tokens=2), Heard([7], temperature=0, max_tokens=2)
-    engine = Generator(model, max_batch=2, max_waiting=2)
+    engine = Generator(TransformersRunner(model), max_batch=2, max_waiting=2)
     engine.submit([good.sequence, bad.sequence])
     drain(engine)
     assert bad.error is not None and bad.tokens == []
@@ -151,7 +153,7 @@ def test_broken_weights_fail_their_own_row() -> None:
 def test_an_engine_that_meets_an_error_fails_the_batch_and_lives() -> None:
     model = tiny.build("gpt2")
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    engine = Generator(model, max_batch=2, max_waiting=2)
+    engine = Generator(TransformersRunner(model), max_batch=2, max_waiting=2)
     engine.start()
     engine.submit([Sequence([10**6], SamplingParams(max_tokens=1), lambda *a: answers.put(a), answers.put)])
     assert "failed on this batch" in answers.get(timeout=20).message
@@ -163,7 +165,7 @@ def test_an_engine_that_meets_an_error_fails_the_batch_and_lives() -> None:
 
 
 def test_too_many_waiting_is_busy() -> None:
-    engine = Generator(tiny.build("gpt2"), max_batch=1, max_waiting=2)
+    engine = Generator(TransformersRunner(tiny.build("gpt2")), max_batch=1, max_waiting=2)
     with pytest.raises(Busy):
         engine.submit([Heard([1]).sequence for _ in range(3)])
     assert not engine._waiting
@@ -221,16 +223,16 @@ def test_large_logits_at_a_low_temperature_are_no_nan() -> None:
 
 
 def test_a_draw_that_fails_ends_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    from milkglass.server.inference import generator
+    from milkglass.server.inference import sequence
 
     def fragile(logits: torch.Tensor, sampling: SamplingParams, rng: torch.Generator) -> int:
         if sampling.seed == 13:
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         return draw(logits, sampling, rng)
 
-    monkeypatch.setattr(generator, "draw", fragile)
+    monkeypatch.setattr(sequence, "draw", fragile)
     good, bad = Heard([5, 6], seed=1, max_tokens=3), Heard([7], seed=13, max_tokens=3)
-    engine = Generator(tiny.build("gpt2"), max_batch=2, max_waiting=2)
+    engine = Generator(TransformersRunner(tiny.build("gpt2")), max_batch=2, max_waiting=2)
     engine.submit([good.sequence, bad.sequence])
     drain(engine)
     assert bad.error is not None and "probability" not in str(bad.error)
@@ -240,14 +242,14 @@ def test_a_draw_that_fails_ends_its_own_row(monkeypatch: pytest.MonkeyPatch) -> 
 def test_newcomers_that_cannot_be_read_fail_alone() -> None:
     model = tiny.build("llama-untied")
     running, new = Heard([5, 6], temperature=0, max_tokens=6), Heard([7, 8], temperature=0, max_tokens=6)
-    engine = Generator(model, max_batch=4, max_waiting=4)
+    engine = Generator(TransformersRunner(model), max_batch=4, max_waiting=4)
     engine.submit([running.sequence])
     with torch.inference_mode():
         engine.step()
         engine.submit([new.sequence])
-        engine._model = None  # type: ignore[assignment]  # whatever a prefill may die of
+        engine._runner = None  # type: ignore[assignment]  # whatever a prefill may die of
         engine.step()
-    engine._model = model
+    engine._runner = TransformersRunner(model)
     drain(engine)
     assert new.error is not None and running.error is None
     assert running.tokens == alone(model, [5, 6], 6)
@@ -289,3 +291,41 @@ def test_a_pass_of_a_classifier_is_bounded(folders: dict[str, Any], monkeypatch:
             engine.step()
             seen.append(sorted(found))
     assert seen == [[0, 1], [0, 1, 2], [0, 1, 2, 3]]
+
+
+# --- another engine ---------------------------------------------------------------------------------------------------
+class Counting:
+    """A runner without a model: the next id is the last one plus 1."""
+
+    def read(self, prompts: list[list[int]]) -> tuple[CountingRows, torch.Tensor]:
+        return CountingRows(len(prompts)), likely([prompt[-1] + 1 for prompt in prompts])
+
+
+class CountingRows:
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def advance(self, newest: list[int]) -> torch.Tensor:
+        assert len(newest) == self.rows
+        return likely([one + 1 for one in newest])
+
+    def keep(self, places: list[int]) -> None:
+        assert len(places) > 0 and max(places) < self.rows
+        self.rows = len(places)
+
+    def join(self, other: RunningRows) -> None:
+        assert isinstance(other, CountingRows)
+        self.rows += other.rows
+
+
+def likely(ids: list[int]) -> torch.Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(ids), 100).float()
+
+
+def test_another_runner_takes_the_models_place() -> None:
+    engine = Generator(Counting(), max_batch=2, max_waiting=9)
+    lengths = [3, 1, 5, 2]
+    heard = [Heard([10 * n], temperature=0, max_tokens=length) for n, length in enumerate(lengths)]
+    engine.submit([one.sequence for one in heard])
+    drain(engine)
+    assert [one.tokens for one in heard] == [list(range(10 * n + 1, 10 * n + 1 + m)) for n, m in enumerate(lengths)]

@@ -184,7 +184,7 @@ def test_weights_go_before_new_ones_come(
     def watched(*given: Any) -> Any:
         alive.append([weights() is not None for weights in made])
         engine = build(*given)
-        made.append(weakref.ref(next(engine._model.parameters())))
+        made.append(weakref.ref(next(engine._runner._model.parameters())))
         return engine
 
     monkeypatch.setattr(model_cache, "build", watched)

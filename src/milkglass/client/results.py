@@ -52,14 +52,19 @@ class Answer:
 
     Attributes:
         prompt_tokens: how many ids were sent.
-        tokens: how many ids came back so far.
+        ids: the scrambled ids that came back so far.
         text: what was read so far.
     """
 
     pieces: Iterator[str] = field(repr=False)
     prompt_tokens: int
-    tokens: int = 0
+    ids: list[int] = field(default_factory=list, repr=False)
     text: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """How many ids came back so far."""
+        return len(self.ids)
 
     def __iter__(self) -> Iterator[str]:
         for piece in self.pieces:

@@ -229,7 +229,7 @@ class Session:
         decoder, counted = self.codec.stream(), 0
         try:
             for fresh in self.remote.generate(model, ids, sampling):
-                answer.tokens += len(fresh)
+                answer.ids += fresh
                 if answer.tokens - counted >= COUNTED:
                     self._count(0, answer.tokens - counted)
                     counted = answer.tokens

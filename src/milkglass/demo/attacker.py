@@ -1,64 +1,91 @@
-"""The attacker of the demo: the uploaded table, the public model, and nothing else.
+"""The attackers of the demo. They are handed the truth only to be graded.
 
-It takes for each scrambled id the public token with the nearest embedding. It is handed the truth only to be graded.
-What this module does not know: stronger attacks, which read many ids together (THREATS.md).
+`neighbours` takes for each scrambled id the public token with the nearest embedding. `deciphered` is the strongest
+chain of attacks that fits into the demo's minutes: it solves which tokens were mixed (cluster solve), orders each
+cluster by the noise (matching), and reads all that was sent jointly, by its frequencies and neighbours (decipherment).
+For the last it has public text of the same kind: the invented training texts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass.attacks.assignment import Solver, ranked
+from milkglass.attacks.catalogue import ATTACKS
 from milkglass.attacks.embeddings.nearest_rows import nearest
 from milkglass.client.codec.codec import Codec
-from milkglass.demo.result import DemoToken, NeighbourRecovery, View
+from milkglass.demo.result import DemoToken, View
+from milkglass.models.view import Model
+from milkglass.sequences import Sequences
+from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.guess import NO_BELIEF
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Tokens, Transcript, Weights
 
 Ids = NDArray[np.int64]
 SPACE = "␣"  # a token that is nothing but white space
+UNREAD = "·"  # an id of which the attacker believes nothing
+RANKS = 3
+CHAIN = ("cluster-solve", "matching", "decipherment")
 
 
-@dataclass
-class Attacker:
-    """table, public: (n, d), the obfuscated embeddings by scrambled id, the original ones by original id."""
+@dataclass(frozen=True)
+class Reading:
+    """What an attacker takes each scrambled id for.
 
-    table: torch.Tensor
-    public: torch.Tensor
-    tokenizer: Any  # the public model's
-    _seen: dict[int, Ids] = field(default_factory=dict, repr=False)
+    Attributes:
+        table: (n, 3) public ids by scrambled id, the likeliest first; NO_BELIEF where there is none.
+        tokenizer: the public model's.
+    """
 
-    def read(self, scrambled: Ids) -> Ids:
-        """The three likeliest original ids of each scrambled one: (t, 3), best first. Each id is attacked once."""
-        fresh = np.array(sorted(set(scrambled.tolist()) - self._seen.keys()), np.int64)
-        if len(fresh):
-            result = nearest(self.table[torch.from_numpy(fresh)], self.public, 3).numpy()
-            self._seen.update(zip(fresh.tolist(), result, strict=True))
-        return np.array([self._seen[one] for one in scrambled.tolist()], np.int64).reshape(-1, 3)
+    table: Ids
+    tokenizer: Any
 
     def view(self, codec: Codec, client: str, scrambled: Ids) -> View:
-        """`scrambled`: ordinary tokens only."""
-        right = self.read(scrambled)[:, 0] == codec.inverse[scrambled]
-        words = [self.tokenizer.decode([one]).strip() or SPACE for one in self.read(scrambled)[:, 0].tolist()]
-        pieces = tuple(DemoToken(word, bool(hit)) for word, hit in zip(words, right, strict=True))
+        """client: the text. scrambled: its ids, ordinary tokens only."""
+        read, true = self.table[scrambled][:, 0], codec.inverse[scrambled]
+        pieces = tuple(DemoToken(self._word(one), bool(one == right)) for one, right in zip(read, true, strict=True))
         return View(client, tuple(scrambled.tolist()), pieces)
 
-    def grade(self, codec: Codec, running: Ids, k: int, sampled: int, seed: int) -> NeighbourRecovery:
-        """Over `sampled` ordinary tokens of the vocabulary, and over the running ones of the test texts."""
-        everything = np.flatnonzero(codec.visible)
-        draw = np.random.default_rng(seed).choice(everything, min(sampled, len(everything)), replace=False)
-        vocabulary = self._rates(codec, codec.sigma[draw].astype(np.int64))
-        texts = self._rates(codec, running)
-        return NeighbourRecovery(*vocabulary, len(draw), *texts, len(running), 1 / len(self.public), 1 / k)
-
-    def _rates(self, codec: Codec, scrambled: Ids) -> tuple[float, float]:
-        hits = self.read(scrambled) == codec.inverse[scrambled][:, None]
+    def rates(self, codec: Codec, scrambled: Ids) -> tuple[float, float]:
+        """Shares of these ids that are read rightly, at the first guess and among three."""
+        hits = self.table[scrambled] == codec.inverse[scrambled][:, None]
         return float(hits[:, 0].mean()), float(hits.any(axis=1).mean())
+
+    def _word(self, token: int) -> str:
+        return UNREAD if token == NO_BELIEF else self.tokenizer.decode([int(token)]).strip() or SPACE
+
+
+def neighbours(uploaded: torch.Tensor, public: torch.Tensor, rows: Ids, tokenizer: Any) -> Reading:
+    """uploaded, public: (n, d), the embeddings by scrambled and by original id. rows: the scrambled ids that are read:
+    all of them would take minutes."""
+    table = np.full((len(uploaded), RANKS), NO_BELIEF, np.int64)
+    fresh = np.unique(rows)
+    table[fresh] = nearest(uploaded[torch.from_numpy(fresh)], public, RANKS).numpy()
+    return Reading(table, tokenizer)
+
+
+def deciphered(uploaded: Model, public: Model, sent: Sequences, text: Sequences, tokenizer: Any) -> Reading:
+    """uploaded: the scrambled model. sent: all scrambled ids that are read together. text: public text, in public ids.
+    Every attack of the chain starts from what the one before it learnt."""
+    transcript = Transcript((Weights(uploaded), Tokens(sent)), len(uploaded.table))
+    knowledge, rng = Knowledge(public_model=public, corpus=text), np.random.default_rng(0)
+    for name in CHAIN:
+        attack = ATTACKS[name]
+        assert isinstance(attack, Solver) and why_not(attack, transcript, knowledge) is None
+        knowledge = replace(knowledge, candidates=attack.learn(transcript, knowledge, Budget(), rng))
+    assert knowledge.candidates is not None
+    table = ranked(knowledge.candidates, transcript.size, RANKS).table
+    assert table is not None
+    return Reading(table, tokenizer)
 
 
 def ordinary(codec: Codec, scrambled: NDArray[Any]) -> Ids:
-    """Without special tokens, which are permuted and not mixed: whoever has both models reads all of them."""
+    """Without special tokens, which are permuted and not mixed: anyone with both models reads all of them."""
     ids = scrambled.astype(np.int64)
     return ids[codec.visible[codec.inverse[ids]]]

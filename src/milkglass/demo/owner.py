@@ -6,7 +6,6 @@ Its folder holds the key and, for a while, scrambled files on their way to the s
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,27 +14,39 @@ from typing import Any
 import numpy as np
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.parquet import WrittenParquet, write_parquet
 from milkglass.client.key.file import write_key
 from milkglass.client.key.generate import new_key, scheme_of
 from milkglass.client.key.key import Key
+from milkglass.client.key.unlocked import UnlockedKey
 from milkglass.client.obfuscate.scramble import scramble
-from milkglass.demo.attacker import Attacker, Ids, ordinary
+from milkglass.client.remote.remote import Remote
+from milkglass.client.session import Session
+from milkglass.demo.attacker import Ids, ordinary
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.models.resolve import resolve
 from milkglass.models.safetensors_file import read_header
+from milkglass.models.view import Model
 from milkglass.progress import Stage
 from milkglass.schemes.mixture import Promise
 
 
 @dataclass(frozen=True)
 class DemoOwner:
+    """Attributes:
+    ref: the public model's.
+    folder: of the owner's files.
+    base: the public model.
+    unlocked: the key file.
+    codec: text to scrambled ids and back.
+    delta: whether the changed tables alone are uploaded.
+    """
+
     ref: str
     folder: Path
     base: Checkpoint
-    key: Key
+    unlocked: UnlockedKey
     codec: Codec
     delta: bool
 
@@ -46,8 +57,13 @@ class DemoOwner:
         source = resolve(ref)
         base = Checkpoint.open(source)
         key = new_key(base, ref, None, base.digest())
-        write_key(folder / "demo.mgkey", key, secrets.token_urlsafe(16))
-        return cls(ref, folder, base, key, Codec.open(key, source), delta)
+        unlocked = UnlockedKey(folder / "demo.mgkey", key, secrets.token_urlsafe(16))
+        write_key(unlocked.path, key, unlocked.passphrase)
+        return cls(ref, folder, base, unlocked, Codec.open(key, source), delta)
+
+    @property
+    def key(self) -> Key:
+        return self.unlocked.key
 
     @property
     def name(self) -> str:
@@ -60,20 +76,22 @@ class DemoOwner:
     def scramble(self, stage: Stage) -> Promise:
         return scramble(self.base, self.key, self.scrambled, self.delta, stage)
 
-    def write(self, data: Path, labels: Mapping[str, int] | None, max_length: int) -> tuple[Path, WrittenParquet]:
-        """Private rows as scrambled Parquet."""
-        out = self.folder / f"{data.stem}.parquet"
-        return out, write_parquet(self.codec, data, out, labels, max_length)
+    def session(self, remote: Remote) -> Session:
+        return Session(self.unlocked, self.codec, remote)
 
     @cached_property
-    def attacker(self) -> Attacker:
-        """Armed with the table as it was uploaded and with the public model."""
+    def uploaded(self) -> Model:
+        """What the attacker has of the scrambled model: its table, as it was uploaded."""
         name = of(self.base).table
         for path in self.scrambled.glob("*.safetensors"):
             if ref := read_header(path).get(name):
-                uploaded = Checkpoint(self.scrambled, {}, None, {name: ref}).read(name)
-                return Attacker(uploaded, self.base.read(name), self.codec.tokenizer)
+                table = Checkpoint(self.scrambled, {}, None, {name: ref}).read(name)
+                return Model({name: table}, self.base.config)
         raise CorruptCheckpoint(f"the scrambled {self.ref} has no table", "run the demo again")
+
+    @property
+    def public(self) -> Model:
+        return Model.open(self.base.folder)
 
     def about(self, promise: Promise) -> dict[str, Any]:
         """What ModelRun says of the scheme."""

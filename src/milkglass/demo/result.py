@@ -30,7 +30,13 @@ class DemoToken:
 
 @dataclass(frozen=True)
 class View:
-    """The same tokens three times: the client's text, the ids that crossed, the attacker's reading."""
+    """The same tokens three times.
+
+    Attributes:
+        client: the text.
+        server: the ids that crossed.
+        attacker: what the strongest attacker reads.
+    """
 
     client: str
     server: tuple[int, ...]
@@ -61,21 +67,32 @@ class Generated:
 
 
 @dataclass(frozen=True)
-class NeighbourRecovery:
-    """How often a nearest-neighbour attacker is right, as fractions, beside what guessing would give.
+class DemoRecovery:
+    """How often the two attackers are right, as fractions, beside what guessing would give. Special tokens take part in
+    no figure: they are permuted, not mixed.
 
-    vocabulary_*: over `sampled` ordinary tokens of the vocabulary. running_*: over the `running` ordinary tokens of the
-    test texts, repetitions counted. Special tokens take part in neither: they are permuted, not mixed.
+    Attributes:
+        deciphered_top1, deciphered_top3: the strongest attacker, over the running tokens.
+        running_top1, running_top3: the nearest-neighbour attacker, over the running tokens.
+        running: ordinary tokens of the test texts, repetitions counted.
+        vocabulary_top1, vocabulary_top3: the nearest-neighbour attacker, over the vocabulary.
+        sampled: ordinary tokens that were drawn from the vocabulary.
+        texts: public texts that the strongest attacker has.
+        guess: 1 / n, a blind guess over the vocabulary.
+        nominal: 1 / k, what a cluster of k would give.
     """
 
-    vocabulary_top1: float
-    vocabulary_top3: float
-    sampled: int
+    deciphered_top1: float
+    deciphered_top3: float
     running_top1: float
     running_top3: float
     running: int
-    guess: float  # 1 / n, a blind guess over the vocabulary
-    nominal: float  # 1 / k, what a cluster of k would give
+    vocabulary_top1: float
+    vocabulary_top3: float
+    sampled: int
+    texts: int
+    guess: float
+    nominal: float
 
 
 @dataclass(frozen=True)
@@ -90,7 +107,7 @@ class ModelRun:
     sizes: Mapping[str, int]
     steps: tuple[DemoStep, ...]
     losses: tuple[float, ...]
-    recovery: NeighbourRecovery
+    recovery: DemoRecovery
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ CUT = 18  # ids and guesses of each text
 
 def show(console: Console, result: DemoResult, page: Path) -> None:
     table = Table(title="The same texts, three times", title_justify="left", show_lines=True, expand=True)
-    for heading in ("the client sees", "the server saw", "a nearest-neighbour attacker reads"):
+    for heading in ("the client sees", "the server saw", "an attacker reads"):
         table.add_column(heading, ratio=1)
     for one in result.classified[:SHOWN]:
         _row(table, f"{one.text.client}\n-> {one.predicted}", one.text)
@@ -31,14 +31,17 @@ def show(console: Console, result: DemoResult, page: Path) -> None:
         results = model.recovery
         console.print(
             Text(
-                f"{model.ref}: the attacker reads {percent(results.running_top1)} of the running tokens and "
-                f"{percent(results.vocabulary_top1)} of the vocabulary at its first guess "
-                f"(blind guess {percent(results.guess)}, nominal 1/k {percent(results.nominal)})"
+                f"{model.ref}: an attacker with {results.texts:,} public texts of the same kind reads "
+                f"{percent(results.deciphered_top1)} of the running tokens; by nearest neighbours alone "
+                f"{percent(results.running_top1)} (blind guess {percent(results.guess)}, nominal 1/k "
+                f"{percent(results.nominal)})"
             ),
             highlight=False,
         )
     console.print(Text("(Counted without special tokens and the chat template's, which every text shares.)"))
-    console.print(Text("Obfuscation is not encryption: stronger attacks read most of a large corpus (THREATS.md)."))
+    console.print(
+        Text("Obfuscation is not encryption: the more text crosses under one key, the more is read (THREATS.md).")
+    )
     console.print(Text(f"{duration(result.seconds)}; the page: {page.resolve()}"), soft_wrap=True, highlight=False)
 
 

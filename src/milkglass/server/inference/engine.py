@@ -23,7 +23,7 @@ W = TypeVar("W", bound=WorkItem)
 
 
 class ModelFailed(ServerError):
-    """The model itself broke: memory, or numbers that are none."""
+    """The model itself failed: out of memory, or numbers that are not finite."""
 
     status = 500
 
@@ -115,11 +115,11 @@ def that_fit(lengths: Sequence[int], limit: int) -> int:
 
 
 def not_finite() -> ModelFailed:
-    return ModelFailed("the model gives numbers that are none", "were its weights damaged or mixed up?")
+    return ModelFailed("the model returns numbers that are not finite", "were its weights damaged or mixed up?")
 
 
 def explain(error: Exception) -> MilkglassError:
-    """What somebody who waits is told; the place goes to the log, the message nowhere."""
+    """What the caller receives. The place goes to the log, the message nowhere: it may quote ids."""
     import torch
 
     log.error("model: %s", place_of(error))

@@ -134,6 +134,7 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
 
     from milkglass.server.inference.classifier import Classifier
     from milkglass.server.inference.generator import Generator
+    from milkglass.server.inference.model_runner import TransformersRunner
 
     if not folder.is_dir():
         raise NotFound("there is no such model: it was deleted a moment ago", "list the models that the server has")
@@ -162,7 +163,7 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
     network.eval().to("cuda" if on_gpu else "cpu")
     if task == "classify":
         return Classifier(network, settings.max_batch, settings.max_waiting, needs_pad=model.kind == "decoder")
-    return Generator(network, settings.max_batch, settings.max_waiting)
+    return Generator(TransformersRunner(network), settings.max_batch, settings.max_waiting)
 
 
 def _require_whole(report: dict[str, Any], task: Task) -> None:

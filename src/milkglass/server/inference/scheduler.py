@@ -1,0 +1,82 @@
+"""Which sequences run: requests join between two tokens and leave when they are done, whatever the others do.
+
+The policy of continuous batching, apart from the model: it knows no runner's memory and draws no id itself.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from milkglass.server.inference.engine import that_fit
+from milkglass.server.inference.model_runner import RunningRows
+from milkglass.server.inference.sequence import Sequence
+
+PREFILL = 8192  # padded prompt tokens that are read in one pass, unless one prompt alone is longer
+
+
+class Scheduler:
+    """The running sequences, and for each the id that the model has not read yet.
+
+    Attributes:
+        running: the sequences, in the order of the runner's rows.
+        newest: the last id of each.
+        rows: the runner's side of them; None while nothing runs.
+    """
+
+    def __init__(self, max_batch: int) -> None:
+        self._max_batch = max_batch
+        self.running: list[Sequence] = []
+        self.newest: list[int] = []
+        self.rows: RunningRows | None = None
+
+    @property
+    def free(self) -> int:
+        """How many more sequences may run."""
+        return self._max_batch - len(self.running)
+
+    @staticmethod
+    def fitting(waiting: list[Sequence]) -> int:
+        """How many of the first that wait are read together in the next pass."""
+        return that_fit([len(one.prompt) for one in waiting], PREFILL)
+
+    def drop_cancelled(self) -> None:
+        self._keep([not one.cancelled for one in self.running])
+
+    def accept(self, logits: torch.Tensor) -> None:
+        """Give every running sequence its next id; those that end leave. logits: (rows, n)."""
+        ids = [one.sample(row) for one, row in zip(self.running, logits, strict=True)]
+        self.newest = [-1 if token is None else token for token in ids]
+        self._keep([token is not None for token in ids])
+
+    def join(self, other: Scheduler) -> None:
+        """Take over what another one runs."""
+        if self.rows is None:
+            self.rows = other.rows
+        elif other.rows is not None:
+            self.rows.join(other.rows)
+        self.running += other.running
+        self.newest += other.newest
+
+    def begun(self, sequences: list[Sequence], rows: RunningRows, logits: torch.Tensor) -> Scheduler:
+        """A scheduler of newly read sequences alone, each with its first id: until they `join`, nothing that fails
+        harms those that run."""
+        fresh = Scheduler(self._max_batch)
+        fresh.running, fresh.rows = list(sequences), rows
+        fresh.accept(logits)
+        return fresh
+
+    def clear(self) -> list[Sequence]:
+        """Forget everything. Returns the sequences that ran."""
+        running, self.running, self.newest, self.rows = self.running, [], [], None
+        return running
+
+    def _keep(self, stays: list[bool]) -> None:
+        if all(stays):
+            return
+        places = [place for place, one in enumerate(stays) if one]
+        self.running = [self.running[place] for place in places]
+        self.newest = [self.newest[place] for place in places]
+        if not places:
+            self.rows = None
+        elif self.rows is not None:
+            self.rows.keep(places)
