@@ -28,21 +28,23 @@ def private_dir(folder: Path) -> Path:
 
 
 @contextmanager
-def atomic_path(target: Path, replace: bool = True) -> Iterator[Path]:
+def atomic_path(target: Path, replace: bool = True, private: bool = True) -> Iterator[Path]:
     """An empty file beside `target` for a library to write to; it takes the target's name when the block ends.
 
     Args:
         target: the name that the file gets. Its folder must exist.
         replace: whether a file of that name is replaced.
+        private: false for a file that is given to others: it gets the mode of any new file.
 
     Raises:
         FileExistsError: `replace` is false and the name is taken, also by a file that appeared in the meantime.
     """
     partial = _beside(target)
     try:
-        os.close(os.open(partial, NEW, 0o600))
+        os.close(os.open(partial, NEW, 0o600 if private else 0o666))
         yield partial
-        partial.chmod(0o600)  # a library may have made the file anew
+        if private:
+            partial.chmod(0o600)  # a library may have made the file anew
         sync(partial)
         if replace:
             partial.replace(target)
@@ -63,10 +65,10 @@ def atomic_write(
         yield file
 
 
-def write(target: Path, content: str | bytes, replace: bool = True) -> None:
+def write(target: Path, content: str | bytes, replace: bool = True, private: bool = True) -> None:
     """The whole file at once. Arguments and errors as of `atomic_path`."""
-    with atomic_write(target, "w" if isinstance(content, str) else "wb", replace) as file:
-        file.write(content)
+    with atomic_path(target, replace, private) as partial:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(target: Path, value: Mapping[str, Any] | list[Any], indent: int | None = 2) -> None:
@@ -75,18 +77,26 @@ def write_json(target: Path, value: Mapping[str, Any] | list[Any], indent: int |
 
 
 @contextmanager
-def new_dir(target: Path) -> Iterator[Path]:
-    """A folder (0700) that takes the target's name when the block ends, and is removed where the block fails.
+def new_dir(target: Path, private: bool = True) -> Iterator[Path]:
+    """A folder that takes the target's name when the block ends, and is removed where the block fails.
+
+    Args:
+        target: the name that it gets. Folders above it that are missing are made.
+        private: whether it is 0700 and all in it 0600; false for a folder that is given to others.
 
     Raises:
         FileExistsError: the name is taken by a file or a folder that is not empty.
     """
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise FileExistsError(target)
-    partial = private_dir(_beside(target))
+    partial = _beside(target)
+    if private:
+        private_dir(partial)
+    else:
+        partial.mkdir(parents=True)
     try:
         yield partial
-        for path in partial.rglob("*"):
+        for path in partial.rglob("*") if private else ():
             path.chmod(0o700 if path.is_dir() else 0o600)
         partial.rename(target)
         sync(target.parent)

@@ -88,3 +88,11 @@ def test_a_folder_appears_whole(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), files.new_dir(tmp_path / "other"):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_is_given_to_others_has_the_mode_of_any_file(tmp_path: Path) -> None:
+    files.write(tmp_path / "x", "public", private=False)
+    with files.new_dir(tmp_path / "a" / "b", private=False) as partial:
+        (partial / "y").write_text("public")
+    modes = [mode(tmp_path / name) for name in ("x", "a/b", "a/b/y")]
+    assert modes == [0o666, 0o777, 0o666]  # the umask is 0 here

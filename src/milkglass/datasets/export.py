@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from milkglass.client.data.dataset import Example
+from milkglass.files import atomic_write
 
 
 def row(example: Example, score: bool = False) -> dict[str, Any]:
@@ -26,15 +25,9 @@ def row(example: Example, score: bool = False) -> dict[str, Any]:
 
 def write(examples: Iterable[Example], out: Path, score: bool = False, most: int | None = None) -> int:
     """How many rows were written. `out` appears under its name only when it is complete; its owner alone reads it."""
-    partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
     count = 0
-    try:
-        opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(opened, "w", encoding="utf-8", newline="\n") as file:
-            for example in islice(examples, most):
-                file.write(json.dumps(row(example, score), ensure_ascii=False, allow_nan=False) + "\n")
-                count += 1
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
+    with atomic_write(out, newline="\n") as file:
+        for example in islice(examples, most):
+            file.write(json.dumps(row(example, score), ensure_ascii=False, allow_nan=False) + "\n")
+            count += 1
     return count

@@ -54,11 +54,10 @@ class SanitizedClient(TokenClient):
         label = json.dumps(["milkglass sanitizer", dict(self.told), text], sort_keys=True)
         return Stream(hmac.digest(self.secret, label.encode(), "sha256"))
 
-    def save(self, folder: Path) -> None:
-        super().save(folder)
+    def write(self, folder: Path) -> None:
+        super().write(folder)
         if self.counts is not None:
             save_file({"counts": self.counts}, folder / COUNTS)
-            (folder / COUNTS).chmod(0o600)
 
 
 @dataclass(frozen=True)

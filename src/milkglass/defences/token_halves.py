@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import abc
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec, Encoded
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
+from milkglass.files import new_dir
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -54,15 +54,13 @@ class TokenClient(Client):
         return self.codec.encode(texts, pairs, truncate=True)
 
     def save(self, folder: Path) -> None:
-        folder.mkdir(mode=0o700)
-        write_private(folder / ABOUT, json.dumps(dict(self.told)).encode() + b"\n")
-        write_private(folder / SECRET, self.secret)
+        with new_dir(folder) as partial:
+            self.write(partial)
 
-
-def write_private(path: Path, content: bytes) -> None:
-    """A new file that only its owner reads."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
+    def write(self, folder: Path) -> None:
+        """All files of this half, into a folder that only its owner can read."""
+        (folder / ABOUT).write_bytes(json.dumps(dict(self.told)).encode() + b"\n")
+        (folder / SECRET).write_bytes(self.secret)
 
 
 def read_saved(folder: Path) -> tuple[bytes, dict[str, Any]]:

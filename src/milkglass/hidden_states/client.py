@@ -10,7 +10,6 @@ What this module does not know: any mechanism, the server's half.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
+from milkglass.files import new_dir
 from milkglass.hidden_states import frames, halves
 from milkglass.hidden_states.halves import Lower
 from milkglass.hidden_states.mechanism import Mechanism
@@ -92,9 +92,5 @@ class EncoderClient(Client):
             "secret": self._secret.hex(),
             "sent": self._sent,
         }
-        before = os.umask(0o077)
-        try:
-            folder.mkdir(parents=True, mode=0o700)
-            halves.write_client(folder, self.lower if self.defence.trains_lower else None, self.kept, about)
-        finally:
-            os.umask(before)
+        with new_dir(folder) as partial:
+            halves.write_client(partial, self.lower if self.defence.trains_lower else None, self.kept, about)

@@ -8,7 +8,6 @@ What this module does not know: any mechanism, any attack.
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UnsupportedModel, UsageError
+from milkglass.files import new_dir
 from milkglass.hidden_states import halves
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.halves import Lower
@@ -64,11 +64,8 @@ class HiddenStateDefence(Mechanism):
                 aids = self.aids(base, lower, encoded, root)
             train(self, lower, upper, aids, encoded, labels, root)
         about = {"defence": self.name, "layer": self.cut(base), "pooled": self.pooled, "classes": classes}
-        partial = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        halves.write(partial, upper, {**about, "model": halves.plain(base.config)})
-        partial.rename(folder)
+        with new_dir(folder, private=False) as partial:
+            halves.write(partial, upper, {**about, "model": halves.plain(base.config)})
         return self.client(base, reader, lower, secret, 0, self.kept(encoded, root)), EncoderServer(
             folder, upper, about
         )

@@ -120,4 +120,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
+    path.write_text(json_text(value), "utf-8")
+
+
+def json_text(value: Mapping[str, Any]) -> str:
+    """JSON as checkpoints have it: in ASCII, keys in order."""
+    return json.dumps(value, indent=2, sort_keys=True) + "\n"

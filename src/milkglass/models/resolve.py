@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound
+from milkglass.files import new_dir
 
 HUB = "hf:"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?", re.ASCII)
@@ -184,19 +185,15 @@ def _embedded(model: Embedded) -> Path:
     source = _package_file(model)
     for name, digest in ((source.name, model.sha256), *model.others.items()):
         _require_published(model, source.parent / name, digest)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    if source.suffix == ".gguf":
-        _convert_gguf(source, partial)
-    else:
-        for name in (source.name, *model.others):
-            shutil.copyfile(source.parent / name, partial / name)
     try:
-        partial.rename(target)
-    except OSError:  # another process was faster; its folder is as good as ours
-        shutil.rmtree(partial)
-        if not target.is_dir():
+        with new_dir(target) as partial:
+            if source.suffix == ".gguf":
+                _convert_gguf(source, partial)
+            else:
+                for name in (source.name, *model.others):
+                    shutil.copyfile(source.parent / name, partial / name)
+    except OSError:
+        if not target.is_dir():  # else another process was faster; its folder is as good as ours
             raise
     return target
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass import files
 from milkglass.client.key.usage import locked
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, RemoteError, UsageError
 from milkglass.hidden_states.catalogue import restored
@@ -20,7 +21,7 @@ from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import require_base
 from milkglass.hidden_states.halves import CONFIG, described
 from milkglass.hidden_states.tokens import PublicTokenizer
-from milkglass.models.checkpoint import Checkpoint, read_json
+from milkglass.models.checkpoint import Checkpoint, json_text, read_json
 from milkglass.progress import Progress, no_progress
 from milkglass.split import folders
 from milkglass.split.server_info import ServerInfo
@@ -44,7 +45,7 @@ class ClientHalf:
         with locked(folder / CONFIG):
             client = defence.load_client(base, folder)
             raw = read_json(folder / CONFIG)
-            folders.private_json(folder / CONFIG, {**raw, "sent": int(raw["sent"]) + sending})
+            files.write(folder / CONFIG, json_text({**raw, "sent": int(raw["sent"]) + sending}))
         return cls(about, client)
 
     def classify(

@@ -9,14 +9,14 @@ What this module does not know: what a half is, and the wire.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
-from milkglass.models.checkpoint import read_json, write_json
+from milkglass.models.checkpoint import json_text, read_json
 
 NAME, VERSION = "split.json", 1
 WEIGHTS = "model.safetensors"
@@ -50,9 +50,8 @@ class ServerAbout:
 def write(folder: Path, about: ClientAbout | ServerAbout) -> None:
     """A client's file gets mode 0600; its folder is closed already."""
     half = "client" if isinstance(about, ClientAbout) else "server"
-    path = folder / NAME
-    path.touch(0o600 if half == "client" else 0o644)
-    write_json(path, {"milkglass_split": VERSION, "half": half, **asdict(about)})
+    value = {"milkglass_split": VERSION, "half": half, **asdict(about)}
+    files.write(folder / NAME, json_text(value), private=half == "client")
 
 
 def client_about(folder: Path) -> ClientAbout:
@@ -113,12 +112,3 @@ def weights_digest(folder: Path) -> str:
         raise CorruptCheckpoint(f"{folder} has no {WEIGHTS}", "copy the folder again")
     with (folder / WEIGHTS).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def private_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replace a file that is its owner's alone, at once."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    fresh.touch(0o600)
-    fresh.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
-    fresh.replace(path)

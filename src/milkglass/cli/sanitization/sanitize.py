@@ -28,7 +28,7 @@ def sanitize(
     source: Annotated[str, typer.Argument(metavar="IN", help=".jsonl, .csv, .tsv or lines of text; `-`: stdin.")],
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="The file to write; none for stdin.")] = None,
     method: Annotated[
-        str, typer.Option("--method", help="santext, santext+, custext, custext+, rnm or ghost.")
+        str, typer.Option("--method", help="How words are replaced, or ghost; an unknown name lists the methods.")
     ] = "santext",
     epsilon: Annotated[
         float | None, typer.Option(help="The budget of one word; santext: per unit of distance.  [1]")

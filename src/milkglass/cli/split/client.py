@@ -124,6 +124,7 @@ def audit(
     Budget.parse(budget)  # a mistake is told before anybody waits
     for folder in (client, server):
         require_folder(folder, "give the two halves that `milkglass split train` wrote")
+    from milkglass.audit.key_scene import AuditFiles
     from milkglass.hidden_states.catalogue import restored
     from milkglass.hidden_states.client import EncoderClient
     from milkglass.hidden_states.halves import described
@@ -135,7 +136,8 @@ def audit(
     defence = restored(about.method, about.parameters, about.training)
     half, other = defence.load(base, client, server)
     assert isinstance(half, EncoderClient)
-    staged = audit_scene.build(base, about, half, other, half.reader, text, public, rows, seed)
+    files = AuditFiles(text, public, rows=rows, seed=seed)
+    staged = audit_scene.build(base, about, half, other, files)
     if staged.left_out:
         note(f"{staged.left_out:,} texts are longer than {half.reader.limit} tokens, cannot be sent, and are left out")
     if about.pairs:

@@ -9,7 +9,7 @@ import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,8 +47,7 @@ def group() -> None:
 def train(
     model: Annotated[str, typer.Argument(help="An encoder: a folder, a hub id (hf:owner/name), or demo:minilm.")],
     method: Annotated[
-        Literal["dp-forward", "cape", "textobfuscator", "textmixer"],
-        typer.Option(help="How what is sent is disturbed.", show_default=False),
+        str, typer.Option(help="How what is sent is disturbed; an unknown name lists them.", show_default=False)
     ],
     data: Annotated[Path, typer.Option(help="Texts with labels: .jsonl, .csv or .tsv.", show_default=False)],
     client: Annotated[Path, typer.Option(help="The new folder for the half that you keep.", show_default=False)],

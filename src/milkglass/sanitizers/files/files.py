@@ -8,7 +8,6 @@ seed and the texts can repeat the draws: without a seed given, 256 secret bits o
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
+from milkglass.files import atomic_write
 from milkglass.noise.stream import Stream
 from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.files.parallel import ordered
@@ -159,16 +159,9 @@ def _sanitized(state: _Working, block: Block) -> tuple[str, WordTally, set[str]]
 
 @contextmanager
 def appearing(out: Path) -> Iterator[IO[str]]:
-    """A file that appears under its name when it is complete, unless something is there by then; its owner's."""
-    partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    """A file that appears under its name when it is complete. Raises UsageError where the name is taken by then."""
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+        with atomic_write(out, replace=False, newline="") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if out.exists():
-            raise UsageError(f"{out} exists already", "give another name, or remove it")
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
+    except FileExistsError:
+        raise UsageError(f"{out} exists already", "give another name, or remove it") from None

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from milkglass import files
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models.resolve import cache_folder
 from milkglass.sanitizers.ghost.lemmas import version
@@ -44,21 +44,17 @@ def kept(name: str, size: int, make: Callable[[], Shadows], folder: Path | None 
     if path.is_file():
         return _read(path, size)
     result = make()
-    folder.mkdir(parents=True, exist_ok=True)
+    files.private_dir(folder)
     _write(path, result)
     return result
 
 
-def _write(path: Path, found: Shadows) -> None:
-    """Appears under its name when it is complete; whoever comes second writes the same."""
+def _write(path: Path, shadows: Shadows) -> None:
+    """Another process that does the same writes the same."""
     from safetensors.numpy import save_file
 
-    partial = path.with_name(f".{path.stem[:16]}.{secrets.token_hex(4)}.tmp")
-    try:
-        save_file({name: np.ascontiguousarray(getattr(found, name)) for name in NAMES}, partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with files.atomic_path(path) as partial:
+        save_file({name: np.ascontiguousarray(getattr(shadows, name)) for name in NAMES}, partial)
 
 
 def _read(path: Path, size: int) -> Shadows:

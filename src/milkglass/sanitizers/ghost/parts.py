@@ -9,13 +9,12 @@ know: what is in a part.
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.models.checkpoint import read_json
 
@@ -44,7 +43,7 @@ class FinishedParts:
                 f"{self.folder} holds an unfinished run with other options, or of another file or model",
                 "give that run's options to go on with it, --seed too if it had one, or remove the folder",
             )
-        self.folder.mkdir(mode=0o700, exist_ok=True)
+        files.private_dir(self.folder)
         self._note(None if drawn is None else str(drawn), False)
         return drawn
 
@@ -92,13 +91,4 @@ def _state(folder: Path) -> dict[str, Any]:
 
 def write(path: Path, value: dict[str, Any]) -> None:
     """Appears when it is complete, its owner's."""
-    partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.tmp")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(value, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    files.write(path, json.dumps(value))  # in ASCII: a text may have half of a surrogate pair
