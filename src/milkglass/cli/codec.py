@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from milkglass import files
 from milkglass.cli.ui.options import (
     AsJson,
     KeyFile,
@@ -223,16 +224,8 @@ def _writing(out: Path | None) -> Iterator[IO[str]]:
     if out is None:
         yield sys.stdout
         return
-    import os
-    import secrets
-
-    partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            yield file
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
+    with files.atomic_write(out) as file:
+        yield file
     note(f"wrote {out}")
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from milkglass import files
 from milkglass.cli.ui.terminal import note
 from milkglass.errors import UsageError
 
@@ -120,7 +121,7 @@ def _written(file: Path) -> str:
 
     created = generated()
     try:
-        number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        files.write(file, created + "\n", replace=False)
     except FileExistsError:
         raise UsageError(
             f"{file} exists already",
@@ -128,10 +129,6 @@ def _written(file: Path) -> str:
         ) from None
     except OSError as error:
         raise UsageError(f"{file} cannot be written ({error.strerror})", "give a file in a folder of yours") from None
-    with os.fdopen(number, "w", encoding="utf-8") as opened:
-        opened.write(created + "\n")
-        opened.flush()
-        os.fsync(opened.fileno())
     note(f"a passphrase was generated and written to {file}: keep a copy of it away from the key")
     return created
 

@@ -5,8 +5,6 @@ What this module does not know: files of text and their shapes (dataset.py), and
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from milkglass import files
 from milkglass.client.codec.codec import Codec, LabelledIds
 from milkglass.client.data.dataset import Example, place, read_examples
 from milkglass.client.data.marked_rows import List8, List32, mark
@@ -51,25 +50,17 @@ def write_parquet(
     Too long rows are cut to `max_length` tokens and counted. `out` appears under its name only when it is complete;
     then marked_rows.py marks it as scrambled, unless the codec does not scramble.
     """
-    partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
     counts: list[WrittenParquet] = []
-    try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            with ExitStack() as writers:
-                writer: pq.ParquetWriter | None = None
-                for batch in _batches(read_examples(source, scores=isinstance(labels, Scale))):
-                    table, cut = _encoded(codec, source, batch, labels, max_length)
-                    writer = writer or writers.enter_context(pq.ParquetWriter(file, table.schema))
-                    writer.write_table(table)
-                    counts.append(_count(table, cut))
-                    progress(len(batch))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(out)
-        if codec.key_id is not None:
-            mark(out, codec.key_id)
-    finally:
-        partial.unlink(missing_ok=True)
+    with files.atomic_write(out, "wb") as file, ExitStack() as writers:
+        writer: pq.ParquetWriter | None = None
+        for batch in _batches(read_examples(source, scores=isinstance(labels, Scale))):
+            table, cut = _encoded(codec, source, batch, labels, max_length)
+            writer = writer or writers.enter_context(pq.ParquetWriter(file, table.schema))
+            writer.write_table(table)
+            counts.append(_count(table, cut))
+            progress(len(batch))
+    if codec.key_id is not None:
+        mark(out, codec.key_id)
     return WrittenParquet(
         sum(one.rows for one in counts),
         sum(one.tokens for one in counts),

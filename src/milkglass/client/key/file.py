@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 import unicodedata
 from dataclasses import replace as replaced
@@ -21,6 +20,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
+from milkglass import files
 from milkglass.client.key.header import CHECK, NONCE, SALT, SCRYPT_P, SCRYPT_R, TAG, Header, parse
 from milkglass.client.key.key import Key
 from milkglass.client.key.passphrases import require_strong
@@ -106,46 +106,14 @@ def write_key(
     if not weak and passphrase:
         require_strong(passphrase)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(seal(key, passphrase, scrypt_n))
-            file.flush()
-            os.fsync(file.fileno())
-        if replace:
-            partial.replace(path)
-        else:
-            _take_name(partial, path)
-        _sync_folder(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _take_name(partial: Path, path: Path) -> None:
-    """Under its name unless something has it: what appeared there since anybody looked is not overwritten."""
-    try:
-        try:
-            os.link(partial, path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links, such as a memory stick's: hold the name, then fill it
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            partial.replace(path)
-    except FileExistsError:
+        files.write(path, seal(key, passphrase, scrypt_n), replace)
+    except FileExistsError:  # it appeared in the meantime
         raise _exists(path) from None
 
 
 def _exists(path: Path) -> KeyExists:
     return KeyExists(f"{path} exists already", "give another file: overwriting a key makes its fine-tunes useless")
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new name survives a power cut only when its folder is on the disk, too."""
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def read_key(path: Path, passphrase: str) -> Key:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from milkglass import files
 from milkglass.errors import KeyFileError
 
 VERSION = 1
@@ -107,13 +108,8 @@ def _worse(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 def _change(key: Path, change: Any) -> Usage:
     with locked(key):
         usage: Usage = change(read(key))
-        path = place(key)
-        part = path.with_name(f"{path.name}.part")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            info = {name: one for name, one in asdict(usage).items() if one or name not in ("parent", "jobs")}
-            file.write(json.dumps({"milkglass_usage": VERSION, **info}) + "\n")
-        part.replace(path)
+        info = {name: one for name, one in asdict(usage).items() if one or name not in ("parent", "jobs")}
+        files.write(place(key), json.dumps({"milkglass_usage": VERSION, **info}) + "\n")
     return usage
 
 

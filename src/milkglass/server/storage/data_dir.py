@@ -15,13 +15,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
-import os
 import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from milkglass import files
 from milkglass.errors import Conflict, DiskFull, UsageError
 
 log = logging.getLogger("milkglass.server")
@@ -127,9 +127,5 @@ class DataDir:
                 raise UsageError("the stored token is empty or too short", f"remove {path}; a new one is made")
             return stored
         fresh = secrets.token_urlsafe(32)
-        partial = path.with_name("token.tmp")
-        partial.unlink(missing_ok=True)
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(fresh + "\n")
-        partial.replace(path)
+        files.write(path, fresh + "\n")
         return fresh
