@@ -2,6 +2,7 @@
 
 The public surface, on one page. Everything else may change between versions.
 
+    Session.open(key, passphrase, server)     a key, its codec and a server: classify, generate, chat, finetune
     resolve(ref) -> Path                      a model's local folder
     Checkpoint.open(folder) -> Checkpoint     its config and where its tensors lie
     ObfusLM(k, epsilon, ...)                  the scheme
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.client.obfuscate.verify import verify
     from milkglass.client.remote.remote import Remote
+    from milkglass.client.session import Session
     from milkglass.errors import MilkglassError
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
@@ -40,6 +42,7 @@ _HOMES = {
     "MilkglassError": "milkglass.errors",
     "ObfusLM": "milkglass.schemes.obfuslm",
     "Remote": "milkglass.client.remote.remote",
+    "Session": "milkglass.client.session",
     "new_key": "milkglass.client.key.generate",
     "read_key": "milkglass.client.key.file",
     "resolve": "milkglass.models.resolve",
@@ -55,6 +58,7 @@ __all__ = [
     "MilkglassError",
     "ObfusLM",
     "Remote",
+    "Session",
     "new_key",
     "read_key",
     "resolve",

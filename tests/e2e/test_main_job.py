@@ -65,7 +65,7 @@ class Person:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=900,
             check=False,
         )
         assert done.returncode == 0, f"{words[0]}: {done.stdout}\n{done.stderr}"
@@ -97,7 +97,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
         assert found, output.read_text()
         yield folder, found[1], folder / "home" / "token"
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        process.wait(300)
         process.stdout.close()
 
 

@@ -115,7 +115,7 @@ def classifier(folder: Path, labels: int = 3) -> Path:
     return folder
 
 
-def until(found: Callable[[], Any], seconds: float = 30.0) -> Any:
+def until(found: Callable[[], Any], seconds: float = 120.0) -> Any:
     """Ask again until there is an answer."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -49,7 +49,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         if self.in_thread:
             self._uvicorn.should_exit = True
-            self._thread.join(20)
+            self._thread.join(120)
             self._socket.close()
         else:
             self.stop()
@@ -114,7 +114,7 @@ class Server:
         self.log.close()
 
     def client(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30)
+        return httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=300)
 
     def ask_and_leave(self, path: str, body: dict[str, Any]) -> None:
         """Send a request on a bare connection; close it when the model is at work on it."""

