@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from milkglass.attacks.embeddings.ednn import EDNN, differences
-from milkglass.attacks.embeddings.knn import KNN
+from milkglass.attacks.embeddings.knn import KNN, ROWS, nearest
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
-from milkglass.attacks.embeddings.nearest_rows import ROWS, nearest
 from milkglass.schemes.sentinel import SentinelLMs
 from milkglass.threat.attack import Attack, Budget, why_not
 from milkglass.threat.guess import NO_BELIEF

@@ -18,7 +18,8 @@ from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.decipherment.frequency import FrequencyFit
 from milkglass.attacks.token_ids.text_in_context import Chain, TextInContext
 from milkglass.attacks.token_ids.tfa import TFA
-from milkglass.audit.scene import Scene, build
+from milkglass.audit.key_scene import AuditFiles, build
+from milkglass.audit.scene import Scene
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.generate import new_key
 from milkglass.models.checkpoint import Checkpoint
@@ -51,7 +52,7 @@ def scene_of(scheme: ObfusLM, folder: Path) -> Scene:
         lines.append(" ".join(line))
     (folder / "texts.txt").write_text("\n".join(lines) + "\n", "utf-8")
     codec = Codec.open(key, base.folder, Stream(b"s" * 32).uniform)
-    return build(key, codec, base.folder, folder / "texts.txt", None, None, seed=1)
+    return build(key, codec, base.folder, AuditFiles(folder / "texts.txt"))
 
 
 @pytest.fixture(scope="module")

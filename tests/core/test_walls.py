@@ -39,7 +39,7 @@ ALLOWED = {
     "split": "audit client hidden_states models noise server threat",
     "experiments": (
         "attacks audit client datasets defences gradient_defences hidden_states metrics models noise sanitizers schemes"
-        " server threat"
+        " server server.spec threat"
     ),
     "demo": "attacks client models schemes",
     "cli": (

@@ -186,15 +186,15 @@ def test_rows_are_drawn_by_the_seed(data: Path) -> None:
     ("old", "new", "words"),
     [
         ('encoder = "dp-forward"', 'encoder = "none"', "there is no hidden-state defence 'none'"),
-        ('sanitizer = "custext"', 'sanitizer = "none"', "there is no method 'none'"),
+        ('sanitizer = "custext"', 'sanitizer = "none"', "there is no sanitizer 'none'"),
         ('words = "words.txt"', 'words = "gone.txt"', "there is no .*gone.txt"),
         ("layer = 1", "layers = 1", "dp-forward has no parameter 'layers'"),
         ("layer = 1", "layer = 9", "the cut comes after layer 9"),
         ('held_out = "dev.tsv"', 'held_out = "gone.tsv"', "there is no .*gone.tsv"),
         ('held_out = "dev.tsv"', 'test = "dev.tsv"', "data.small has no test"),
         ("batch_size = 4", "batch_size = 0", "training: batch_size"),
-        ("rows = 16", "rows = 99", "99 rows are asked for, train.tsv has 24, of which 8 are an attacker's"),
-        ("public = 8", "public = 10", "16 rows are asked for, train.tsv has 24, of which 10"),
+        ("rows = 16", "rows = 99", "99 rows are needed, train.tsv has 24, of which 8 are an attacker's"),
+        ("public = 8", "public = 10", "16 rows are needed, train.tsv has 24, of which 10"),
         ("rows = 8\n", "rows = 17\n", "17 private rows are more than the 16"),
         ('"knn", ', '"none", ', "there is no attack 'none'"),
     ],
@@ -277,7 +277,7 @@ def test_a_defence_may_have_an_attacked_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (('sanitizer = "custext"', 'sanitizer = "custex"'), "there is no method 'custex'"),
+        (('sanitizer = "custext"', 'sanitizer = "custex"'), "there is no sanitizer 'custex'"),
         (("epsilon = 1.0\nk = 3", "epsilon = -1.0\nk = 3"), "epsilon is -1"),
         (("public = 8", "public = 800"), "of which 800 are an attacker's"),
     ],

@@ -102,12 +102,15 @@ def test_every_field_of_a_shipped_recipe_with_every_value(path: Path, read: Any)
         (('one = ["rest"]', "one = [3]"), "public.one.0 is a whole number: input should be a valid string"),
         (('one = ["rest"]', 'one = "rest"'), "public.one is a string"),
         (("[variants.y]\nk = 8", "[variants.y]\nk = 8.5"), "k is 8.5, a whole number of 1 or more is needed"),
-        (("[variants.y]\nk = 8", '[variants.y]\nplus = "x"\nk = 8'), "y: obfuslm: plus is 'x', a table, or none is needed"),
+        (
+            ("[variants.y]\nk = 8", '[variants.y]\nplus = "x"\nk = 8'),
+            "y: obfuslm: plus is 'x', a table, or none is needed",
+        ),
         (("[variants.y]\nk = 8", "[variants.y]\nscheme = 3\nk = 8"), "y: there is no scheme '3'"),
         (('"f, y" = 2.5', '"f, y" = "2.5"'), "published.f, y is a string: input should be a valid number"),
         (('"f, y" = 2.5', '"f, y" = nan'), "published.f, y is a number: input should be a finite number"),
-        (("rows = 100\n", "rows = " + "9" * 5000 + "\n"), r"r.toml is no TOML"),
-        (("rows = 100\n", "rows = " + "[" * 5000 + "]" * 5000 + "\n"), r"r.toml is no TOML"),
+        (("rows = 100\n", "rows = " + "9" * 5000 + "\n"), r"r.toml is not TOML"),
+        (("rows = 100\n", "rows = " + "[" * 5000 + "]" * 5000 + "\n"), r"r.toml is not TOML"),
     ],
 )
 def test_what_is_said_of_a_value_of_another_type(change: tuple[str, str], message: str, tmp_path: Path) -> None:

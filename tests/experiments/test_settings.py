@@ -13,7 +13,7 @@ import pytest
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.attacks import AttackRecipe
-from milkglass.experiments.kinds.classification import Classification
+from milkglass.experiments.kinds.classification import ClassificationRecipe
 from milkglass.experiments.procedures.training_progress import newest
 from milkglass.experiments.recipe import reason_for
 from milkglass.experiments.recipe_file import settings
@@ -74,7 +74,7 @@ def test_quick_is_laid_over(tmp_path: Path) -> None:
         ("[quick]\nseed = 2\n", r"\[quick\] must not change seed"),
         ('[quick.published]\n"f, x" = 9.0\n', r"\[quick\] must not change published"),
         ('[quick]\nprivate = "other.txt"\n', r"\[quick\] must not change private"),
-        ('[quick]\nvariants = ["z"]\n', r"\[quick\] names 'z', which variants has not"),
+        ('[quick]\nvariants = ["z"]\n', r"\[quick\] names 'z', which is not in variants"),
     ],
 )
 def test_quick_settings_that_cannot_be(more: str, message: str, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_quick_settings_that_cannot_be(more: str, message: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        ("kind = ", r"r\.toml is no TOML"),
+        ("kind = ", r"r\.toml is not TOML"),
         (BASE.replace("seed = 1\n", ""), "the recipe has no seed"),
         ("rowz = 3\n" + BASE, "a recipe of this kind has no rowz"),
     ],
@@ -101,9 +101,9 @@ def test_a_training_that_cannot_be_is_told_in_words(tmp_path: Path) -> None:
     base = 'kind = "classification"\npaper = "p"\nmodel = "m"\nseed = 1\n[variants.plain]\n'
     base += '[data]\nvalidation = "b"\ntrain = "a"\n'
     with pytest.raises(UsageError, match="training: batch_size: input should be greater than or equal to 1"):
-        Classification.read(recipe(tmp_path, "[training]\nbatch_size = 0\n", base))
-    assert Classification.read(recipe(tmp_path, "", base)).training.num_labels == 2
-    assert Classification.read(recipe(tmp_path, "", base.replace('"a"', '"ag_news:train"'))).training.num_labels == 4
+        ClassificationRecipe.read(recipe(tmp_path, "[training]\nbatch_size = 0\n", base))
+    assert ClassificationRecipe.read(recipe(tmp_path, "", base)).training.num_labels == 2
+    assert ClassificationRecipe.read(recipe(tmp_path, "", base.replace('"a"', '"ag_news:train"'))).training.num_labels == 4
 
 
 READERS: dict[str, Any] = dict(KINDS)

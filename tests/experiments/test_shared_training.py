@@ -18,7 +18,7 @@ from milkglass.experiments.kinds.shared_training import SharedTraining, held_out
 from milkglass.experiments.procedures import theory
 from milkglass.experiments.procedures.local_training import LocalTraining, constant, fit, utility
 from milkglass.experiments.procedures.private_rows import DefenceSpec, PrivateRows, RowFilter, rows_of
-from milkglass.experiments.recipe_file import made_of
+from milkglass.experiments.recipe_file import from_entries
 from milkglass.experiments.reproduce import reproduce
 from milkglass.gradient_defences.defence import NoDefence
 from milkglass.gradient_defences.noise import GaussianNoise
@@ -279,7 +279,7 @@ def test_rows_are_alike_many_of_each_class(data: Path) -> None:
     examples = [Example(i, "x", f"word {'more ' * (i % 7)}end", label=str(int(i % 5 == 0))) for i in range(60)]
     found = rows_of(tokenizer, examples, {"0": 0, "1": 1}, RowFilter(20, least=3, most=8), np.random.default_rng(0))
     assert found.labels is not None and np.bincount(found.labels).tolist() == [10, 10]
-    with pytest.raises(UsageError, match="50 texts of 3 to 8 words are asked for"):
+    with pytest.raises(UsageError, match="50 texts of 3 to 8 words are needed"):
         rows_of(tokenizer, examples, {"0": 0, "1": 1}, RowFilter(50, least=3, most=8), np.random.default_rng(0))
 
 
@@ -287,7 +287,7 @@ def test_what_is_shared_is_what_was_asked_for(data: Path) -> None:
     rows = PrivateRows(Sequences.of([[5, 6, 7], [8, 9], [10, 11], [12, 13, 14]]), np.array([0, 1, 1, 0]))
     step = SharedStep.open(data / "bert")
     seen = shared(step, rows, NoDefence(), 2, 1, 0)
-    assert [one.batch_size for one in seen.observations] == [2, 2]  # type: ignore[attr-defined]
+    assert [one.batch_size for one in seen] == [2, 2]
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_no_public_text_gives_a_private_one_away(data: Path, tmp_path: Path) -> 
     text = text.replace("texts = 4", "texts = 16")
     recipe = GradientRecipe.read(written(text, data / "bert", tmp_path))
     tokenizer = load_tokenizer(data / "bert")
-    private, public, _ = _rows(recipe, made_of(GradientTexts, recipe.texts), tokenizer, data)
+    private, public, _ = _rows(recipe, from_entries(GradientTexts, recipe.texts), tokenizer, data)
     assert public is not None and len(public) == 10
     secret = [tokenizer.decode(one, skip_special_tokens=True).replace(" ", "") for one in private.ids]
     read = [tokenizer.decode(one, skip_special_tokens=True).replace(" ", "") for one in public]

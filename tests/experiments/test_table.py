@@ -215,7 +215,7 @@ def test_every_shipped_result_has_a_table(path: Path, tmp_path: Path) -> None:
 
 
 def test_only_a_result_has_a_table(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"r\.toml is no result"):
+    with pytest.raises(UsageError, match=r"r\.toml is not a result"):
         table.write(tmp_path / "r.toml")
 
 

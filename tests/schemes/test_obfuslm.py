@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
 import obfuslm as literal  # noqa: E402
 
-from milkglass.attacks.embeddings.nearest_rows import nearest  # noqa: E402
+from milkglass.attacks.embeddings.knn import nearest  # noqa: E402
 from milkglass.errors import UsageError  # noqa: E402
 from milkglass.models.checkpoint import Checkpoint  # noqa: E402
 from milkglass.models.resolve import resolve  # noqa: E402

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from milkglass.attacks.assignment import Solver, ranked
 from milkglass.attacks.catalogue import ATTACKS
-from milkglass.attacks.embeddings.nearest_rows import nearest
+from milkglass.attacks.embeddings.knn import nearest
 from milkglass.client.codec.codec import Codec
 from milkglass.demo.result import DemoToken, View
 from milkglass.models.view import Model

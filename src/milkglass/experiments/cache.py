@@ -17,9 +17,11 @@ from milkglass.experiments.runs import TAKEN, now, taken
 
 @dataclass(frozen=True)
 class ArtifactCache:
-    """Attributes:
-    folder: of all runs that share, readable by its owner alone; a run that shares with none gives its own.
-    out: the run folder.
+    """Files that several runs share.
+
+    Attributes:
+        folder: of all runs that share, readable by its owner alone; a run that shares with none gives its own.
+        out: the run folder.
     """
 
     folder: Path

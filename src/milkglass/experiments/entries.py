@@ -1,6 +1,6 @@
 """The entries of a recipe, checked before anything is run: variants, defences, data, trainings.
 
-What this module does not know: files. That data are there is found out when they are read.
+Whether the data are there is checked when they are read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from milkglass.errors import UsageError
-from milkglass.experiments.recipe_file import made_of
+from milkglass.experiments.recipe_file import from_entries
 from milkglass.experiments.value_types import kind_of
 from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES
 from milkglass.sanitizers.catalogue import SANITIZERS
@@ -50,8 +50,8 @@ def hyperparameters(provided: Mapping[str, Any]) -> Hyperparameters:
 
 
 def require_names(table: Mapping[str, Any], name: str, needed: tuple[str, ...]) -> None:
-    if lost := [one for one in needed if one not in table]:
-        raise UsageError(f"{name} has no {lost[0]}", f"it needs: {', '.join(needed)}")
+    if missing := [one for one in needed if one not in table]:
+        raise UsageError(f"{name} has no {missing[0]}", f"it needs: {', '.join(needed)}")
 
 
 def require_variants(variants: Mapping[str, Mapping[str, Any]]) -> None:
@@ -63,10 +63,10 @@ def require_variants(variants: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def require_data(name: str, entry: Mapping[str, Any]) -> None:
-    if strange := sorted(set(entry) - {"train", "held_out", "rows"}):
-        raise UsageError(f"data.{name} has no {strange[0]}", "it has: train, held_out, rows")
+    if unknown := sorted(set(entry) - {"train", "held_out", "rows"}):
+        raise UsageError(f"data.{name} has no {unknown[0]}", "it has: train, held_out, rows")
     require_names(entry, f"data.{name}", ("train", "held_out"))
-    made_of(DatasetSpec, entry)
+    from_entries(DatasetSpec, entry)
 
 
 def require_defence(name: str, entry: Mapping[str, Any]) -> None:
@@ -90,7 +90,7 @@ def require_defence(name: str, entry: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _of(name: str) -> Iterator[None]:
-    """What is refused is refused of the entry of that name."""
+    """Refusals name the entry."""
     try:
         yield
     except UsageError as error:

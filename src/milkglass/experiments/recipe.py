@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 from milkglass import files
 from milkglass.errors import UsageError
-from milkglass.experiments.recipe_file import made_of, settings
+from milkglass.experiments.recipe_file import from_entries, settings
 from milkglass.experiments.runs import RunFolder
 
 
@@ -55,7 +55,7 @@ class Recipe(abc.ABC):
         """
         raw = settings(path, quick)
         raw.pop("kind", None)
-        recipe = made_of(cls, cls.parsed(raw))
+        recipe = from_entries(cls, cls.parsed(raw))
         recipe.check()
         return recipe
 

@@ -6,8 +6,8 @@
     variants = ["k=10, eps=1"]           of a table only the entries of these names
     only.data = ["sst2"]                 the same, of a table of which entries are changed as well
 
-A quick run is never taken for a full one: its name ends in ".quick", and so do its files and what its folder says of
-itself. What a full run is asked for does not hold for it; only [quick.asked] does.
+A quick run is never taken for a full one: its name ends in ".quick", and so do the names of its files and the record in
+its folder. What is asked of a full run does not hold for it; only [quick.asked] does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from milkglass.experiments.value_types import kind_of, require_types
 
 QUICK = ".quick"
 # What a quick run may change. Never what was published, the seed, or what kind of recipe it is.
-MILDER = (
+CHANGEABLE = (
     "model",
     "rows",
     "seconds",
@@ -42,28 +42,33 @@ MILDER = (
     "only",
 )
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
 def settings(path: Path, quick: bool = False) -> dict[str, Any]:
-    """Raises UsageError for a file that is no recipe, and for --quick where the recipe has no such table."""
+    """The entries of a recipe's file, and its name.
+
+    Raises:
+        UsageError: a file that is not a recipe, or --quick where the recipe has no such table.
+    """
     if not path.is_file():
         raise UsageError(f"there is no recipe {path}", "recipes are .toml files")
     try:
         raw = tomllib.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and bytes that are not UTF-8
-        raise UsageError(f"{path.name} is no TOML: {error}", "see recipes/ for examples") from None
+        raise UsageError(f"{path.name} is not TOML: {error}", "see recipes/ for examples") from None
     _require_seeds(raw)
-    less = raw.pop("quick", None)
+    changes = raw.pop("quick", None)
     if not quick:
         return {**raw, "name": path.stem}
-    if not isinstance(less, dict):
+    if not isinstance(changes, dict):
         raise UsageError(f"{path.name} has no table [quick]", "run it without --quick, or write one")
-    if strange := [key for key in less if key not in MILDER]:
-        raise UsageError(f"[quick] must not change {strange[0]}", f"it may change: {', '.join(MILDER)}")
-    kept = {key: value for key, value in raw.items() if key != "asked"}
-    changes = {key: value for key, value in less.items() if key != "only"}
-    return {**laid_over(laid_over(kept, changes), table_of(less, "only")), "name": path.stem + QUICK, "quick": less}
+    if unknown := [key for key in changes if key not in CHANGEABLE]:
+        raise UsageError(f"[quick] must not change {unknown[0]}", f"it may change: {', '.join(CHANGEABLE)}")
+    base = {key: value for key, value in raw.items() if key != "asked"}
+    first = {key: value for key, value in changes.items() if key != "only"}
+    whole = _overlaid(_overlaid(base, first), table_of(changes, "only"))
+    return {**whole, "name": path.stem + QUICK, "quick": changes}
 
 
 def _require_seeds(raw: Mapping[str, Any]) -> None:
@@ -75,15 +80,15 @@ def _require_seeds(raw: Mapping[str, Any]) -> None:
             raise UsageError(f"a seed is {info}, a whole number from 0 is needed", "see the recipe")
 
 
-def laid_over(raw: Mapping[str, Any], less: Mapping[str, Any]) -> dict[str, Any]:
+def _overlaid(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(raw)
-    for key, value in less.items():
+    for key, value in changes.items():
         there = raw.get(key)
         if isinstance(there, dict) and isinstance(value, dict):
-            result[key] = laid_over(there, value)
+            result[key] = _overlaid(there, value)
         elif isinstance(there, dict) and isinstance(value, list):
-            if lost := [name for name in value if not isinstance(name, str) or name not in there]:
-                raise UsageError(f"[quick] names {lost[0]!r}, which {key} has not", f"it has: {', '.join(there)}")
+            if missing := [name for name in value if not isinstance(name, str) or name not in there]:
+                raise UsageError(f"[quick] names {missing[0]!r}, which is not in {key}", f"it has: {', '.join(there)}")
             result[key] = {name: there[name] for name in value}
         else:
             result[key] = value
@@ -98,13 +103,17 @@ def table_of(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
     return result
 
 
-def made_of(kind: type[Made], raw: Mapping[str, Any]) -> Made:
-    """The recipe with these entries. Raises UsageError for one that is missing, of another type, or read by nobody."""
-    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
-    needed = [n for n, one in known.items() if one.default is MISSING and one.default_factory is MISSING]
-    if lost := [name for name in needed if name not in raw]:
-        raise UsageError(f"the recipe has no {lost[0]}", f"it needs: {', '.join(needed)}")
-    if strange := [name for name in raw if name not in known]:
-        raise UsageError(f"a recipe of this kind has no {strange[0]}", f"it has: {', '.join(known)}")
-    require_types(kind, raw)
-    return kind(**raw)
+def from_entries(kind: type[T], entries: Mapping[str, Any]) -> T:
+    """An instance of a dataclass with these entries of a recipe.
+
+    Raises:
+        UsageError: an entry that is missing, unknown or of another type.
+    """
+    parameters = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
+    needed = [n for n, one in parameters.items() if one.default is MISSING and one.default_factory is MISSING]
+    if missing := [name for name in needed if name not in entries]:
+        raise UsageError(f"the recipe has no {missing[0]}", f"it needs: {', '.join(needed)}")
+    if unknown := [name for name in entries if name not in parameters]:
+        raise UsageError(f"a recipe of this kind has no {unknown[0]}", f"it has: {', '.join(parameters)}")
+    require_types(kind, entries)
+    return kind(**entries)

@@ -8,9 +8,9 @@ from pathlib import Path
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.attacks import AttackRecipe
 from milkglass.experiments.kinds.bilstm import BiLSTMRecipe
-from milkglass.experiments.kinds.classification import Classification
+from milkglass.experiments.kinds.classification import ClassificationRecipe
 from milkglass.experiments.kinds.comparison import Comparison
-from milkglass.experiments.kinds.generation import Generation
+from milkglass.experiments.kinds.generation import GenerationRecipe
 from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.kinds.overhead import OverheadRecipe
 from milkglass.experiments.kinds.shared_training import SharedTraining
@@ -25,8 +25,8 @@ KINDS: Mapping[str, type[Recipe]] = {
     "attacks": AttackRecipe,
     "bilstm": BiLSTMRecipe,
     "overhead": OverheadRecipe,
-    "classification": Classification,
-    "generation": Generation,
+    "classification": ClassificationRecipe,
+    "generation": GenerationRecipe,
     "comparison": Comparison,
     "gradients": GradientRecipe,
     "shared-training": SharedTraining,

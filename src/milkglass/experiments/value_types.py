@@ -34,7 +34,9 @@ def kind_of(value: Any) -> str:
 def require_types(kind: type, raw: Mapping[str, Any], more: tuple[tuple[str, type], ...] = ()) -> None:
     """Raises UsageError for the first value that is not of its field's type.
 
-    kind: a dataclass. more: names of types that its annotations use and its module does not import when it is run.
+    Args:
+        kind: a dataclass.
+        more: names of types that its annotations use and its module does not import when it is run.
     """
     for name, adapter in _adapters(kind, more).items():
         if name not in raw:
@@ -49,7 +51,7 @@ def require_types(kind: type, raw: Mapping[str, Any], more: tuple[tuple[str, typ
 
 @cache
 def _adapters(kind: type, more: tuple[tuple[str, type], ...]) -> dict[str, TypeAdapter[Any]]:
-    """Of each field. Types of ours that are no dataclasses are asked for as they are."""
+    """Of each field. Types of ours that are not dataclasses are checked by isinstance."""
     hints = get_type_hints(kind, localns=dict(more))
     return {one.name: _adapter(hints[one.name]) for one in fields(kind)}  # type: ignore[arg-type]
 
@@ -62,7 +64,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _place(name: str, value: Any, path: Sequence[Any]) -> tuple[str, Any]:
-    """Where the fault lies, and what stands there. A path names a union's alternatives as well: these are left out."""
+    """Where the fault is, and the value there. A path names a union's alternatives as well: these are left out."""
     words = [name]
     for step in path:
         if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int)):

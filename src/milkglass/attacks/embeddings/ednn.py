@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from milkglass import papers
-from milkglass.attacks.embeddings.nearest_rows import NearestRows, RowFeatures
+from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 

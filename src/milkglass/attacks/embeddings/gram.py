@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from milkglass import papers
-from milkglass.attacks.embeddings.nearest_rows import NearestRows, RowFeatures, nearest
+from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures, nearest
 from milkglass.attacks.embeddings.sorted_rows import SortableRows
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
@@ -60,9 +60,9 @@ def mutual(seen: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotation(before: Tensor, after: Tensor) -> Tensor:
-    """The orthogonal T (d, d) nearest to before T = after (Schoenemann 1966), fp64."""
+    """The orthogonal T (d, d) nearest to before T = after (Schönemann 1966), fp64."""
     u, _, v = torch.linalg.svd(before.double().T @ after.double())
-    return u @ v
+    return u @ v  # of the singular value decomposition of before^T after
 
 
 def trimmed(before: Tensor, after: Tensor) -> Tensor:

@@ -5,18 +5,96 @@ noise to it, leaves it nearer to where it was than to most other places.
 
 What it does not know: anything but one token at a time. What frequencies, neighbours and repetition give away besides
 is not counted here (THREATS.md).
+
+`NearestRows` is the base of all attacks that read ids so, with other features of a row.
 """
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from milkglass import papers
-from milkglass.attacks.embeddings.nearest_rows import Metric, NearestRows, RowFeatures
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
-from milkglass.threat.observations import Transcript
+from milkglass.threat.observations import Transcript, Weights
+
+Metric = Literal["cosine", "euclidean"]
+ROWS = 512  # rows compared at a time
+
+
+@dataclass(frozen=True)
+class RowFeatures:
+    """What is compared.
+
+    Attributes:
+        seen: (n', f) of the scrambled rows.
+        public: (n, f) of the public rows.
+        metric: what "nearest" means.
+    """
+
+    seen: Tensor
+    public: Tensor
+    metric: Metric
+
+
+class NearestRows(Attack):
+    """An attack that reads each scrambled id as the public token with the nearest features. Authors write `features`.
+
+    Attributes:
+        k: how many ranks the guess has.
+    """
+
+    sees = frozenset({Weights})
+    assumes = frozenset({"public_model"})
+    k: int
+
+    @abc.abstractmethod
+    def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures: ...
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        return same_width(transcript, knowledge)
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        """Ids that were sent come first, the commonest before the others: of a large vocabulary, a short budget reads
+        those that matter."""
+        rows = self.features(transcript, knowledge, rng)
+        order = np.argsort(-transcript.tokens.counts(transcript.size), kind="stable")
+        result = nearest(rows.seen[torch.from_numpy(order)], rows.public, self.k, rows.metric, budget).numpy()
+        table = np.full((transcript.size, result.shape[1]), NO_BELIEF, np.int64)
+        table[order[: len(result)]] = result
+        return Guess(table=table)
+
+
+def nearest(seen: Tensor, public: Tensor, k: int, metric: Metric = "cosine", budget: Budget | None = None) -> Tensor:
+    """For each row of `seen` (n, d), the `k` nearest rows of `public` (m, d): (n, k), best first, k at most m; of as
+    many rows as the budget allows, from the first one on.
+
+    One matrix product: |x - y|^2 ranks as x.y - |y|^2 / 2, since |x|^2 is the same for all y.
+    """
+    against = public.float()
+    if metric == "cosine":
+        against = torch.nn.functional.normalize(against, dim=1)
+    half = (against * against).sum(1) / 2 if metric == "euclidean" else torch.zeros(len(against))
+    transposed = against.T.contiguous()
+    result, k = [], min(k, len(against))
+    for block in seen.float().split(ROWS):
+        if budget is not None and budget.left() <= 0:
+            break
+        result.append((block @ transposed - half).topk(k, dim=1).indices)
+    return torch.cat(result) if result else torch.empty(0, k, dtype=torch.long)
+
+
+def same_width(transcript: Transcript, knowledge: Knowledge) -> str | None:
+    """Why rows cannot be compared; None: they can."""
+    seen, public = transcript.width, required(knowledge.public_model).width
+    return None if seen == public else f"the scrambled embeddings have {seen} dimensions, the public ones {public}"
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ import torch
 
 from milkglass import papers
 from milkglass.attacks.embeddings.ednn import EDNN, differences
-from milkglass.attacks.embeddings.knn import KNN
-from milkglass.attacks.embeddings.nearest_rows import NearestRows, RowFeatures, nearest
+from milkglass.attacks.embeddings.knn import KNN, NearestRows, RowFeatures, nearest
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 

@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 
 from milkglass import papers
+from milkglass.attacks.embeddings.knn import same_width
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
 from milkglass.attacks.embeddings.layer_fit import Estimate, find
-from milkglass.attacks.embeddings.nearest_rows import same_width
 from milkglass.errors import UsageError
 from milkglass.models.families import family_of
 from milkglass.models.view import Model

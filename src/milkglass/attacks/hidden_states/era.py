@@ -97,5 +97,6 @@ class ERA(Attack):
         k = min(self.k, head.shape[1])
         guess = np.full((len(known), k), NO_BELIEF, np.int64)
         for part in np.array_split(np.flatnonzero(known), -(-len(known) // BLOCK) or 1):
+            # section 5.2: argmax_j h . H[j]
             guess[part] = (result[torch.from_numpy(part)] @ head).topk(k).indices.numpy()
         return Guess(running=guess)

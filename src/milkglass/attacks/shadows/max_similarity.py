@@ -32,4 +32,5 @@ class ShadowMaximum(Rule):
     paper = papers.GHOST.at("section 5.7").but("Equal likenesses are ordered by id.")
 
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
+        # section 5.7, over T_ori(s)
         return np.argsort(-cosines(members, shadow), kind="stable").astype(np.int64)

@@ -31,4 +31,5 @@ class ShadowMean(Rule):
     paper = papers.GHOST.at("section 5.7").but("Equal likenesses are ordered by id.")
 
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
+        # section 5.7, over T_ori(s)
         return np.argsort(-cosines(members, members.mean(0)), kind="stable").astype(np.int64)

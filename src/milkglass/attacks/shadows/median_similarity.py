@@ -31,6 +31,7 @@ class ShadowMedian(Rule):
     paper = papers.GHOST.at("section 5.7").but("Of an even number, the one below the middle; the paper does not say.")
 
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
+        # section 5.7, over T_ori(s)
         order = np.argsort(cosines(members, shadow), kind="stable")  # least alike first
         middle = (len(order) - 1) // 2
         outwards = np.argsort(np.abs(np.arange(len(order)) - middle), kind="stable")

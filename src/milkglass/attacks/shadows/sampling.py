@@ -38,6 +38,7 @@ class ShadowSampling(Rule):
     )
 
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
+        # section 5.7, over T_ori(s)
         weights = np.maximum(cosines(members, shadow), 0.0)
         weights = weights / weights.sum() if weights.sum() > 0 else np.full(len(members), 1 / len(members))
         drawn = rng.choice(len(members), size=int((weights > 0).sum()), replace=False, p=weights)

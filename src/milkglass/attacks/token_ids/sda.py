@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.attacks.embeddings.nearest_rows import nearest, same_width
+from milkglass.attacks.embeddings.knn import nearest, same_width
 from milkglass.attacks.forward import batches, body, stacked
 from milkglass.attacks.token_ids.decipherment import cribs
 from milkglass.models.view import Model
@@ -156,6 +156,7 @@ class SDA(Attack):
                 done += 1
                 real = stacked(corpus, groups[number])
                 drawn = rng.integers(self.candidates, size=real.shape)
+                # sections 5.2 and C.4: every token replaced by one of its own K_A nearest
                 false = torch.from_numpy(near[real.numpy(), drawn])
                 scores = scorer(torch.cat([real, false]))
                 expected = torch.cat([torch.ones(len(real)), torch.zeros(len(false))])
@@ -179,6 +180,7 @@ class SDA(Attack):
         for options, weights in zip(likely, prior, strict=True):
             if (options == options[0]).all():  # known by its place
                 options, weights = options[:1], weights[:1]
+            # sections 5.2 and C.4: each beam with each of the K_A candidates, scored as a prefix
             longer = np.concatenate([np.repeat(beams, len(options), 0), np.tile(options, len(beams))[:, None]], 1)
             weighed = np.repeat(so_far, len(options)) + np.tile(weights, len(beams))
             scores = scorer(torch.from_numpy(longer)).numpy() + weighed

@@ -77,6 +77,7 @@ class TFA(Attack):
             known = cribs.consistent(cribs.placed(transcript.tokens, corpus))
             here[known[:, 0]], there[known[:, 1]] = 0, 0
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
+        # section 5.2 of Lin et al.: relative frequencies on both sides
         sent, public = by_rank(here), np.repeat(by_rank(there), knowledge.aliases)
         if len(public):
             table[sent] = (

@@ -37,7 +37,7 @@ from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import Labels, LSTMTraining
 from milkglass.experiments.procedures.lstm_words import SPECIAL, WordTable, ordinary
 from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.recipe_file import made_of, table_of
+from milkglass.experiments.recipe_file import from_entries, table_of
 from milkglass.experiments.runs import SPLITS, RunFolder, require_same_run
 from milkglass.models.view import Model
 from milkglass.progress import Log
@@ -79,7 +79,7 @@ class BiLSTMRecipe(Recipe):
 
     @classmethod
     def parsed(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        return {**raw, "training": made_of(LSTMTraining, table_of(raw, "training"))}
+        return {**raw, "training": from_entries(LSTMTraining, table_of(raw, "training"))}
 
     def check(self) -> None:
         attacks_of(self.attacks)

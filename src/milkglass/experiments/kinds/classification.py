@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from milkglass.attacks.embeddings.nearest_rows import nearest
+from milkglass.attacks.embeddings.knn import nearest
 from milkglass.client.key.generate import reserved_ids
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
@@ -22,7 +22,7 @@ from milkglass.server.spec import Status
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(FineTuning):
+class ClassificationRecipe(FineTuning):
     """Fine-tuned classifiers: accuracy, and what nearest neighbours read of the table as it was uploaded."""
 
     task = "classification"

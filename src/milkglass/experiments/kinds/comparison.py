@@ -11,7 +11,7 @@ A defence's entry may lay tables `training` and `attacked` of its own over these
 what one key hides.
 
 Figures are called "MEASURE, DATA, DEFENCE" and "MEASURE, ATTACK, ATTACKER, DATA, DEFENCE"; with several seeds they are
-means, and "..., sd" is the standard deviation of the seeds. Cells are shared by recipes that are given one --cache.
+means, and "..., sd" is the standard deviation of the seeds. Cells are shared by recipes with the same --cache.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from milkglass.experiments.entries import hyperparameters, require_data, require
 from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, trained
 from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.recipe_file import made_of, table_of
+from milkglass.experiments.recipe_file import from_entries, table_of
 from milkglass.experiments.runs import RunFolder, require_same_run
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
@@ -79,7 +79,7 @@ class Comparison(Recipe):
             require_data(name, entry)
 
     def attacked_of(self, entry: Mapping[str, Any]) -> LeakageTexts:
-        return made_of(LeakageTexts, {**self.attacked, **table_of(entry, "attacked")})
+        return from_entries(LeakageTexts, {**self.attacked, **table_of(entry, "attacked")})
 
     def hyperparameters(self, problem: TrialData, entry: Mapping[str, Any], seed: int) -> Hyperparameters:
         task = {"task": "regression"} if problem.classes == 1 else {"num_labels": problem.classes}
@@ -143,27 +143,33 @@ def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key not in ("training", "attacked")}
 
 
-def with_training(defence: Defence, chosen: Hyperparameters) -> Defence:
+def with_training(defence: Defence, settings: Hyperparameters) -> Defence:
     """An encoder is trained where it is split, with the same settings; the others are by a server."""
     if not isinstance(defence, HiddenStateDefence):
         return defence
     how = HalvesTraining(
-        chosen.learning_rate, chosen.batch_size, math.ceil(chosen.n_epochs), chosen.max_steps, chosen.max_length,
-        chosen.weight_decay,
+        settings.learning_rate, settings.batch_size, math.ceil(settings.n_epochs), settings.max_steps,
+        settings.max_length, settings.weight_decay,
     )  # fmt: skip
     return replace(defence, training=how)
 
 
 def problem(name: str, entry: Mapping[str, Any], data: Path, seed: int, spare: int = 0) -> TrialData:
-    """The training rows are drawn by the seed, in its order. spare: rows that are kept out of training, an attacker's.
-    Raises UsageError for data that has no labels, or fewer rows than asked for."""
+    """One data set of the comparison. The training rows are drawn by the seed, in its order.
+
+    Args:
+        spare: how many rows are not trained with, for attackers.
+
+    Raises:
+        UsageError: data without labels, or with too few rows.
+    """
     about = data_refs.named(entry["train"])
     whole = data_refs.examples(data, entry["train"])
     order = [whole[i] for i in np.random.default_rng(seed).permutation(len(whole))]
     rows = entry.get("rows", len(whole) - spare)
     if not 0 < rows <= len(whole) - spare:
         raise UsageError(
-            f"{rows} rows are asked for, {entry['train']} has {len(whole)}"
+            f"{rows} rows are needed, {entry['train']} has {len(whole)}"
             + (f", of which {spare} are an attacker's" if spare else ""),
             "lower rows",
         )
@@ -189,7 +195,7 @@ def _numbered(rows: Sequence[Example]) -> dict[str, int]:
 
 def _labelled(rows: Sequence[Example], numbers: Mapping[str, int], regression: bool) -> LabelledTexts:
     if any(one.label is None or not (regression or one.label in numbers) for one in rows):
-        raise UsageError("some rows have no label, or one that the training rows have not", "give labelled data")
+        raise UsageError("some rows have no label, or one that is not among the training rows'", "give labelled data")
     texts = [one.text for one in rows]
     pairs = [one.pair or "" for one in rows] if rows and rows[0].pair is not None else None
     if regression:

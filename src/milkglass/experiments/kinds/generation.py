@@ -61,7 +61,7 @@ class GeneratedAnswers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation(FineTuning):
+class GenerationRecipe(FineTuning):
     """Fine-tuned generators. evaluation: answers, how many prompts of the validation data; new_tokens of each."""
 
     task = "causal-lm"

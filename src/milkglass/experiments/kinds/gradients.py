@@ -47,7 +47,7 @@ from milkglass.experiments.procedures.private_rows import (
     rows_of,
     shadowed,
 )
-from milkglass.experiments.recipe_file import made_of
+from milkglass.experiments.recipe_file import from_entries
 from milkglass.experiments.runs import RunFolder, require_same_run
 from milkglass.gradient_defences.defence import GradientDefence, share
 from milkglass.models.checkpoint import Checkpoint
@@ -96,7 +96,7 @@ class GradientRecipe(SharedStepRecipe):
     digits = 3
 
     def check(self) -> None:
-        made_of(GradientTexts, self.texts)
+        from_entries(GradientTexts, self.texts)
         attacks_of(self.attacks)
         for name, entry in self.defences.items():
             DefenceSpec.of(name, entry)
@@ -114,7 +114,7 @@ def measure(
     """The figures by name. An attack that does not apply has none, and is told. cache: where shadows lie."""
     base = Checkpoint.open(resolve(recipe.model))
     private_folder(out)
-    expected = made_of(GradientTexts, recipe.texts)
+    expected = from_entries(GradientTexts, recipe.texts)
     refs = [recipe.data, *([expected.reference] if expected.reference else [])]
     require_same_run(out, {**recipe.about(), "base": base.digest(), "sums": data_refs.sums(data, refs)})
     tokenizer = load_tokenizer(base.folder)

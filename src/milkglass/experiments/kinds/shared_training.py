@@ -1,6 +1,6 @@
 """Recipes of kind "shared-training": what defences of shared gradients cost (GHOST, Tables 1, 2, 4 and 7, section 5.2).
 
-    data = "sst2:train"                  rows are drawn from it, alike many of each class
+    data = "sst2:train"                  rows are drawn from it, the same number of each class
     [training]                           experiments/procedures/local_training.py: rows, held_out of them (a fifth of
     each class), epochs and others [defences.ghost]                     experiments/procedures/private_rows.py
     [evaluation]                         theory = 1: section 5.2 too (experiments/procedures/theory.py), on so many rows
@@ -44,7 +44,7 @@ from milkglass.experiments.procedures.private_rows import (
     rows_of,
     shadowed,
 )
-from milkglass.experiments.recipe_file import made_of
+from milkglass.experiments.recipe_file import from_entries
 from milkglass.experiments.report import theory_plots
 from milkglass.experiments.runs import RunFolder, require_same_run
 from milkglass.gradient_defences.defence import GradientDefence
@@ -74,7 +74,7 @@ class SharedTraining(SharedStepRecipe):
     digits = 4
 
     def check(self) -> None:
-        made_of(LocalTraining, self.training)
+        from_entries(LocalTraining, self.training)
         for name, entry in self.defences.items():
             if name in ("untrained", "one class for all", "theory") or "/" in name:
                 raise UsageError(f"{name!r} cannot be a defence's name", "take another")
@@ -86,7 +86,7 @@ class SharedTraining(SharedStepRecipe):
         return super().about() | {"training": self.training, "evaluation": self.evaluation}
 
     def result(self, run: RunFolder) -> dict[str, Any]:
-        """With "untold": figures that do not exist, each null with a reason."""
+        """With "untold": figures that are undefined, each null with a reason."""
         if not self.evaluation.get("theory"):
             return self.about()
         reasons = json.loads((run.out / THEORY).read_text("utf-8"))["untold"]
@@ -135,8 +135,8 @@ class TrainingSite:
     progress: Log
 
     @property
-    def chosen(self) -> LocalTraining:
-        return made_of(LocalTraining, self.recipe.training)
+    def training(self) -> LocalTraining:
+        return from_entries(LocalTraining, self.recipe.training)
 
     @property
     def pad(self) -> int:
@@ -154,17 +154,17 @@ class TrainingSite:
         return PrivateRows(sent, self.train.labels)
 
     def trained(self, name: str, guard: DefenceSpec) -> SharedStep:
-        """The model after, whose weights are kept: they are made once."""
+        """The model after. It is trained once; its weights are cached."""
         step, rows = self.step(), self.rows(name, guard)
         path = self.cache.place("trained", f"{self._digest(rows, guard.shield)}.safetensors")
         if path.is_file():
             tensors = load_file(path)
             if tensors.keys() != {*step.names}:
-                raise CorruptCheckpoint(f"{path.name} is not of this model", f"remove {path}: it is made again")
-            step.module.load_state_dict(tensors, strict=False)  # what is not trained is as it was
+                raise CorruptCheckpoint(f"{path.name} is not of this model", f"remove {path}: it is trained again")
+            step.module.load_state_dict(tensors, strict=False)  # what is not trained is unchanged
             return step
         info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
-        fit(step, rows, guard.shield, self.chosen, self.recipe.seed, self.pad, info)
+        fit(step, rows, guard.shield, self.training, self.recipe.seed, self.pad, info)
         tensors = {n: one.detach().clone() for n, one in step.module.named_parameters() if n in step.names}
         with files.atomic_path(path) as partial_path:
             save_file(tensors, partial_path)
@@ -181,7 +181,7 @@ class TrainingSite:
             recipe.lora,
             self.classes,
             recipe.seed,
-            asdict(self.chosen),
+            asdict(self.training),
         ]
         whole = hashlib.sha256(json.dumps([*about, signature(shield)], sort_keys=True).encode())
         for one in (rows.ids.ids, rows.ids.lengths, *([] if rows.labels is None else [rows.labels])):
@@ -216,7 +216,7 @@ def _theory(site: TrainingSite) -> dict[str, float]:
 
 def _rows(recipe: SharedTraining, tokenizer: Any, data: Path) -> tuple[PrivateRows, PrivateRows, int]:
     """Rows to train with, rows that are held out, and how many classes there are."""
-    selected = made_of(LocalTraining, recipe.training)
+    selected = from_entries(LocalTraining, recipe.training)
     examples, numbers = data_refs.examples(data, recipe.data), None
     if recipe.task == "classification":
         numbers = classes_of(recipe.data, examples)

@@ -27,8 +27,13 @@ from milkglass.threat.training_step import SharedStep, batch
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """rows: of them `held_out` are held out; None: a fifth. longest: tokens of a text, with its special ones. words: of
-    a text, at most."""
+    """The settings of a client's training.
+
+    Attributes:
+        rows: of them `held_out` are held out; None: a fifth.
+        longest: tokens of a text, with its special ones.
+        words: of a text, at most.
+    """
 
     rows: int = 1000
     held_out: int | None = None
@@ -52,7 +57,7 @@ def fit(
     step: SharedStep,
     rows: PrivateRows,
     shield: GradientDefence,
-    chosen: LocalTraining,
+    training: LocalTraining,
     seed: int,
     pad: int,
     progress: Log,
@@ -60,22 +65,22 @@ def fit(
     """Changes the step's model. The order of the rows and a shield's noise come from the seed."""
     rng, stream = np.random.default_rng(seed), Stream.of_seed(seed)
     parameters = dict(step.module.named_parameters())
-    optimizer = torch.optim.AdamW([parameters[name] for name in step.names], lr=chosen.learning_rate)
+    optimizer = torch.optim.AdamW([parameters[name] for name in step.names], lr=training.learning_rate)
     count = 0
-    for epoch in range(chosen.epochs):
+    for epoch in range(training.epochs):
         order = rng.permutation(len(rows))
-        for start in range(0, len(order), chosen.batch):
-            ids, mask, targets = _given(rows.part(order[start : start + chosen.batch]), pad)
+        for start in range(0, len(order), training.batch):
+            ids, mask, targets = _batch(rows.part(order[start : start + training.batch]), pad)
             seen = share(step, ids, mask, targets, shield, count, stream)
             optimizer.zero_grad(set_to_none=True)
             for name, gradient in seen.tensors.items():
                 parameters[name].grad = gradient
             optimizer.step()
             count += 1
-        progress(f"epoch {epoch + 1} of {chosen.epochs}")
+        progress(f"epoch {epoch + 1} of {training.epochs}")
 
 
-def _given(rows: PrivateRows, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def _batch(rows: PrivateRows, pad: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     ids, mask = batch([one.tolist() for one in rows.ids], pad)
     return ids, mask, None if rows.labels is None else torch.from_numpy(rows.labels)
 
@@ -91,7 +96,7 @@ def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int 
     guesses = np.empty(len(rows), np.int64)
     for start in range(0, len(order), size):
         part = order[start : start + size]
-        ids, mask, _ = _given(rows.part(part), pad)
+        ids, mask, _ = _batch(rows.part(part), pad)
         guesses[part] = step.logits(step.embedded(ids), mask).argmax(-1).numpy()
     return _classified(guesses, rows.labels, seed)
 
@@ -109,7 +114,7 @@ def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> dict[str, flo
 
 
 def constant(labels: Ids, seed: int) -> dict[str, float]:
-    """The best accuracy and the best F1 of naming one class for every row: what is worth nothing."""
+    """The best accuracy and the best F1 of naming one class for every row: the value of an answer without a model."""
     every = [_classified(np.full(len(labels), one), labels, seed) for one in sorted({*labels.tolist()})]
     return {name: max(one[name] for one in every) for name in ("accuracy", "f1")}
 
@@ -120,5 +125,5 @@ def _classified(guesses: Ids, labels: Ids, seed: int) -> dict[str, float]:
     return {**_spread("accuracy", glue.accuracy(guesses, labels, rng)), **_spread("f1", f1(guesses, labels, rng))}
 
 
-def _spread(name: str, found: Interval) -> dict[str, float]:
-    return {name: found.value, f"{name} +-": (found.high - found.low) / 2}
+def _spread(name: str, interval: Interval) -> dict[str, float]:
+    return {name: interval.value, f"{name} +-": (interval.high - interval.low) / 2}

@@ -1,4 +1,4 @@
-"""A bidirectional LSTM over a given word table, and its training: what ObfusLM's Table 12 trains.
+"""A bidirectional LSTM over a word table, and its training: what ObfusLM's Table 12 trains.
 
 Batches are packed sequences of like lengths, so padding has no part in it; the classifier reads the last state of each
 direction of the topmost layer. Loss is cross-entropy, the optimiser Adam, no dropout and no weight decay: the paper
@@ -27,8 +27,14 @@ GROUPED = 50  # batches whose texts are sorted together, as in transformers' Tra
 
 @dataclass(frozen=True)
 class LSTMTraining:
-    """hidden: units of each direction. train_table: whether the word vectors learn too; the paper feeds GloVe's to the
-    model, so by default they do not. epochs: passes over the texts."""
+    """Settings of the LSTM and its training.
+
+    Attributes:
+        hidden: units of each direction.
+        train_table: whether the word vectors learn too; the paper feeds GloVe's to the model, so by default they do
+            not.
+        epochs: passes over the texts.
+    """
 
     hidden: int = 256
     layers: int = 2
@@ -52,14 +58,19 @@ class LSTMTraining:
 class BiLSTM(torch.nn.Module):
     """rows: (n, d) the word table. Answers (b, classes) logits."""
 
-    def __init__(self, rows: torch.Tensor, classes: int, chosen: LSTMTraining) -> None:
+    def __init__(self, rows: torch.Tensor, classes: int, training: LSTMTraining) -> None:
         super().__init__()
-        self.table = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=not chosen.train_table)
-        self.lstm = torch.nn.LSTM(rows.shape[1], chosen.hidden, chosen.layers, batch_first=True, bidirectional=True)
-        self.head = torch.nn.Linear(2 * chosen.hidden, classes)
+        self.table = torch.nn.Embedding.from_pretrained(rows.clone(), freeze=not training.train_table)
+        self.lstm = torch.nn.LSTM(rows.shape[1], training.hidden, training.layers, batch_first=True, bidirectional=True)
+        self.head = torch.nn.Linear(2 * training.hidden, classes)
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """ids: (b, t), padded on the right with anything. lengths: (b,)."""
+        """(b, classes) logits.
+
+        Args:
+            ids: (b, t), padded on the right with anything.
+            lengths: (b,).
+        """
         packed = pack_padded_sequence(self.table(ids), lengths, batch_first=True, enforce_sorted=False)
         _, (states, _) = self.lstm(packed)
         both: torch.Tensor = self.head(torch.cat([states[-2], states[-1]], 1))
@@ -67,26 +78,26 @@ class BiLSTM(torch.nn.Module):
 
 
 def train(
-    rows: torch.Tensor, texts: Sequences, labels: Labels, classes: int, chosen: LSTMTraining, seed: int, progress: Log
+    rows: torch.Tensor, texts: Sequences, labels: Labels, classes: int, training: LSTMTraining, seed: int, progress: Log
 ) -> BiLSTM:
-    """From the seed alone: the first weights, the texts' order. Raises JobFailed where the loss is no number."""
+    """From the seed alone: the first weights, the texts' order. Raises JobFailed where the loss is not finite."""
     ids = list(texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = BiLSTM(rows, classes, chosen)
-        optimiser = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], chosen.learning_rate)
-        for epoch in range(chosen.epochs):
-            batches = batched(texts.lengths, chosen.batch_size)
+        net = BiLSTM(rows, classes, training)
+        optimiser = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], training.learning_rate)
+        for epoch in range(training.epochs):
+            batches = batched(texts.lengths, training.batch_size)
             for step, batch in enumerate(batches):
                 logits = net(*padded([ids[i] for i in batch]))
                 loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels[batch]))
                 if not torch.isfinite(loss):
-                    raise JobFailed(f"the loss is no number at step {step} of epoch {epoch}", "lower learning_rate")
+                    raise JobFailed(f"the loss is not finite at step {step} of epoch {epoch}", "lower learning_rate")
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
                 if step % APART == 0:
-                    done = f"epoch {epoch + 1} of {chosen.epochs}, step {step} of {len(batches)}"
+                    done = f"epoch {epoch + 1} of {training.epochs}, step {step} of {len(batches)}"
                     progress(f"{done}, loss {loss.item():.4f}")
     return net.eval()
 

@@ -27,8 +27,12 @@ SHOWN = ("", "<unk>")  # how the two are read
 
 @dataclass(frozen=True, eq=False)
 class WordTable:
-    """words: (n,) by id, SHOWN before the file's own. rows: (n, d) fp32; the row of padding is zero, that of the
-    unknown word the mean of all others."""
+    """The words of a GloVe file and their vectors.
+
+    Attributes:
+        words: (n,) by id, SHOWN before the file's own.
+        rows: (n, d) fp32; the row of padding is zero, that of the unknown word the mean of all others.
+    """
 
     words: tuple[str, ...]
     rows: torch.Tensor = field(repr=False)

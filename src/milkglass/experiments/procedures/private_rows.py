@@ -1,14 +1,14 @@
-"""What an owner of texts has in shared training, and what they let out of it: rows, their shadows, a shield.
+"""What an owner of texts has in shared training, and what is shared of it: rows, their shadows, a shield.
 
     [defences."pruning 0.99"]
-    shield = "random-pruning"            milkglass/gradients/catalogue.py, with its parameters
+    shield = "random-pruning"            milkglass/gradient_defences/catalogue.py, with its parameters
     ratio = 0.99
 
     [defences.ghost]
     ghost = { k = 70, way = "states" }   fields of Search and Selection in sanitizers/ghost; {}: the paper's
 
-An empty defence is none; ghost and a shield may stand together. Shadows are kept on disk as they are found, since they
-take as long as a training: private as the texts, and a run that was stopped goes on.
+An empty entry is no defence; ghost and a shield may be combined. Shadows are written to disk as they are found, since
+that takes as long as a training: they are as private as the texts, and a run that was stopped goes on.
 
 What this module does not know: attacks, training.
 """
@@ -29,7 +29,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import ArtifactCache
 from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.recipe_file import made_of, table_of
+from milkglass.experiments.recipe_file import from_entries, table_of
 from milkglass.gradient_defences.catalogue import gradient_defence_of
 from milkglass.gradient_defences.defence import GradientDefence
 from milkglass.metrics.text import NAMES, likeness
@@ -46,7 +46,12 @@ CHUNK = 32  # sentences between two savings
 
 @dataclass(frozen=True, eq=False)
 class PrivateRows:
-    """ids: special tokens and all. labels: (b,), None where there are none."""
+    """Tokenised texts and their labels.
+
+    Attributes:
+        ids: of each text, with special tokens.
+        labels: (b,) or None.
+    """
 
     ids: Sequences
     labels: Ids | None
@@ -60,7 +65,13 @@ class PrivateRows:
 
 @dataclass(frozen=True)
 class RowFilter:
-    """texts: how many, alike many of each class. least, most: words. longest: tokens, special ones too."""
+    """Which texts are taken.
+
+    Attributes:
+        texts: how many, the same number of each class.
+        least, most: words.
+        longest: tokens, special ones too.
+    """
 
     texts: int
     least: int = 1
@@ -70,7 +81,11 @@ class RowFilter:
 
 @dataclass(frozen=True)
 class DefenceSpec:
-    """How a defence entry is read. ghost: None where words stay."""
+    """How a defence entry is read.
+
+    Attributes:
+        ghost: None where words are not replaced.
+    """
 
     shield: GradientDefence
     ghost: tuple[Search, Selection] | None
@@ -84,13 +99,13 @@ class DefenceSpec:
         return cls(gradient_defence_of(provided), None if info is None else _ghost(name, info))
 
 
-def _ghost(name: str, told: dict[str, Any]) -> tuple[Search, Selection]:
+def _ghost(name: str, entry: dict[str, Any]) -> tuple[Search, Selection]:
     kinds = (Search, Selection)
-    known = [one.name for kind in kinds for one in fields(kind)]
-    if strange := sorted(set(told) - set(known)):
-        raise UsageError(f"{name}: ghost has no {strange[0]!r}", f"it has: {', '.join(known)}")
-    search, selection = ({one.name: told[one.name] for one in fields(kind) if one.name in told} for kind in kinds)
-    return made_of(Search, search), made_of(Selection, selection)
+    names = [one.name for kind in kinds for one in fields(kind)]
+    if unknown := sorted(set(entry) - set(names)):
+        raise UsageError(f"{name}: ghost has no {unknown[0]!r}", f"it has: {', '.join(names)}")
+    search, selection = ({one.name: entry[one.name] for one in fields(kind) if one.name in entry} for kind in kinds)
+    return from_entries(Search, search), from_entries(Selection, selection)
 
 
 def classes_of(ref: str, examples: Sequence[Example]) -> Mapping[str, int]:
@@ -105,8 +120,14 @@ def rows_of(
     tokenizer: Any, examples: Sequence[Example], numbers: Mapping[str, int] | None, expected: RowFilter,
     rng: np.random.Generator,
 ) -> PrivateRows:  # fmt: skip
-    """Some of the examples, in an order drawn by `rng`. numbers: of the classes; None: labels are not looked at.
-    Raises UsageError where there are too few."""
+    """Some of the examples, in an order drawn by `rng`.
+
+    Args:
+        numbers: of the classes; None: labels are not needed.
+
+    Raises:
+        UsageError: there are too few.
+    """
     ids: list[list[int]] = []
     labels: list[int] = []
     left = dict.fromkeys(range(len(numbers)), -(-expected.texts // len(numbers))) if numbers else {}
@@ -121,7 +142,7 @@ def rows_of(
             continue
         if numbers is not None:
             if one.label not in numbers:
-                raise UsageError("some rows have no label, or one that is not known", "give labelled data")
+                raise UsageError("some rows have no label, or an unknown one", "give labelled data")
             if not left[numbers[one.label]]:
                 continue
             left[numbers[one.label]] -= 1
@@ -129,8 +150,8 @@ def rows_of(
         ids.append(result)
     if len(ids) < expected.texts:
         raise UsageError(
-            f"{expected.texts} texts of {expected.least} to {expected.most} words are asked for, {len(ids)} were found",
-            "ask for fewer, or for other lengths",
+            f"{expected.texts} texts of {expected.least} to {expected.most} words are needed, there are {len(ids)}",
+            "take fewer, or other lengths",
         )
     return PrivateRows(Sequences.of(ids), np.array(labels, np.int64) if numbers is not None else None)
 

@@ -9,8 +9,8 @@ With x a text and x' its shadow, t the model before, t* and t' after training on
                           least squares
 
 The bound "exists" for any finite numbers: what Figure 3 shows is how large it is. And a slope is not dimensionless: a
-gradient's norm over all parameters and a loss have other units, so that one slope being larger says less than the
-paper concludes. So the slopes are told as shares of each deviation's mean as well, where units cancel. Where a drift is
+gradient's norm over all parameters and a loss have other units, so that one slope being larger says less than the paper
+concludes. So the slopes are reported as shares of each deviation's mean as well, where units cancel. Where a drift is
 larger than both deviations of every pair, epsilon is one number and no line goes through it: then there is no slope,
 and a reason why. That of the local epsilon is there all the same.
 
@@ -45,8 +45,14 @@ class FittedLine:
 
 @dataclass(frozen=True)
 class TheoryFigures:
-    """figures: by name. pairs: for each pair "loss", "gradient", "local", "epsilon", "loss after", "gradient after".
-    lines: of Figure 4, by "DEVIATION, EPSILON". untold: of each figure that cannot be told, why not."""
+    """What section 5.2 says, measured.
+
+    Attributes:
+        figures: by name.
+        pairs: for each pair "loss", "gradient", "local", "epsilon", "loss after", "gradient after".
+        lines: of Figure 4, by "DEVIATION, EPSILON".
+        untold: of each figure that is undefined, why.
+    """
 
     figures: dict[str, float]
     pairs: dict[str, list[float]]
@@ -70,7 +76,12 @@ def check(
 def figures(
     losses: Floats, gradients: Floats, after: Floats, gradients_after: Floats, drifts: tuple[float, float]
 ) -> TheoryFigures:
-    """losses, gradients, after, gradients_after: (b,) of each pair. drifts: on texts and on shadows."""
+    """The figures from the deviations and drifts.
+
+    Args:
+        losses, gradients, after, gradients_after: (b,) of each pair.
+        drifts: on texts and on shadows.
+    """
     local = np.maximum(losses, gradients)
     epsilon = np.maximum(local, max(drifts))
     result = {

@@ -1,4 +1,4 @@
-"""What a training worker tells while it runs, in words, every now and then."""
+"""What a training worker reports while it runs, in words, every few seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOK, APART = 1.0, 10.0  # seconds between looks at the file, and between lines
 
 
 def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log) -> None:
-    """Until the worker ends. What stood there before it began is not told again."""
+    """Report until the worker ends. What was in the file before it began is not reported again."""
     start = events.stat().st_size if events.is_file() else 0
     due, info = time.monotonic(), ""
     while True:

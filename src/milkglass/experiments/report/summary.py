@@ -18,7 +18,12 @@ ROOM = 2.0  # points above the best utility and below the worst
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """utility: of the measure, in points. tokens, content: what the strongest attack reads, in percent."""
+    """One defence on one data set.
+
+    Attributes:
+        utility: of the measure, in points.
+        tokens, content: what the strongest attack reads, in percent.
+    """
 
     data: str
     defence: str
@@ -29,7 +34,11 @@ class SummaryRow:
 
 
 def rows(figures: Mapping[str, float]) -> tuple[SummaryRow, ...]:
-    """figures: by name, as a result has them. In its order."""
+    """The rows of a comparison, in the order of its figures.
+
+    Args:
+        figures: by name, as a result has them.
+    """
     result = []
     for name, tokens in figures.items():
         data, _, defence = name.removeprefix(TOKENS).partition(", ")
@@ -42,16 +51,16 @@ def rows(figures: Mapping[str, float]) -> tuple[SummaryRow, ...]:
     return tuple(result)
 
 
-def drawn(chosen: Sequence[SummaryRow]) -> str:
+def drawn(rows: Sequence[SummaryRow]) -> str:
     """One data set's rows as SVG: to the right what is read, upwards the utility; each point has its row's number."""
-    low, high = min(one.utility for one in chosen) - ROOM, max(one.utility for one in chosen) + ROOM
+    low, high = min(one.utility for one in rows) - ROOM, max(one.utility for one in rows) + ROOM
     across, up = WIDE - 2 * EDGE, HIGH - 2 * EDGE
-    title = f"{chosen[0].data}: {chosen[0].measure} against what the strongest attack reads"
+    title = f"{rows[0].data}: {rows[0].measure} against what the strongest attack reads"
     parts = [
         f'<svg viewBox="0 0 {WIDE} {HIGH}" role="img" aria-label="{escape(title)}" font-size="13" fill="#1c2126">',
         f'<path d="M{EDGE} {EDGE}V{HIGH - EDGE}H{WIDE - EDGE}" fill="none" stroke="#4d5761"/>',
         f'<text x="{WIDE / 2}" y="{HIGH - 10}" text-anchor="middle">tokens that the strongest attack reads, %</text>',
-        f'<text x="{EDGE}" y="{EDGE - 16}">{escape(chosen[0].measure)}</text>',
+        f'<text x="{EDGE}" y="{EDGE - 16}">{escape(rows[0].measure)}</text>',
     ]
     for share in range(0, 101, 25):
         x = EDGE + across * share / 100
@@ -59,7 +68,7 @@ def drawn(chosen: Sequence[SummaryRow]) -> str:
     for value in (low + ROOM, high - ROOM):
         y = HIGH - EDGE - up * (value - low) / (high - low)
         parts.append(f'<text x="{EDGE - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.0f}</text>')
-    for number, one in enumerate(chosen, 1):
+    for number, one in enumerate(rows, 1):
         x, y = EDGE + across * one.tokens / 100, HIGH - EDGE - up * (one.utility - low) / (high - low)
         info = f"<title>{escape(one.defence)}</title>"
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#0b4f6c">{info}</circle>')
@@ -67,8 +76,8 @@ def drawn(chosen: Sequence[SummaryRow]) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def by_data(found: Sequence[SummaryRow]) -> dict[str, list[SummaryRow]]:
+def by_data(rows: Sequence[SummaryRow]) -> dict[str, list[SummaryRow]]:
     parts: dict[str, list[SummaryRow]] = {}
-    for one in found:
+    for one in rows:
         parts.setdefault(one.data, []).append(one)
     return parts

@@ -1,8 +1,8 @@
 """A result as a table for people: Markdown, and an HTML page that needs nothing else.
 
-First a comparison's defences at a glance (summary.py), and what stands beside a paper's figure or was asked for, with
-the reason where ours is another; then every other figure, by what it measures; then what the names mean (glossary.py),
-and the settings.
+First a comparison's defences at a glance (summary.py), and the figures with a paper's figure or a demand beside them,
+with the reason where ours is another; then every other figure, by what it measures; then what the names mean
+(glossary.py), and the settings.
 Everything that comes from a recipe or a result is escaped.
 
 What this module does not know: how anything was measured.
@@ -23,13 +23,17 @@ from milkglass.experiments.report.glossary import meanings
 
 ALIKE = 0.005  # figures that differ by less, relative to the paper's, are the same number
 SETTINGS = ("model", "task", "lora", "seed", "seeds", "private", "rows", "order", "seconds", "attacks", "attacked")
-LAST = ("private tokens", "seconds")  # what a run was given and what it cost, not what it found
+LAST = ("private tokens", "seconds")  # input and cost of a run, not results
 UNEXPLAINED = "Not explained: the recipe gives no reason."
 
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """note: the number of a footnote, from 1; 0: none is needed."""
+    """One figure.
+
+    Attributes:
+        note: the number of a footnote, from 1; 0: none is needed.
+    """
 
     name: str
     ours: float
@@ -44,8 +48,15 @@ class TableLine:
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """glance: by data set. beside: the lines with a published or asked figure. groups: the rest, by what is measured.
-    untold: figures that cannot be told, and why. notes: footnotes."""
+    """A result, as it is shown.
+
+    Attributes:
+        glance: by data set.
+        beside: the lines with a published or asked figure.
+        groups: the rest, by what is measured.
+        untold: figures that are undefined, and why.
+        notes: footnotes.
+    """
 
     title: str
     quick: str
@@ -60,7 +71,11 @@ class ResultTable:
 
 
 def read(result: Mapping[str, Any]) -> ResultTable:
-    """result: what a run wrote as JSON."""
+    """The table of a result.
+
+    Args:
+        result: what a run wrote as JSON.
+    """
     notes: list[str] = []
     lines = [_line(name, row, notes) for name, row in result["figures"].items()]
     beside = tuple(one for one in lines if one.paper is not None or one.asked)
@@ -118,7 +133,11 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any, inner: bool = False) -> str:
-    """A setting in words. inner: it stands among others."""
+    """A setting in words.
+
+    Args:
+        inner: whether it is among others.
+    """
     if isinstance(value, Mapping):
         info = _pairs({name: one for name, one in value.items() if one is not None})
     elif isinstance(value, list):
@@ -167,7 +186,7 @@ def markdown(table: ResultTable) -> str:
     for what, lines in table.groups:
         parts += [f"## {escaped(what)}", "", "| figure | ours |", "|---|---:|"]
         parts += [f"| {escaped(one.name)} | {number(one.ours)} |" for one in lines] + [""]
-    for title, info in (("What cannot be told", table.untold), ("What the names mean", table.meanings)):
+    for title, info in (("Undefined figures", table.untold), ("What the names mean", table.meanings)):
         if info:
             parts += [f"## {title}", "", *(f"- {escaped(name)}: {escaped(words)}" for name, words in info), ""]
     parts += ["## Settings", "", *(f"- {escaped(name)}: {escaped(value)}" for name, value in table.about)]
@@ -181,99 +200,7 @@ def _markdown_row(one: TableLine) -> str:
 
 
 # --- HTML -------------------------------------------------------------------------------------------------------------
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light">
-<title>{{ t.title }}</title>
-<style>
-* { box-sizing: border-box; }
-html { background: #f3f6f8; }
-body { margin: 0 auto; max-width: 62rem; padding: 1.5rem 1.25rem 4rem; background: #fff; color: #1c2126; font: 16px/1.5 system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif; overflow-wrap: break-word; }
-h1 { margin: 0 0 .25rem; font-size: 1.75rem; line-height: 1.2; }
-h2 { margin: 2rem 0 .5rem; font-size: 1.2rem; color: #0b4f6c; }
-p, ol, dl { max-width: 46rem; }
-.quick { padding: .75rem 1rem; border-left: 5px solid #7a3b00; background: #fff4e0; color: #7a3b00; }
-table { width: 100%; margin: 1rem 0; border-collapse: collapse; text-align: left; }
-th, td { padding: .4rem .6rem; border-bottom: 1px solid #cfd6dc; vertical-align: top; font-weight: 400; }
-thead th { font-weight: 600; }
-.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-svg { display: block; width: 100%; max-width: 40rem; height: auto; }
-thead .n { white-space: normal; }
-dt { margin-top: .4rem; color: #4d5761; }
-dd { margin: 0; }
-@media (max-width: 40rem) {
-  body { padding: 1rem .8rem 3rem; }
-  .beside thead { display: none; }
-  .beside tr { display: block; padding: .5rem 0; border-bottom: 1px solid #cfd6dc; }
-  .beside th, .beside td { display: flex; justify-content: space-between; gap: 1rem; padding: .1rem 0; border: 0; text-align: left; white-space: normal; }
-  .beside td::before { content: attr(data-name); color: #4d5761; }
-  .beside td:empty { display: none; }
-}
-@media print { html, body { background: #fff; max-width: none; padding: 0; } tr, li { break-inside: avoid; } h2 { break-after: avoid; } thead { display: table-header-group; } }
-</style>
-</head>
-<body>
-<h1>{{ t.title }}</h1>
-<p>{{ t.paper }}</p>
-{% if t.quick %}
-<p class="quick"><b>A quick run: not the recipe's own figures.</b> Changed: {{ t.quick }}</p>
-{% endif %}
-{% for data, rows in t.glance %}
-<h2>{{ data }}: at a glance</h2>
-{{ drawn(rows) }}
-<table>
-<thead><tr><th scope="col">Defence</th><th scope="col" class="n">{{ rows[0].measure }}</th><th scope="col" class="n">Read, %</th><th scope="col" class="n">Content, %</th></tr></thead>
-<tbody>
-{% for one in rows %}
-<tr><th scope="row">{{ loop.index }}. {{ one.defence }}</th><td class="n">{{ number(one.utility) }}</td><td class="n">{{ number(one.tokens) }}</td><td class="n">{{ number(one.content) }}</td></tr>
-{% endfor %}
-</tbody>
-</table>
-<p>Read: by the strongest attack, of all tokens, and of those that are no function words.</p>
-{% endfor %}
-{% if t.beside %}
-<table class="beside">
-<thead><tr><th scope="col">Figure</th><th scope="col" class="n">Ours</th><th scope="col" class="n">Paper</th><th scope="col" class="n">Difference</th><th scope="col">Asked</th><th scope="col">Note</th></tr></thead>
-<tbody>
-{% for one in t.beside %}
-<tr><th scope="row">{{ one.name }}</th><td class="n" data-name="Ours">{{ number(one.ours) }}</td><td class="n" data-name="Paper">{{ number(one.paper) }}</td><td class="n" data-name="Difference">{{ number(one.difference, True) }}</td><td data-name="Asked">{{ one.asked }}</td><td data-name="Note">{% if one.note %}<a href="#note-{{ one.note }}">{{ one.note }}</a>{% endif %}</td></tr>
-{% endfor %}
-</tbody>
-</table>
-{% if t.notes %}
-<h2>Why ours differ</h2>
-<ol>
-{% for note in t.notes %}
-<li id="note-{{ loop.index }}">{{ note }}</li>
-{% endfor %}
-</ol>
-{% endif %}
-{% endif %}
-{% for what, lines in t.groups %}
-<h2>{{ what }}</h2>
-<table>
-<thead><tr><th scope="col">Figure</th><th scope="col" class="n">Ours</th></tr></thead>
-<tbody>
-{% for one in lines %}
-<tr><th scope="row">{{ one.name }}</th><td class="n">{{ number(one.ours) }}</td></tr>
-{% endfor %}
-</tbody>
-</table>
-{% endfor %}
-{% for title, told in (("What cannot be told", t.untold), ("What the names mean", t.meanings), ("Settings", t.about)) if told %}
-<h2>{{ title }}</h2>
-<dl>
-{% for name, words in told %}
-<dt>{{ name }}</dt><dd>{{ words }}</dd>
-{% endfor %}
-</dl>
-{% endfor %}
-</body>
-</html>
-"""  # noqa: E501 - a page, not a program
+PAGE = Path(__file__).with_name("result.html")
 
 
 def html(table: ResultTable) -> str:
@@ -282,14 +209,14 @@ def html(table: ResultTable) -> str:
 
     drawn = lambda rows: Markup(glance.drawn(rows))  # noqa: E731, S704 - it escapes what it is given
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(PAGE).render(t=table, number=number, drawn=drawn) + "\n"
+    return environment.from_string(PAGE.read_text("utf-8")).render(t=table, number=number, drawn=drawn) + "\n"
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 def write(result: Path) -> tuple[Path, Path]:
     """NAME.md and NAME.html beside NAME.json."""
     if result.suffix != ".json":
-        raise UsageError(f"{result.name} is no result", "give the .json that a run wrote")
+        raise UsageError(f"{result.name} is not a result", "give the .json that a run wrote")
     table = read(json.loads(result.read_text("utf-8")))
     pages = result.with_suffix(".md"), result.with_suffix(".html")
     pages[0].write_text(markdown(table), "utf-8")
@@ -298,7 +225,7 @@ def write(result: Path) -> tuple[Path, Path]:
 
 
 def words(table: ResultTable) -> str:
-    """For a terminal: what stands beside a paper's figure or was asked; where nothing does, everything."""
+    """For a terminal: the figures with a paper's figure or a demand beside them; where there are none, all figures."""
     lines = table.beside or tuple(one for _, part in table.groups for one in part)
     width = max((len(one.name) for one in lines), default=0)
     result = [table.title]

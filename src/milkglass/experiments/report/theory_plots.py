@@ -8,7 +8,7 @@
 Figure 4 has the global epsilon to the right. Where a drift is larger than every pair's deviations that is one number,
 which the middle panel shows; so here the local one takes its place.
 
-What this module does not know: how the numbers were found (experiments/procedures/theory.py).
+The numbers come from experiments/procedures/theory.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ LEAST = 1e-6  # a deviation below this is drawn as this: it has no logarithm of 
 
 @dataclass(frozen=True)
 class Axis:
-    """The numbers from `low` to `high` along so many pixels. log: in powers of ten."""
+    """The numbers from `low` to `high` along so many pixels.
+
+    Attributes:
+        log: in powers of ten.
+    """
 
     low: float
     high: float
@@ -36,8 +40,8 @@ class Axis:
 
     @classmethod
     def over(cls, values: Iterable[float], pixels: float, log: bool = False) -> Axis:
-        known = [max(one, LEAST) if log else one for one in values]
-        low, high = min(known), max(known)
+        drawn = [max(one, LEAST) if log else one for one in values]
+        low, high = min(drawn), max(drawn)
         if low == high:
             low, high = (low / 2, high * 2) if log else (low - 1, high + 1)
         return cls(low, high, pixels, log)
@@ -53,7 +57,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class Panel:
-    """left: where it begins. x, y: its axes, y upwards."""
+    """One of the three panels.
+
+    Attributes:
+        left: where it begins.
+        x, y: its axes, y upwards.
+    """
 
     left: float
     x: Axis
@@ -86,9 +95,9 @@ class Panel:
         return f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
 
 
-def drawn(told: Mapping[str, Any]) -> str:
+def drawn(theory: Mapping[str, Any]) -> str:
     """theory.json as SVG."""
-    pairs, lines = told["pairs"], told["lines"]
+    pairs, lines = theory["pairs"], theory["lines"]
     parts = [*_histogram(pairs["local"]), *_bounds(pairs["local"], pairs["epsilon"]), *_growth(pairs, lines)]
     title = "Epsilon of each pair, and the deviations after training against it"
     whole = 3 * WIDE + 2 * GAP

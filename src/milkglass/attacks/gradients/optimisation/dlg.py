@@ -47,6 +47,6 @@ class DLG(Optimising):
     )
 
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        problem = Problem.of(batch, Distance("squares"), frame)
+        problem = Problem.of(batch, Distance("squares"), frame)  # equation 4
         result = Descent(problem, problem.noise(rng), AdamSchedule(self.steps, self.rate)).run(budget)
         return problem.texts(problem.nearest(result))

@@ -48,6 +48,6 @@ class TAG(Optimising):
     )
 
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        problem = Problem.of(batch, Distance("squares", self.l1), frame)
+        problem = Problem.of(batch, Distance("squares", self.l1), frame)  # equation 7
         result = Descent(problem, problem.noise(rng), AdamSchedule(self.steps, self.rate)).run(budget)
         return problem.texts(problem.nearest(result))
