@@ -39,7 +39,7 @@ def test_every_method_from_end_to_end(tmp_path: Path, glove: Path, method: str) 
     assert [row["label"] for row in rows] == ["ab"[i % 2] for i in range(600)]
     allowed = {*table(40, 6).words}
     assert all(word.strip(",") in allowed for row in rows for word in row["text"].split())
-    assert "left as they are: label" in result.stdout
+    assert "unchanged: label" in result.stdout
     report = json.loads((tmp_path / "out.jsonl.report.json").read_text())
     assert (report["method"], report["epsilon"], report["rows"], report["seed_given"]) == (method, 2.0, 600, True)
     assert report["table"] == {"name": "glove.txt", "words": 40, "width": 6}
@@ -105,7 +105,7 @@ def test_what_is_refused(tmp_path: Path, glove: Path) -> None:
     refused(call("sanitize", source, source, *table_of), 2, "exists already")
     for epsilon in ("0", "-1", "nan", "inf"):
         refused(call("sanitize", source, out, *table_of, "--epsilon", epsilon), 2, "epsilon is")
-    refused(call("sanitize", source, out, *table_of, "--method", "dp"), 2, "there is no method 'dp'")
+    refused(call("sanitize", source, out, *table_of, "--method", "dp"), 2, "there is no sanitizer 'dp'")
     refused(call("sanitize", source, out, *table_of, "--k", "5"), 2, "santext has no use for --k")
     refused(call("sanitize", source, out, *table_of, "--method", "custext", "--k", "500"), 2, "from 2 to 40")
     refused(call("sanitize", source, out, "--table", tmp_path / "none"), 3, "there is no model folder")
@@ -124,7 +124,7 @@ def test_a_seed_is_part_of_what_is_promised(glove: Path, tmp_path: Path) -> None
     path.write_text(f"{WORDS[0]} {WORDS[1]}\nzzz yyy xxx\n", "utf-8")
     run = ("sanitize", "--method", "custext", "--k", 3, "--table", glove, path)
     result = call(*run, tmp_path / "a.txt", "--seed", 1)
-    assert "DP" in result.stdout and "against who cannot guess the seed" in result.stdout
+    assert "DP" in result.stdout and "against anyone who cannot guess the seed" in result.stdout
     assert "60 % of the words are not in the table" in result.stdout
     assert "cannot guess" in json.loads((tmp_path / "a.txt.report.json").read_text("utf-8"))["guarantee"]
     assert "cannot guess" not in call(*run, tmp_path / "b.txt").stdout
@@ -133,11 +133,15 @@ def test_a_seed_is_part_of_what_is_promised(glove: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("more", "out", "message"),
     [
-        (("--epsilon", 1e300), "o.txt", "epsilon is 1e+300, 1e-09 to 1e+06 is needed"),
-        (("--k", 3), "o.jsonl", "o.jsonl is a name for json, and in.txt holds lines"),
+        (("--epsilon", 1e300), "o.txt", "epsilon is 1e+300, a finite number from 1e-09 to 1e+06 is needed"),
+        (("--k", 3), "o.jsonl", "o.jsonl is a name for json, and in.txt contains lines"),
         (("--table", "nothere.txt"), "o.txt", "there is no file nothere.txt"),
-        (("--method", "santext+", "--sensitive", 0), "o.txt", "no word would be sensitive"),
-        (("--method", "custex"), "o.txt", "there is no method 'custex'"),
+        (
+            ("--method", "santext+", "--sensitive", 0),
+            "o.txt",
+            "sensitive is 0.0, a finite number above 0, up to 1 is needed",
+        ),
+        (("--method", "custex"), "o.txt", "there is no sanitizer 'custex'"),
     ],
 )
 def test_more_that_is_refused(glove: Path, tmp_path: Path, more: tuple[object, ...], out: str, message: str) -> None:

@@ -53,7 +53,7 @@ def halves(place: Path) -> tuple[Path, Path]:
     result = call(*train(place, "noisy", "dp-forward", *method, "--validation", place / "train.tsv"))
     assert result.exit_code == 0, result.stderr
     assert "guarantee: each text sent is (50, 1e-05)-DP" in result.stdout
-    assert re.search(r"right: \d+\.\d % of 60 texts, disturbed as they are sent\n", result.stdout)
+    assert re.search(r"correct: \d+\.\d % of 60 texts, disturbed as they are sent\n", result.stdout)
     assert "split serve" in result.stdout and "split audit" in result.stdout
     assert "never give it to the server" in result.stderr
     return place / "noisy-c", place / "noisy-s"
@@ -93,7 +93,7 @@ def test_texts_from_a_file(halves: tuple[Path, Path], tmp_path: Path) -> None:
 def test_no_guarantee_is_said_to_be_none(place: Path, method: str, said: str) -> None:
     result = call(*train(place, method, method))
     assert result.exit_code == 0, result.stderr
-    assert said in result.stdout and "nothing is proved of what is sent" in result.stdout
+    assert said in result.stdout and "nothing is proved about what is sent" in result.stdout
 
 
 def test_a_broken_method_is_warned_of(place: Path) -> None:
@@ -106,9 +106,7 @@ def test_a_broken_method_is_warned_of(place: Path) -> None:
 def test_train_refuses(place: Path, tmp_path: Path) -> None:
     refused(call(*train(place, "x", "dp-forward", "--set", "epsilonn=8")), 2, "no parameter 'epsilonn'")
     refused(call(*train(place, "x", "dp-forward", "--set", "layer=3")), 3, "the cut comes after layer 3")
-    refused(
-        call(*train(place, "x", "dp-forward", "--set", "epsilon=nan")), 2, "epsilon=nan: a finite number above"
-    )
+    refused(call(*train(place, "x", "dp-forward", "--set", "epsilon=nan")), 2, "epsilon=nan: a finite number above")
     refused(call(*train(place, "x", "dp-forward", "--learning-rate", 0)), 2, "learning_rate is 0.0")
     refused(call(*train(place, "x", "dp-forward", "--learning-rate", "inf")), 2, "learning_rate is inf")
     refused(call(*train(place, "x", "dp-forward", "--max-length", 131)), 2, "this model reads 1 to 130 tokens")
@@ -155,7 +153,9 @@ def test_use_refuses(halves: tuple[Path, Path], place: Path) -> None:
     assert serve.exit_code == 2 and "must not hold a passphrase" in serve.stderr
     refused(call("split", "serve", client, "--home", place / "home", passphrase=None), 2, "holds the other half")
     refused(
-        call("split", "serve", place / "model", "--home", place / "home", passphrase=None), 2, "is no half of a split"
+        call("split", "serve", place / "model", "--home", place / "home", passphrase=None),
+        2,
+        "is not a half of a split",
     )
     assert not (place / "home").exists()
 
@@ -183,7 +183,9 @@ def test_an_audit_of_halves(halves: tuple[Path, Path], place: Path, tmp_path: Pa
     refused(call(*run[:-1], tmp_path / "b", "--public", tmp_path / "none"), 2, "there is no file")
     refused(call("split", "audit", halves[0], halves[0], *run[4:-1], tmp_path / "b"), 2, "holds the other half")
     refused(call("split", "audit", halves[1], halves[1], *run[4:-1], tmp_path / "b"), 2, "holds the other half")
-    refused(call("split", "audit", halves[0], place / "model", *run[4:-1], tmp_path / "b"), 2, "is no half of a split")
+    refused(
+        call("split", "audit", halves[0], place / "model", *run[4:-1], tmp_path / "b"), 2, "is not a half of a split"
+    )
     assert not (tmp_path / "b").exists()
 
 

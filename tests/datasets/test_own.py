@@ -68,12 +68,12 @@ def test_labels(value: Any, label: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "error", "message"),
     [
-        ({"t": SECRET, "l": 2.5}, CodecError, "line 2 of mine.jsonl has a l that is no name and no whole number"),
-        ({"t": SECRET, "l": None}, CodecError, "line 2 of mine.jsonl has a l that is no name"),
-        ({"t": SECRET, "l": [SECRET]}, CodecError, "line 2 of mine.jsonl has a l that is no name"),
+        ({"t": SECRET, "l": 2.5}, CodecError, "line 2 of mine.jsonl has a l that is neither a name nor a whole number"),
+        ({"t": SECRET, "l": None}, CodecError, "line 2 of mine.jsonl has a l that is neither a name"),
+        ({"t": SECRET, "l": [SECRET]}, CodecError, "line 2 of mine.jsonl has a l that is neither a name"),
         ({"t": SECRET, "l": " "}, EmptyText, "line 2 of mine.jsonl has an empty l"),
         ({"t": " ", "l": SECRET}, EmptyText, "line 2 of mine.jsonl has an empty t"),
-        ({"t": 7, "l": SECRET}, CodecError, "line 2 of mine.jsonl has a t that is no text"),
+        ({"t": 7, "l": SECRET}, CodecError, "line 2 of mine.jsonl has a t that is not text"),
         ({"l": SECRET}, CodecError, "line 2 of mine.jsonl has no t"),
         ({"t": SECRET}, CodecError, "line 2 of mine.jsonl has no l"),
     ],
@@ -103,7 +103,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no file"):
         read(tmp_path / "other.csv", Columns("t"))
     (tmp_path / "mine.parquet").write_text(SECRET)
-    with pytest.raises(CodecError, match=r"mine\.parquet is no Parquet file") as caught:
+    with pytest.raises(CodecError, match=r"mine\.parquet is not a Parquet file") as caught:
         list(read(tmp_path / "mine.parquet", Columns("t")))
     assert SECRET not in str(caught.value)
     (tmp_path / "mine.jsonl").write_text("\n")

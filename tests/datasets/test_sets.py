@@ -99,7 +99,7 @@ def test_what_is_exported_reads_back(
     assert out.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
     if score:  # what would otherwise be trained as hundreds of classes
-        with pytest.raises(CodecError, match="line 1 of out.jsonl has a label that is no name and no whole number"):
+        with pytest.raises(CodecError, match="line 1 of out.jsonl has a label that is neither a name nor a whole number"):
             list(read_examples(out))
         return
     again = list(read_examples(out))
@@ -140,21 +140,21 @@ def broken(name: str, split: str, folder: Path) -> CodecError:
         ("sst2", "train.tsv", "", "train.tsv is empty", "at least one"),
         ("cola", "train.tsv", f"gj04\t1\t{SECRET}\n", "line 1 of train.tsv has 3 cells, and there are 4", "tabs"),
         ("stsb", "train.tsv", f"sentence1\tsentence2\tscore\na\tb\t{SECRET}\n",
-         "line 2 of train.tsv has a score that is no number from 0 to 5", "check"),
-        ("stsb", "train.tsv", "sentence1\tsentence2\tscore\na\tb\t5.2\n", "no number from 0 to 5", "check"),
-        ("stsb", "train.tsv", "sentence1\tsentence2\tscore\na\tb\tnan\n", "no number from 0 to 5", "check"),
+         "line 2 of train.tsv has a score that is not a number from 0 to 5", "check"),
+        ("stsb", "train.tsv", "sentence1\tsentence2\tscore\na\tb\t5.2\n", "not a number from 0 to 5", "check"),
+        ("stsb", "train.tsv", "sentence1\tsentence2\tscore\na\tb\tnan\n", "not a number from 0 to 5", "check"),
         ("ag_news", "train.csv", f'"1","{SECRET}"\n', "line 1 of train.csv has 2 cells, and there are 3", "quotes"),
-        ("ag_news", "train.csv", f'"1","a","b"\n"2","{SECRET}', "line 2 of train.csv is no row", "quotes"),
+        ("ag_news", "train.csv", f'"1","a","b"\n"2","{SECRET}', "line 2 of train.csv is not a row", "quotes"),
         ("ag_news", "train.csv", f'"5","a","{SECRET}"\n', "line 1 of train.csv has a class that", "1, 2, 3, 4"),
         ("dolly", "train.jsonl", f'{{"instruction": "{SECRET}\n', "line 1 of train.jsonl is not JSON", "object"),
         ("dolly", "train.jsonl", f'["{SECRET}"]\n', "line 1 of train.jsonl is not a JSON object", "object"),
         ("dolly", "train.jsonl", f'{{"instruction": "{SECRET}"}}\n', "line 1 of train.jsonl has no response",
          "the columns there are: instruction"),
         ("dolly", "train.jsonl", f'{{"instruction": 7, "response": "{SECRET}"}}\n',
-         "line 1 of train.jsonl has a instruction that is no text", "string"),
+         "line 1 of train.jsonl has a instruction that is not text", "string"),
         ("dolly", "train.jsonl", f'{{"instruction": "a", "context": 3, "response": "{SECRET}"}}\n',
-         "line 1 of train.jsonl has a context that is no text", "string"),
-        ("alpaca", "alpaca_data.json", f'{{"instruction": "{SECRET}"}}', "alpaca_data.json is no JSON list", "write"),
+         "line 1 of train.jsonl has a context that is not text", "string"),
+        ("alpaca", "alpaca_data.json", f'{{"instruction": "{SECRET}"}}', "alpaca_data.json is not a JSON list", "write"),
         ("alpaca", "alpaca_data.json", f'["{SECRET}"]', "entry 1 of alpaca_data.json is not a JSON object", "write"),
         ("enron", "sentences.json", f'["ok", "{SECRET}', "entry 2 of sentences.json is not JSON", "cut off"),
         ("enron", "sentences.json", f'["ok" "{SECRET}"]', "entry 1 of sentences.json is not JSON", "broken"),

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from milkglass.attacks.catalogue import ATTACKS
-from milkglass.audit.defence_scene import WHO, scene_of
+from milkglass.audit.defence_scene import scene_of
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.run import run
+from milkglass.audit.run import Rules, run
+from milkglass.audit.scene import ALIKE
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
@@ -192,16 +193,16 @@ def test_it_refuses_with_the_reason_that_it_gave(case: Case, tmp_path: Path) -> 
 
 
 def test_what_it_tells_is_json_and_has_every_parameter(case: Case, data: Path, tmp_path: Path) -> None:
-    told = case.defence.told()
-    assert json.loads(json.dumps(told)) == json.loads(json.dumps(case.target.defence(data).told()))
+    told = case.defence.document()
+    assert json.loads(json.dumps(told)) == json.loads(json.dumps(case.target.defence(data).document()))
     assert told["name"]
     for name, value in case.target.entry.items():
         if isinstance(value, int | float):
             changed = {**case.target.entry, name: value / 2 if value < 1 else value * 2}
-            assert replace(case.target, entry=changed).defence(data).told() != told, name
+            assert replace(case.target, entry=changed).defence(data).document() != told, name
     if "words" in case.target.entry:  # the file counts by what it holds
         (tmp_path / GLOVE).write_text((data / GLOVE).read_text("utf-8").replace("nurse", "nurses"), "utf-8")
-        assert case.target.defence(tmp_path).told() != told
+        assert case.target.defence(tmp_path).document() != told
 
 
 def test_a_guarantee_is_words_or_none(case: Case) -> None:
@@ -211,7 +212,7 @@ def test_a_guarantee_is_words_or_none(case: Case) -> None:
 def test_the_transcript_is_what_crossed_and_what_rests(case: Case) -> None:
     client, server = case.defence.load(case.base, case.root / "client", case.root / "server")
     again, _ = case.defence.load(case.base, case.root / "client", case.root / "server")
-    scene = scene_of(case.base, client, server, TEXTS, {WHO: list(CORPUS.texts[4:])})
+    scene = scene_of(case.base, client, server, TEXTS, {ALIKE: list(CORPUS.texts[4:])})
     seen = [one for one in scene.transcript.observations if isinstance(one, Tokens | Activations)]
     arrays = []
     for one in seen:
@@ -228,10 +229,10 @@ def test_the_transcript_is_what_crossed_and_what_rests(case: Case) -> None:
 def test_attacks_run_on_it(case: Case, tmp_path: Path) -> None:
     """Every cell is done or says why not; nothing fails. Without a defence all is read."""
     client, server = case.defence.load(case.base, case.root / "client", case.root / "server")
-    scene = scene_of(case.base, client, server, TEXTS, {WHO: list(CORPUS.texts[4:])})
+    scene = scene_of(case.base, client, server, TEXTS, {ALIKE: list(CORPUS.texts[4:])})
     chosen = {name: ATTACKS[name] for name in ("knn", "channel", "near-hidden", "hidden-words")}
     work = ResumeStore.open(tmp_path / "work", {"case": case.target.name})
-    cells = run(scene, chosen, work, Budget(), 1, threads=1).cells
+    cells = run(scene, chosen, work, Budget(), 1, rules=Rules(threads=1)).cells
     assert {cell.state for cell in cells} <= {"done", "does not apply"}
     assert all(cell.reason for cell in cells if cell.state != "done")
     assert [cell for cell in cells if cell.state == "done"]

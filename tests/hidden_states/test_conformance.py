@@ -195,11 +195,11 @@ def test_a_decoder_is_refused_with_the_reason_that_refuses_gives(name: str, tmp_
 @pytest.mark.parametrize(
     ("corpus", "secret", "said"),
     [
-        (None, SECRET, "no text was given"),
-        (LabelledTexts([], []), SECRET, "no text was given"),
+        (None, SECRET, "there is no text"),
+        (LabelledTexts([], []), SECRET, "there is no text"),
         (LabelledTexts(["it"], [0, 1]), SECRET, "1 texts and 2 labels"),
-        (LabelledTexts(["it"], [-1]), SECRET, "no whole number from 0 on"),
-        (LabelledTexts(["it"], [0.5]), SECRET, "no whole number from 0 on"),  # type: ignore[list-item]
+        (LabelledTexts(["it"], [-1]), SECRET, "not a whole number of 0 or more"),
+        (LabelledTexts(["it"], [0.5]), SECRET, "not a whole number of 0 or more"),  # type: ignore[list-item]
         (CORPUS, b"short", "a secret of 5 bytes, 32 are needed"),
     ],
 )

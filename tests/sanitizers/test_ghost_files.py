@@ -354,7 +354,7 @@ def test_bad_rows_are_told_before_anything_is_done(ghost: Ghost, tmp_path: Path,
 
 def test_names_that_do_not_fit_and_files_that_are_there(ghost: Ghost, tmp_path: Path) -> None:
     source = lines_file(tmp_path / "in.jsonl", 1)
-    with pytest.raises(UsageError, match="out.csv is no name for json rows"):
+    with pytest.raises(UsageError, match="out.csv does not name json rows"):
         run(ghost, source, tmp_path / "out.csv")
     (tmp_path / "in.csv").write_text("text,ids\na,1\n")
     with pytest.raises(UsageError, match="has a column of ids already"):
@@ -391,7 +391,7 @@ def test_what_the_command_line_refuses(folder: Path, tmp_path: Path, monkeypatch
     for option in (("--epsilon", 2), ("--p", 0.5), ("--workers", 2), ("--keep-stopwords",), ("--allow", "a")):
         refused(call(*words, source, out, *option), 2, f"ghost has no use for {option[0]}")
     refused(call("sanitize", "--method", "custext", source, out, "--beams", 2), 2, "custext has no use for --beams")
-    refused(call(*words, "-"), 2, "ghost reads no stdin")
+    refused(call(*words, "-"), 2, "ghost does not read stdin")
     refused(call(*words, source), 2, "no OUT was given")
     refused(call(*words, tmp_path / "none", out), 2, "there is no file")
     refused(call(*words, source, out, "--without", "all"), 2, "there is no similarity 'all'")

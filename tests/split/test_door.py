@@ -115,7 +115,7 @@ def test_frames_that_are_refused(served: TestClient, body: bytes, message: str) 
 
 def test_a_body_that_is_too_large_is_not_read(noisy: Made) -> None:
     half = noisy.other()
-    small = replace(half, told=replace(half.told, max_body=1000))
+    small = replace(half, info=replace(half.info, max_body=1000))
     with TestClient(create_app(small, TOKEN), headers={"Authorization": f"Bearer {TOKEN}"}) as client:
         answer = post(client, states(rows=40))
         assert (answer.status_code, error(answer)["code"]) == (413, "too_large")
@@ -151,7 +151,7 @@ def test_frames_that_drip_keep_nobody_out(noisy: Made, tmp_path: Path) -> None:
     """As many as the server keeps in memory, of 90 % each, faster than the least rate."""
     frame = noisy.half().client.frame(TEXTS)
     half = noisy.other()
-    app = create_app(replace(half, told=replace(half.told, max_body=len(frame))), TOKEN)
+    app = create_app(replace(half, info=replace(half.info, max_body=len(frame))), TOKEN)
     part = len(frame) * 9 // 10
     with (
         listening(app, ServerSettings(tmp_path, token=TOKEN), Limits(head=60, window=60, linger=60)) as (host, port),

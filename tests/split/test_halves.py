@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from milkglass.audit.key_scene import AuditFiles
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, KeyForOtherModel, UsageError
 from milkglass.hidden_states import frames
 from milkglass.hidden_states.catalogue import restored
@@ -18,7 +19,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.split import folders, train
 from milkglass.split.audit_scene import build
 from milkglass.split.client import parts, softmax
-from milkglass.split.evaluate import EvaluationTexts, judge
+from milkglass.split.evaluate import EvaluationTexts, evaluate
 from milkglass.split.train import TrainingTexts
 from milkglass.threat.defence import LabelledTexts
 from tests.hidden_states.kit import SMALL
@@ -44,8 +45,8 @@ def test_texts_are_classified_and_numbers_go_on_from_batch_to_batch(
     """Noise is bound to the last bits of states, which batches decide: without that, batches change nothing."""
     monkeypatch.setattr("milkglass.noise.root.bound", lambda stream, tensors: stream)
     other = each.other()
-    one = each.half().classify(TEXTS, None, other.told, other.answer)
-    few = replace(other.told, max_texts=1)
+    one = each.half().classify(TEXTS, None, other.info, other.answer)
+    few = replace(other.info, max_texts=1)
     another = each.half().classify(TEXTS, None, few, other.answer)
     assert one.shape == (4, 2)
     assert np.allclose(one.sum(1), 1)
@@ -125,7 +126,7 @@ def test_places_that_cannot_be(tmp_path: Path) -> None:
 
 def test_halves_of_two_trainings_are_no_model(noisy: Made, fresh: Made, bert: Checkpoint, tmp_path: Path) -> None:
     assert folders.require_one_split(noisy.client, noisy.server) == noisy.about
-    with pytest.raises(UsageError, match="are halves of dp-forward, but not of one training"):
+    with pytest.raises(UsageError, match="are halves of dp-forward from two different trainings"):
         folders.require_one_split(noisy.client, fresh.server)
     other = made("textobfuscator", bert, tmp_path / "other")
     with pytest.raises(UsageError, match="is a half of dp-forward, and .* one of textobfuscator"):
@@ -159,13 +160,13 @@ def test_halves_that_do_not_belong_together(each: Made, fresh: Made) -> None:
         return other.answer(frame)
 
     with pytest.raises(KeyForOtherModel, match="another half"):
-        fresh.half().classify(TEXTS, None, other.told, answer)
+        fresh.half().classify(TEXTS, None, other.info, answer)
     with pytest.raises(UsageError, match="reads single texts"):
-        each.half().classify(TEXTS, TEXTS, other.told, answer)
+        each.half().classify(TEXTS, TEXTS, other.info, answer)
     assert not sent, "nothing left"
     with pytest.raises(UsageError, match="holds the other half"):
         folders.client_about(each.server)
-    with pytest.raises(UsageError, match="no half of a split model"):
+    with pytest.raises(UsageError, match="not a half of a split model"):
         folders.server_about(each.base.folder)
 
 
@@ -205,21 +206,21 @@ def test_a_model_of_pairs_reads_pairs(bert: Checkpoint, tmp_path: Path) -> None:
     paired = train.TrainingTexts(LabelledTexts(TEXTS, [0, 1, 1, 0], SECOND), LABELS)
     it = made("dp-forward", bert, tmp_path, paired)
     other = it.other()
-    assert it.half().classify(TEXTS, SECOND, other.told, other.answer).shape == (4, 2)
+    assert it.half().classify(TEXTS, SECOND, other.info, other.answer).shape == (4, 2)
     with pytest.raises(UsageError, match="reads pairs"):
-        it.half().classify(TEXTS, None, other.told, other.answer)
+        it.half().classify(TEXTS, None, other.info, other.answer)
 
 
 def test_judging_counts_what_is_right(each: Made) -> None:
     half, other = each.half(), each.other()
     texts = [*TEXTS, "word " * 200]
-    found = half.classify(TEXTS, None, other.told, other.answer).argmax(1).tolist()
+    found = half.classify(TEXTS, None, other.info, other.answer).argmax(1).tolist()
     wrong = [1 - found[0], *found[1:], 0]
     told: list[int] = []
-    judged = judge(each.half(), other, EvaluationTexts(texts, None, wrong), told.append)
+    judged = evaluate(each.half(), other, EvaluationTexts(texts, None, wrong), told.append)
     assert (judged.right, judged.texts, judged.left_out, sum(told)) == (0.75, 4, 1, 4)
     with pytest.raises(CodecError, match="all 1 texts are too long"):
-        judge(each.half(), other, EvaluationTexts(texts[-1:], None, [0]), told.append)
+        evaluate(each.half(), other, EvaluationTexts(texts[-1:], None, [0]), told.append)
 
 
 def test_an_audits_texts(noisy: Made, tmp_path: Path) -> None:
@@ -229,8 +230,7 @@ def test_an_audits_texts(noisy: Made, tmp_path: Path) -> None:
     text.write_text("\n".join([*lines, "word " * 200]) + "\n", "utf-8")
 
     def staged(path: Path = text) -> object:
-        reader = half.client.reader
-        return build(noisy.base, noisy.about, half.client, other.server, reader, path, None, None, 1)
+        return build(noisy.base, noisy.about, half.client, other.server, AuditFiles(path))
 
     found = staged()
     assert found.left_out == 1  # type: ignore[attr-defined]

@@ -104,10 +104,10 @@ def test_what_crosses_is_states_and_numbers(live: Running, noisy: Made) -> None:
 def test_over_http_and_in_one_process_the_same_is_read(live: Running, noisy: Made) -> None:
     connection = Connection(live.url, live.token.read_text("ascii").strip())
     wire = Wire(connection)
-    there = noisy.half().classify(TEXTS, None, wire.told(), wire.answer)
+    there = noisy.half().classify(TEXTS, None, wire.info(), wire.answer)
     connection.close()
     other = noisy.other()
-    assert wire is not None and np.array_equal(there, noisy.half().classify(TEXTS, None, other.told, other.answer))
+    assert wire is not None and np.array_equal(there, noisy.half().classify(TEXTS, None, other.info, other.answer))
 
 
 def test_the_server_refuses_by_http(live: Running, noisy: Made, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_frames_stay_below_the_limit_that_was_told() -> None:
 
 @pytest.mark.parametrize("logits", [None, "x", [[1.0], [1.0, 2.0]], [[float("inf")]], [], 3, [[None]], [[10**400]]])
 def test_an_answer_that_is_no_table_is_refused(logits: Any) -> None:
-    with pytest.raises(RemoteError, match="no table of numbers"):
+    with pytest.raises(RemoteError, match="not a table of numbers"):
         _logits(logits)
 
 
@@ -181,5 +181,5 @@ def test_a_stranger_gets_no_state(noisy: Made, tmp_path: Path) -> None:
         refused(call(*run), 4, "another half than this client's")
         stub.replies["GET /v1/split"] = lambda h: h.answer(200, {**GOOD, "weights": noisy.about.server})
         stub.replies["POST /v1/split"] = lambda h: h.answer(200, {"logits": [[1.0, 2.0, 3.0]]})
-        refused(call(*run), 6, "answered with other numbers")
+        refused(call(*run), 6, "have an answer of another shape")
         assert stub.count("POST /v1/split") == 1

@@ -49,7 +49,7 @@ def scene_of(
     text or is part of one is left out; an attacker without any is left out too. One attacker more has no text."""
     others = {who: [texts[i] for i in decontaminate(texts, private)] for who, texts in public.items()}
     others = {who: texts for who, texts in others.items() if texts}
-    if isinstance(client, TableClient) and client.told["name"] != "plain":
+    if isinstance(client, TableClient) and client.document["name"] != "plain":
         return _of_table(base, client, private, others)
     if isinstance(client, TableClient | SanitizedClient):
         return _of_words(base, client, server, private, others)
@@ -61,7 +61,7 @@ def scene_of(
 def _of_table(
     base: Checkpoint, client: TableClient, private: Sequence[str], public: Mapping[str, Sequence[str]]
 ) -> Scene:
-    info = dict(client.told)
+    info = dict(client.document)
     key = key_from(base, scheme_named(info.pop("name"), info), client.secret)
     known = {who: encoded(client.codec, _examples(texts)).original for who, texts in public.items()}
     return assemble(key, client.codec, base, encoded(client.codec, _examples(private)), known)
@@ -86,7 +86,7 @@ def _of_words(
     for who, texts in public.items():
         rehearse = _rehearsal(client, texts) if isinstance(client, SanitizedClient) else None
         knowledge[who] = Knowledge(corpus=public_ids[who], rehearse=rehearse)
-    return _scene(base, client.codec, (*server.rest(), Tokens(sent)), truth, knowledge, dict(client.told))
+    return _scene(base, client.codec, (*server.rest(), Tokens(sent)), truth, knowledge, dict(client.document))
 
 
 def _of_states(

@@ -110,7 +110,7 @@ def data(
         score = sets.describe(name).task == "regression"
         result = sets.load(name, source, split, note)
     count = export.write(result, out, score, rows)
-    taken = {} if columns is None else {"columns": columns.told()}
+    taken = {} if columns is None else {"columns": columns.document()}
     emit(as_json, {"out": str(out), "rows": count, **taken}, f"{count:,} rows in {out}{_taken(columns)}")
 
 
@@ -124,7 +124,7 @@ def _taken(columns: Columns | None) -> str:
     """Nobody should learn from a training that a column was left out."""
     if columns is None:
         return ""
-    named = ", ".join(f"{what} from {name}" for what, name in columns.told().items() if name is not None)
+    named = ", ".join(f"{what} from {name}" for what, name in columns.document().items() if name is not None)
     return f"; {named}" + ("" if columns.label else "; no labels (--label-column)")
 
 

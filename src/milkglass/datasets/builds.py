@@ -17,8 +17,12 @@ from milkglass.errors import CodecError, EmptyText
 
 @dataclass(frozen=True, slots=True)
 class LabelledColumn:
-    """values: what stands in the file, to the label's name; "" as a name: no label was agreed on, the row is left out.
-    flawed: the published file has empty texts and broken rows, which are left out. also: columns joined to the text.
+    """A text, perhaps a second one, and a label.
+
+    Attributes:
+        values: the file's value of each label's name; "" as a name: no label was agreed on, and the row is left out.
+        flawed: the published file has empty texts and broken rows, which are left out.
+        also: columns joined to the text.
     """
 
     text: str
@@ -64,15 +68,20 @@ class ScoredPair:
             score = math.nan
         if not self.low <= score <= self.high:
             raise CodecError(
-                f"{place} has a {self.label} that is no number from {self.low:g} to {self.high:g}", "check the file"
+                f"{place} has a {self.label} that is not a number from {self.low:g} to {self.high:g}", "check the file"
             )
         return Example(place.number, "labelled", text, pair, str(row[self.label]).strip())
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionAnswer:
-    """A question and its answer. extra: a column that is put under the question where it is not empty. before: words
-    of ours before the question. flawed: the published file has empty answers, which are left out."""
+    """A question and its answer.
+
+    Attributes:
+        extra: a column that is put under the question where it is not empty.
+        before: words of ours before the question.
+        flawed: the published file has empty answers, which are left out.
+    """
 
     question: str
     answer: str
@@ -86,7 +95,7 @@ class QuestionAnswer:
         requested = self.before + text_of(place, row, self.question)
         more = row.get(self.extra) if self.extra else None
         if more is not None and not isinstance(more, str):
-            raise CodecError(f"{place} has a {self.extra} that is no text", "give a string")
+            raise CodecError(f"{place} has a {self.extra} that is not text", "give a string")
         requested = f"{requested}\n\n{more}" if more and more.strip() else requested
         answer = {"role": "assistant", "content": text_of(place, row, self.answer)}
         return Example(place.number, "chat", messages=({"role": "user", "content": requested}, answer))

@@ -1,5 +1,5 @@
 """Plain text: Enron's e-mail, a sentence an entry, and WikiText-2 (Merity et al. 2017), a line an entry, headings and
-its marks (` @-@ `, `<unk>`) as they stand.
+its marks (` @-@ `, `<unk>`) unchanged.
 """
 
 from __future__ import annotations

@@ -18,7 +18,12 @@ Build = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One way in which a split was published. files: all of them must be there. rows: takes their paths, in order."""
+    """One form in which a split was published.
+
+    Attributes:
+        files: all of them are needed.
+        rows: takes their paths, in order.
+    """
 
     files: tuple[str, ...]
     rows: Callable[..., Iterator[tuple[Place, Any]]]
@@ -27,7 +32,11 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """Where the Hugging Face hub has it. splits: our names to theirs."""
+    """Where the Hugging Face hub has it.
+
+    Attributes:
+        splits: our names to theirs.
+    """
 
     path: str
     config: str | None
@@ -37,9 +46,14 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """columns: of the original files, in the order text, pair, label. labels: names, in the order of their numbers.
-    metrics: names of metrics/glue.py and metrics/generation.py. flaws: why rows of the published files are left out
-    (counted and told), "" where none are. folders: other names that its folder goes by.
+    """A data set.
+
+    Attributes:
+        columns: of the original files, in the order text, pair, label.
+        labels: names, in the order of their numbers.
+        metrics: names of metrics/glue.py and metrics/generation.py.
+        flaws: why rows of the published files are left out (they are counted and reported); "" where none are.
+        folders: other names of its folder.
     """
 
     name: str

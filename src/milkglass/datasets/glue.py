@@ -78,7 +78,7 @@ def _stsb() -> Description:
     needed = ("sentence1", "sentence2", "score")
     hub = Hub("nyu-mll/glue", "stsb", HUB, ScoredPair("sentence1", "sentence2", "label", 0, 5))
     return Description(
-        "stsb", "how alike two sentences are, from 0 to 5", "regression", _splits(needed, build), needed,
+        "stsb", "how similar two sentences are, from 0 to 5", "regression", _splits(needed, build), needed,
         "STS Benchmark, parts under several terms", (), ("pearson", "spearman"), hub, folders=("STS-B",),
     )  # fmt: skip
 

@@ -17,7 +17,11 @@ from milkglass.errors import CodecError, EmptyText, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """label: None for plain text. A label is a name, a whole number, or true and false."""
+    """Which columns of a file are read. A label is a name, a whole number, or true and false.
+
+    Attributes:
+        label: None for plain text.
+    """
 
     text: str
     label: str | None = None
@@ -29,7 +33,7 @@ class Columns:
         if len(set(self.needed)) < len(self.needed):
             raise UsageError("two of the columns are one and the same", "give each its own")
 
-    def told(self) -> dict[str, str | None]:
+    def document(self) -> dict[str, str | None]:
         return {"text": self.text, "label": self.label, "text_pair": self.pair}
 
     @property
@@ -88,7 +92,9 @@ def _label(place: Place, row: Row, column: str) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # a Parquet column of whole numbers with gaps is one of floats
     if isinstance(value, float) or not isinstance(value, str | int):
-        raise CodecError(f"{place} has a {column} that is no name and no whole number", "give a name such as billing")
+        raise CodecError(
+            f"{place} has a {column} that is neither a name nor a whole number", "give a name such as billing"
+        )
     result = str(value).lower() if isinstance(value, bool) else str(value).strip()
     if not result:
         raise EmptyText(f"{place} has an empty {column}", "leave the row out")

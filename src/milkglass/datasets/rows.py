@@ -1,6 +1,6 @@
 """Rows of files as they were published: TSV, CSV, JSON Lines, one JSON list, plain lines, Parquet. One row at a time.
 
-What is raised here names the file, the line and the column, and never what stands in a cell: it may be private. Names
+What is raised here names the file, the line and the column, and never a cell's content: it may be private. Names
 of columns are shown only where they look like names, since the first line of a file without a header is text.
 
 What this module does not know: what a column means.
@@ -28,7 +28,11 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row stands, for messages: "line 7 of dev.tsv". number: from 1."""
+    """Where a row is, for messages: "line 7 of dev.tsv".
+
+    Attributes:
+        number: from 1.
+    """
 
     file: str
     number: int
@@ -100,7 +104,7 @@ def comma(path: Path, needed: Sequence[str], header: Sequence[str] | None = None
     except UnicodeDecodeError:
         raise _not_utf8(path) from None
     except csv.Error:
-        raise CodecError(f"{Place(path.name, number + 1)} is no row", "check its quotes") from None
+        raise CodecError(f"{Place(path.name, number + 1)} is not a row", "check its quotes") from None
     finally:
         csv.field_size_limit(limit)
     if names is None:
@@ -129,7 +133,7 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
                 buffer = file.read(BLOCK)
             at = _skip(buffer, 0)
             if buffer[at : at + 1] != "[":
-                raise CodecError(f"{path.name} is no JSON list", 'write [{"instruction": ...}, ...]')
+                raise CodecError(f"{path.name} is not a JSON list", 'write [{"instruction": ...}, ...]')
             at, number, more = _skip(buffer, at + 1), 1, BLOCK
             while True:
                 place = Place(path.name, number, "entry")
@@ -182,7 +186,7 @@ def parquet(path: Path, needed: Sequence[str]) -> Rows:
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid:
-        raise CodecError(f"{path.name} is no Parquet file", "give .parquet, .jsonl, .csv or .tsv") from None
+        raise CodecError(f"{path.name} is not a Parquet file", "give .parquet, .jsonl, .csv or .tsv") from None
     with file:
         require_columns(path.name, file.schema_arrow.names, needed)
         number = 0
@@ -216,7 +220,7 @@ def text_of(place: Place, row: Row, column: str) -> str:
         raise CodecError(f"{place} has no {column}", columns_there(list(row)))
     value = row[column]
     if not isinstance(value, str):
-        raise CodecError(f"{place} has a {column} that is no text", "give a string")
+        raise CodecError(f"{place} has a {column} that is not text", "give a string")
     if not value.strip():
         raise EmptyText(f"{place} has an empty {column}", "leave the row out")
     return value

@@ -30,8 +30,8 @@ from milkglass.threat.defence import Defence, LabelledTexts
 
 @dataclass(frozen=True)
 class TableClient(TokenClient):
-    """Where a token has several ids, which is taken follows from the secret and the text: the same text is sent alike
-    again, which tells that it is the same, and a recipe's cells can be made again. (A `Codec` by itself draws anew.)"""
+    """Where a token has several ids, the choice follows from the secret and the text: the same text is sent equally
+    again, which shows that it is the same, and a recipe's cells can be made again. (A `Codec` alone draws anew.)"""
 
     def before(self, texts: Sequence[str]) -> list[str]:
         return list(texts)
@@ -69,7 +69,7 @@ class Plain(Defence):
     def guarantee(self) -> str | None:
         return None
 
-    def told(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         return {"name": self.name}
 
     def refuses(self, base: Checkpoint) -> str | None:
@@ -87,13 +87,17 @@ class Plain(Defence):
         return self._client(base, read_saved(client)[0]), TokenServer(server)
 
     def _client(self, base: Checkpoint, secret: bytes) -> TableClient:
-        return TableClient(Codec.open(key_from(base, None, secret), base.folder), secret, self.told())
+        return TableClient(Codec.open(key_from(base, None, secret), base.folder), secret, self.document())
 
 
 @dataclass(frozen=True)
 class TableDefence(Defence):
-    """A scheme of `schemes/`: the vocabulary permuted, the tables rewritten. bands: the factor of frequency bands that
-    are counted on the corpus, for ObfusLM; None where there are none, or the scheme has them already."""
+    """A scheme of `schemes/`: the vocabulary permuted, the tables rewritten.
+
+    Attributes:
+        bands: the factor of frequency bands that are counted on the corpus; None where there are none, or the scheme
+            has them already.
+    """
 
     scheme: Scheme
     bands: float | None = None
@@ -106,9 +110,9 @@ class TableDefence(Defence):
         """None: ObfusLM's (k, epsilon)-anonymity is nominal, since its sensitivity depends on the data."""
         return None
 
-    def told(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Bands by their factor: the corpus says the rest."""
-        return {**self.scheme.told(), **({} if self.bands is None else {"bands": self.bands})}
+        return {**self.scheme.document(), **({} if self.bands is None else {"bands": self.bands})}
 
     def refuses(self, base: Checkpoint) -> str | None:
         if reason := unreadable(base):
@@ -146,11 +150,11 @@ class TableDefence(Defence):
         return self._client(base, key_from(base, scheme, secret), secret), TokenServer(server)
 
     def _client(self, base: Checkpoint, key: Key, secret: bytes) -> TableClient:
-        return TableClient(Codec.open(key, base.folder), secret, scheme_of(key).told())
+        return TableClient(Codec.open(key, base.folder), secret, scheme_of(key).document())
 
 
 def copied(base: Checkpoint, folder: Path) -> None:
-    """The base as it is, in a new folder: linked where the file system can, since nobody writes into a checkpoint."""
+    """The unchanged base in a new folder: linked where the file system can, since nothing writes into a checkpoint."""
 
     def link(source: str, target: str) -> None:
         try:

@@ -1,8 +1,8 @@
 """Every sanitizer as a defence: the model and the ids are the public ones, the words are others.
 
 Draws come from a ChaCha20 stream of the secret and the text: the same text gives the same words again, so sending it
-twice gives nobody a second draw. A sanitizer that must know how often words occur counts the corpus; the counts are
-saved with the client half.
+twice does not give an attacker a second draw. A sanitizer that must know how often words occur counts the corpus; the
+counts are saved with the client half.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ COUNTS = "counts.safetensors"
 
 @dataclass(frozen=True)
 class SanitizedClient(TokenClient):
-    """counts: (n,) how often the corpus has each word of the table, where that was counted."""
+    """The client half.
+
+    Attributes:
+        counts: (n,) how often the corpus has each word of the table, where that was counted.
+    """
 
     sanitizer: TextSanitizer = field(repr=False)
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
@@ -51,7 +55,7 @@ class SanitizedClient(TokenClient):
         return [self.sanitizer.parts([text], self._stream(text))[0] for text in texts]
 
     def _stream(self, text: str) -> Stream:
-        label = json.dumps(["milkglass sanitizer", dict(self.told), text], sort_keys=True)
+        label = json.dumps(["milkglass sanitizer", dict(self.document), text], sort_keys=True)
         return Stream(hmac.digest(self.secret, label.encode(), "sha256"))
 
     def write(self, folder: Path) -> None:
@@ -62,7 +66,12 @@ class SanitizedClient(TokenClient):
 
 @dataclass(frozen=True)
 class SanitizerDefence(Defence):
-    """method: the mechanism and its parameters. words: a GloVe file, or None for the model's own whole words."""
+    """A sanitizer in front of a public model.
+
+    Attributes:
+        method: the mechanism and its parameters.
+        words: a GloVe file, or None for the model's own whole words.
+    """
 
     method: SanitizerMethod
     words: Path | None = None
@@ -93,7 +102,7 @@ class SanitizerDefence(Defence):
 
     def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[SanitizedClient, TokenServer]:
         secret, info = read_saved(client)
-        if info != self.told():
+        if info != self.document():
             raise KeyFileError(f"{client} is of another defence than this one", "give the parameters that made it")
         counts = load_file(client / COUNTS)["counts"] if self.method.needs_counts else None
         return self._client(base, self._table(base), counts, secret), TokenServer(server)
@@ -105,9 +114,9 @@ class SanitizerDefence(Defence):
         self, base: Checkpoint, table: WordVectors, counts: NDArray[np.int64] | None, secret: bytes
     ) -> SanitizedClient:
         codec = Codec.open(key_from(base, None, secret), base.folder)
-        return SanitizedClient(codec, secret, self.told(), self.method.over(table, counts), counts)
+        return SanitizedClient(codec, secret, self.document(), self.method.over(table, counts), counts)
 
-    def told(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Words that are allowed by their digest: they are the user's."""
         allowed = hashlib.sha256("\n".join(sorted(self.method.allow)).encode()).hexdigest()
         return {

@@ -34,15 +34,20 @@ ROWS = 32  # texts answered at a time
 
 @dataclass(frozen=True)
 class TokenClient(Client):
-    """secret: 32 bytes, of which all else of this half is made again. told: name and parameters of the defence."""
+    """The client half.
+
+    Attributes:
+        secret: 32 bytes, from which all else of this half follows.
+        document: name and parameters of the defence.
+    """
 
     codec: Codec = field(repr=False)
     secret: bytes = field(repr=False)
-    told: Mapping[str, Any]
+    document: Mapping[str, Any]
 
     @abc.abstractmethod
     def before(self, texts: Sequence[str]) -> list[str]:
-        """The texts as they are encoded."""
+        """The texts that are encoded in place of these."""
 
     def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
         second = None if pairs is None else self.before(pairs)
@@ -59,12 +64,12 @@ class TokenClient(Client):
 
     def write(self, folder: Path) -> None:
         """All files of this half, into a folder that only its owner can read."""
-        (folder / ABOUT).write_bytes(json.dumps(dict(self.told)).encode() + b"\n")
+        (folder / ABOUT).write_bytes(json.dumps(dict(self.document)).encode() + b"\n")
         (folder / SECRET).write_bytes(self.secret)
 
 
 def read_saved(folder: Path) -> tuple[bytes, dict[str, Any]]:
-    """The secret and what `TokenClient.told` said. Raises KeyFileError."""
+    """The secret and `TokenClient.document`. Raises KeyFileError."""
     if not (folder / SECRET).is_file() or not (folder / ABOUT).is_file():
         raise KeyFileError(f"{folder} holds no client half", "give the folder that Client.save wrote")
     secret = (folder / SECRET).read_bytes()
@@ -75,7 +80,7 @@ def read_saved(folder: Path) -> tuple[bytes, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class TokenServer(Server):
-    """A checkpoint that anybody's software can train and serve."""
+    """An ordinary checkpoint, which any software can train and serve."""
 
     folder: Path
 

@@ -98,7 +98,7 @@ class DemoOwner:
         scheme = scheme_of(self.key)
         kept = {name: getattr(promise, name) for name in ("clusters", "below_k", "singletons", "verbatim")}
         kept["largest"] = max(promise.sizes, default=0)
-        return {"k": scheme.k, "epsilon": scheme.told()["epsilon"], "vocabulary": len(self.key.sigma), "kept": kept}
+        return {"k": scheme.k, "epsilon": scheme.document()["epsilon"], "vocabulary": len(self.key.sigma), "kept": kept}
 
     def prompt(self, text: str) -> tuple[Ids, Ids]:
         """A whole chat prompt, and of it the text's own tokens: not those that the template puts around every text."""

@@ -95,8 +95,8 @@ def share(
 
 
 def altered(step: SharedStep, frozen: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:
-    """The same model over the same weights (a change of them is seen in both), but with parameters of its own, of which
-    `frozen`, by their names, need no gradient."""
+    """The same model over the same weights (a change of them is seen in both), but with parameters of its own; those
+    named in `frozen` need no gradient."""
     named = dict(step.module.named_parameters())
     memo: dict[int, Any] = {id(one): one for one in step.module.buffers()}
     for name, one in named.items():

@@ -1,4 +1,4 @@
-"""DP-SGD (Abadi et al. 2016, algorithm 1): each text's gradient is clipped by itself, noise is added to their sum.
+"""DP-SGD (Abadi et al. 2016, algorithm 1): each text's gradient is clipped separately, noise is added to their sum.
 
     g = (sum over i of g_i min(1, C / |g_i|) + N(0, (noise C)^2 I)) / b
 
@@ -6,13 +6,13 @@ Clipped gradients and noise lie on a grid, and the noise is drawn exactly (noise
 numbers that are shared. Until 2026-11-22 all of the noise followed from a seed of 32 bits (attack `seed-search`).
 
 A text's gradient is taken alone, one after another: that is exact for every family, and takes memory for one more. For
-the next token each text's loss is the mean over its own tokens, so that texts count alike; without DP-SGD a batch's is
-the mean over all its tokens.
+the next token each text's loss is the mean over its own tokens, so that texts have equal weight; without DP-SGD a
+batch's is the mean over all its tokens.
 
 What is promised is accounted with dp-accounting: without sampling exactly (k Gaussian mechanisms are one), with it by
 privacy loss distributions, which err upward. Neighbours are batches with one text more or less; b is public. `epsilon`
-counts steps and, where each text joins a batch by a coin of its own, that rate; a guarantee in words claims none. What
-a run of many rounds spends is told by `spent`: noise 1 is (4.38, 1e-5) once, (17.9, 1e-5) after 10 rounds, (91.8, 1e-5)
+counts steps and, where each text joins a batch by a coin of its own, that rate; a guarantee in words claims none.
+`spent` says what a run of many rounds spends: noise 1 is (4.38, 1e-5) once, (17.9, 1e-5) after 10 rounds, (91.8, 1e-5)
 after 100.
 
 Not through Opacus, which takes examples apart inside the model: it does so at every layer but one that all examples
@@ -45,8 +45,12 @@ INTERVAL = 1e-3  # of losses, rounded up: ten times dp-accounting's, a sixth of 
 
 @dataclass(frozen=True)
 class DPSGD(GradientDefence):
-    """noise: the multiplier, standard deviation of the noise on the sum over the clip. clip: the largest L2 norm of a
-    text's gradient, all tensors together."""
+    """The method and its parameters.
+
+    Attributes:
+        noise: the multiplier: the standard deviation of the noise on the sum, divided by the clip.
+        clip: the largest L2 norm of a text's gradient, over all tensors.
+    """
 
     noise: float = limited(1.0, above=0, hint="1 is common")
     clip: float = limited(1.0, above=0, hint="1 is common")
@@ -69,7 +73,7 @@ class DPSGD(GradientDefence):
 
     def spent(self, rounds: int) -> str | None:
         """A text is in one batch of a round at most, in FedSGD and in FedAvg: so many Gaussian mechanisms. Which texts
-        are in a batch is not taken as secret: no amplification by sampling is claimed."""
+        are in a batch is not assumed to be secret: no amplification by sampling is claimed."""
         result = epsilon(self.noise, DELTA, rounds)
         info = f"({upward(result)}, {DELTA:g})-DP"
         counted = "1 round" if rounds == 1 else f"{rounds:,} rounds"
@@ -102,7 +106,7 @@ class DPSGD(GradientDefence):
 
 
 def epsilon(noise: float, delta: float, steps: int, rate: float = 1.0) -> float:
-    """What `steps` steps spend together at most. rate: with which each text joins each batch, by itself (Poisson
+    """What `steps` steps spend together at most. rate: with which each text joins each batch, independently (Poisson
     sampling); 1: batches are what they are. Raises UsageError for values outside their ranges."""
     Limit(0, open=True).require(noise, "the noise multiplier", "1 is common")
     Limit(0, open=True, below=1).require(delta, "delta", "1e-5 is common")

@@ -3,7 +3,7 @@
 GRAB (Feng et al. 2024) optimises the masks with the text, and GHOST's comparison takes all attacks without dropout. The
 masks are drawn anew at each step. Nothing is promised.
 
-What this module does not know: families. A rate stands in a Dropout module, or, for attention, in a number.
+What this module does not know: families. A rate is in a Dropout module, or, for attention, in a number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True)
 class Dropout(GradientDefence):
-    """rate: of every place where the model can drop; a Llama has its attention's weights alone."""
+    """The method and its parameter.
+
+    Attributes:
+        rate: at every place where the model can drop; a Llama has only its attention's weights.
+    """
 
     rate: float = limited(0.1, above=0, below=1, hint="models are trained with 0.1")
 

@@ -1,10 +1,10 @@
 """Frozen embeddings: they are not trained, so that no gradient of them is shared (Gupta et al. 2022, section 6).
 
-A gradient's rows of the word table that are not 0 are the batch's bag of words; those of the position table tell the
+A gradient's rows of the word table that are not 0 are the batch's bag of words; those of the position table show the
 length. Everything above is still trained and shared: a span check on the first layer needs no table's gradient. The
 norm after the embeddings is trained too. Nothing is promised.
 
-What this module does not know: families. A table is found by being an embedding module, and told apart by its name.
+What this module does not know: families. A table is an embedding module, and its kind follows from its name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ Kind = Literal["word", "position", "type"]
 
 @dataclass(frozen=True)
 class FrozenEmbeddings(GradientDefence):
-    """kinds: which tables. One that a model lacks is left out. A head that is tied to the words is frozen with them."""
+    """The method and its parameter. A head that is tied to the word table is frozen with it.
+
+    Attributes:
+        kinds: which tables; one that a model lacks is left out.
+    """
 
     kinds: tuple[Kind, ...] = ("word", "position", "type")
 

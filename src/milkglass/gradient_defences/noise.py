@@ -6,8 +6,8 @@ The gradient of a batch is clipped as one vector, not one text's at a time: that
 0.05" does not say of what. Here it is a share of the clip C; the default C is 1, so that it is the absolute standard
 deviation as well, as LAMP's code has it. `clip=None` is that code exactly: nothing is clipped, and the level is
 absolute. Zhu et al. name the variance: their 0.01 is a level of 0.1. Laplacian noise has the same standard deviation,
-that is a scale of level C / sqrt(2), so that both of one level disturb alike. The noise is drawn exactly and added on a
-grid (noise/grid.py).
+that is a scale of level C / sqrt(2), so that both of one level disturb equally. The noise is drawn exactly and added on
+a grid (noise/grid.py).
 
 What this module does not know: rounds. A promise is of one gradient; n of them spend more.
 """
@@ -40,8 +40,12 @@ _PAPER = papers.DLG.but(
 
 @dataclass(frozen=True)
 class AdditiveNoise(GradientDefence):
-    """level: the standard deviation, times the clip where there is one. clip: the largest L2 norm of the gradient of a
-    batch; None: it is not clipped."""
+    """Noise and its parameters.
+
+    Attributes:
+        level: the standard deviation, times the clip where there is one.
+        clip: the largest L2 norm of the gradient of a batch; None: it is not clipped.
+    """
 
     level: float = limited(0.05, above=0, hint="GHOST's comparison uses 0.05")
     clip: float | None = limited(1.0, above=0, hint="1 is common; leave it out for none")

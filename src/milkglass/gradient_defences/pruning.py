@@ -1,8 +1,8 @@
 """Pruning: entries of the gradient are set to 0 before it is shared.
 
-Random, as in LAMP's code: each entry of each tensor is dropped with probability `ratio`, by itself, and what is left is
-not scaled up (GHOST, section 5.1, at 0.99). By magnitude, as in Zhu et al. 2019, section 5.2 (after Lin et al. 2018):
-the smallest are dropped, of each tensor or of all together.
+Random, as in LAMP's code: each entry of each tensor is dropped with probability `ratio`, independently, and what is
+left is not scaled up (GHOST, section 5.1, at 0.99). By magnitude, as in Zhu et al. 2019, section 5.2 (after Lin et al.
+2018): the smallest are dropped, of each tensor or of all together.
 
 What is left is exact. A span check or a look at which rows of the table are not 0 works as before: nothing is promised.
 What this module does not know: rounds, and error feedback, with which a client would share later what it dropped.
@@ -27,7 +27,11 @@ from milkglass.parameters import limited
 
 @dataclass(frozen=True)
 class RandomPruning(GradientDefence):
-    """ratio: the probability with which an entry is dropped."""
+    """The method and its parameter.
+
+    Attributes:
+        ratio: the probability with which an entry is dropped.
+    """
 
     ratio: float = limited(0.99, above=0, below=1, hint="GHOST's comparison uses 0.99")
 
@@ -40,8 +44,12 @@ class RandomPruning(GradientDefence):
 
 @dataclass(frozen=True)
 class MagnitudePruning(GradientDefence):
-    """ratio: the share that is dropped, rounded down to whole entries, so that something is left of every tensor.
-    among: "tensor": of each tensor; "all": of all entries of the gradient, where small tensors may vanish."""
+    """The method and its parameters.
+
+    Attributes:
+        ratio: the share that is dropped, rounded down to whole entries, so that something is left of every tensor.
+        among: "tensor": of each tensor; "all": of all entries of the gradient, where small tensors may vanish.
+    """
 
     ratio: float = limited(0.99, above=0, below=1, hint="0.99 keeps one entry of a hundred")
     among: Literal["tensor", "all"] = "tensor"

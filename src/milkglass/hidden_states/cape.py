@@ -108,7 +108,14 @@ def normalised(vector: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class CAPE(HiddenStateDefence):
-    """epsilon: of the noise, see the page. w_adv: the adversary's weight. words: how many words it names."""
+    """The method and its parameters.
+
+    Attributes:
+        epsilon: of the noise, see above.
+        w_adv: the adversary's weight.
+        words: how many words the adversary names.
+        calibration: what epsilon holds for, see above.
+    """
 
     layer: int | None = None
     epsilon: float = limited(5.0, above=0)

@@ -31,7 +31,11 @@ from milkglass.threat.observations import Activations, Observation
 
 
 class EncoderClient(Client):
-    """sent: how many texts were sent before."""
+    """The client half.
+
+    Attributes:
+        sent: how many texts were sent before.
+    """
 
     def __init__(
         self,

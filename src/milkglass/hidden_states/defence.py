@@ -1,7 +1,6 @@
-"""What every defence of an encoder is: a model cut after some layer, and a mechanism on what goes from half to half.
+"""A method with its two halves: a model cut after some layer, and a mechanism on what one half sends to the other.
 
-A method adds its mechanism on the (t, d) hidden states of one text, and what it trains with. Here: cutting, training,
-saving, loading, sending and answering, the same for all.
+The mechanism is in mechanism.py. Here: cutting, training, saving and loading, the same for all methods.
 
 What this module does not know: any mechanism, any attack.
 """
@@ -95,7 +94,7 @@ class HiddenStateDefence(Mechanism):
         return EncoderClient(self, base, reader, lower, secret, sent, kept)
 
     def kept(self, encoded: TokenizedTexts, root: NoiseRoot) -> dict[str, torch.Tensor]:
-        """Tensors that the client needs besides its half; their shapes tell no text."""
+        """Tensors that the client needs besides its half; their shapes depend on no text."""
         return {}
 
     def _required(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> tuple[Ids, int]:
@@ -107,12 +106,12 @@ class HiddenStateDefence(Mechanism):
         if folder.exists():
             raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
         if corpus is None or not len(corpus.texts):
-            raise UsageError(f"{self.name} is trained, and no text was given", "give texts with their labels")
+            raise UsageError(f"{self.name} is trained, and there is no text", "give texts with their labels")
         labels = np.asarray(corpus.labels)
         if len(labels) != len(corpus.texts):
             raise UsageError(f"{len(corpus.texts)} texts and {len(labels)} labels", "give one label a text")
         if labels.dtype.kind not in "iu" or int(labels.min()) < 0:
-            raise UsageError("a label is no whole number from 0 on", "number the classes from 0")
+            raise UsageError("a label is not a whole number of 0 or more", "number the classes from 0")
         return labels.astype(np.int64), max(2, int(labels.max()) + 1)
 
     def load_client(self, base: Checkpoint, folder: Path) -> EncoderClient:
@@ -127,12 +126,12 @@ class HiddenStateDefence(Mechanism):
         try:
             secret, sent = bytes.fromhex(about["secret"]), int(about["sent"])
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptCheckpoint(f"{folder.name} lacks its secret", "restore it from a copy") from error
+            raise CorruptCheckpoint(f"{folder.name} has no secret", "restore it from a copy") from error
         reader = PublicTokenizer.open(base.folder, self.training.max_length)
         return self.client(base, reader, lower, secret, sent, kept)
 
 
 def require_base(about: Mapping[str, Any], folder: Path, base: Checkpoint) -> None:
-    """about: what the client half in the folder says of itself. Raises KeyForOtherModel."""
+    """about: the description in the client half's folder. Raises KeyForOtherModel."""
     if about.get("model") != base.digest():
         raise KeyForOtherModel(f"{folder.name} belongs to another model", "give the model that was split")

@@ -9,10 +9,10 @@ were sums of fp32 numbers until 2026-11-22, and each token was read from one fra
 `where = "local"`: the client disturbs what it sends and what it trains with; a text has a guarantee of its own. The
 layers below the noise stay the public model's, so that all that the server holds follows from disturbed states and
 labels. `where = "central"`: the party that trains is trusted and its noise protects the training texts in the weights;
-what is sent later crosses as it is.
+what is sent later is not disturbed.
 
-Sensitivity. Any text may stand in the place of any other, so two clipped matrices are up to 2 C apart. The public code
-takes 1 whatever C is: `sensitivity = "paper"` calibrates so, and the guarantee then names the epsilon that holds.
+Sensitivity. Any text may replace any other, so two clipped matrices are up to 2 C apart. The public code
+takes 1 for any C: `sensitivity = "paper"` calibrates so, and the guarantee then names the epsilon that holds.
 
 What it does not know: which tokens matter. The length of a text is not hidden, and no guarantee speaks of it: as in the
 paper, neighbours are texts of one length (padded to it, they would be any two).
@@ -39,8 +39,17 @@ from milkglass.parameters import limited
 
 @dataclass(frozen=True)
 class DPForward(HiddenStateDefence):
-    """epsilon, delta: of one text, each time that it is sent. clip: C, in Frobenius norm. redraw: new noise in every
-    epoch, as in the paper, which spends the budget once more each time; else one draw for each training text."""
+    """The method and its parameters.
+
+    Attributes:
+        epsilon: of one text, each time that it is sent.
+        delta: likewise.
+        clip: C, in Frobenius norm.
+        where: which texts are protected, see above.
+        sensitivity: see above.
+        redraw: new noise in every epoch, as in the paper, which spends the budget once more each time; else one draw
+            for each training text.
+    """
 
     epsilon: float = limited(8.0, above=0)
     delta: float = limited(1e-5, above=0, below=1)

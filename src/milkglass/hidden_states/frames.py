@@ -1,10 +1,10 @@
-"""Hidden states as bytes: what crosses the wire is one safetensors file in memory, and every claim in it is checked.
+"""Hidden states as bytes: one safetensors file in memory, whose every claim is checked.
 
     hidden   fp32 (rows, d)     one row a token, or one a text where they are pooled
     lengths  int64 (texts,)     tokens of each text; 1 each where they are pooled
     about    int64 (2,)         layer, and 1 where the rows are pooled
 
-No pickle. What this module does not know: who sends, and what the numbers mean. It hides no lengths.
+No pickle. Lengths are not hidden.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def decode(frame: bytes) -> Activations:
 
 def _checked(hidden: torch.Tensor, lengths: torch.Tensor, about: torch.Tensor) -> Activations:
     if len(about) != 2 or not 0 <= int(about[0]) <= MAX_LAYER or int(about[1]) not in (0, 1):
-        raise BadUpload("the frame says something impossible of its layer", HINT)
+        raise BadUpload("the frame's layer is impossible", HINT)
     rows, pooled = len(hidden), bool(about[1])
     fits = not len(lengths) or (int(lengths.min()) >= 1 and int(lengths.max()) <= (1 if pooled else rows))
     if not fits or int(lengths.sum()) != rows:

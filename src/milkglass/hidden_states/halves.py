@@ -1,8 +1,8 @@
 """One classifier cut in two: embeddings and the first layers here, the other layers and the head there.
 
-Both halves are the model's own class. The lower one has fewer layers and no head; the upper one has a stand-in for its
-embeddings that lets hidden states through. So masks, heads and what else a family does are the family's, and no family
-is named here but by what architectures/ says of it.
+Both halves are the model's own class. The lower one has fewer layers and no head; the upper one replaces its embeddings
+by a module that passes hidden states through. So masks, heads and what else a family does are the family's, and no
+family is named here but by what models/families says of it.
 
     lower:  ids (b, t)  ->  hidden states (b, t, d) after `layer` layers; 0: what the embeddings give
     upper:  hidden states (b, t, d)  ->  logits (b, classes)

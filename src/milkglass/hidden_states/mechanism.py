@@ -26,8 +26,12 @@ from milkglass.threat.defence import Defence
 
 @dataclass(frozen=True)
 class HalvesTraining:
-    """Settings of C.3 in the ObfusLM paper, where a method does not say otherwise. max_steps: None for all epochs.
-    max_length: in tokens; longer texts are cut in training, and refused when they are sent."""
+    """How both halves are trained: C.3 of the ObfusLM paper, unless a method says otherwise.
+
+    Attributes:
+        max_steps: None for all epochs.
+        max_length: in tokens; longer texts are cut in training, and refused when they are sent.
+    """
 
     learning_rate: float = limited(2e-5, above=0)
     batch_size: int = limited(32, least=1)
@@ -42,7 +46,11 @@ class HalvesTraining:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """What a method may look at in one step. numbers (b,): of the texts in the training data."""
+    """What a method sees of one step.
+
+    Attributes:
+        numbers: (b,) of the texts in the training data.
+    """
 
     ids: torch.Tensor  # (b, t)
     mask: torch.Tensor  # (b, t), bool
@@ -100,7 +108,7 @@ class Mechanism(Defence):
         return halves.Upper(model, self.cut(base))
 
     def aids(self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot) -> torch.nn.Module:
-        """What is trained besides, and kept by nobody."""
+        """What is trained besides, and discarded."""
         return torch.nn.Module()
 
     def loss(self, step: TrainingStep, upper: torch.nn.Module, aids: torch.nn.Module, root: NoiseRoot) -> torch.Tensor:
@@ -130,16 +138,16 @@ class Mechanism(Defence):
         return self.mechanism(hidden, draws if once else draws.bound(hidden))
 
     def drawn_in(self, epoch: int) -> int:
-        """Noise is new where this is."""
+        """Noise is drawn anew where this number is new."""
         return epoch
 
-    def told(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         return {"name": self.name, **dataclasses.asdict(self)}
 
     @property
     def salt(self) -> str:
         """The method and all of its parameters."""
-        return json.dumps(self.told(), sort_keys=True)
+        return json.dumps(self.document(), sort_keys=True)
 
     def root(self, secret: bytes) -> NoiseRoot:
         return NoiseRoot(secret, self.salt)

@@ -1,4 +1,4 @@
-"""The half that rests on the server: its folder, what it answers, what an attacker who reads the disk has.
+"""The server's half: its folder, its answers, and what an attacker who reads the disk has.
 
 What this module does not know: secrets, texts, ids, mechanisms.
 """
@@ -44,7 +44,7 @@ class EncoderServer(Server):
         if (one.layer, one.pooled) != expected:
             raise UsageError(
                 f"states after layer {one.layer}, pooled {one.pooled}; {expected[0]}, {expected[1]} needed",
-                "the two halves do not belong together",
+                "use two halves of one split",
             )
         return one
 

@@ -11,10 +11,10 @@ server's half learns one vector a place, from which, and the mixed answer, a sma
 
 What it does not know: a checkpoint that was pretrained on mixed inputs, as the paper's is. An ordinary encoder learns
 to read mixtures from the task alone, and loses much. Nothing is proved here: V_j is the same for all texts, so that an
-attacker who learns it undoes much of the mixing, and what rests on the server helps with that. **And it is learnt at
-once**: where the other text is shorter, the own states cross alone, times V_p / N, and what stands in a text's first
-and last places is public. From 500 texts both keys of N = 2 came back exactly. The catalogue's attacks do not do that,
-so whoever trains with it, or audits it, is warned.
+attacker who learns it undoes much of the mixing, and the server's half helps with that. **It is learnt at once**:
+where the other text is shorter, the own states are sent alone, times V_p / N, and the tokens at a text's first and last
+places are public. From 500 texts both keys of N = 2 were recovered exactly. The catalogue's attacks do not do that, so
+that everyone who trains with it or audits it is warned.
 """
 
 from __future__ import annotations
@@ -87,7 +87,12 @@ def _rotation(gaussian: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class TextMixer(HiddenStateDefence):
-    """inputs: N, the own text counted. mixing: what V_j is."""
+    """The method and its parameters.
+
+    Attributes:
+        inputs: N, the client's own text included.
+        mixing: what V_j is.
+    """
 
     inputs: int = limited(2, least=2)
     mixing: Literal["hadamard", "rotation"] = "hadamard"
@@ -108,7 +113,7 @@ class TextMixer(HiddenStateDefence):
         return None
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        """What is not done to a text by itself: mixing needs others, see `loss` and `Mixing`."""
+        """Unused: mixing needs other texts, see `loss` and `Mixing`."""
         return hidden
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
@@ -153,7 +158,7 @@ class TextMixer(HiddenStateDefence):
 
 
 class Mixing(EncoderClient):
-    """A client that mixes, and remembers at which place each of the last texts was."""
+    """A client that mixes, and keeps the place of each of the texts last sent."""
 
     defence: TextMixer
     _places: NDArray[np.int64] = np.empty(0, np.int64)

@@ -1,7 +1,7 @@
 """TextObfuscator: states are drawn to the centres of clusters of tokens, then disturbed (Zhou et al. 2023, Findings of
 ACL, section 3).
 
-    close = mean over tokens of |h - centre(token)|^2 / d          what makes tokens of one cluster alike
+    close = mean over tokens of |h - centre(token)|^2 / d          makes tokens of one cluster similar
     away  = - mean over pairs of clusters of |m_i - m_j|^2 / d     m: means of a batch; what keeps clusters apart
     loss  = cross-entropy + gamma_close * close + gamma_away * away
     sent  = h min(1, clip d / |h|_1) + scale * Laplace(1)          h (d,): one token's state after `layer` layers
@@ -13,9 +13,9 @@ public table's rows of the tokens that occur; a centre is a running mean of its 
 
 The public code does not bound h, and its epsilon is a scale and no budget. With `clip`, two states are at most 2 clip d
 apart in L1, so that replacing a whole text of t tokens costs 2 clip d t / scale: true, and far too much to be relied on
-at usual settings. What protects here, if anything does, is the clusters, of which nothing is proved; the attacks say.
+at usual settings. What protects, if anything does, is the clusters, about which nothing is proved; see the attacks.
 
-What it does not know: the private words. All tokens are treated alike.
+What it does not know: the private words. All tokens are treated equally.
 """
 
 from __future__ import annotations
@@ -45,7 +45,13 @@ KEPT = 0.9  # of a centre, when a batch has tokens of its cluster
 
 
 class Centres(torch.nn.Module):
-    """cluster (n,): of each public id. centres (m, d), running means; seen (m,): whether there is one yet."""
+    """Running means of clusters.
+
+    Attributes:
+        cluster: (n,) of each public id.
+        centres: (m, d).
+        seen: (m,) whether there is a mean yet.
+    """
 
     def __init__(self, cluster: torch.Tensor, count: int, width: int) -> None:
         super().__init__()
@@ -94,8 +100,13 @@ def k_means(rows: torch.Tensor, count: int, draws: NoiseStream) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class TextObfuscator(HiddenStateDefence):
-    """clip: the bound on a state's mean absolute coordinate, None for no bound. scale: of the Laplace noise, on each
-    coordinate. clusters: how many at most."""
+    """The method and its parameters.
+
+    Attributes:
+        clusters: how many at most.
+        clip: the bound on a state's mean absolute coordinate; None: no bound.
+        scale: of the Laplace noise on each coordinate.
+    """
 
     layer: int | None = limited(3)
     gamma_close: float = limited(0.03)

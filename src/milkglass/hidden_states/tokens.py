@@ -55,7 +55,7 @@ def batch_of(encoded: TokenizedTexts, numbers: Ids, pad: int) -> PaddedBatch:
 
 
 def in_batches(encoded: TokenizedTexts, pad: int, tokens: int = TOKENS) -> Iterator[PaddedBatch]:
-    """All texts, alike in length together."""
+    """All texts, those of similar length together."""
     for numbers in grouped(encoded.ids.lengths, tokens):
         yield batch_of(encoded, numbers, pad)
 
@@ -74,7 +74,12 @@ def grouped(lengths: Ids, tokens: int = TOKENS) -> Iterator[Ids]:
 
 @dataclass(frozen=True)
 class PublicTokenizer:
-    """A public tokenizer. limit: tokens at most. size: ids that the model has a row for."""
+    """A public tokenizer.
+
+    Attributes:
+        limit: tokens at most.
+        size: ids that the model has a row for.
+    """
 
     tokenizer: Any
     limit: int

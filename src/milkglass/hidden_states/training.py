@@ -29,7 +29,7 @@ def train(
     labels: Ids,
     root: NoiseRoot,
 ) -> None:
-    """In place. aids: what the method trains besides, thrown away afterwards."""
+    """In place. aids: what the method trains besides, discarded afterwards."""
     how, order = defence.training, root.draws("order")
     trained = [*upper.parameters(), *aids.parameters(), *(lower.parameters() if defence.trains_lower else ())]
     optimiser = torch.optim.AdamW(trained, lr=how.learning_rate, weight_decay=how.weight_decay)

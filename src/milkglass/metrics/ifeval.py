@@ -73,10 +73,17 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Figures:
-    """measures: "prompt strict", "prompt loose", "instruction strict", "instruction loose", from 0 to 1; each
-    interval's units are prompts. prompts, instructions: n, how many were checked. unchecked: rules that were not, each
-    with how often it was asked. unchecked_prompts: prompts that hold one, which count by instruction only.
-    by_rule: of each rule checked the strict share and how often it was asked."""
+    """What was measured.
+
+    Attributes:
+        measures: "prompt strict", "prompt loose", "instruction strict", "instruction loose", from 0 to 1; each
+            interval's units are prompts.
+        prompts: how many were checked.
+        instructions: likewise.
+        unchecked: rules that were not checked, each with how often it was given.
+        unchecked_prompts: prompts with such a rule, which count by instruction only.
+        by_rule: of each rule checked the strict share and how often it was given.
+    """
 
     measures: Mapping[str, Interval]
     prompts: int

@@ -14,7 +14,13 @@ BLOCK = 4_000_000  # resampling weights held at a time
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """value: the measure. low, high: 95 %. units: how many independent units weigh anything."""
+    """A measure with its confidence interval.
+
+    Attributes:
+        low: of 95 %.
+        high: likewise.
+        units: how many independent units have any weight.
+    """
 
     value: float
     low: float

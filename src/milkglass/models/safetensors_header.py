@@ -180,11 +180,11 @@ def _tensor_ref(path: Path, name: str, entry: Any, base: int, size: int) -> Tens
         )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in WIDTH:
-        raise CorruptCheckpoint(f"{path.name} holds a dtype that is not known", f"known: {', '.join(WIDTH)}")
+        raise CorruptCheckpoint(f"{path.name} has a tensor of an unknown dtype", f"known: {', '.join(WIDTH)}")
     if not _numbers(shape) or len(shape) > MAX_RANK or not all(n < MAX_DIMENSION for n in shape):
-        raise CorruptCheckpoint(f"{path.name} holds a shape that is none", "save or fetch it again")
+        raise CorruptCheckpoint(f"{path.name} has a tensor of an impossible shape", "save or fetch it again")
     if not _numbers(offsets) or len(offsets) != 2:
-        raise CorruptCheckpoint(f"{path.name} gives a tensor no two offsets", "save or fetch it again")
+        raise CorruptCheckpoint(f"{path.name} has a tensor without two offsets", "save or fetch it again")
     begin, end = offsets
     if base + end > size:
         raise CorruptCheckpoint(f"{path.name} is cut off: it has {size} bytes and needs more", "fetch it again")

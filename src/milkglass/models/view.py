@@ -31,7 +31,12 @@ class Stored(Mapping[str, torch.Tensor]):
 
 @dataclass(frozen=True)
 class Model:
-    """tensors: by their full names. folder: where the checkpoint lies, with its tokenizer if it is a public one."""
+    """A model's tensors.
+
+    Attributes:
+        tensors: by their full names.
+        folder: the checkpoint's, with its tokenizer if that is a public one.
+    """
 
     tensors: Mapping[str, torch.Tensor]
     config: Mapping[str, Any]

@@ -6,8 +6,7 @@ nearest to it form a group, and each word of it may become each other. Sampling:
     u(x, y) = (s(x, y) - min) / (max - min)  over the list,   p(y | x) ~ exp(eps u(x, y) / 2)
 
 with s the cosine or minus the Euclidean distance: the exponential mechanism with a score of sensitivity 1, in whole
-numbers (noise/selection.py). A list whose scores are all alike is drawn from evenly. CUSTEXT+ leaves stopwords: text.py
-keeps them.
+numbers (noise/selection.py). A list with equal scores is drawn from evenly. CUSTEXT+ keeps stopwords.
 """
 
 from __future__ import annotations
@@ -74,8 +73,13 @@ def normalised(similarity: NDArray[np.floating]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class CusText(Sanitizer):
-    """k: words to a list. metric: what near means. counts: (n,) how often each word occurs, which decides the order;
-    without them the table's order is taken. An unknown word becomes any word of the table, all alike likely."""
+    """The mechanism. An unknown word becomes any word of the table, with equal probabilities.
+
+    Attributes:
+        k: words in a list.
+        metric: the similarity by which lists are made.
+        counts: (n,) how often each word occurs, which decides the order; without them the table's order is taken.
+    """
 
     k: int = 20
     metric: Metric = "cosine"

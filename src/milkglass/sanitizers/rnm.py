@@ -13,7 +13,7 @@ Sensitive words always, the others with probability p (section 3.2, "Mapping Fun
 list, but each word has its own and is not in it, so that an outcome of one word can be impossible for the other; and
 Lap(1 / eps) suffices for monotone scores only. `guarantee="strict"` partitions the words into lists that are shared
 (those of CUSTEXT, a word being in its own) and takes Lap(2 / eps): eps-DP between words of one list if all are
-replaced. Where words are spared with p < 1, a spared x' tells itself: Pr[x' -> x'] = 1 - p + p q(x'|x'), and since x'
+replaced. Where words are spared with p < 1, a spared x' shows itself: Pr[x' -> x'] = 1 - p + p q(x'|x'), and since x'
 is the best of its list, q(x'|x') >= 1/K for lists of at most K, so that the ratio is at most e^eps (1 + (1 - p) K / p).
 """
 
@@ -45,8 +45,14 @@ Guarantee = Literal["paper", "strict"]
 
 @dataclass(frozen=True, eq=False)
 class Rnm(Sanitizer):
-    """k: words to a list, 30 in the paper. spared: None replaces every word. counts: as for CUSTEXT, for strict lists.
-    An unknown word becomes any word of the table, all alike likely."""
+    """The mechanism. An unknown word becomes any word of the table, with equal probabilities.
+
+    Attributes:
+        k: words in a list, 30 in the paper.
+        guaranteed: see above.
+        spared: which words are replaced only sometimes; None: every word is always replaced.
+        counts: as for CUSTEXT, for strict lists.
+    """
 
     k: int = 30
     guaranteed: Guarantee = "paper"
@@ -76,7 +82,7 @@ class Rnm(Sanitizer):
         if p == 0:
             return f"{upward(self.epsilon)}-DP between sensitive words of one list, for one word; other words have none"
         kept = self.epsilon + math.log1p((1 - p) * self.lists.width / p)
-        how = "" if p == 1 else f" (epsilon {upward(self.epsilon)}, but common words cross as they are with 1 - p)"
+        how = "" if p == 1 else f" (epsilon {upward(self.epsilon)}, but common words are kept with probability 1 - p)"
         kept = math.ceil(kept * 1000 * (1 - 1e-12)) / 1000  # never below what holds
         return f"{upward(kept)}-DP between words of one list, for one word{how}; lists and what is sensitive are public"
 

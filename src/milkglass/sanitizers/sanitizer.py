@@ -28,10 +28,13 @@ BLOCK = 8192  # words drawn at a time, which bounds memory
 
 @dataclass(frozen=True, eq=False)
 class Sanitizer(abc.ABC):
-    """epsilon: the budget of one word, above 0. A text of t words spends t times that.
+    """A mechanism over a table.
 
-    An unknown word, id UNKNOWN, is always replaced, by a law that is the same for all unknown words: what crosses
-    tells that there was one, and nothing of which.
+    Attributes:
+        epsilon: the budget of one word, above 0. A text of t words spends t times that.
+
+    An unknown word, id UNKNOWN, is always replaced, by a law that is the same for all unknown words: what is sent shows
+    that there was one, and nothing else about it.
     """
 
     table: WordVectors = field(repr=False)
@@ -49,7 +52,7 @@ class Sanitizer(abc.ABC):
 
     @abc.abstractmethod
     def draw(self, places: Ids, stream: Stream) -> Ids:
-        """(t,) places, or UNKNOWN, to the places of their substitutes. At most BLOCK are asked for at a time."""
+        """(t,) places, or UNKNOWN, to the places of their substitutes. At most BLOCK at a time."""
 
     def due(self, ids: Ids, stream: Stream) -> Mask:
         """(t,) which of these known words are replaced; all, unless a variant spares some."""
@@ -63,7 +66,7 @@ class Sanitizer(abc.ABC):
         """Work out now what draws need, where that is not done word by word."""
 
     def sanitize(self, ids: Ids, stream: Stream) -> Ids:
-        """(t,) row numbers of the table, or UNKNOWN, to (t,) row numbers. Special rows stay as they are.
+        """(t,) row numbers of the table, or UNKNOWN, to (t,) row numbers. Special rows are unchanged.
 
         Raises UnknownWord for any other number: it would cross in the clear.
         """
@@ -107,7 +110,11 @@ class Sanitizer(abc.ABC):
 
 @dataclass(frozen=True)
 class Spared:
-    """Words that are not sensitive are replaced with probability p only. sensitive: (n,) by row of the table."""
+    """Words that are not sensitive are replaced with probability p only.
+
+    Attributes:
+        sensitive: (n,) by row of the table.
+    """
 
     sensitive: Mask = field(repr=False)
     p: float

@@ -32,9 +32,9 @@ class SanText(Sanitizer):
     """epsilon: per unit of embedding distance. An unknown word is drawn for as if it lay at the table's mean."""
 
     paper: ClassVar[Paper] = papers.SANTEXT.but(
-        "The published code draws from BERT's whole vocabulary; special tokens and [unusedN] are no candidates.",
+        "The published code draws from BERT's whole vocabulary; special tokens and [unusedN] are not candidates.",
         "Unknown words and numbers are drawn for as if they lay at the mean of the table.",
-        "Published workers share a random state and draw alike; ours are independent.",
+        "Published workers share a random state and draw equally; ours are independent.",
     )
 
     @property
@@ -61,7 +61,7 @@ class SanText(Sanitizer):
 
 @dataclass(frozen=True, eq=False)
 class SanTextPlus(SanText):
-    """The words that are not sensitive are replaced with probability p only, and else cross as they are."""
+    """The words that are not sensitive are replaced with probability p only, and are otherwise kept."""
 
     spared: Spared = field(kw_only=True)
 

@@ -70,12 +70,12 @@ class Heads:
 
     def _prepare(self, places: Ids) -> None:
         """Blocks of ROWS words, each at the slot that its own number gives it: the last bits of a matrix product depend
-        on where a row stands in it, and a word's numbers must not depend on its company."""
+        on a row's place in it, and a word's numbers must not depend on the other words."""
         new = np.unique(places)
         new = new[~self.ready[new]]
         slots = new % ROWS
         by_slot = np.argsort(slots, kind="stable")
-        turn = np.empty(len(new), np.int64)  # the how-manieth of its slot
+        turn = np.empty(len(new), np.int64)  # its number among those of its slot
         turn[by_slot] = np.arange(len(new)) - np.searchsorted(slots[by_slot], slots[by_slot])
         for number in range(int(turn.max(initial=-1)) + 1):
             part = new[turn == number]

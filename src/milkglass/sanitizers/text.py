@@ -1,7 +1,7 @@
 """A sanitizer in front of any model: text in, text out, and a tally of what was replaced.
 
 Every word of what comes out is a word of the table or one that the caller kept by name, in the table's spelling: no
-spelling, capital or accent of the input gets through. What stood between words stays, rare white space as blanks; two
+spelling, capital or accent of the input gets through. What was between words stays, rare white space as blanks; two
 words that touch are written apart. What this module does not know: files.
 """
 
@@ -64,13 +64,17 @@ class WordTally:
 
 @dataclass(frozen=True, eq=False)
 class WordReader:
-    """Words of texts as rows of a table. kept: words that the caller lets cross, in small letters."""
+    """Words of texts as rows of a table.
+
+    Attributes:
+        kept: words that the caller allows, in small letters.
+    """
 
     table: WordVectors
     kept: tuple[str, ...] = ()
 
     def split(self, text: str) -> list[str]:
-        """What stands between at even places, words at odd ones."""
+        """What is between words at even places, words at odd ones."""
         return self._pattern.split(text)
 
     def codes(self, found: Sequence[str]) -> Ids:
@@ -96,7 +100,12 @@ class WordReader:
 
 @dataclass(frozen=True, eq=False)
 class TextSanitizer:
-    """allow: words that cross, in any case; keep_stopwords: English function words cross, too."""
+    """A mechanism in front of a model.
+
+    Attributes:
+        keep_stopwords: whether English function words are kept.
+        allow: further words that are kept, in any case.
+    """
 
     sanitizer: Sanitizer
     keep_stopwords: bool = False
@@ -116,8 +125,8 @@ class TextSanitizer:
     def parts(
         self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None
     ) -> list[tuple[list[str], list[str]]]:
-        """Each text as it was and as it is now, part for part: what stands between at even places, words at odd ones.
-        So it can be told which piece of the one came of which piece of the other."""
+        """Each text before and after, part for part: what is between words at even places, words at odd ones. So each
+        piece of the result has its origin."""
         parts = [self.reader.split(text) for text in texts]
         result = [word for one in parts for word in one[1::2]]
         codes = self.reader.codes(result)

@@ -1,17 +1,17 @@
 """Aliases: each ordinary token has several scrambled ids, and the client draws one at each occurrence. Ours.
 
 A scrambled id then occurs 1/r as often as its token does, so that counts and neighbours, by which a corpus is
-deciphered, are spread over r names. With W^(a) the mixture of alias a, drawn with noise of its own over the same
+deciphered, are spread over r ids. With W^(a) the mixture of alias a, drawn with noise of its own over the same
 clusters, and o(s) the token of slot s, a(s) which of its aliases it is:
 
     row s of the scrambled table, before it is permuted = row o(s) of W^(a(s)) E
 
-Heads and biases alike, so that the logits of all aliases of a token say the same token. An ordinary token has r places
-in the softmax and a special one has 1: until it is tuned, a model that generates ends its texts later than the plain
-one would, by log r nats; and log r nats of the loss are never learnt, since the alias is drawn at random.
+Likewise heads and biases, so that the logits of all aliases of a token name the same token. An ordinary token has r
+places in the softmax and a special one has 1: until it is tuned, a model that generates ends its texts later than the
+original would, by log r nats; and log r nats of the loss cannot be learnt, since the alias is drawn at random.
 
 What this module does not know: how an alias is drawn (client/codec/aliases.py). What it does not hide: two aliases of
-one token mix the same cluster, and stand between the same neighbours.
+one token mix the same cluster, and occur between the same neighbours.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Slots:
 
     @classmethod
     def of(cls, n: int, copies: int = 1, single: Sequence[int] = ()) -> Slots:
-        """single: ids with one place only, whatever `copies` is."""
+        """single: ids with one place only, for any `copies`."""
         tokens, several = np.arange(n), np.setdiff1d(np.arange(n), np.asarray(single, np.int64))
         origin = np.concatenate([tokens, *[several] * (copies - 1)])
         copy = np.concatenate([np.zeros(n, np.int64), np.repeat(np.arange(1, copies), len(several))])

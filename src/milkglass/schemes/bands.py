@@ -1,11 +1,11 @@
-"""Frequency bands: clusters of tokens that are about equally common. Ours; the paper clusters by likeness alone.
+"""Frequency bands: clusters of tokens that are about equally common. Ours; the paper clusters by similarity alone.
 
-A cluster of one common word among nine rare ones is no secret: always naming the commonest token of a cluster reads
+A cluster of one common word among nine rare ones hides little: always naming the commonest token of a cluster reads
 half of running text at k = 10. Within a band all tokens occur about equally often in the text that the bands were
 counted on, so that this guess falls toward 1/k.
 
-What it costs: members of a cluster are less alike, and so their mixture is further from each. What it does not help
-against: an attacker who reads neighbours (attacks/token_ids/decipherment/decipherment.py). Measured in docs/log.md.
+Cost: members of a cluster are less similar, so that their mixture is further from each. It does not help against an
+attacker who uses neighbours (attacks/token_ids/decipherment/decipherment.py). Measured in docs/log.md.
 
 What this module does not know: how tokens are counted. The classes are kept in the key file, since the scheme must give
 the same clusters again; they are as private as the key, and a server that solves the clusters sees them.
@@ -29,8 +29,13 @@ LEAST = 4  # times k: tokens in a band, so that there is something to choose fro
 
 @dataclass(frozen=True)
 class Bands:
-    """factor: counts in a band differ by less than this factor. classes: base64 of zlib of (n,) uint8, the band of each
-    token before small ones are joined, 0 for those that never occurred."""
+    """Frequency bands of a vocabulary.
+
+    Attributes:
+        factor: counts in a band differ by less than this factor.
+        classes: base64 of zlib of (n,) uint8, the band of each token before small ones are joined, 0 for those that
+            never occurred.
+    """
 
     factor: float
     classes: str = field(repr=False)

@@ -14,7 +14,7 @@ SCHEMES: Catalogue[Scheme] = Catalogue("scheme", ObfusLM(), SentinelLMs())
 
 
 def scheme_named(name: str, parameters: Mapping[str, Any]) -> Scheme:
-    """parameters: as `Scheme.told` gives them, or typed. Raises UsageError."""
+    """parameters: as `Scheme.document` gives them, or typed. Raises UsageError."""
     return SCHEMES.make(name.removesuffix("+"), parameters)
 
 

@@ -1,4 +1,4 @@
-"""EmbedCluster, Algorithm 1 of ObfusLM (appendix B): clusters of rows that are alike, and what becomes of small ones.
+"""EmbedCluster, Algorithm 1 of ObfusLM (appendix B): clusters of similar rows, and how small ones are merged.
 
 What this module does not know: noise, keys, schemes. Deviations 1 to 3 of obfuslm.py are made here.
 """
@@ -22,7 +22,7 @@ DECIMALS = 10  # cosines are compared to ten decimals, so that ties fall to the 
 
 
 def unit_rows(table: torch.Tensor, rows: Ids, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Rows scaled to length 1, a zero row to zero; arithmetic in `dtype` whatever the checkpoint's is."""
+    """Rows scaled to length 1, a zero row to zero; arithmetic in `dtype`, not in the checkpoint's."""
     return torch.nn.functional.normalize(table[torch.from_numpy(rows)].to(dtype), dim=1, eps=1e-30)
 
 
@@ -161,8 +161,8 @@ class _Row:
 def merge_small(table: torch.Tensor, clusters: list[Ids], k: int) -> list[Ids]:
     """Join each cluster smaller than k, in order, to the one whose mean direction is nearest, below 2k tokens in all.
 
-    The bound matters: without it the mean of a grown cluster draws every outlier (SmolLM2 had one of 3,077 tokens, all
-    of which then look like their common mean). Only where nothing fits below 2k does the nearest one grow further.
+    The bound matters: without it the mean of a grown cluster draws every outlier (SmolLM2 had one of 3,077 tokens,
+    which all become similar to their common mean). Only where nothing fits below 2k does the nearest one grow further.
     """
     merged = list(clusters)
     means = torch.stack([unit_rows(table, c).mean(0) for c in merged])

@@ -29,7 +29,7 @@ class RowMap(Protocol):
 
 @dataclass(frozen=True)
 class Mixture:
-    """The weight matrix W (n, n), of which only the blocks of the clusters exist, as compressed rows.
+    """The weight matrix W (n, n) as compressed rows; only the blocks of the clusters exist.
 
     Row i mixes `members[indptr[i]:indptr[i + 1]]` with the same slice of `weights`. A row outside every cluster is its
     own and only member.
@@ -104,12 +104,16 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Promise:
-    """The (k, epsilon) promise actually kept.
+    """What of the (k, epsilon) promise holds in fact.
 
-    sizes: how many clusters of each size. below_k: tokens in clusters smaller than k. singletons: tokens alone in
-    theirs, which are sent verbatim. verbatim: rows outside every cluster (special tokens, zero rows), permuted only.
-    condition: of W*, where the dimensions are mixed too (obfuslm_plus.py). aliases: ids of each ordinary token. shared:
-    whether all rows of a cluster are one.
+    Attributes:
+        sizes: how many clusters of each size.
+        below_k: tokens in clusters smaller than k.
+        singletons: tokens alone in their cluster, which are sent verbatim.
+        verbatim: rows outside every cluster (special tokens, zero rows), which are permuted only.
+        condition: of W*, where the dimensions are mixed too (obfuslm_plus.py).
+        aliases: ids of each ordinary token.
+        shared: whether all rows of a cluster are one.
     """
 
     k: int

@@ -5,8 +5,8 @@ EmbedCluster is Algorithm 1 (clustering.py), WeightSynth Algorithm 2 (weight_syn
 weights for the same noise.
 
 What this module does not know: the (k, epsilon) promise is nominal. The sensitivity in Algorithm 2 depends on the data,
-and the noise does not depend on epsilon at all (deviation 4): `Promise` (mixture.py) reports what was in fact kept, and
-only an attack tells what it is worth.
+and the noise does not depend on epsilon at all (deviation 4): `Promise` (mixture.py) reports what holds in fact, and
+only attacks show what that is worth.
 """
 
 from __future__ import annotations
@@ -37,14 +37,19 @@ MOST_ALIASES = 16  # tables grow by this factor, and beyond it nothing was measu
 
 @dataclass(frozen=True)
 class ObfusLM(Scheme):
-    """The scheme and its parameters.
+    """The scheme and its parameters. `bands`, `aliases` and `rows` are ours.
 
-    k: cluster size. epsilon: how strongly similarity decides the weights (0: not at all). beta: a candidate's cosine
-    must reach this quantile of its row. leftover: clusters smaller than k join the nearest one ("merge") or stay as
-    they are ("paper"). cluster_special: whether special tokens are clustered too, or keep a row of their own.
-    plus: how the dimensions are mixed as well (ObfusLM+), or None. Ours: bands, of tokens that may share a cluster;
-    aliases, how many scrambled ids each ordinary token has (aliases.py), None for one; rows, "shared" where all rows of
-    a cluster are its mean, so that an id, drawn anew at each occurrence, names the cluster and no token.
+    Attributes:
+        k: the cluster size.
+        epsilon: how strongly similarity decides the weights; 0: not at all.
+        beta: a candidate's cosine must reach this quantile of its row.
+        leftover: clusters smaller than k join the nearest one ("merge") or are left ("paper").
+        cluster_special: whether special tokens are clustered too, or keep a row of their own.
+        plus: how the dimensions are mixed as well (ObfusLM+), or None.
+        bands: which tokens may share a cluster; None: any.
+        aliases: how many scrambled ids each ordinary token has (aliases.py); None: one.
+        rows: "shared" where all rows of a cluster are its mean: an id, drawn anew at each occurrence, then names the
+            cluster and no token.
     """
 
     k: int = limited(10, least=1, hint="10 is the paper's choice")
@@ -106,8 +111,8 @@ class ObfusLM(Scheme):
         clusters = self.cluster(table, order, progress)
         return Mixture.of(len(table), clusters, weight_synth(table, clusters, self.epsilon, noise))
 
-    def told(self) -> dict[str, Any]:
-        return super().told() | {"name": "obfuslm+" if self.plus else "obfuslm"}
+    def document(self) -> dict[str, Any]:
+        return super().document() | {"name": "obfuslm+" if self.plus else "obfuslm"}
 
     def row_map(
         self,
@@ -154,7 +159,7 @@ class ObfusLM(Scheme):
             )
 
     def _banded(self, table: torch.Tensor, order: Ids, progress: Progress | None) -> list[Ids]:
-        """Each band by itself, with a beta that leaves 2k candidates where the band is small."""
+        """Each band separately, with a beta that leaves 2k candidates where the band is small."""
         assert self.bands is not None
         result: list[Ids] = []
         for part in self.bands.split(order, len(table), self.k):

@@ -15,7 +15,7 @@ permutes them, P is sigma* as a matrix, and T = W* P:
 Fine-tuning has to make up for it. The condition number of W* says how hard that is, and how much "exact" magnifies the
 rounding of the checkpoint's dtype.
 
-**It hides nothing from who knows the public layers**: Phi* = Phi T has one unknown, and least squares finds it
+**It hides nothing from anyone with the public layers**: Phi* = Phi T has one unknown, and least squares finds it
 (attacks/embeddings/known_weight.py). What is left is ObfusLM.
 
 What this module does not know: which tensors read and which write (models/families/residual.py), and the norms' gains,
@@ -45,8 +45,15 @@ CONDITION = 1e6  # of W*, above which its inverse in fp32 would be noise
 
 @dataclass(frozen=True)
 class Plus:
-    """k, epsilon: the paper's k* and epsilon*, 10 and 3 (appendix C.3). beta: the paper's 0.99 leaves few or no
-    candidates among some hundred dimensions; 0.95 leaves 29 of 576. form: see above. leftover: as in ObfusLM."""
+    """How the dimensions are mixed.
+
+    Attributes:
+        k: the paper's k*, 10 (appendix C.3).
+        epsilon: the paper's epsilon*, 3 (appendix C.3).
+        beta: the paper's 0.99 leaves few or no candidates among some hundred dimensions; 0.95 leaves 29 of 576.
+        form: see above.
+        leftover: as in ObfusLM.
+    """
 
     k: int = limited(10, least=1, hint="10 is the paper's choice")
     epsilon: float = limited(3.0, hint="3 is the paper's choice")
@@ -65,7 +72,8 @@ class Plus:
         require(self)
 
     def turn(self, columns: torch.Tensor, order: Ids, noise: Noise, sigma: Ids) -> Turn:
-        """columns: (d, n) E~^T. order: of the dimensions, in which clusters are begun. sigma: (d,) where each goes."""
+        """columns: (d, n) E~^T. order: of the dimensions, in which clusters are started. sigma: (d,) where each
+        goes."""
         d = len(columns)
         allowed = reach(d, self.beta)
         if allowed < self.k:
@@ -82,8 +90,14 @@ class Plus:
 
 @dataclass(frozen=True)
 class Turn:
-    """What each kind of tensor is multiplied by, (d, d) fp32 each: tables and readers from the right, `writers` from
-    the left. condition: of W*, or of S."""
+    """What each kind of tensor is multiplied by, (d, d) fp32 each.
+
+    Attributes:
+        tables: from the right.
+        readers: from the right.
+        writers: from the left.
+        condition: of W*, or of S.
+    """
 
     tables: torch.Tensor
     readers: torch.Tensor

@@ -39,7 +39,7 @@ class Scheme(abc.ABC):
 
     Attributes:
         name: as a key file keeps it.
-        broken: why nobody should rely on it.
+        broken: why it must not be relied on.
         hashed: whether the permutation sorts keyed hashes.
         counts_corpus: whether it can keep tokens apart that are not equally common (`with_counts`).
     """
@@ -121,7 +121,7 @@ class Scheme(abc.ABC):
         """The clusters of the tokens that take part. Raises UsageError for a scheme without any."""
         raise UsageError(f"{self.name} has no clusters", "use obfuslm")
 
-    def told(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """The name and the parameters, as a key file keeps them; an option that is off is left out."""
         result = {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
         return {name: value for name, value in result.items() if value is not None}

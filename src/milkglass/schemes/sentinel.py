@@ -1,9 +1,7 @@
 """SentinelLMs: permute the vocabulary with a key, move each embedding by glide-reflections (Mishra et al. 2024).
 
-**Broken**: EDNN reads every token back (Lin et al. 2024), for each line and translation is a multiple of the vector of
-ones. It is here as a control, so that an attack that finds nothing elsewhere is seen to find something here.
-
-What this module does not know: a use in which this protects anything.
+**Broken**: EDNN recovers every token (Lin et al. 2024), because each line and translation is a multiple of the
+vector of ones. It is a control: an attack that finds nothing elsewhere is seen to find something here.
 """
 
 from __future__ import annotations
@@ -27,7 +25,11 @@ from milkglass.schemes.scheme import Draws, Scheme
 
 @dataclass(frozen=True)
 class SentinelLMs(Scheme):
-    """reflections: how many glide-reflections follow each other, 10 in the papers."""
+    """The scheme and its parameter.
+
+    Attributes:
+        reflections: how many glide-reflections are applied, 10 in the papers.
+    """
 
     reflections: int = limited(10, hint="10 is the papers' choice")
 
@@ -64,10 +66,10 @@ class SentinelLMs(Scheme):
 
 @dataclass(frozen=True)
 class Glide:
-    """Glide-reflections, one after the other: lines (r, 2), a and b of each.
+    """Consecutive glide-reflections: lines (r, 2), a and b of each.
 
     e' = e - 2 (e.l / l.l) l + t with l = a 1, t = b 1, and a, b uniform in [0, 1) (EDNN paper, equation 1). a cancels:
-    a reflection is one whatever the length of its normal. fp64, back in the table's dtype.
+    the length of a reflection's normal has no effect. fp64, back in the table's dtype.
     """
 
     lines: NDArray[np.float64]

@@ -16,23 +16,24 @@ from milkglass.schemes.mixture import Ids
 
 Noise = Callable[[int], NDArray[np.float64]]  # that many draws of Laplace(1)
 
-STEP = 2.0**-40  # noisy scores are rounded to multiples of it, whatever the cosines are
+STEP = 2.0**-40  # noisy scores are rounded to multiples of it
 
 
 def weight_synth(table: torch.Tensor, clusters: list[Ids], epsilon: float, noise: Noise) -> list[NDArray[np.float32]]:
     """Algorithm 2: for each cluster of s tokens (s, s) weights, each row sums to 1.
 
-    The noise is drawn cluster by cluster, s * s numbers each, whatever the order of the work: clusters of one size are
-    done together. Noisy scores are rounded to STEP. No guarantee rests on this noise: see (4) in `paper.deviations`.
+    The noise is drawn cluster by cluster, s * s numbers each, independently of the order of the work: clusters of one
+    size are done together. Noisy scores are rounded to STEP. No guarantee rests on this noise: see (4) in
+    `paper.deviations`.
     """
     sizes = np.array([len(cluster) for cluster in clusters])
     ends = np.cumsum(sizes**2)
     draws = noise(int(ends[-1])) if len(clusters) else np.empty(0)
     blocks: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(clusters)
     for size in np.unique(sizes):
-        alike = np.flatnonzero(sizes == size)
+        equal = np.flatnonzero(sizes == size)
         step = max(1, BLOCK_BYTES // (8 * int(size) * table.shape[1]))
-        for selected in np.split(alike, range(step, len(alike), step)):
+        for selected in np.split(equal, range(step, len(equal), step)):
             z = np.stack([draws[ends[c] - size**2 : ends[c]] for c in selected]).reshape(-1, size, size)
             for c, block in zip(
                 selected, _weights(table, np.stack([clusters[c] for c in selected]), epsilon, z), strict=True

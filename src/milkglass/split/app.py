@@ -46,14 +46,14 @@ def create_app(half: ServerHalf, token: str) -> FastAPI:
         Guard,
         token=token,
         rule=lambda scope: _rule(half, scope),
-        held=HELD * half.told.max_body,
+        held=HELD * half.info.max_body,
         limits=Limits(),
     )
     return app
 
 
 def _rule(half: ServerHalf, scope: Scope) -> BodyRule:
-    return BodyRule(half.told.max_body if scope["method"] == "POST" and scope["path"] == PATH else 0)
+    return BodyRule(half.info.max_body if scope["method"] == "POST" and scope["path"] == PATH else 0)
 
 
 def _routes(half: ServerHalf) -> APIRouter:
@@ -61,13 +61,13 @@ def _routes(half: ServerHalf) -> APIRouter:
     waiting = 0
 
     @router.get(PATH)
-    async def told() -> dict[str, Any]:
-        return half.told.document()
+    async def info() -> dict[str, Any]:
+        return half.info.document()
 
     @router.post(PATH)
     async def answer(request: Request) -> dict[str, Any]:
         nonlocal waiting  # one event loop counts
-        frame = await request.body()  # first: a body that comes slowly must not take a place
+        frame = await request.body()  # first: a body that arrives slowly must not take a place
         if waiting >= MAX_WAITING:
             raise Busy(f"{waiting} frames wait already, at most {MAX_WAITING} may", "send it again later")
         waiting += 1
@@ -81,7 +81,7 @@ def _routes(half: ServerHalf) -> APIRouter:
 
 
 def opened(folder: Path) -> ServerHalf:
-    """The half that is to be served, and a process that may serve it. Raises UsageError, CorruptCheckpoint."""
+    """The half to serve; limits of this process are raised as serving needs. Raises UsageError, CorruptCheckpoint."""
     prepare()
     return ServerHalf.open(folder)
 

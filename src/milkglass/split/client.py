@@ -1,7 +1,7 @@
 """The client's half at work: its folder opened, texts sent a frame at a time, answers read as classes.
 
-How many texts were sent is written down before they are: a text that is sent twice meets other noise, whatever ends the
-command in between. What this module does not know: any method, and how a frame gets to the server.
+How many texts were sent is recorded before they are: a text that is sent twice meets other noise, even if the command
+is interrupted in between. What this module does not know: any method, and how a frame reaches the server.
 """
 
 from __future__ import annotations
@@ -52,36 +52,37 @@ class ClientHalf:
         self,
         texts: Sequence[str],
         pairs: Sequence[str] | None,
-        told: ServerInfo,
+        info: ServerInfo,
         answer: Answer,
         progress: Progress = no_progress,
     ) -> NDArray[np.float64]:
         """(texts, classes) probabilities. Raises CodecError for a text that cannot be sent, before any is."""
-        self.require(told, pairs is not None)
+        self.require(info, pairs is not None)
         lengths = self.client.reader.encode(texts, pairs).ids.lengths
         result = []
-        for part in parts(lengths, min(BATCH, told.max_texts), told.max_rows):
+        for part in parts(lengths, min(BATCH, info.max_texts), info.max_rows):
             frame = self.client.frame(texts[part], None if pairs is None else pairs[part])
             logits = self.client.receive(answer(frame))
             count = part.stop - part.start
             if logits.shape != (count, len(self.about.labels)):
                 raise RemoteError(
-                    f"{count} texts of {len(self.about.labels)} classes were answered with other numbers than that",
+                    f"{count} texts of {len(self.about.labels)} classes have an answer of another shape",
                     "is the server's half the one of this client?",
                 )
             result.append(logits)
             progress(count)
         return softmax(np.concatenate(result))
 
-    def require(self, told: ServerInfo, pairs: bool) -> None:
-        """That the server has the other half of this one, and that texts come as it was trained. No state has left."""
-        if told.weights != self.about.server:
+    def require(self, info: ServerInfo, pairs: bool) -> None:
+        """Raises KeyForOtherModel unless the server has the other half of this one, UsageError unless texts are of the
+        form that it was trained with. Nothing has been sent by then."""
+        if info.weights != self.about.server:
             raise KeyForOtherModel(
                 "the server has another half than this client's", "give it the folder made with this one"
             )
-        if len(self.about.labels) != told.classes:
+        if len(self.about.labels) != info.classes:
             raise CorruptCheckpoint(
-                f"the client knows {len(self.about.labels)} classes, the server {told.classes}", "split the model again"
+                f"the client has {len(self.about.labels)} classes, the server {info.classes}", "split the model again"
             )
         require_pairs(self.about, pairs)
 
@@ -89,8 +90,8 @@ class ClientHalf:
 def require_sendable(
     folder: Path, about: folders.ClientAbout, base: Checkpoint, texts: Sequence[str], pairs: Sequence[str] | None
 ) -> None:
-    """Asked before a server is: that the base is the half's, and texts come as it was trained, none without a token and
-    none too long. Raises KeyForOtherModel, UsageError, CodecError."""
+    """Checks what needs no server: that the base is the half's, and that texts are of the form that it was trained
+    with, each with a token and not too long. Raises KeyForOtherModel, UsageError, CodecError."""
     require_base(described(folder), folder, base)
     require_pairs(about, pairs is not None)
     length = restored(about.method, about.parameters, about.training).training.max_length

@@ -1,4 +1,4 @@
-"""How many of other texts two halves class rightly, disturbed as they would be sent: what a defence costs.
+"""How many other texts two halves classify correctly, disturbed as they would be sent: what a defence costs.
 
 What this module does not know: the wire. Nothing is sent, and no number of a text is used up.
 """
@@ -19,7 +19,13 @@ from milkglass.split.server import ServerHalf
 
 @dataclass(frozen=True)
 class Evaluation:
-    """right: a share. left_out: texts that are too long to be sent, which are not counted."""
+    """How two halves did.
+
+    Attributes:
+        right: the share of texts that were classified correctly.
+        texts: how many were classified.
+        left_out: texts that are too long to be sent, which are not counted.
+    """
 
     right: float
     texts: int
@@ -35,7 +41,7 @@ class EvaluationTexts:
     numbers: list[int]
 
 
-def read_asked(path: Path, labels: dict[str, int], pairs: bool) -> EvaluationTexts:
+def read_texts(path: Path, labels: dict[str, int], pairs: bool) -> EvaluationTexts:
     """Raises CodecError for a label that the training lacks, or texts of another kind."""
     examples = list(read_examples(path))
     for one in examples:
@@ -49,13 +55,13 @@ def read_asked(path: Path, labels: dict[str, int], pairs: bool) -> EvaluationTex
     return EvaluationTexts([one.text for one in examples], second, [labels[str(one.label)] for one in examples])
 
 
-def judge(half: ClientHalf, other: ServerHalf, asked: EvaluationTexts, progress: Progress) -> Evaluation:
-    fits = sendable(half.client.reader, asked.texts, asked.pairs)
-    kept = np.flatnonzero(fits)
-    if not len(kept):
+def evaluate(half: ClientHalf, other: ServerHalf, evaluated: EvaluationTexts, progress: Progress) -> Evaluation:
+    fits = sendable(half.client.reader, evaluated.texts, evaluated.pairs)
+    short = np.flatnonzero(fits)
+    if not len(short):
         raise CodecError(f"all {len(fits)} texts are too long to be sent", "give --max-length more")
-    texts = [asked.texts[i] for i in kept]
-    pairs = None if asked.pairs is None else [asked.pairs[i] for i in kept]
-    result = half.classify(texts, pairs, other.told, other.answer, progress).argmax(1)
-    right = float((result == np.array(asked.numbers)[kept]).mean())
-    return Evaluation(right, len(kept), len(fits) - len(kept))
+    texts = [evaluated.texts[i] for i in short]
+    pairs = None if evaluated.pairs is None else [evaluated.pairs[i] for i in short]
+    result = half.classify(texts, pairs, other.info, other.answer, progress).argmax(1)
+    right = float((result == np.array(evaluated.numbers)[short]).mean())
+    return Evaluation(right, len(short), len(fits) - len(short))

@@ -1,7 +1,7 @@
-"""What lies in a half's folder beside the half itself: `split.json`, which says how to open it.
+"""`split.json` in a half's folder, which says how to open it.
 
-The client's tells the names of classes and is its owner's alone; the server's tells the method and its parameters,
-which an attacker is taken to know, and nothing of texts, labels or the secret. docs/formats.md has both.
+The client's names the classes, and only its owner can read it; the server's names the method and its parameters, which
+an attacker is assumed to know, and nothing of texts, labels or the secret. docs/formats.md has both.
 
 What this module does not know: what a half is, and the wire.
 """
@@ -24,8 +24,15 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class ClientAbout:
-    """training: the fields of `Training`. model: where the original model is found. labels: a number for each name.
-    pairs: whether it was trained with second texts. server: SHA-256, in hex, of the other half's weights."""
+    """What the client's file says.
+
+    Attributes:
+        training: the fields of `HalvesTraining`.
+        model: the original model's folder or hub id.
+        labels: a number for each name.
+        pairs: whether it was trained with second texts.
+        server: SHA-256, in hex, of the other half's weights.
+    """
 
     method: str
     parameters: Mapping[str, Any]
@@ -75,7 +82,7 @@ def server_about(folder: Path) -> ServerAbout:
 
 
 def require_one_split(client: Path, server: Path) -> ClientAbout:
-    """What the client's half says of itself. Raises UsageError where the two are not halves of one model."""
+    """The client half's description. Raises UsageError where the two are not halves of one model."""
     about, other = client_about(client), server_about(server)
     if about.method != other.method:
         raise UsageError(
@@ -84,7 +91,7 @@ def require_one_split(client: Path, server: Path) -> ClientAbout:
         )
     if weights_digest(server) != about.server:
         raise UsageError(
-            f"{client} and {server} are halves of {about.method}, but not of one training",
+            f"{client} and {server} are halves of {about.method} from two different trainings",
             "give two that were made together",
         )
     return about
@@ -92,10 +99,12 @@ def require_one_split(client: Path, server: Path) -> ClientAbout:
 
 def _read(folder: Path, half: str) -> dict[str, Any]:
     if not (folder / NAME).is_file():
-        raise UsageError(f"{folder} is no half of a split model", "give a folder that `milkglass split train` wrote")
+        raise UsageError(f"{folder} is not a half of a split model", "give a folder that `milkglass split train` wrote")
     raw = read_json(folder / NAME)
     if raw.pop("milkglass_split", None) != VERSION:
-        raise CorruptCheckpoint(f"{folder} is of another version than {VERSION}", "open it with the milkglass it is of")
+        raise CorruptCheckpoint(
+            f"{folder} has another version than {VERSION}", "open it with the version of milkglass that wrote it"
+        )
     result = raw.pop("half", None)
     if result != half:
         raise UsageError(f"{folder} holds the other half, the {half}'s is needed", f"give the {half}'s folder")

@@ -1,6 +1,6 @@
 """The server's half from its folder alone: frames in, logits out, and a reason for every frame that is refused.
 
-No tokenizer, no original model, no secret. What this module does not know: who sends, and HTTP.
+No tokenizer, no original model, no secret. What this module does not know: HTTP.
 """
 
 from __future__ import annotations
@@ -28,10 +28,14 @@ HINT = "send what the client half of the same split gives"
 
 @dataclass(frozen=True)
 class ServerHalf:
-    """told: what a client is told of this half, limits among it. One frame is answered at a time."""
+    """The server's half. One frame is answered at a time.
+
+    Attributes:
+        info: what a client may know of this half, with its limits.
+    """
 
     server: EncoderServer = field(repr=False)
-    told: ServerInfo
+    info: ServerInfo
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
@@ -60,7 +64,7 @@ class ServerHalf:
         return logits
 
     def _require(self, sent: Activations) -> None:
-        width, info = sent.hidden.shape[1], self.told
+        width, info = sent.hidden.shape[1], self.info
         if width != info.width:
             raise BadUpload(f"the states are {width} wide, {info.width} is needed", HINT)
         if not 1 <= len(sent.lengths) <= info.max_texts:

@@ -1,6 +1,6 @@
-"""What a server says of its half, `GET /v1/split`: what it takes, and its limits.
+"""What a server's half takes, and its limits: `GET /v1/split`.
 
-Both sides read this page. A server is not trusted, so that what arrives is checked like everything else of it.
+Both sides use this file. The server is not trusted: its answer is checked.
 """
 
 from __future__ import annotations
@@ -13,14 +13,24 @@ from milkglass.errors import RemoteError
 
 MAX_TEXTS = 256  # of one frame
 MAX_BODY = 64 << 20  # bytes of one frame
-SPARE = 4096  # bytes of a frame that are no states: its header, and about
-MOST = 1 << 40  # a number that a server says is no larger
+SPARE = 4096  # bytes of a frame besides the states: its header, and `about`
+MOST = 1 << 40  # the largest number that is accepted from a server
 
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """layer, pooled: see `threat.Activations`. width: of a state. classes: how many. max_length: tokens of one text.
-    weights: SHA-256 of the half's weights, in hex. max_texts, max_body: of one frame, the latter in bytes."""
+    """What the server's half takes.
+
+    Attributes:
+        layer: see `threat.observations.Activations`.
+        pooled: likewise.
+        width: of a state.
+        classes: how many.
+        max_length: tokens of one text.
+        weights: SHA-256 of the half's weights, in hex.
+        max_texts: of one frame.
+        max_body: of one frame, in bytes.
+    """
 
     method: str
     layer: int
@@ -42,16 +52,14 @@ class ServerInfo:
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> ServerInfo:
-        """From what a server answered; entries that are not known are left out. Raises RemoteError."""
+        """From a server's answer; unknown entries are ignored. Raises RemoteError."""
         result = {one.name: raw.get(one.name) for one in fields(cls)}
         kinds = {"str": str, "int": int, "bool": bool}
         for one in fields(cls):
             value = result[one.name]
             if type(value) is not kinds[str(one.type)] or (isinstance(value, int) and not 0 <= value <= MOST):
-                raise RemoteError(
-                    f"the server says nothing of use of its {one.name}", "is `milkglass split serve` there?"
-                )
+                raise RemoteError(f"the server's answer has no usable {one.name}", "is `milkglass split serve` there?")
         info = cls(**result)  # type: ignore[arg-type]
         if min(info.width, info.max_texts, info.max_length) < 1:
-            raise RemoteError("the server takes no text at all", "is `milkglass split serve` there?")
+            raise RemoteError("the server's limits allow no text", "is `milkglass split serve` there?")
         return info

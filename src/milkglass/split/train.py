@@ -1,4 +1,4 @@
-"""Split and train: a model and labelled texts become two folders, both complete or neither there.
+"""Split and train: a model and labelled texts become two folders, either both complete or neither.
 
 Training happens here, where both halves are. The texts are read whole: they are tokenised at once anyway.
 
@@ -35,7 +35,11 @@ UNLIMITED = 1 << 40  # tokens: the model's own limit is what counts then
 
 @dataclass(frozen=True)
 class TrainingTexts:
-    """names: what messages call each text, where it was read from a file."""
+    """Texts with their classes.
+
+    Attributes:
+        names: what messages call each text, where it was read from a file.
+    """
 
     corpus: LabelledTexts = field(repr=False)
     labels: dict[str, int] = field(repr=False)
@@ -69,7 +73,7 @@ def steps_of(defence: HiddenStateDefence, texts: int) -> int:
 def require_readable(
     defence: HiddenStateDefence, base: Checkpoint, data: TrainingTexts, max_length: int | None
 ) -> None:
-    """What is told before anybody waits. max_length: what was asked for, if anything. Raises UnsupportedModel for a
+    """Checks before the training. max_length: as requested, if it was. Raises UnsupportedModel for a
     model that cannot be cut, UsageError for a length that is beyond it or has no room for a text, CodecError for a text
     without a token."""
     defence.require(base)
@@ -111,7 +115,7 @@ def make(
     server: Path,
     progress: Progress,
 ) -> None:
-    """Writes both folders. model: where the original is found again. progress: hears of each step."""
+    """Writes both folders. model: the original's folder or hub id. progress: receives each step."""
     require_free(client, server)
     with _beside(client) as near_client, _beside(server) as near_server:
         with _watched(progress):
@@ -128,7 +132,7 @@ def make(
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """A folder on the same disk, closed to others, gone in the end: Ctrl-C leaves nothing half written."""
+    """A private folder on the same disk, removed in the end: Ctrl-C leaves nothing half written."""
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".milkglass-split-", dir=folder.absolute().parent) as name:
         yield Path(name)
@@ -148,7 +152,7 @@ def _place(moves: dict[Path, Path]) -> None:
 
 @contextmanager
 def _watched(progress: Progress) -> Iterator[None]:
-    """A defence's `split` says nothing of how far it is; torch tells of every optimiser's step in this process."""
+    """A defence's `split` reports no progress; torch calls this hook after every optimiser's step in this process."""
     handle = register_optimizer_step_post_hook(lambda *_: progress(1))
     try:
         yield

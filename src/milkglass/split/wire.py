@@ -1,4 +1,4 @@
-"""The client's way to a split server: frames out, logits back. What comes back is not trusted.
+"""The client's connection to a split server: frames out, logits back. Answers are not trusted.
 
 What this module does not know: texts, secrets, methods.
 """
@@ -24,7 +24,7 @@ class Wire:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def told(self) -> ServerInfo:
+    def info(self) -> ServerInfo:
         return ServerInfo.of(self._connection.json("GET", PATH))
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
@@ -34,11 +34,11 @@ class Wire:
 
 
 def _logits(raw: Any) -> NDArray[np.float32]:
-    """Raises RemoteError for what is no table of finite numbers."""
+    """Raises RemoteError unless it is a table of finite numbers."""
     try:
         logits = np.asarray(raw, np.float64).astype(np.float32)
     except (TypeError, ValueError, OverflowError):
         logits = np.empty(0, np.float32)
     if logits.ndim != 2 or not logits.size or not np.isfinite(logits).all():
-        raise RemoteError("the answer holds no table of numbers", "is `milkglass split serve` there?")
+        raise RemoteError("the answer is not a table of numbers", "is `milkglass split serve` there?")
     return logits

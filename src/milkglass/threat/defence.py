@@ -90,7 +90,7 @@ class Defence(abc.ABC):
         """What is proved with these parameters, for what, against whom; None: nothing is, and nothing is printed."""
 
     @abc.abstractmethod
-    def told(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """The name and all that decides the halves besides model, corpus and secret, as JSON knows it: parameters with
         their defaults, and files by what they hold. Two defences that say the same are the same."""
 

@@ -28,13 +28,13 @@ def sanitize_by_ghost(
     from milkglass.sanitizers.ghost.selection import Selection
 
     if source == "-":
-        raise UsageError("ghost reads no stdin: ids have no room in lines of text", "give a file IN and an OUT")
+        raise UsageError("ghost does not read stdin: lines of text have no room for ids", "give a file IN and an OUT")
     path = Path(source)
     require_file(path, "give a .jsonl, .csv or .tsv file, or text lines")
     if out is None:
         raise UsageError("no OUT was given", "name the file to write")
-    search = Search(**_given(options, "k", "overlap", "language") | _switches(options["without"] or ()))
-    provided = _given(options, "selection", "beams", "threshold")
+    search = Search(**_set(options, "k", "overlap", "language") | _switches(options["without"] or ()))
+    provided = _set(options, "selection", "beams", "threshold")
     selection = Selection(**{"way" if name == "selection" else name: value for name, value in provided.items()})
     plan = GhostJob.of(path, shape_of(path, frozenset(also or ()), frozenset(keep or ())), out)
     plan.require_free()
@@ -46,17 +46,17 @@ def sanitize_by_ghost(
         ghost = Ghost.open(folder, search, selection, name=model if model.startswith("demo:") else folder.name)
         progress(1)
         if plan.folder.is_dir() and not as_json:
-            note("going on with an interrupted run")
+            note("resuming an interrupted run")
         try:
             report = sanitize_dataset(ghost, plan, seed, stage("sanitize", path.stat().st_size))
         except KeyboardInterrupt:
             if plan.folder.is_dir():
-                note(f"stopped; what was finished is kept in {plan.folder}, the same command again goes on")
+                note(f"stopped; finished parts are kept in {plan.folder}, and the same command resumes")
             raise
-    emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _told(report, out))
+    emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _summary(report, out))
 
 
-def _given(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _set(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: options[name] for name in names if options[name] is not None}
 
 
@@ -66,7 +66,7 @@ def _switches(without: Sequence[str]) -> dict[str, Any]:
     return dict.fromkeys(without, False)
 
 
-def _told(report: dict[str, Any], out: Path) -> str:
+def _summary(report: dict[str, Any], out: Path) -> str:
     tokens, vocabulary, left = report["tokens"], report["vocabulary"], report["fields_left_as_they_are"]
     own = max(1, tokens["all"] - tokens["special"])
     share = 100 * tokens["replaced_share"] * tokens["all"] / own
@@ -77,7 +77,7 @@ def _told(report: dict[str, Any], out: Path) -> str:
         (
             "one shadow only",
             f"{tokens['one_shadow']:,} tokens of the texts ({100 * tokens['one_shadow'] / own:.0f} %), "
-            f"{vocabulary['one_shadow']:,} of the vocabulary: whoever knows ghost reads them",
+            f"{vocabulary['one_shadow']:,} of the vocabulary: anyone who knows ghost reads them",
         ),
         ("ROUGE-1, METEOR", f"{report['likeness']['rouge-1']:.3f}, {report['likeness']['meteor']:.3f}"),
     ]
@@ -85,5 +85,5 @@ def _told(report: dict[str, Any], out: Path) -> str:
         settled = f"{report['not_settled']:,} not settled" if report["not_settled"] else "all settled"
         rows.append(("loss", f"{report['selection_loss']:.4g} after {report['sweeps']:.1f} sweeps, {settled}"))
     lines = [f"wrote {out} and {out.name}.report.json", table(rows), "guarantee: none"]
-    lines += [f"left as they are: {', '.join(left)} (--text-column NAME sanitizes a field)"] if left else []
+    lines += [f"unchanged: {', '.join(left)} (--text-column NAME sanitizes a field)"] if left else []
     return "\n".join(lines)

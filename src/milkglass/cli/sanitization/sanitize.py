@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from milkglass.sanitizers.tables.table import WordVectors
     from milkglass.sanitizers.text import TextSanitizer
 
-MANY = 0.2  # share of unknown words that is told
-NEARLY_ALL = 0.95  # share of replaced words that is
+MANY = 0.2  # share of unknown words that is reported
+NEARLY_ALL = 0.95  # share of replaced words that is reported
 SMALL = 1 << 22  # bytes of a file that one process is soon done with
 FILES = "give a .jsonl, .csv or .tsv file, or text lines"
 
@@ -36,59 +36,64 @@ def sanitize(
     embeddings: Annotated[
         str,
         typer.Option(
-            "--table", "--embeddings", help="A GloVe text file, or a model whose embeddings are taken; ghost: a model."
+            "--table", "--embeddings", help="A GloVe text file, or a model whose embeddings are used; ghost: a model."
         ),
     ] = "demo:minilm",
     seed: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Repeats a result. Whoever has it can undo draws. Without: a secret one, written nowhere."
+            min=0,
+            help="Repeats a result. Anyone who has it can undo replacements.  [default: a secret one, not stored]",
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; does not change the result.  [default: by size and cores]")
+        int | None,
+        typer.Option(min=1, help="Processes; their number does not change the result.  [default: by size and cores]"),
     ] = None,
-    text_column: Annotated[list[str] | None, typer.Option(help="One more field that holds text.")] = None,
-    keep_column: Annotated[list[str] | None, typer.Option(help="A field that is left as it is.")] = None,
-    allow: Annotated[list[str] | None, typer.Option("--allow", help="A word that may cross, in any case.")] = None,
+    text_column: Annotated[list[str] | None, typer.Option(help="A further field that contains text.")] = None,
+    keep_column: Annotated[list[str] | None, typer.Option(help="A field to leave unchanged.")] = None,
+    allow: Annotated[list[str] | None, typer.Option("--allow", help="A word to keep, in any case.")] = None,
     keep_stopwords: Annotated[
-        bool, typer.Option("--keep-stopwords", help="English function words cross (custext+ always lets them).")
+        bool, typer.Option("--keep-stopwords", help="Keep English function words (custext+ always does).")
     ] = False,
     corpus: Annotated[
-        Path | None, typer.Option(help="Text that frequencies are counted in.  [santext+, rnm: IN]")
+        Path | None, typer.Option(help="Text in which word frequencies are counted.  [santext+, rnm: IN]")
     ] = None,
     k: Annotated[
-        int | None, typer.Option(help="Words to a list; ghost: neighbours.  [custext: 20, rnm: 30, ghost: 70]")
+        int | None, typer.Option(help="Words in a list; ghost: neighbours.  [custext: 20, rnm: 30, ghost: 70]")
     ] = None,
-    p: Annotated[float | None, typer.Option(help="Chance of a word that is not sensitive.  [0.3]")] = None,
+    p: Annotated[
+        float | None, typer.Option(help="Probability that a word that is not sensitive is replaced.  [0.3]")
+    ] = None,
     sensitive: Annotated[
-        float | None, typer.Option(help="Share of the words that are sensitive, the rarest.  [santext+: 0.9, rnm: 0.2]")
+        float | None, typer.Option(help="Share of the words that are sensitive: the rarest.  [santext+: 0.9, rnm: 0.2]")
     ] = None,
     metric: Annotated[str | None, typer.Option(help="custext: cosine or euclidean.  [cosine]")] = None,
     guarantee: Annotated[
         str | None, typer.Option(help="rnm: paper, which guarantees nothing, or strict.  [paper]")
     ] = None,
     overlap: Annotated[
-        float | None, typer.Option(help="ghost: tokens that share more of their neighbours are alike.  [0.1]")
+        float | None,
+        typer.Option(help="ghost: tokens that share more of their neighbours than this are similar.  [0.1]"),
     ] = None,
     without: Annotated[
         list[str] | None, typer.Option(help="ghost: a similarity to leave out: indirect, direct or lemma.")
     ] = None,
     language: Annotated[str | None, typer.Option(help="ghost: the language of the lemmas.  [en]")] = None,
     selection: Annotated[str | None, typer.Option(help="ghost: states, random or nearest.  [states]")] = None,
-    beams: Annotated[int | None, typer.Option(help="ghost: sentences kept while one is sought.  [1]")] = None,
+    beams: Annotated[int | None, typer.Option(help="ghost: candidate sentences in the search.  [1]")] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="ghost: a sweep that lowers the loss by less is the last.  [0.01]")
+        float | None, typer.Option(help="ghost: stop after a sweep that lowers the loss by less.  [0.01]")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replace words by others of an embedding table, at random, and write OUT and OUT.report.json.
 
     ghost replaces tokens by shadows: near for the model, far in meaning. It writes their ids beside the text, in `ids`,
-    and goes on where it was interrupted.
+    and resumes an interrupted run.
 
-    The others always replace unknown words and whatever has a digit, by a draw that does not depend on them.
-    Punctuation, the number of words and fields that hold no text stay as they are.
+    The other methods always replace unknown words and everything with a digit, by a draw that does not depend on it.
+    Punctuation, the number of words and fields without text are unchanged.
     """
     own = {
         "overlap": overlap, "without": without, "language": language, "selection": selection, "beams": beams,
@@ -157,21 +162,22 @@ def _file(
             sanitizer, source, shape, out, seed, describe(method, counted), workers,
             stage("sanitize", source.stat().st_size),
         )  # fmt: skip
-    emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _told(report, out))
+    emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _summary(report, out))
 
 
 def _require_same_kind(source: Path, out: Path) -> None:
-    """OUT has IN's rows; whoever reads it goes by its name."""
+    """OUT has IN's rows, and programs read it by its suffix."""
     from milkglass.sanitizers.files.rows import KINDS
 
-    here, there = KINDS.get(source.suffix.lower(), "lines"), KINDS.get(out.suffix.lower())
-    if there not in (None, here):
+    kind, named = KINDS.get(source.suffix.lower(), "lines"), KINDS.get(out.suffix.lower())
+    if named not in (None, kind):
         raise UsageError(
-            f"{out.name} is a name for {there}, and {source.name} holds {here}", f"end it in {source.suffix or '.txt'}"
+            f"{out.name} is a name for {named}, and {source.name} contains {kind}",
+            f"end it in {source.suffix or '.txt'}",
         )
 
 
-def _told(report: dict[str, Any], out: Path) -> str:
+def _summary(report: dict[str, Any], out: Path) -> str:
     rows: list[tuple[str, ...]] = [("words", "count", "replaced")]
     rows += [
         (name, f"{one['words']:,}", f"{100 * one['replaced_share']:.1f} %") for name, one in report["words"].items()
@@ -181,13 +187,15 @@ def _told(report: dict[str, Any], out: Path) -> str:
     words = report["words"]
     strange = words["unknown"]["words"] / max(1, words["all"]["words"])
     if strange > MANY:
-        lines += [f"{100 * strange:.0f} % of the words are not in the table, so any word at all stands for them"]
+        lines += [
+            f"{100 * strange:.0f} % of the words are not in the table, so that they are replaced by any word at all"
+        ]
     if report["method"].startswith("santext") and words["all"]["replaced_share"] > NEARLY_ALL:
         lines += [
             "hardly a word is left: epsilon is for each unit of distance in this table, and a larger one keeps more"
         ]
     lines += [f"guarantee: {report['guarantee'] or 'none'}"]
-    lines += [f"left as they are: {', '.join(left)} (--text-column NAME sanitizes a field)"] if left else []
+    lines += [f"unchanged: {', '.join(left)} (--text-column NAME sanitizes a field)"] if left else []
     return "\n".join(lines)
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from milkglass.split.folders import ClientAbout
     from milkglass.split.server_info import ServerInfo
 
-Client = Annotated[Path, typer.Argument(metavar="CLIENT", help="The client's half, which `split train` wrote.")]
-ServerFolder = Annotated[Path, typer.Argument(metavar="SERVER", help="The server's half, which `split train` wrote.")]
+Client = Annotated[Path, typer.Argument(metavar="CLIENT", help="The client's half, written by `split train`.")]
+ServerFolder = Annotated[Path, typer.Argument(metavar="SERVER", help="The server's half, written by `split train`.")]
 
 
 # --- classify ---------------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def classify(
     folder: Annotated[Path | None, typer.Option(help="The server's half, run here as well, in place of --url.")] = None,
     text: Annotated[list[str] | None, typer.Option("--text", help="A text; repeatable.")] = None,
     pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each, in order.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Lines: a text each, or a {...} with a text.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="A text a line, or a JSON object with a text.")] = None,
     model: ModelRef = None,
     token_file: TokenFile = None,
     certificate: Certificate = None,
@@ -56,10 +56,10 @@ def classify(
     base = _base(about, model)
     with named(rows):
         require_sendable(client, about, base, texts, pairs)
-    with _answering(url, folder, token_file, certificate, allow_http) as (told, answer), bars(as_json) as stage:
+    with _answering(url, folder, token_file, certificate, allow_http) as (info, answer), bars(as_json) as stage:
         half = ClientHalf.open(client, base, about, sending=len(rows))
         progress = stage("classify", len(rows))
-        shares = half.classify(texts, pairs, told, answer, progress)
+        shares = half.classify(texts, pairs, info, answer, progress)
     results = [
         {"label": about.names[int(one.argmax())], "probabilities": dict(zip(about.names, one.tolist(), strict=True))}
         for one in shares
@@ -75,13 +75,13 @@ def classify(
 def _answering(
     url: str | None, folder: Path | None, token_file: Path | None, certificate: Path | None, allow_http: bool
 ) -> Iterator[tuple[ServerInfo, Answer]]:
-    """What the other half says of itself, and what answers frames: over HTTP, or here."""
+    """The server half's information, and what answers frames: over HTTP, or in this process."""
     if folder is not None:
         require_folder(folder, "give the server's half that `milkglass split train` wrote")
         from milkglass.split.server import ServerHalf
 
-        here = ServerHalf.open(folder)
-        yield here.told, here.answer
+        half = ServerHalf.open(folder)
+        yield half.info, half.answer
         return
     from milkglass.client.remote.connection import Connection, RetryPolicy
     from milkglass.split.wire import Wire
@@ -90,7 +90,7 @@ def _answering(
     connection = Connection(str(url), token, allow_http, certificate, patience=RetryPolicy(progress=note))
     try:
         wire = Wire(connection)
-        yield wire.told(), wire.answer
+        yield wire.info(), wire.answer
     finally:
         connection.close()
 
@@ -105,14 +105,16 @@ def audit(
         Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")
     ] = None,
     budget: Annotated[str, typer.Option(help="How long attacks may take: 90s, 2m, 1h.")] = "2m",
-    rows: Annotated[int | None, typer.Option(min=20, help="Read only the first so many texts.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Which half of the texts is private, and every draw.")] = 1,
+    rows: Annotated[int | None, typer.Option(min=20, help="Read only this many texts.")] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Decides which half of the texts is private, and every random draw.")
+    ] = 1,
     model: ModelRef = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack what the client's half sends for your texts, and write what comes back into the folder OUT.
+    """Attack what the client's half sends for your texts, and write what is recovered into the folder OUT.
 
-    Nothing is sent anywhere, and no number of a text is used up.
+    Nothing is sent anywhere, and the client's count of sent texts is unchanged.
     """
     from milkglass.cli.audit import attacked, require_out, told
     from milkglass.threat.attack import Budget
@@ -121,7 +123,7 @@ def audit(
         if path is not None:
             require_file(path, "give a file with a text a line")
     require_out(out)
-    Budget.parse(budget)  # a mistake is told before anybody waits
+    Budget.parse(budget)  # a mistake is reported at once
     for folder in (client, server):
         require_folder(folder, "give the two halves that `milkglass split train` wrote")
     from milkglass.audit.key_scene import AuditFiles
@@ -141,7 +143,7 @@ def audit(
     if staged.left_out:
         note(f"{staged.left_out:,} texts are longer than {half.reader.limit} tokens, cannot be sent, and are left out")
     if about.pairs:
-        note("this model reads pairs; each text is attacked as it is sent without its second one")
+        note("this model reads pairs; each text is attacked as if it were sent without its second one")
     decides = {
         "halves": about.server, "parameters": dict(about.parameters), "sent": described(client)["sent"], "rows": rows,
         "text": _sum(text), "public": None if public is None else _sum(public), "seed": seed,

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from milkglass.split.train import TrainingTexts
 
 NOTHING = (
-    "none: nothing is proved of what is sent with these parameters. What attackers read of your texts only\n"
-    "  `milkglass split audit` tells, and an attack that fails there has shown nothing"
+    "none: nothing is proved about what is sent with these parameters. `milkglass split audit` measures what\n"
+    "  attackers read of your texts, and an attack that fails there has shown nothing"
 )
 KEEP = (
     "{client} holds the secret that hides your texts, and the names of your classes, and is sealed by no passphrase:\n"
@@ -50,21 +50,26 @@ def train(
         str, typer.Option(help="How what is sent is disturbed; an unknown name lists them.", show_default=False)
     ],
     data: Annotated[Path, typer.Option(help="Texts with labels: .jsonl, .csv or .tsv.", show_default=False)],
-    client: Annotated[Path, typer.Option(help="The new folder for the half that you keep.", show_default=False)],
-    server: Annotated[Path, typer.Option(help="The new folder for the half that a server gets.", show_default=False)],
+    client: Annotated[Path, typer.Option(help="The new folder for your half.", show_default=False)],
+    server: Annotated[Path, typer.Option(help="The new folder for the server's half.", show_default=False)],
     validation: Annotated[
-        Path | None, typer.Option(help="Texts with labels that are classed in the end, to see what the method costs.")
+        Path | None,
+        typer.Option(help="Labelled texts to classify after the training, to measure what the method costs."),
     ] = None,
-    provided: Annotated[
+    words: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="NAME=VALUE", help="A parameter of the method; repeatable. One that it lacks lists them."
+            "--set",
+            metavar="NAME=VALUE",
+            help="A parameter of the method; repeatable. An unknown name lists the parameters.",
         ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: 10]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Texts a step.  [default: 32; textobfuscator 128]")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="The learning rate.  [default: 2e-5; cape 1e-5]")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Stop after this many steps, whatever the epochs.")] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="Stop after this many steps, before all epochs are done.")
+    ] = None,
     max_length: Annotated[
         int | None,
         typer.Option(help="Tokens; longer texts are cut in training, and refused when sent.  [default: 128]"),
@@ -73,7 +78,7 @@ def train(
 ) -> None:
     """Cut MODEL in two and train both halves here, on your labelled texts; write a folder for each.
 
-    The training's texts never leave this machine. What the server's half learnt of them rests on the server, though.
+    The texts never leave this machine, but the server's half contains what it learnt from them.
     """
     started = time.monotonic()
     require_file(data, "give .jsonl, .csv or .tsv with the columns text (or sentence) and label")
@@ -86,24 +91,24 @@ def train(
         "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_steps": max_steps,
         "max_length": max_length,
     }  # fmt: skip
-    defence = from_words(method, provided or (), {name: one for name, one in requested.items() if one is not None})
+    defence = from_words(method, words or (), {name: one for name, one in requested.items() if one is not None})
     train.require_free(client, server)
     if defence.broken:
         note(f"warning: {defence.broken}")
-    read = train.read_data(data)
-    asked_of = None if validation is None else _validation(validation, read)
+    training = train.read_data(data)
+    evaluated_on = None if validation is None else _validation(validation, training)
     folder = resolve(model)
     ref = kept_name(model, folder)
-    steps = train.steps_of(defence, len(read.corpus.texts))
+    steps = train.steps_of(defence, len(training.corpus.texts))
     base = Checkpoint.open(folder)
-    train.require_readable(defence, base, read, max_length)
+    train.require_readable(defence, base, training, max_length)
     with bars(as_json) as stage:
-        train.make(defence, base, ref, read, client, server, stage("train", steps))
-        judged = None if asked_of is None else _judged(base, client, server, asked_of, stage)
+        train.make(defence, base, ref, training, client, server, stage("train", steps))
+        evaluation = None if evaluated_on is None else _evaluated(base, client, server, evaluated_on, stage)
     document = {
-        "client": str(client), "server": str(server), **_shown(defence), "texts": len(read.corpus.texts),
-        "classes": len(read.labels), "steps": steps, "seconds": round(time.monotonic() - started, 2),
-        "validation": None if judged is None else asdict(judged),
+        "client": str(client), "server": str(server), **_shown(defence), "texts": len(training.corpus.texts),
+        "classes": len(training.labels), "steps": steps, "seconds": round(time.monotonic() - started, 2),
+        "validation": None if evaluation is None else asdict(evaluation),
     }  # fmt: skip
     if not as_json:
         note(KEEP.format(client=client))
@@ -111,21 +116,21 @@ def train(
 
 
 def _validation(path: Path, data: TrainingTexts) -> EvaluationTexts:
-    """Read before anybody waits for the training."""
-    from milkglass.split.evaluate import read_asked
+    """Read before the training, so that a mistake in it is reported at once."""
+    from milkglass.split.evaluate import read_texts
 
     require_file(path, "give .jsonl, .csv or .tsv with the columns of the training file")
-    return read_asked(path, data.labels, data.pairs)
+    return read_texts(path, data.labels, data.pairs)
 
 
-def _judged(base: Checkpoint, client: Path, server: Path, asked: EvaluationTexts, stage: Stage) -> Evaluation:
+def _evaluated(base: Checkpoint, client: Path, server: Path, texts: EvaluationTexts, stage: Stage) -> Evaluation:
     from milkglass.split.client import ClientHalf
-    from milkglass.split.evaluate import judge
+    from milkglass.split.evaluate import evaluate
     from milkglass.split.folders import client_about
     from milkglass.split.server import ServerHalf
 
     half = ClientHalf.open(client, base, client_about(client))
-    return judge(half, ServerHalf.open(server), asked, stage("judge", len(asked.texts)))
+    return evaluate(half, ServerHalf.open(server), texts, stage("judge", len(texts.texts)))
 
 
 def _shown(defence: HiddenStateDefence) -> dict[str, Any]:
@@ -137,15 +142,15 @@ def _shown(defence: HiddenStateDefence) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _trained(told: dict[str, Any], data: Path) -> str:
-    client, server = (shlex.quote(told[name]) for name in ("client", "server"))
+def _trained(document: dict[str, Any], data: Path) -> str:
+    client, server = (shlex.quote(document[name]) for name in ("client", "server"))
     return "\n".join(
         [
-            f"split by {told['method']} and trained on {told['texts']:,} texts in {told['steps']:,} steps, "
-            f"{duration(told['seconds'])}",
+            f"split by {document['method']} and trained on {document['texts']:,} texts in {document['steps']:,} steps, "
+            f"{duration(document['seconds'])}",
             f"  yours: {client}; the server's: {server}",
-            *_right(told["validation"]),
-            f"guarantee: {told['guarantee'] or NOTHING}",
+            *_right(document["validation"]),
+            f"guarantee: {document['guarantee'] or NOTHING}",
             f"next: milkglass split audit {client} {server} --text {shlex.quote(str(data))}",
             f"then: milkglass split serve {server}          where the server is",
             f"      milkglass split classify {client} --url http://127.0.0.1:8421 --text ...",
@@ -153,11 +158,12 @@ def _trained(told: dict[str, Any], data: Path) -> str:
     )
 
 
-def _right(judged: dict[str, Any] | None) -> list[str]:
-    if judged is None:
+def _right(evaluation: dict[str, Any] | None) -> list[str]:
+    if evaluation is None:
         return []
-    short = f"; {judged['left_out']:,} more, too long to be sent" if judged["left_out"] else ""
-    return [f"right: {100 * judged['right']:.1f} % of {judged['texts']:,} texts, disturbed as they are sent{short}"]
+    long = f"; {evaluation['left_out']:,} more, too long to be sent" if evaluation["left_out"] else ""
+    share = f"{100 * evaluation['right']:.1f} %"
+    return [f"correct: {share} of {evaluation['texts']:,} texts, disturbed as they are sent{long}"]
 
 
 # --- serve ------------------------------------------------------------------------------------------------------------
@@ -166,10 +172,10 @@ def serve(
     folder: ServerFolder,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 takes any free one.")] = 8421,
     home: Annotated[
-        Path, typer.Option(help="The folder whose file `token` is the token; made where it is not.")
+        Path, typer.Option(help="The folder with the file `token`, which is made if it is missing.")
     ] = Path("milkglass-server"),
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="A file with the token, in its place.")
+        Path | None, typer.Option("--token-file", help="A file with the token, instead of the one in --home.")
     ] = None,
 ) -> None:
     """Serve the server's half on 127.0.0.1. It needs no text, no tokenizer and no secret. Others reach it by ssh -L."""

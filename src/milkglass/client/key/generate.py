@@ -68,7 +68,7 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
     architecture = of(base)
     scheme = scheme or scheme_for(base)
     require_kind(architecture, scheme)
-    info = KeyInfo.new(ref, architecture.kind, tokenizer_digest(base.folder), scheme.told())
+    info = KeyInfo.new(ref, architecture.kind, tokenizer_digest(base.folder), scheme.document())
     size = n = architecture.vocab_size
     if scheme.copies > 1:
         single = single_ids(base, architecture)

@@ -128,7 +128,7 @@ class BiLSTMRecipe(Recipe):
 def _require_simple(parameters: Mapping[str, Any]) -> None:
     """What needs more of the client than one id a word, or more of the model than its table, is not done here."""
     scheme = scheme_of_recipe(parameters)
-    if scheme.copies > 1 or scheme.shares or scheme.told().get("plus"):
+    if scheme.copies > 1 or scheme.shares or scheme.document().get("plus"):
         raise UsageError("aliases, shared rows and plus are not done for a word table", "take them from this recipe")
 
 
@@ -248,7 +248,7 @@ def assembled(
         (Adversary(ATTACKER, "has the public word vectors and no text", known),),
         PrivateTexts(sent, original, nothing, nothing),
         mixture.promise(scheme.k),
-        scheme.told(),
+        scheme.document(),
         recipe.model,
         content,
     )

@@ -83,7 +83,7 @@ def trained(
         "version": VERSION,
         "base": digest,
         "data": dict(problem.sums),
-        "defence": defence.told(),
+        "defence": defence.document(),
         "training": training.model_dump(),
         "seed": seed,
     }

@@ -18,10 +18,14 @@ from milkglass.models.checkpoint import Checkpoint
 class StreamNames:
     """How a family names what touches the stream, each by the end of its name.
 
-    readers: matrices (g, d) by the norm of their own layer whose gain stands before them. writers: (d, h), and their
-    biases (d,). final: the norm before the head. inside: tensors that never meet the stream, though a size of theirs
-    may be d by chance. unit: a gain is what is stored plus this (Gemma stores it less one). without: model types of the
-    family that cannot be mixed, and why.
+    Attributes:
+        readers: matrices (g, d) by the norm of their own layer whose gain is applied before them.
+        writers: (d, h).
+        biases: of the writers, (d,).
+        final: the norm before the head.
+        inside: tensors that never meet the stream, though a size of theirs may be d by chance.
+        unit: a gain is what is stored plus this (Gemma stores it less one).
+        without: model types of the family that cannot be mixed, and why.
     """
 
     readers: Mapping[str, str]
@@ -35,7 +39,12 @@ class StreamNames:
 
 @dataclass(frozen=True)
 class Residual:
-    """One checkpoint's. readers: by name the norm that stands before each. norms: of the layers, and the final one."""
+    """The same of one checkpoint.
+
+    Attributes:
+        readers: by name the norm before each.
+        norms: of the layers, and the final one.
+    """
 
     width: int
     readers: Mapping[str, str]

@@ -63,7 +63,11 @@ def count_file(table: WordVectors, path: Path, shape: FileShape, workers: int, p
 
 @dataclass
 class FileReport:
-    """What a run did. left: fields of rows that were left as they are."""
+    """What a run did.
+
+    Attributes:
+        left: fields of rows that are unchanged.
+    """
 
     rows: int = 0
     tally: WordTally = field(default_factory=WordTally)
@@ -120,8 +124,8 @@ def document(sanitizer: TextSanitizer, done: FileReport, about: dict[str, Any], 
 
 
 def promised(guarantee: str | None, seeded: bool) -> str | None:
-    """A seed that somebody chose can be guessed by trying: whoever has it makes the draws again."""
-    return f"{guarantee}, against who cannot guess the seed" if guarantee and seeded else guarantee
+    """A seed that a person chose can be guessed: anyone who has it can repeat the draws."""
+    return f"{guarantee}, against anyone who cannot guess the seed" if guarantee and seeded else guarantee
 
 
 def describe(method: SanitizerMethod, counted: Path | None) -> dict[str, Any]:

@@ -31,7 +31,13 @@ Slot = tuple[Any, Any]  # a container and the key or index of a text in it
 
 @dataclass(frozen=True)
 class Block:
-    """number: from 0. lines: the file's line of each row. raw: each row as it stands in the file."""
+    """Some rows of a file.
+
+    Attributes:
+        number: from 0.
+        lines: the file's line of each row.
+        raw: each row as the file has it.
+    """
 
     number: int
     lines: tuple[int, ...]
@@ -44,8 +50,13 @@ class Block:
 
 @dataclass(frozen=True)
 class FileShape:
-    """What a file's rows are. texts: the fields that are sanitized. header: of CSV and TSV. file: its name, for
-    messages."""
+    """What a file's rows are.
+
+    Attributes:
+        texts: the fields that are sanitized.
+        header: of CSV and TSV.
+        file: its name, for messages.
+    """
 
     kind: Kind
     texts: frozenset[str]
@@ -53,7 +64,7 @@ class FileShape:
     file: str = ""
 
     def parse(self, block: Block) -> tuple[list[Any], list[Slot], set[str]]:
-        """The rows, where the texts in them are, and the names of fields that are left as they are."""
+        """The rows, where the texts in them are, and the names of fields that are unchanged."""
         rows: list[Any] = []
         slots: list[Slot] = []
         left: set[str] = set()
@@ -95,14 +106,14 @@ class FileShape:
             elif isinstance(value, str):
                 result.append((row, name))
             elif value is not None:
-                raise CodecError(f"{where} has a text field that is no string", "give strings")
+                raise CodecError(f"{where} has a text field that is not a string", "give strings")
         if not result:
             raise CodecError(f"{where} has no text", "name its field with --text-column")
         return result
 
 
 def shape_of(path: Path, also: frozenset[str] = frozenset(), keep: frozenset[str] = frozenset()) -> FileShape:
-    """also, keep: fields that are texts besides the known names, and known names that are none."""
+    """also, keep: fields that are texts besides the known names, and known names that are not texts."""
     if not path.stat().st_size:
         raise EmptyText(f"{path.name} is empty", "give at least one row")
     kind = KINDS.get(path.suffix.lower(), "lines")
@@ -172,7 +183,7 @@ def _cells(file: io.TextIOWrapper, kind: Kind, path: Path) -> Iterator[tuple[int
         for row in reader:
             yield reader.line_num, row
     except csv.Error:
-        raise CodecError(f"line {reader.line_num} of {path.name} is no row", "check its quotes") from None
+        raise CodecError(f"line {reader.line_num} of {path.name} is not a row", "check its quotes") from None
     finally:
         csv.field_size_limit(limit)
 
@@ -206,6 +217,6 @@ def _dumped(row: dict[str, Any]) -> str:
     result = json.dumps(row, ensure_ascii=False)
     try:
         result.encode()
-    except UnicodeEncodeError:  # half of a pair in a field that is left as it is
+    except UnicodeEncodeError:  # half of a pair in an unchanged field
         return json.dumps(row)
     return result

@@ -1,4 +1,4 @@
-"""A search is made once for a table, a tokenizer and its parameters, and kept under the digest of all three.
+"""A search is made once for a table, a tokenizer and its parameters, and cached under the digest of all three.
 
 Files are safetensors in `ghost/` of Milkglass's cache. They hold what follows from a public model: nothing secret.
 What this module does not know: how a search is done.
@@ -37,7 +37,7 @@ def digest(table: WordVectors, texts: Sequence[str], chosen: Search) -> str:
 def kept(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
     """The search of this digest, for a table of `size` rows, made if it is not there.
 
-    Raises CorruptCheckpoint where a file is there that is none.
+    Raises CorruptCheckpoint where the file is damaged.
     """
     folder = cache_folder() / "ghost" if folder is None else folder
     path = folder / f"{name}.safetensors"

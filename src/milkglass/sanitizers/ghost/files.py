@@ -1,10 +1,10 @@
-"""GHOST over a data set: parts that are kept as they are done, so that an interrupted run goes on.
+"""GHOST over a data set: finished parts are kept, so that an interrupted run can be resumed.
 
 Another way than `sanitizers/files/files.py`, for two reasons. A row costs a second here and not a microsecond, so that
 what is done must outlive the process: parts.py keeps it in `.OUT.parts`, which is removed at the end. And the result is
-ids: they stand beside the text, in a field or column `ids` (`NAME_ids` where a row has several texts). Reading rows,
-writing them, the appearance of OUT and of its report are the same. A text has its shadow whatever stands beside it, so
-that parts don't change the result.
+ids: they are written beside the text, in a field or column `ids` (`NAME_ids` where a row has several texts). Reading
+rows, writing them, the appearance of OUT and of its report are the same. A text's shadow does not depend on the other
+texts, so that parts do not change the result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ ROWS = 8  # of a part: what an interruption loses at most
 
 @dataclass(frozen=True)
 class GhostJob:
-    """source: rows of this shape. out: the file to write. written: the shape that it has."""
+    """What a run reads and writes.
+
+    Attributes:
+        source: rows of `shape`.
+        out: the file to write.
+        written: the shape of its rows.
+    """
 
     source: Path
     shape: FileShape
@@ -43,7 +49,9 @@ class GhostJob:
         kind = "json" if shape.kind == "lines" else shape.kind
         if KINDS.get(out.suffix.lower()) != kind:
             suffix = next(name for name, one in KINDS.items() if one == kind)
-            raise UsageError(f"{out.name} is no name for {kind} rows, which ids stand beside", f"end it in {suffix}")
+            raise UsageError(
+                f"{out.name} does not name {kind} rows, in which ids are written beside the text", f"end it in {suffix}"
+            )
         texts = [name for name in shape.header if name in shape.texts]
         header = (*shape.header, *(_ids_name(name, len(texts)) for name in texts)) if shape.header else ()
         if len({*header}) < len(header):
@@ -68,7 +76,7 @@ class GhostJob:
 def sanitize_dataset(
     ghost: Ghost, plan: GhostJob, seed: int | None, progress: Progress = no_progress
 ) -> dict[str, Any]:
-    """Write OUT and its report, which is returned; go on where an interrupted run of the same job stopped.
+    """Write OUT and its report, which is returned; resume an interrupted run of the same job.
 
     seed: takes the place of the ghost's; None: a fresh secret one. Raises UsageError where OUT exists, CodecError,
     naming the line, before anything is done, where a row cannot be, CorruptCheckpoint where a part is damaged.
@@ -177,7 +185,7 @@ def require_texts(plan: GhostJob) -> None:
 
 
 def _check(ghost: Ghost, plan: GhostJob) -> None:
-    """Read everything once, so that a row that cannot be done is told before hours of work."""
+    """Read everything once, so that a row that cannot be processed is reported before hours of work."""
     for part in _parts(plan):
         provided = [one for one in _slots(plan, part)[1] if one.text.strip()]
         try:

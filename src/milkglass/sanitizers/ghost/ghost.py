@@ -1,6 +1,6 @@
 """GHOST (Feng et al., ASIA CCS '26): texts to the ids, and the text, of their shadows.
 
-The ids are the result, special tokens included: they go into the model as they are. The text is how they read; a
+The ids are the result, special tokens included: they go into the model unchanged. The text is how they read; a
 tokenizer may cut it otherwise (docs/papers.md). What a sentence starts from is drawn by a generator of the seed and of
 the sentence, so that neither the other sentences nor their order change a result.
 
@@ -30,7 +30,13 @@ from milkglass.sequences import Ids, Sequences
 
 @dataclass(frozen=True, eq=False)
 class Shadow:
-    """A text's shadow. before, ids: (t,) token ids of the text and of its shadow. text: how the shadow reads."""
+    """A text's shadow.
+
+    Attributes:
+        before: (t,) token ids of the text.
+        text: how the shadow reads.
+        choice: the shadow's ids, and how they were selected.
+    """
 
     before: Ids = field(repr=False)
     text: str = field(repr=False)
@@ -43,9 +49,17 @@ class Shadow:
 
 @dataclass(frozen=True, eq=False)
 class Ghost:
-    """folder, name: the model's; the name is for reports. searched: the digest of the search. candidates: each token's
-    shadows. network: None where hidden states are not asked for. limit: tokens of a text at most. seed: whoever has it
-    can try texts and see whether they give the same shadow, as can in part whoever has not: nothing is guaranteed."""
+    """GHOST over one model. Nothing is guaranteed: anyone can try texts and see whether they give a similar shadow.
+
+    Attributes:
+        folder: the model's.
+        name: the model's, for reports.
+        searched: the digest of the search.
+        candidates: each token's shadows.
+        network: None where hidden states are not needed.
+        limit: tokens of a text at most.
+        seed: anyone who has it can see whether a text gives exactly this shadow.
+    """
 
     folder: Path = field(repr=False)
     name: str
@@ -61,7 +75,7 @@ class Ghost:
     paper: ClassVar[Paper] = papers.GHOST.but(
         "The overlap of neighbourhoods is a share of k, as in the published code, not a number of tokens.",
         "The search ends at k + 100 neighbours, as in the published code; tokens that fall back are reported.",
-        "Special tokens, [UNK] and [unusedN] stand for themselves and are nobody's shadow.",
+        "Special tokens, [UNK] and [unusedN] are their own shadows and no other token's.",
         "Hidden states are compared without padding; the published code's loss depends on the longest text.",
         "A selection stops after a sweep that changes little, as in the published code, not after a position.",
         "Lemmas are compared in small letters. The result is ids: text that is decoded may be cut otherwise.",

@@ -1,7 +1,7 @@
 """The parts of a data set that are done, in a folder of their own, until all are: so an interrupted run goes on.
 
 Each part is a file that is there whole or not at all. The folder is its owner's only: while parts are left to be made
-it holds the seed with which they are, if it was drawn. Parts of one run need one seed: a text that stands in two of
+it holds the seed with which they are, if it was drawn. Parts of one run need one seed: a text that occurs in two of
 them has one shadow then, and the file is the same whether the run was interrupted or not. What this module does not
 know: what is in a part.
 """
@@ -24,16 +24,21 @@ STATE = "job.json"
 
 @dataclass(frozen=True)
 class FinishedParts:
-    """folder: where parts are kept. job: names the run: all that its result depends on but a seed that was drawn."""
+    """The parts of one run.
+
+    Attributes:
+        folder: where they are.
+        job: names the run: everything that its result depends on, except a seed that was drawn.
+    """
 
     folder: Path
     job: str
 
     def begin(self, drawn: int | None) -> int | None:
-        """The seed of this run: that with which it was begun, else this one, which is kept until all parts are there.
-        None: whoever calls has one, and it is not kept; or it was, and is needed no more.
+        """The seed with which this run was started, else this one, which is kept until all parts are done. None: the
+        caller has one, which is not kept; or all parts are done.
 
-        Raises UsageError where the folder has parts of another run: what it did is not thrown away.
+        Raises UsageError where the folder has parts of another run: what it did is not discarded.
         """
         info = _state(self.folder)
         if info.get("job") == self.job:
@@ -58,7 +63,7 @@ class FinishedParts:
         write(self._path(number), value)
 
     def get(self, number: int) -> dict[str, Any]:
-        """Raises CorruptCheckpoint where it is no JSON."""
+        """Raises CorruptCheckpoint where it is not JSON."""
         try:
             return read_json(self._path(number))
         except CorruptCheckpoint:
@@ -79,7 +84,7 @@ class FinishedParts:
 
 
 def finished(folder: Path) -> FinishedParts | None:
-    """The parts in a folder, where all were made; None where they were not, or there are none."""
+    """The parts in a folder where all are done, else None."""
     info = _state(folder)
     return FinishedParts(folder, str(info.get("job"))) if info.get("finished") is True else None
 
@@ -90,5 +95,5 @@ def _state(folder: Path) -> dict[str, Any]:
 
 
 def write(path: Path, value: dict[str, Any]) -> None:
-    """Appears when it is complete, its owner's."""
+    """JSON, complete or not there."""
     files.write(path, json.dumps(value))  # in ASCII: a text may have half of a surrogate pair

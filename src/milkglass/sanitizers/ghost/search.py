@@ -1,6 +1,6 @@
 """GHOST's search: for each token its shadows, near in embedding and far in meaning (section 3.3, Algorithm 1).
 
-N(t, k) are the k tokens of the largest cosine with t, but t. A neighbour t' of t is no shadow of it where
+N(t, k) are the k tokens of the largest cosine with t, but t. A neighbour t' of t is not a shadow of it where
 
     |N(t, k) & N(t', k)| / k > overlap        indirect similarity
     t is in N(t', k)                          direct similarity: t' is in N(t, k) anyway
@@ -11,7 +11,7 @@ One that keeps none even then falls back to its k neighbours unfiltered, and is 
 
 Where we depart from the paper: the overlap is a share of k, as in the published code and as its threshold of 0.1
 needs, not a number of tokens; the paper widens the search for ever. Special tokens, [unusedN] and rows without a token
-stand for themselves and are nobody's shadow. What this module does not know: models, texts.
+are their own shadows and no other token's. What this module does not know: models, texts.
 """
 
 from __future__ import annotations
@@ -37,8 +37,16 @@ ROWS = 64  # tokens filtered at a time
 
 @dataclass(frozen=True)
 class Search:
-    """k: neighbours, 1 to n - 1. overlap: tau_o, from 0 to 1. indirect, direct, lemma: which similarities exclude.
-    language: of the lemmas. The defaults are the paper's (5.5, A.1)."""
+    """The parameters of the search. The defaults are the paper's (5.5, A.1).
+
+    Attributes:
+        k: neighbours, 1 to n - 1.
+        overlap: tau_o, from 0 to 1.
+        indirect: whether indirect similarity excludes a neighbour.
+        direct: likewise, direct similarity.
+        lemma: likewise, one lemma.
+        language: of the lemmas.
+    """
 
     k: int = limited(70, least=1, hint="70 is the paper's choice")
     overlap: float = limited(0.1, most=1, hint="0.1 is the paper's choice")
@@ -58,9 +66,14 @@ class Search:
 
 @dataclass(frozen=True, eq=False)
 class Shadows:
-    """ids: (total,) the shadows of token 0, of token 1, ..., nearest first. starts: (n + 1,) where each token's begin.
-    reach: (n,) how many neighbours were looked at; 0: the token stands for itself. fallen: (n,) where no neighbour
-    passed, so that all of the first k are shadows."""
+    """The shadows of every token.
+
+    Attributes:
+        ids: (total,) the shadows of token 0, of token 1, ..., nearest first.
+        starts: (n + 1,) where each token's begin.
+        reach: (n,) how many neighbours were examined; 0: the token is its own shadow.
+        fallen: (n,) where no neighbour passed, so that all of the first k are shadows.
+    """
 
     ids: NDArray[np.int32] = field(repr=False)
     starts: Ids = field(repr=False)
@@ -71,17 +84,17 @@ class Shadows:
         return len(self.reach)
 
     def of(self, token: int) -> Ids:
-        """(s,) what may stand for this token; itself where it is special."""
+        """(s,) the shadows of this token; itself where it is special."""
         return self.ids[self.starts[token] : self.starts[token + 1]].astype(np.int64)
 
     @property
     def fixed(self) -> Mask:
-        """(n,) the tokens that stand for themselves."""
+        """(n,) the tokens that are their own shadows."""
         return self.reach == 0
 
 
 def search(table: WordVectors, lemmas: Ids | None, chosen: Search) -> Shadows:
-    """The shadows of every row of a table. lemmas: (n,) a number for each row, alike where the lemma is; needed unless
+    """The shadows of every row of a table. lemmas: (n,) a number for each row, equal where the lemma is; needed unless
     `chosen.lemma` is off. Raises UsageError where k does not fit the table."""
     if chosen.lemma and (lemmas is None or lemmas.shape != (len(table),)):
         raise UsageError(f"lemmas are missing for a table of {len(table)} tokens", "give one number a token")
@@ -132,7 +145,7 @@ def _block(near: Lists, part: Ids, same: Ids | None, chosen: Search) -> Mask:
 
 
 def _assembled(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], fallen: Mask) -> Shadows:
-    """By token id, where those that are special stand for themselves."""
+    """By token id, where special tokens are their own shadows."""
     n = len(table)
     every = [np.array([token]) for token in range(n)]
     for token, one in zip(table.candidates.tolist(), lists, strict=True):

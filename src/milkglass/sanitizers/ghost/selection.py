@@ -1,16 +1,17 @@
 """GHOST's selection: which shadows a sentence is made of (section 3.4, Algorithm 2).
 
 Each sentence starts from shadows drawn at random. Position by position the shadow is taken with which the hidden states
-are nearest to the original's; sweeps are repeated until one changes the loss by less than `threshold`. The token that
-stands at a position is among its shadows, so that the loss never rises. With more beams the best few sentences are kept
+are nearest to the original's; sweeps are repeated until one changes the loss by less than `threshold`. The token at a
+position is among its shadows, so that the loss never rises. With more beams the best few sentences are kept
 and each is tried with each shadow; after the last sweep the best one is the choice.
 
 Where we depart from the paper: the stop is asked after a sweep, as in the published code, and not at each position, or
-most positions would never be visited; there is a most of sweeps, and whoever reaches it is reported as not settled.
+most positions would never be visited; the number of sweeps is limited, and a sentence that reaches it is reported as
+not settled.
 
 Sentences of one length go together, their candidates in one forward. Not computed: a candidate whose loss is known,
 since it is in the beam; a position since whose last visit nothing has changed; layers of candidates that are beyond the
-worst of the beam; in fp32, where the processor is quicker in bf16, candidates that bf16 shows to be none of the best
+worst of the beam; in fp32, where the processor is quicker in bf16, candidates that bf16 shows not to be among the best
 (screening.py). None of these changes a choice. What this module does not know: text, embeddings.
 """
 
@@ -39,8 +40,14 @@ GROUP = 32  # sentences of one length at a time
 
 @dataclass(frozen=True)
 class Selection:
-    """way: by hidden states; or, for the ablation (Table 7), what was drawn, or the nearest shadow. beams: sentences
-    kept. threshold: tau_d, absolute. sweeps: at most. The paper gives beams; it is silent about the others."""
+    """The parameters of the selection. The paper gives `beams` only.
+
+    Attributes:
+        way: by hidden states; or, for the ablation (Table 7), the random start, or the nearest shadow.
+        beams: candidate sentences.
+        threshold: tau_d, absolute.
+        sweeps: at most.
+    """
 
     way: Way = "states"
     beams: int = limited(1, least=1)
@@ -56,8 +63,14 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """ids: (t,) the shadow sequence. loss: its distance; None where nothing was computed. history: the best loss at the
-    start and after each sweep, which never rises. settled: whether it stopped by itself."""
+    """The shadow of one sentence.
+
+    Attributes:
+        ids: (t,) the shadow sequence.
+        loss: its distance; None where nothing was computed.
+        history: the best loss at the start and after each sweep, which never rises.
+        settled: whether it converged before the last sweep that is allowed.
+    """
 
     ids: Ids = field(repr=False)
     loss: float | None = None
@@ -66,7 +79,7 @@ class Choice:
 
 
 def drawn(original: Ids, shadows: Shadows, stream: Stream) -> Ids:
-    """(t,) a shadow for each token, all of a token's alike likely (Algorithm 2, line 3)."""
+    """(t,) a shadow for each token, each of a token's equally likely (Algorithm 2, line 3)."""
     begin, end = shadows.starts[original], shadows.starts[original + 1]
     return shadows.ids[begin + stream.below(end - begin)].astype(np.int64)
 
@@ -191,7 +204,7 @@ class _Group:
         at: int = 0,
     ) -> list[float]:  # fmt: skip
         """The loss of each sequence of a sentence, inf beyond its bound; with a look in bf16, inf too where that shows
-        it to be none of the best."""
+        it not to be among the best."""
         if not rows:
             return []
         owner, limits = np.array([n for n, _ in rows]), np.array(bounds)

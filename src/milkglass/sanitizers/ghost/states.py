@@ -41,8 +41,13 @@ class _NobodyLeft(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """What a causal model keeps of the beginnings of n sequences, all of one length. keys, values: for each layer
-    (n, heads, length, width). spent: (n,) the part of each loss that is due to the beginning."""
+    """What a causal model keeps of the beginnings of n sequences of one length.
+
+    Attributes:
+        keys: for each layer (n, heads, length, width).
+        values: likewise.
+        spent: (n,) the part of each loss that is due to the beginning.
+    """
 
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
@@ -70,8 +75,13 @@ class Prefix:
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """A model without its head, in evaluation. layers: its layers, in order. causal: whether a token's states depend on
-    what stands before it only. quick: whether candidates are looked at in bf16 first."""
+    """A model without its head, in evaluation mode.
+
+    Attributes:
+        layers: its layers, in order.
+        causal: whether a token's states depend only on the tokens before it.
+        quick: whether candidates are first computed in bf16.
+    """
 
     model: Any
     layers: tuple[Any, ...]

@@ -15,9 +15,16 @@ from milkglass.sanitizers.tables.table import Mask
 
 @dataclass
 class GhostTally:
-    """Sums over texts. special: tokens that stand for themselves. fell_back: tokens without a filtered shadow.
-    one_shadow: tokens that have one shadow only, by which whoever knows GHOST reads them (attacks/adaptive).
-    loss, sweeps: of texts whose shadow was selected by states. likeness: by metric, over texts."""
+    """Sums over texts.
+
+    Attributes:
+        special: tokens that are their own shadow.
+        fell_back: tokens without a filtered shadow.
+        one_shadow: tokens with a single shadow, which anyone who knows GHOST reads (attacks/shadows).
+        loss: of texts whose shadow was selected by states.
+        sweeps: likewise.
+        likeness: by metric, over texts.
+    """
 
     rows: int = 0
     texts: int = 0

@@ -21,7 +21,7 @@ LINE = 1 << 16  # bytes of a line
 
 
 def read_glove(path: Path) -> WordVectors:
-    """Raises BadTable, naming the line, for a file that is none."""
+    """Raises BadTable, naming the line, for a file of another format."""
     words: dict[str, None] = {}
     blocks: list[Vectors] = []
     pending: list[str] = []
@@ -74,5 +74,5 @@ def _floats(rows: list[str], width: int, path: Path) -> Vectors:
     try:
         result = np.array([row.split(" ") for row in rows], np.float32)
     except ValueError:
-        raise BadTable(f"{path.name} has an entry that is no number", HINT) from None
+        raise BadTable(f"{path.name} has an entry that is not a number", HINT) from None
     return result.reshape(-1, width)

@@ -1,4 +1,4 @@
-"""Who is near whom in a table: the k nearest of every row, and a partition into groups of near rows.
+"""Nearest rows of a table: the k nearest of every row, and a partition into groups of near rows.
 
 One matrix product for each block of rows, then a partial sort: memory is a block times n, never n x n.
 """
@@ -29,7 +29,7 @@ def directions(vectors: Vectors) -> Vectors:
 def require_k(k: int, n: int, lowest: int = 2) -> None:
     if not lowest <= k <= n:
         if n < lowest:
-            raise UsageError(f"k is {k}, and this table has too few words for any", "give a larger table")
+            raise UsageError(f"k is {k}, and this table has too few words for any value", "give a larger table")
         raise UsageError(f"k is {k}, from {lowest} to {n} fit this table", f"give --k {n} or less, or a larger table")
 
 
@@ -62,7 +62,7 @@ def nearest(vectors: Vectors, k: int) -> tuple[NDArray[np.int32], NDArray[np.flo
     for start in range(0, n, ROWS):
         block = unit[start : start + ROWS] @ turned
         rows = np.arange(len(block))
-        block[rows, start + rows] = -np.inf  # a word is no candidate of its own
+        block[rows, start + rows] = -np.inf  # a word is not its own candidate
         ids[start : start + ROWS], cosines[start : start + ROWS] = best(block, k)
     return ids, cosines
 
@@ -80,7 +80,7 @@ def groups(vectors: Vectors, order: Ids, k: int, metric: Metric) -> list[Ids]:
     """Every row in one group of k: the first free row in `order` takes the k - 1 free rows that are nearest.
 
     What is left at the end, fewer than k rows, joins the last group, which then has up to 2k - 1: a smaller group
-    would hide its rows less than was asked for.
+    would hide its rows less than requested.
     """
     n = len(vectors)
     require_k(k, n)
@@ -98,7 +98,7 @@ def groups(vectors: Vectors, order: Ids, k: int, metric: Metric) -> list[Ids]:
             if not free[seed] or left < k:
                 continue
             near[taken] = -np.inf
-            near[np.searchsorted(pool, seed)] = np.inf  # the seed is of its own group, whatever rounding says
+            near[np.searchsorted(pool, seed)] = np.inf  # the seed is in its own group, in spite of rounding
             group = best(near[None], k)[0][0]
             taken[group], free[pool[group]] = True, False
             left -= k

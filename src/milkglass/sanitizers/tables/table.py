@@ -21,8 +21,14 @@ LARGEST = 1e15  # squares of such values can be summed in fp32
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """words: (n,), each once. vectors: (n, d), fp32. special: (n,), rows that are neither drawn nor replaced, such as
-    [CLS] and [unused7]. name: for reports; no path and no text."""
+    """Words with their vectors.
+
+    Attributes:
+        words: (n,), each once.
+        vectors: (n, d), fp32.
+        special: (n,), rows that are neither drawn nor replaced, such as [CLS] and [unused7].
+        name: for reports; without a path or a text.
+    """
 
     words: tuple[str, ...]
     vectors: Vectors = field(repr=False)
@@ -54,7 +60,7 @@ class WordVectors:
 
     @cached_property
     def places(self) -> Ids:
-        """(n,) where a row stands among the candidates; -1 for special rows."""
+        """(n,) a row's place among the candidates; -1 for special rows."""
         result = np.full(len(self), -1, np.int64)
         result[self.candidates] = np.arange(len(self.candidates))
         return result

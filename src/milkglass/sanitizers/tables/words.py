@@ -1,6 +1,6 @@
-"""Split a text into words and what stands between them, and look words up in a table.
+"""Split a text into words and what is between them, and look words up in a table.
 
-What may cross as it is, is listed here and nothing else may: white space and punctuation (ASCII punctuation and
+Only what is listed here is kept unchanged: white space and punctuation (ASCII punctuation and
 symbols, Unicode's category P). Every other character is part of a word: letters, marks, digits, emoji, signs of
 currency, controls, unassigned ones. So an oddity becomes an unknown word, which is replaced.
 
@@ -28,13 +28,13 @@ def passes(character: str) -> bool:
 
 @cache
 def between() -> str:
-    """Every character that may cross, as it is written in a class of a regular expression."""
+    """Every character that is kept, as in a character class of a regular expression."""
     return re.escape("".join(c for c in map(chr, range(HIGHEST)) if passes(c)))
 
 
 @cache
 def pattern(contractions: bool) -> re.Pattern[str]:
-    """Splitting with it gives what stands between, a word, what stands between, ... With `contractions` "don't" and
+    """Splitting with it gives what is between, a word, what is between, ... With `contractions` "don't" and
     "it's" are two words each, as GloVe writes them: "do" "n't", "it" "'s"."""
     inside = f"[^{between()}]"
     if not contractions:
@@ -52,7 +52,7 @@ CONTRACTIONS = frozenset(("n't", "'s", "'re", "'ve", "'ll", "'d", "'m"))
 
 
 def plain_space(text: str) -> str:
-    """What stands between two words, rare kinds of white space written as a blank."""
+    """What is between two words, rare kinds of white space written as a blank."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(" " if c.isspace() and c not in SPACES else c for c in text)
@@ -72,7 +72,7 @@ def spellings(word: str) -> Iterable[str]:
 
 
 class Lookup(dict[str, int]):
-    """From a word as it stands in a text to its row; UNKNOWN, NUMBER, or KEPT - i for the i-th kept word.
+    """From a word of a text to its row; UNKNOWN, NUMBER, or KEPT - i for the i-th kept word.
 
     Whatever has a digit is a number, also one that the table has. It forgets all when it grows too large.
     """
