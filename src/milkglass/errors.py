@@ -92,7 +92,7 @@ class TruncatedKey(KeyFileError):
 
 
 class TamperedKey(KeyFileError):
-    """The checksum holds and the passphrase is right, but the seal is broken: somebody edited the file."""
+    """The checksum holds and the passphrase is right, but the seal is broken: someone edited the file."""
 
 
 class UnknownKeyVersion(KeyFileError):

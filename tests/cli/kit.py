@@ -21,7 +21,7 @@ from tests.client.stub import Stub
 
 PASSPHRASE = "correct horse battery"
 SECRET = "zanzibar"
-SMALL = ["--k", "4", "--beta", "0.9"]
+SMALL = ["--k", "4", "--set", "beta=0.9"]
 SCHEME = ObfusLM(k=4, beta=0.9)
 
 
@@ -59,7 +59,7 @@ def document(result: Result) -> dict[str, Any]:
 
 def refused(result: Result, code: int, message: str) -> None:
     assert result.exit_code == code, (result.exit_code, result.stderr, result.exception)
-    assert message in result.stderr
+    assert message in result.stderr, (message, result.stderr)
     assert result.stderr.startswith("error: ")
     assert "Traceback" not in result.stderr
 

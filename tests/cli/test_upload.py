@@ -112,6 +112,6 @@ def test_names_that_no_model_has_are_reported_before_the_model_is_scrambled(enco
     shutil.copytree(encoder.model, model)
     tensors = load_file(model / "model.safetensors")
     save_file({**tensors, "bert.John-Doe": np.zeros(3, np.float32)}, model / "model.safetensors", {"format": "pt"})
-    run = ("obfuscate", model, tmp_path / "out", "--key", tmp_path / "k", "--k", 4, "--beta", "0.9")
+    run = ("obfuscate", model, tmp_path / "out", "--key", tmp_path / "k", "--k", 4, "--set", "beta=0.9")
     refused(call(*run), 3, "1 tensors have names that no supported model has, the first is 'bert.John-Doe'")
     assert not (tmp_path / "out").exists() and not (tmp_path / "k").exists()

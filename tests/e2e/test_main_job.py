@@ -141,7 +141,7 @@ def test_only_scrambled_ids_leave(server: tuple[Path, str, Path], tmp_path: Path
         file.write_text("\n".join(map(json.dumps, content)))
     with Tap(url) as tap:
         me = Person(home, tap.url, token_file)
-        small = ("--k", 4, "--beta", "0.9")
+        small = ("--k", 4, "--set", "beta=0.9")
         me("obfuscate", bert, home / "bert-s", "--key", home / "bert.mgkey", *small)
         me("obfuscate", llama, home / "llama-s", "--key", home / "llama.mgkey", *small, "--delta")
         assert me("verify", home / "bert-s", "--key", home / "bert.mgkey")["passed"]

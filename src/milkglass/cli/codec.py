@@ -204,7 +204,7 @@ def _ids(name: str, text: str) -> list[int]:
     if isinstance(value, dict):
         value = value.get("ids")
     if not isinstance(value, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in value):
-        raise CodecError(f"{name} is no list of ids", "write a JSON list of whole numbers, such as [5, 17, 2]")
+        raise CodecError(f"{name} is not a list of ids", "write a JSON list of whole numbers, such as [5, 17, 2]")
     return value
 
 

@@ -12,7 +12,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="The folder to write the page and the results to.")] = Path(
         "milkglass-demo"
     ),
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: shows the way, not the quality.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: shows the process, not the quality.")] = False,
 ) -> None:
     """Obfuscate, serve, fine-tune and use both embedded models, then show who saw what. Takes some minutes."""
     from milkglass.demo.run import run_demo

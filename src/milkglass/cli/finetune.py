@@ -46,7 +46,7 @@ def finetune(
         typer.Option(help="Must fit the data; `regression`: labels are numbers.  [default: as the data]"),
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.  [default: 3]")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Stop after this many steps, whatever the epochs.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Stop after this many steps, whatever --epochs says.")] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Examples a step.  [default: 32 for classification, 8 for causal-lm]")
     ] = None,
@@ -87,10 +87,10 @@ def finetune(
     logging_steps: Annotated[
         int | None,
         typer.Option(
-            help="Steps between reports of the loss; the first and the last are reported anyway.  [default: 10]"
+            help="Steps between reports of the loss; the first and the last are always reported.  [default: 10]"
         ),
     ] = None,
-    suffix: Annotated[str | None, typer.Option("--suffix", help="Ends the fine-tuned model's name.")] = None,
+    suffix: Annotated[str | None, typer.Option("--suffix", help="A suffix of the fine-tuned model's name.")] = None,
     fetch: Fetch = None,
     detach: Annotated[bool, typer.Option("--detach", help="Don't wait: print the job's id.")] = False,
     model: ModelRef = None,

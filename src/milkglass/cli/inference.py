@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 SILENT = "(the model ended at once, without a word)"
 ModelId = Annotated[str, typer.Argument(help="The model's id on the server.")]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of an answer.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="The largest number of tokens of an answer.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; 1 draws as the model would.")]
 TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens up to this mass.")]
 TopK = Annotated[int | None, typer.Option(min=1, help="Draw from this many likeliest tokens.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="The same seed draws the same.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="The same seed draws the same tokens.")]
 System = Annotated[str | None, typer.Option("--system", help="The system's message.")]
 
 
@@ -89,7 +89,7 @@ def generate(
         bool | None,
         typer.Option(
             "--chat/--raw",
-            help="The prompt is a message in the chat template, or plain text to go on from  "
+            help="The prompt is a message in the chat template, or plain text to continue  "
             "[default: --chat if the model has a template]",
         ),
     ] = None,

@@ -36,7 +36,7 @@ def job(
     job_id: Annotated[str, typer.Argument(help="The job's id: `finetune` printed it, `milkglass jobs` lists it.")],
     server: ServerUrl,
     follow: Annotated[bool, typer.Option("--follow", help="Watch it to its end.")] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Stop it for good; what it learnt is lost.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Stop it for good; what it learned is lost.")] = False,
     fetch: Fetch = None,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete the record of a job that is over; the model that it made stays.")
@@ -55,7 +55,7 @@ def job(
         if delete:
             _delete(remote, job_id, yes, as_json)
             return
-        state = remote.job(job_id)  # first: a job that is not there, or a server that is down, is told at once
+        state = remote.job(job_id)  # first: a job that is not there, or a server that is down, is reported at once
         if follow or fetch:
             finish(remote, job_id, fetch, way, as_json)
             return
@@ -72,7 +72,7 @@ def job(
 def _delete(remote: Remote, job_id: str, yes: bool, as_json: bool) -> None:
     from milkglass.client.remote.remote import JOBS
 
-    remote.require(JOBS, job_id)  # one that is not there is told before anybody is asked
+    remote.require(JOBS, job_id)  # one that is not there is reported before anyone is asked
     confirm(f"Delete the record of {job_id}?", yes)
     remote.delete_job(job_id)
     emit(as_json, {"id": job_id, "deleted": True}, f"deleted: {job_id}")

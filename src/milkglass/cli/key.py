@@ -18,12 +18,12 @@ FRESH = "every text under one key is a piece of the same cipher; give the next j
 
 LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
-keys = typer.Typer(help="Look after a key file.", no_args_is_help=True)
+keys = typer.Typer(help="Inspect a key file; derive a key for one job.", no_args_is_help=True)
 
 
 @keys.callback()
 def group() -> None:
-    """Look after a key file."""
+    """Inspect a key file; derive a key for one job."""
 
 
 @keys.command()
@@ -48,7 +48,9 @@ def for_job(
     out: Annotated[Path, typer.Option("--out", help="The new key file, under KEY's passphrase.", show_default=False)],
     clusters: Annotated[
         Literal["kept", "new"],
-        typer.Option(help="kept: KEY's clusters, new noise. new: an id whose tokens are linked is read by two jobs."),
+        typer.Option(
+            help="kept: KEY's clusters, new noise. new: new clusters; two jobs then reveal tokens whose ids are linked."
+        ),
     ] = "kept",
     model: ModelRef = None,
     passphrase_file: PassphraseFile = None,

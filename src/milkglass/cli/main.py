@@ -43,7 +43,7 @@ class Commands(TyperGroup):
             report(UsageError("the input is not UTF-8 text", "convert it to UTF-8"), as_json)
             code = UsageError.exit_code
         except BrokenPipeError:
-            raise  # whoever read our output has enough; typer leaves quietly
+            raise  # anyone who read our output has enough; typer leaves quietly
         except OSError as error:
             name = f" ({error.filename})" if error.filename else ""
             report(MilkglassError(f"{(error.strerror or 'input or output failed').lower()}{name}"), as_json)

@@ -25,7 +25,7 @@ OWN = (".jsonl", ".csv", ".tsv", ".parquet")
 def reproduce(
     recipe: Annotated[Path, typer.Argument(help="A recipe, such as recipes/attack_sst2.toml.")],
     data: Annotated[Path, typer.Option("--data", help="The folder that the recipe's data paths start from.")],
-    out: Annotated[Path, typer.Option("--out", help="The run folder. A run that was stopped goes on in it.")],
+    out: Annotated[Path, typer.Option("--out", help="The run folder. A stopped run is continued there.")],
     quick: Annotated[
         bool, typer.Option("--quick", help="The recipe's [quick] settings: minutes on two cores, other figures.")
     ] = False,
@@ -33,7 +33,7 @@ def reproduce(
         int, typer.Option("--at-once", min=1, max=64, help="Variants trained side by side, sharing the cores.")
     ] = 2,
     cache: Annotated[
-        Path | None, typer.Option("--cache", help="Where trained cells and shadows lie, for several recipes.")
+        Path | None, typer.Option("--cache", help="A folder of trained cells and shadows that several recipes share.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +70,7 @@ def data(
         str, typer.Option("--split", help="train, validation or test, as the data set has them.")
     ] = "train",
     out: Annotated[Path | None, typer.Option("--out", help="The JSON Lines file to write.")] = None,
-    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Only the first so many.")] = None,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Write only this many rows.")] = None,
     text_column: Annotated[str | None, typer.Option("--text-column", help="Your file's column of texts.")] = None,
     label_column: Annotated[str | None, typer.Option("--label-column", help="Its column of labels.")] = None,
     pair_column: Annotated[str | None, typer.Option("--pair-column", help="Its column of second texts.")] = None,
@@ -121,7 +121,7 @@ def _columns(path: Path, text: str | None, label: str | None, pair: str | None) 
 
 
 def _taken(columns: Columns | None) -> str:
-    """Nobody should learn from a training that a column was left out."""
+    """No one should learn from a training that a column was left out."""
     if columns is None:
         return ""
     named = ", ".join(f"{what} from {name}" for what, name in columns.document().items() if name is not None)

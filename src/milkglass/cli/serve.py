@@ -35,7 +35,9 @@ def serve(
         bool, typer.Option("--insecure-http", help="Listen on a network without TLS: anyone there can read the token.")
     ] = False,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest prompt.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens a request may ask for.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="The largest number of tokens that a request may ask for.")
+    ] = None,
     max_loaded_models: Annotated[int | None, typer.Option(min=1, help="Models kept in memory.")] = None,
     max_batch: Annotated[int | None, typer.Option(min=1, help="Requests that share a forward pass.")] = None,
     training_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of a training job.")] = None,

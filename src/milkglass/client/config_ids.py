@@ -117,7 +117,7 @@ def _map_ids(name: str, value: Any, sigma: Map) -> Any:
     if isinstance(value, list):
         return [_map_ids(name, one, sigma) for one in value]
     if isinstance(value, bool) or not isinstance(value, int):
-        raise UnsupportedModel(f"the config entry {name!r} is no token id", "repair the model's config")
+        raise UnsupportedModel(f"the config entry {name!r} is not a token id", "repair the model's config")
     return sigma(value) if value >= 0 else value  # some configs write -1 for "none"
 
 

@@ -62,11 +62,11 @@ class Scale:
 
 
 def score_of(where: str, value: Any) -> float:
-    """where: the row's name in messages. Raises CodecError for what is no finite number."""
+    """where: the row's name in messages. Raises CodecError for what is not a finite number."""
     try:
         result = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not math.isfinite(result):
-        raise CodecError(f"{where} has a label that is no number", "a regression needs one in every row")
+        raise CodecError(f"{where} has a label that is not a number", "a regression needs one in every row")
     return result

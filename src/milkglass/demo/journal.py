@@ -19,7 +19,7 @@ from milkglass.progress import Progress
 
 
 class Journal:
-    """Use as a context. Bars appear only where somebody watches; finished steps are printed always."""
+    """Use as a context. Bars appear only where someone watches; finished steps are printed always."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -50,7 +50,7 @@ class Journal:
 
     @contextmanager
     def waiting(self, name: str) -> Iterator[None]:
-        """A bar for something that is no step of the job."""
+        """A bar for something that is not a step of the job."""
         task = self._progress.add_task(name, total=None)
         try:
             yield

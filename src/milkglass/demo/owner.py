@@ -52,7 +52,7 @@ class DemoOwner:
 
     @classmethod
     def new(cls, ref: str, folder: Path, delta: bool) -> DemoOwner:
-        """Makes the key. Its passphrase is thrown away: the demo's models are of no use to anybody later."""
+        """Makes the key. Its passphrase is thrown away: the demo's models are of no use to anyone later."""
         folder.mkdir(parents=True)
         source = resolve(ref)
         base = Checkpoint.open(source)

@@ -1,6 +1,6 @@
 """The server: ids in, ids out. It never holds a key, a tokenizer or plain text.
 
-`create_app` makes the web application; `serve` runs it until it is told to stop.
+`create_app` makes the web application; `serve` runs it until it is asked to stop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a server is told when it starts: folders, the door, and every limit. Knows nothing of the web or of models."""
+"""A server's settings: folders, the token and TLS, and every limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ServerSettings:
     max_json: int = 8 * MIB  # any other request
     max_held: int = 64 * MIB  # all bodies that are in memory at a time
     connections: Limits = field(default_factory=Limits)
-    chunk_bytes: int = 8 * MIB  # what clients are told to send at a time
+    chunk_bytes: int = 8 * MIB  # what clients are asked to send at a time
     max_upload: int = 512 * 1024 * MIB  # one file
     max_uploads: int = 256  # that are not complete
     upload_patience: float = 86_400.0  # after so long without a chunk, an upload is abandoned and thrown away

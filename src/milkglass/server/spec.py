@@ -1,4 +1,4 @@
-"""What a fine-tuning job is told, and what it tells: the contract between the server, its workers and the client.
+"""What a fine-tuning job receives and returns: the contract between the server, its workers and the client.
 
 A job is a folder that the server makes and a worker process fills:
 
@@ -120,8 +120,8 @@ class Status(BaseModel):
 
 
 def hyperparameters_of(requested: Mapping[str, Any]) -> dict[str, Any]:
-    """The requested ones that are not None, checked as the server will check them: nobody uploads for an hour to learn
-    that a rate is negative. Raises UsageError."""
+    """The requested ones that are not None, checked as the server will check them: a negative rate is
+    refused before an hour of uploading. Raises UsageError."""
     given = {name: value for name, value in requested.items() if value is not None}
     try:
         return Hyperparameters(**given).model_dump(exclude_none=True, include={*given})

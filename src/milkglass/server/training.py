@@ -185,7 +185,7 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
 
 
 def pearson(prediction: EvalPrediction) -> dict[str, float]:
-    """Of the one number that the model says of each row; nan, which nobody is told, where either side is constant."""
+    """Of the one number that the model says of each row; nan where either side is constant, which is not reported."""
     words = np.asarray(prediction.predictions, np.float64).reshape(-1)
     expected = np.asarray(prediction.label_ids, np.float64).reshape(-1)
     words, expected = words - words.mean(), expected - expected.mean()
@@ -266,7 +266,7 @@ def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
 
 
 def explain(error: BaseException, job: Path) -> str:
-    """What the client is told: our own messages whole, of others the kind, with the traceback in the worker's log.
+    """What the client receives: our own messages whole, of others the kind, with the traceback in the worker's log.
 
     A full disk has many names: OSError, safetensors' own error, and torch's, which says only that writing failed. So
     this must look at the disk before anything is removed from it.

@@ -29,7 +29,7 @@ KEYS = {True: "this key", False: "another key", None: "not said"}
 def models(
     ref: Annotated[
         str | None,
-        typer.Argument(help="Look at this one: a folder, a hub id (hf:owner/name), demo:minilm, demo:smollm2."),
+        typer.Argument(help="Inspect one model: a folder, a hub id (hf:owner/name), demo:minilm, demo:smollm2."),
     ] = None,
     server: Annotated[
         str | None,
@@ -38,7 +38,7 @@ def models(
     supported: Annotated[
         bool, typer.Option("--supported", help="List what can be scrambled, also where a server is named.")
     ] = False,
-    key: Annotated[Path | None, typer.Option("--key", help="Say which models this key file fits.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Show which models this key file fits.")] = None,
     passphrase_file: PassphraseFile = None,
     delete: Annotated[str | None, typer.Option("--delete", help="Delete this model from the server.")] = None,
     yes: Yes = False,
@@ -91,7 +91,7 @@ def _delete(way: ServerOptions, name: str, yes: bool, as_json: bool) -> None:
     from milkglass.client.remote.remote import MODELS
 
     with way.open() as remote:
-        remote.require(MODELS, name)  # one that is not there is told before anybody is asked
+        remote.require(MODELS, name)  # one that is not there is reported before anyone is asked
         confirm(f"Delete the model {name} from the server? It cannot be brought back.", yes)
         remote.delete_model(name)
     emit(as_json, {"id": name, "deleted": True}, f"deleted: {name}")

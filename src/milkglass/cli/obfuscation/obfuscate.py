@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,22 +27,13 @@ def obfuscate(
     out: Annotated[Path, typer.Argument(help="The new folder to write.")],
     key: KeyFile,
     scheme: Annotated[
-        Literal["obfuslm", "sentinel"] | None,
-        typer.Option(help="sentinel is broken, and here to be shown as such.  [default: obfuslm]"),
+        str | None, typer.Option(help="The scheme; one that there is not lists them.  [default: obfuslm]")
     ] = None,
     k: Annotated[int | None, typer.Option(help="Cluster size.  [default: 10]")] = None,
     epsilon: Annotated[
         float | None,
         typer.Option(help="How strongly likeness decides the mixture.  [default: 0.1 for encoders, 1 for decoders]"),
     ] = None,
-    beta: Annotated[
-        float | None, typer.Option(help="Quantile of similarity that a neighbour must reach.  [default: 0.99]")
-    ] = None,
-    leftover: Annotated[
-        Literal["merge", "paper"] | None,
-        typer.Option(help="Small clusters: merge them, or leave them as the paper does.  [default: merge]"),
-    ] = None,
-    cluster_special: Annotated[bool, typer.Option("--cluster-special", help="Mix special tokens, too.")] = False,
     bands: Annotated[
         float | None,
         typer.Option(help="Only tokens whose counts in --band-text differ by less than this factor share a cluster."),
@@ -50,21 +41,14 @@ def obfuscate(
     band_text: Annotated[
         Path | None, typer.Option("--band-text", help="Text like yours, for --bands: .jsonl, .csv, .tsv or .txt.")
     ] = None,
-    aliases: Annotated[
-        int | None,
-        typer.Option(help="Scrambled ids of each token, one drawn at each occurrence; the tables grow by this factor."),
-    ] = None,
-    rows: Annotated[
-        Literal["shared"] | None,
-        typer.Option(help="One row for all of a cluster, ids drawn within it; encoders only, ids cannot be read back."),
-    ] = None,
-    plus: Annotated[
-        Literal["paper", "symmetrise", "exact"] | None,
-        typer.Option(help="ObfusLM+: mix the dimensions of every layer as well, in this form; Llama family only."),
-    ] = None,
-    plus_k: Annotated[int | None, typer.Option(help="Dimensions a cluster, with --plus.  [default: 10]")] = None,
-    plus_epsilon: Annotated[
-        float | None, typer.Option(help="How likeness decides their mixture, with --plus.  [default: 3]")
+    words: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Another parameter of the scheme, such as beta=0.9, aliases=2, rows=shared or plus.form=paper; "
+            "repeatable. An unknown name lists them all.",
+        ),
     ] = None,
     delta: Annotated[
         bool, typer.Option("--delta", help="Write only what changes; the server must have the original model.")
@@ -81,37 +65,23 @@ def obfuscate(
     started = time.monotonic()
     if generate_passphrase and key.exists():
         raise UsageError(f"{key} exists already, under a passphrase of its own", "leave --generate-passphrase out")
-    _require_places(out, key, new_key)  # what needs no model is told before anybody waits for one
+    _require_places(out, key, new_key)  # what needs no model is reported before anyone waits for one
     from milkglass.client.key.file import write_key
     from milkglass.client.key.generate import new_key as make_key
     from milkglass.client.key.generate import scheme_for, scheme_of
     from milkglass.client.obfuscate.preflight import require_room, require_scramblable
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.schemes.catalogue import scheme_named
 
     _require_bands(bands, band_text)
-    requested: dict[str, Any] = {
-        "k": k,
-        "epsilon": epsilon,
-        "beta": beta,
-        "leftover": leftover,
-        "cluster_special": cluster_special or None,
-        "aliases": aliases,
-        "rows": rows,
-    }
-    selected = {name: value for name, value in requested.items() if value is not None}
-    selected |= _plus(plus, plus_k, plus_epsilon)
-    if scheme == "sentinel" and selected:
-        raise UsageError(f"sentinel has no {next(iter(selected))}", "leave the option out")
-    scheme_named(scheme or "obfuslm", selected)  # a value that cannot be is told whatever the model and the key say
+    selected = _selected(scheme or "obfuslm", words or [], k, epsilon)
     folder = _folder(model, as_json)
     base = Checkpoint.open(folder)
     if band_text is not None:
         selected["bands"] = _bands(base, bands, band_text)
     ref = kept_name(model, folder)
     asked_for = scheme_for(base, scheme or "obfuslm", **selected)
-    # Whoever is asked for a passphrase is asked before bars are drawn over the question.
+    # Anyone who is asked for a passphrase is asked before bars are drawn over the question.
     old = _existing(key, scheme, selected, passphrase_file, out)
     expected = asked_for if old is None else scheme_of(old.key)
     require_scramblable(base, expected, delta)
@@ -184,13 +154,16 @@ def _require_bands(factor: float | None, text: Path | None) -> None:
         require_file(text, "give text like the one that will be sent")
 
 
-def _plus(form: Any, k: int | None, epsilon: float | None) -> dict[str, Any]:
-    from milkglass.schemes.obfuslm_plus import Plus
+def _selected(scheme: str, words: list[str], k: int | None, epsilon: float | None) -> dict[str, Any]:
+    """The scheme's parameters that the command sets. A value that cannot be is refused whatever the model and the key
+    are."""
+    from milkglass.parameters import read_words
+    from milkglass.schemes.catalogue import SCHEMES
 
-    provided: dict[str, Any] = {name: one for name, one in (("k", k), ("epsilon", epsilon)) if one is not None}
-    if form is None and provided:
-        raise UsageError(f"--plus-{next(iter(provided))} is of no use without --plus", "give --plus paper as well")
-    return {} if form is None else {"plus": Plus(form=form, **provided)}
+    short = [f"{name}={value}" for name, value in (("k", k), ("epsilon", epsilon)) if value is not None]
+    values = read_words(type(SCHEMES[scheme]), [*short, *words], scheme, without=["bands"])
+    made = SCHEMES.make(scheme, values)
+    return {name: getattr(made, name) for name in values}
 
 
 def _bands(base: Checkpoint, factor: float | None, text: Path) -> Any:

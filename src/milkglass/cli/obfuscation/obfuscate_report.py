@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 LOSS = (
     "made a new key: {path}\n"
-    "  Without this file and its passphrase, models trained with it are useless, and nobody can recover them.\n"
+    "  Without this file and its passphrase, models trained with it are useless, and no one can recover them.\n"
     "  Keep a copy of it somewhere safe, and never give it to the server."
 )
 UNTUNED = (
     "mixing has a price: as it is, the model answers with nonsense or with nothing; it is of use after fine-tuning"
 )
 UNMIXED = (
-    "k = 1 mixes nothing: whoever compares the tables with the published ones reads every id; k = 10 is the default"
+    "k = 1 mixes nothing: anyone who compares the tables with the published ones reads every id; k = 10 is the default"
 )
 PLUS = (
     "the dimensions of every layer are mixed, with a condition number of {:.3g}: the higher, the more there is to "

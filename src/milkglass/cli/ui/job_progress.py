@@ -19,7 +19,7 @@ from milkglass.cli.ui.terminal import LINES_APART, bars, duration, emit, note, w
 if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
 
-Fetch = Annotated[Path | None, typer.Option("--fetch", help="Download the result (scrambled) to this folder.")]
+Fetch = Annotated[Path | None, typer.Option("--fetch", help="Download the result, which is scrambled, to this folder.")]
 NUMBERS = ("loss", "train_loss", "eval_loss", "accuracy", "eval_accuracy")
 Show = Callable[[Mapping[str, Any]], None]
 
@@ -105,7 +105,7 @@ def _board(as_json: bool) -> Iterator[Show]:
 
 
 class _Lines:
-    """The first and the last loss, between them one every now and then, and whatever else is told."""
+    """The first and the last loss, between them one every now and then, and whatever else is reported."""
 
     def __init__(self) -> None:
         self._due, self._ended = 0.0, False

@@ -42,7 +42,7 @@ Certificate = Annotated[
     Path | None, typer.Option("--certificate", help="The server's certificate (PEM), if it signed its own.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask before deleting.")]
-AllowHttp = Annotated[bool, typer.Option("--allow-http", help="Let the token cross a network in the clear.")]
+AllowHttp = Annotated[bool, typer.Option("--allow-http", help="Send the token over a network without encryption.")]
 
 
 def require_file(path: Path, hint: str) -> None:

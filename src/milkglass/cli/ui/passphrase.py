@@ -31,7 +31,7 @@ GeneratePassphrase = Annotated[
 
 
 def passphrase(file: Path | None) -> str:
-    """The passphrase of a key that exists. Raises UsageError when none is given and there is nobody to ask."""
+    """The passphrase of a key that exists. Raises UsageError when none is given and there is no one to ask."""
     provided = _given(file)
     if provided is not None:
         return provided
@@ -44,7 +44,7 @@ def new_passphrase(file: Path | None, weak: bool = False, generate: bool = False
     """The passphrase of a new key. Asked for twice; nothing typed generates one.
 
     weak: take a weak one, with a warning. generate: draw one, and write it to `file` or show it. Raises WeakPassphrase
-    for one that is weak, UsageError when there is nobody to ask or to show it to.
+    for one that is weak, UsageError when there is no one to ask or to show it to.
     """
     if generate:
         return _generate(file, weak)

@@ -1,4 +1,4 @@
-"""What the commands say: results to stdout, everything else to stderr; bars only where somebody watches.
+"""What the commands say: results to stdout, everything else to stderr; bars only where someone watches.
 
 What this module does not know: any command.
 """
@@ -44,7 +44,7 @@ def json_text(document: Mapping[str, Any]) -> str:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something is destroyed. Raises UsageError where nobody can answer, typer.Abort for a no."""
+    """Ask before something is destroyed. Raises UsageError where no one can answer, typer.Abort for a no."""
     if yes:
         return
     if not _asked_at_a_terminal():
@@ -88,7 +88,7 @@ def watched() -> bool:
 
 
 def told_now_and_then(name: str, total: int) -> Progress:
-    """A line on stderr every now and then, for a log; of a stage that is soon over, none. One whose size nobody can
+    """A line on stderr every now and then, for a log; nothing for a stage that is soon over. One whose size no one can
     say has its line at once."""
     if not total:
         note(f"{name} ...")
@@ -107,7 +107,7 @@ def told_now_and_then(name: str, total: int) -> Progress:
 
 @contextmanager
 def bars(as_json: bool = False) -> Iterator[Stage]:
-    """Progress bars on stderr, one a stage; where nobody watches a line now and then; with --json nothing."""
+    """Progress bars on stderr, one a stage; where no one watches a line now and then; with --json nothing."""
     if as_json or not watched():
         yield no_stage if as_json else told_now_and_then
         return

@@ -37,7 +37,7 @@ def line_name(number: int, source: Path | None) -> str:
 
 
 def row_of(name: str, line: str) -> InputRow:
-    """Raises CodecError for an object whose texts are none."""
+    """Raises CodecError for an object whose texts are not strings."""
     text = line.rstrip("\r\n")
     result = _object(text)
     if result is None:
@@ -46,7 +46,7 @@ def row_of(name: str, line: str) -> InputRow:
         return InputRow(name, messages=_turns(name, result["messages"]))
     pair = result.get("text_pair")
     if not isinstance(result["text"], str) or not isinstance(pair, str | None):
-        raise CodecError(f"{name} has a text or a text_pair that is no string", 'write {"text": "..."}')
+        raise CodecError(f"{name} has a text or a text_pair that is not a string", 'write {"text": "..."}')
     return InputRow(name, result["text"], pair)
 
 
@@ -87,7 +87,7 @@ def _require_lines(source: Path) -> None:
 
 @contextmanager
 def named(rows: Sequence[InputRow]) -> Iterator[None]:
-    """What is wrong with one of these texts is told by its row's name."""
+    """What is wrong with one of these texts is reported under its row's name."""
     try:
         yield
     except CodecError as error:

@@ -108,7 +108,7 @@ class Codec:
         max_length: int | None = None,
         truncate: bool = False,
     ) -> Encoded:
-        """What looks like a special token in a text is text: nobody can end a text early by writing "[SEP]".
+        """What looks like a special token in a text is text: no one can end a text early by writing "[SEP]".
 
         Raises EmptyText, TooLong (unless `truncate`) or IdOutOfRange; each names the text's number, from 1.
         """
@@ -304,7 +304,7 @@ class Codec:
         if not self.readable:
             raise CodecError(
                 "under this key an id names a cluster of tokens and no token: it cannot be read back",
-                "keep the text itself; a key without --rows shared has ids that can be read",
+                "keep the text itself; a key without rows=shared has ids that can be read",
             )
         array = np.asarray(ids)
         if array.size == 0:

@@ -181,7 +181,7 @@ def _table_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 if cells:
                     yield reader.line_num, dict(zip(header, cells, strict=True))
         except csv.Error:
-            raise CodecError(f"{place(path, reader.line_num)} is no row", "check its quotes") from None
+            raise CodecError(f"{place(path, reader.line_num)} is not a row", "check its quotes") from None
         finally:
             csv.field_size_limit(limit)
 
@@ -226,7 +226,7 @@ def _string(where: str, row: Mapping[str, Any], name: str) -> str:
 def _label(where: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
         raise CodecError(
-            f"{where} has a label that is no name and no whole number",
+            f"{where} has a label that is neither a name nor a whole number",
             "give a name such as billing; for numbers of a regression say `--task regression`",
         )
     return str(value).strip()

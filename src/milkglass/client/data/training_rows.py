@@ -34,7 +34,7 @@ def checked(data: Path, task: str | None) -> Summary:
 
 
 def numbers_of(key: Key, train: Summary) -> Numbers:
-    """How the labels are sent. Label names and a scale that the key knows stay as they are, so that a second
+    """How the labels are sent. Label names and a scale that the key knows stay unchanged, so that a second
     fine-tune reads like the first; a scale only where it suits the data."""
     if train.task == "classification":
         return number_labels(in_secret_order(train.labels, key), key.info.labels)

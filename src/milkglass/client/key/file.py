@@ -2,7 +2,7 @@
 
     one line of JSON, the header: format, version, scrypt's parameters, nonce, passphrase check, length of the seal
     the seal: ChaCha20-Poly1305 over the payload, the header line as associated data
-    32 bytes: SHA-256 of all before, so that damage is told from tampering
+    32 bytes: SHA-256 of all before, so that damage is distinguished from tampering
 
 What this module does not know: what a key is for, and where a model lies.
 """
@@ -57,7 +57,7 @@ def unseal(data: bytes, passphrase: str) -> Key:
         raise DamagedKey("the key file is damaged: its checksum is wrong", "restore a backup")
     sealing, check = _derive(passphrase, header)
     if not hmac.compare_digest(check, header.check):
-        raise WrongPassphrase("the passphrase is wrong", "try again; nobody can recover a lost passphrase")
+        raise WrongPassphrase("the passphrase is wrong", "try again; no one can recover a lost passphrase")
     try:
         payload = ChaCha20Poly1305(sealing).decrypt(header.nonce, data[len(line) : -CHECKSUM], line)
     except InvalidTag as error:

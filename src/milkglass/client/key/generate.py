@@ -89,7 +89,7 @@ def require_kind(architecture: Architecture, scheme: Scheme) -> None:
     if scheme.shares and architecture.kind == "decoder":
         raise UnsupportedModel(
             "rows = shared is for models that read: a model that generates would answer in ids that name no token",
-            "use --aliases or --bands for this model",
+            "use --set aliases=2 or --bands for this model",
         )
 
 
@@ -102,7 +102,7 @@ def visited(key: Key) -> NDArray[np.int64]:
     """(n,) the tokens in the order in which clusters are begun.
 
     In an order of their own. Keys of before that was so visit them by their scrambled ids: the lowest id of a cluster
-    is then its seed, which lies nearest to the middle, and whoever solved the clusters learns a little of the order
+    is then its seed, which lies nearest to the middle, and anyone who solved the clusters learns a little of the order
     inside. They must give the same clusters for ever.
     """
     if key.info.own_order:

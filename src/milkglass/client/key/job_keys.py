@@ -1,6 +1,6 @@
 """A key for one job, made from a root key by the job's name: a new permutation, and which mixture.
 
-The child's root is HKDF-SHA256 of the parent's under the label `job/NAME` (docs/formats.md): whoever has the parent
+The child's root is HKDF-SHA256 of the parent's under the label `job/NAME` (docs/formats.md): anyone with the parent
 makes every child again, and no child tells of the parent or of another.
 
 **Which mixture.** A server keeps the tables of all jobs. Measured on MiniLM, k = 10, epsilon = 0.1 (THREATS.md): how

@@ -52,7 +52,7 @@ class Key:
         order: Callable[[bytes, int, tuple[int, ...]], NDArray[np.int32]] = permutation,
         root: bytes | None = None,
     ) -> Key:
-        """root: of a key that is no secret, such as a recipe's; None draws one. order: how ids are permuted."""
+        """root: of a key that is not a secret, such as a recipe's; None draws one. order: how ids are permuted."""
         root = secrets.token_bytes(32) if root is None else root
         sigma = order(subkey(root, model_digest, "permutation"), vocab_size, pinned)
         return cls(root, model_digest, sigma, info)
@@ -97,7 +97,7 @@ class Key:
     def identifier(self) -> str:
         """16 bytes in hex that tell whether a scrambled model was made with this key. Public: a server is shown it.
 
-        HKDF's outputs for two labels are independent to anybody without the root, so this one reveals nothing of the
+        HKDF's outputs for two labels are independent to anyone without the root, so this one reveals nothing of the
         permutation, the noise or the root. It does link what was made with one key; so does comparing the tables.
         Derived and never stored, so that every key file has one.
         """

@@ -3,7 +3,7 @@
 The key file is sealed with scrypt at N = 2^17, so that a guess costs an attacker about 0.4 s of one core and 128 MB.
 How many guesses a passphrase takes is estimated by zxcvbn, which knows common passwords, words, names, dates, keyboard
 patterns and repeats. Fewer than 10^10 are refused: zxcvbn's own bound for data that an attacker has and that is behind
-a slow hash. At 0.4 s they take 127 years of one core, or under 5 days of 10,000 cores. The estimate is no proof: a
+a slow hash. At 0.4 s they take 127 years of one core, or under 5 days of 10,000 cores. The estimate is not a proof: a
 sentence from a book looks stronger than it is.
 
 What this module does not know: where a passphrase comes from (cli/ui/passphrase.py), and key files.

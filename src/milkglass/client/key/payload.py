@@ -1,6 +1,6 @@
 """What a key file seals: a safetensors file with the root secret, the permutation and what belongs to them.
 
-It is authentic when it is read, since only somebody with the passphrase can seal. It is read strictly all the same: a
+It is authentic when it is read, since only someone with the passphrase can seal. It is read strictly all the same: a
 key that is not what version 1 defines must not reach a user's models.
 
 What this module does not know: passphrases and files.

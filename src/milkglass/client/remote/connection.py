@@ -35,14 +35,14 @@ CONNECT = 10.0  # seconds
 FIRST_CONNECT = 3.0  # seconds, and
 FIRST_SILENCE = 20.0  # seconds for a first question, which is quick to answer, and
 FIRST_ATTEMPTS = 3  # tries, for a server that never answered yet: it is likelier down than restarting
-TOLD = 1.0  # seconds; of a longer wait somebody is told
+TOLD = 1.0  # seconds; a longer wait is reported
 TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
     """attempts: tries of one call. first, longest: seconds between two, doubling. pause: what sleeps (for tests). tell:
-    hears why it takes long."""
+    receives why it takes long."""
 
     attempts: int = 7
     first: float = 0.25

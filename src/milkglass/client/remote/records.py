@@ -38,7 +38,7 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 @final
 @dataclass(frozen=True)
 class RecordShape:
-    """What a record of the server's has to look like. Fields may be missing or null; other fields are left as they are.
+    """What a record of the server's has to look like. Fields may be missing or null; other fields are left unchanged.
 
     Attributes:
         noun: what the record is called in messages.

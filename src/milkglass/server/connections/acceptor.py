@@ -1,7 +1,7 @@
 """Accepts connections, no more than the limits allow, and closes those whose time is up.
 
 A place is made for a newcomer by closing the oldest connection on which nothing is being done, so that many idle
-connections lock nobody out. Knows nothing of requests.
+connections lock no one out. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Acceptor:
             task.add_done_callback(_report)
 
     def close(self) -> None:
-        """Accept nobody any more. Those whose handshake is done stay."""
+        """Accept no more connections. Those whose handshake is done stay."""
         for task in self._tasks:
             task.cancel()
         self._listener.close()
@@ -194,7 +194,7 @@ class Acceptor:
 
 
 def _report(task: asyncio.Task[None]) -> None:
-    """A task that should not have ended: nobody waits for it, so its error would be seen nowhere."""
+    """A task that should not have ended: no one waits for it, so its error would be seen nowhere."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         log.critical("connections are no longer looked after: %s", place_of(error))

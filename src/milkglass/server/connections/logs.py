@@ -1,8 +1,8 @@
 """What the server's log may hold, and how fast it may grow.
 
 Anyone who reaches the port can cause a log line, so lines of one kind are limited in number: the log cannot fill a disk
-quickly. An exception is logged by its kind and place; its message may quote a request. Rotation is the work of whoever
-collects stderr.
+quickly. An exception is logged by its kind and place; its message may quote a request. Rotation is left to
+what collects stderr.
 """
 
 from __future__ import annotations

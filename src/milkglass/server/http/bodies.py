@@ -71,7 +71,7 @@ class BodyMemory:
 
     def _make_room(self, body: CountedBody, size: int, whole: bool) -> None:
         """Evict the slowest of the bodies that are still arriving more slowly than `body`. A body that is whole counts
-        as faster than all of these. Evicts nobody where that would not be enough."""
+        as faster than all of these. Evicts none where that would not be enough."""
         lacking = self.used + size - self.limit
         if lacking <= 0:
             return

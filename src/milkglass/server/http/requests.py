@@ -22,7 +22,7 @@ Id = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 # A list ends at its first error: naming a million of them would hold up everybody else
 Ids = Annotated[list[Id], Field(fail_fast=True, max_length=2**20)]
 Rows = Annotated[list[Ids], Field(fail_fast=True, max_length=2**16)]
-# vLLM's and OpenAI's fields that only somebody with a tokenizer can honour; None and false are taken as "not asked for"
+# vLLM's and OpenAI's fields that only someone with a tokenizer can honour; None and false are taken as "not asked for"
 CLIENTS_WORK = (
     "stop", "suffix", "echo", "logprobs", "prompt_logprobs", "logit_bias", "bad_words", "response_format",
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "prompt_embeds",

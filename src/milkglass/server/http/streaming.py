@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
-GONE = Response(status_code=499)  # nobody reads it
+GONE = Response(status_code=499)  # no one reads it
 
 
 def event(data: Any, kind: str | None = None, key: str | None = None) -> str:

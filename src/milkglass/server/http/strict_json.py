@@ -58,6 +58,6 @@ class StrictRoute(APIRoute):
             try:
                 return await inner(_StrictRequest(request.scope, request.receive))
             except ClientDisconnect:
-                return Response(status_code=499)  # nobody is there to read it
+                return Response(status_code=499)  # no one is there to read it
 
         return handle

@@ -35,7 +35,7 @@ class Entry:
     engine: Future[Engine[Any]] = field(default_factory=Future)
 
     def __post_init__(self) -> None:
-        self.engine.set_running_or_notify_cancel()  # from here on nobody who waits can cancel it for the others
+        self.engine.set_running_or_notify_cancel()  # from here on no one who waits can cancel it for the others
 
     @property
     def key(self) -> Key:
@@ -49,7 +49,7 @@ class Entry:
 
 class ModelCache:
     """`acquire` and `release` come in pairs; a model that is in use is never put out. Each load has a thread of its
-    own: whoever waits for a model waits without one."""
+    own: anyone who waits for a model waits without one."""
 
     def __init__(self, settings: ServerSettings, folder: Callable[[str], Path]) -> None:
         self._settings, self._folder = settings, folder
@@ -92,7 +92,7 @@ class ModelCache:
         with self._lock:
             gone = [entry for entry in self._entries.values() if entry.model.id == model_id]
             if any(entry.users or not entry.engine.done() for entry in gone):
-                raise Conflict("this model is answering somebody right now", "try again in a moment")
+                raise Conflict("this model is answering someone right now", "try again in a moment")
             for entry in gone:
                 del self._entries[entry.key]
         for entry in gone:
@@ -113,7 +113,7 @@ class ModelCache:
                 put_out.close()  # its weights go before the new ones come
             engine = build(self._folder(entry.model.id), entry.model, entry.task, self._settings)
             engine.start()
-        except BaseException as error:  # noqa: BLE001  (whoever waits must hear of it)
+        except BaseException as error:  # noqa: BLE001  (anyone who waits must hear of it)
             with self._lock:
                 self._entries.pop(entry.key, None)
             entry.engine.set_exception(error)
@@ -138,7 +138,7 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
 
     if not folder.is_dir():
         raise NotFound("there is no such model: it was deleted a moment ago", "list the models that the server has")
-    disable_progress_bar()  # the log is no terminal
+    disable_progress_bar()  # the log is not a terminal
     if settings.inference_threads:
         torch.set_num_threads(settings.inference_threads)
     kind = AutoModelForSequenceClassification if task == "classify" else AutoModelForCausalLM

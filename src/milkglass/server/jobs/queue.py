@@ -204,7 +204,7 @@ class Jobs:
             log.info("job %s is still running; watching it", job.id)
         try:
             self._watch(job.id, worker)
-        except BaseException:  # the job is about to be given up: nobody would look after its worker any more
+        except BaseException:  # the job is about to be given up: no one would look after its worker any more
             worker.stop(self._settings.shutdown_grace)
             raise
         self._settle(job.id, worker)

@@ -26,7 +26,7 @@ def _environment() -> dict[str, str]:
 
 
 def _keep_end(path: Path, size: int) -> None:
-    """Of a file that nobody writes to now."""
+    """Of a file that is no longer written to."""
     if path.stat().st_size > size:
         with path.open("r+b") as file:
             file.seek(-size, os.SEEK_END)
@@ -100,7 +100,7 @@ class Worker:
             else:
                 os.kill(pid, which)
         except ProcessLookupError:
-            return  # it died by itself meanwhile, which is what was wanted
+            return  # it ended in the meantime, as it should
 
     def stop(self, grace: float) -> None:
         """Ask it to checkpoint; after `grace` seconds make it stop."""

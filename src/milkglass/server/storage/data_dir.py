@@ -83,7 +83,7 @@ class DataDir:
         if not self.root.stat().st_mode & OTHERS:
             return
         names = {path.name for path in self.root.iterdir()}
-        if names and not names & MARKS:  # somebody's folder: closing it is not ours to do
+        if names and not names & MARKS:  # someone's folder: closing it is not ours to do
             raise UsageError(
                 f"{self.root} is open to others and is not a server's home", f"chmod 700 {self.root}, or name another"
             )

@@ -32,7 +32,7 @@ MAX_DEPTH = 16  # levels of a config
 MAX_ENTRIES = 100_000  # of a config, all levels together
 ID_ENDINGS = ("_token_id", "_token_ids")  # pad_token_id, eos_token_id, decoder_start_token_id, ...
 ID_LISTS = frozenset({"suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "force_words_ids"})
-MAX_BUFFER = 2**26  # numbers in a buffer that a model makes by itself: a causal mask of 8192 positions
+MAX_BUFFER = 2**26  # numbers in a buffer that a model makes itself: a causal mask of 8192 positions
 HINT = "send the model's own config"
 
 

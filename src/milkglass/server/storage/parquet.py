@@ -91,7 +91,7 @@ def _check_metadata(file: pq.ParquetFile) -> None:
 
 
 def _check_schema(schema: pa.Schema) -> _ColumnExtremes:
-    """By what labels are. Strings have no place here: somebody would be sending plain text."""
+    """By what labels are. Strings have no place here: someone would be sending plain text."""
     names = set(schema.names)
     if len(names) != len(schema.names) or not {"input_ids", "labels"} <= names or not names <= COLUMNS:
         raise BadUpload(
@@ -147,7 +147,7 @@ class _ColumnExtremes:
         _require_same(name, column, lengths)
         low, high = _extremes(column.flatten()) or (1, 1)
         if name == "attention_mask":
-            if (low, high) != (1, 1):  # the worker pads and masks by itself: a 0 in here would have no effect
+            if (low, high) != (1, 1):  # the worker pads and masks itself: a 0 in here would have no effect
                 raise BadUpload("attention_mask holds a number other than 1", "leave the padding out: the server pads")
             return
         if low < 0:

@@ -33,7 +33,7 @@ class WrongOffset(Conflict):
 
 
 class Locks:
-    """One lock a name, for as long as somebody uses it."""
+    """One lock a name, for as long as someone uses it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
