@@ -3,8 +3,6 @@
 The product of s and an fp32 number is rounded to one of 2^23 numbers between two powers of two, and where the mantissa
 of s is above 1 some of these are never met: 17 % of those between s's mantissa and 2 for s = 1.2. A number that is sent
 and lies in such a hole, seen from a guess x, rules the guess out; the true x is never ruled out.
-
-What this module does not know: what x is.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class ClusterSearch:
         free_rows: (n',).
         twins: of each token that is the first of its kind, the tokens equal to it that are free, else none.
         noise: how nearly the equations hold, see `measure`.
-        found: rows, tokens and weights of each cluster.
+        clusters: rows, tokens and weights of each cluster.
         small_rows, small_tokens: `rows` and `tokens` in `sketch` dimensions.
     """
 
@@ -64,7 +64,7 @@ class ClusterSearch:
     free_rows: NDArray[np.bool_]
     twins: list[Ids]
     noise: float = EXACT
-    found: list[tuple[Ids, Ids, NDArray[np.float64] | None]] = field(default_factory=list)
+    clusters: list[tuple[Ids, Ids, NDArray[np.float64] | None]] = field(default_factory=list)
     small_rows: Tensor = field(default_factory=lambda: torch.empty(0))
     small_tokens: Tensor = field(default_factory=lambda: torch.empty(0))
     pool_rows: _FreePool = field(init=False)
@@ -93,7 +93,7 @@ class ClusterSearch:
             rows = alike.get(key, [])
             if rows:
                 self.free_rows[rows] = False
-                self.found.append((np.array(rows), np.array(tokens), None))
+                self.clusters.append((np.array(rows), np.array(tokens), None))
             taken = -(-len(rows) // self.copies)
             self.twins[tokens[0]] = np.array(tokens[taken:], np.int64)  # some of them; which ones cannot be known
 
@@ -187,88 +187,88 @@ class ClusterSearch:
                 solved += self._settle(candidates[number][on[number].numpy()], near[number], candidates[number], margin)
         return solved
 
-    def _settle(self, chosen: Ids, near: Ids, candidates: Ids, margin: float) -> bool:
+    def _settle(self, tokens: Ids, near: Ids, candidates: Ids, margin: float) -> bool:
         """From a first guess at the tokens to a cluster, if it can be proved."""
         near = near[self.free_rows[near]]
         for attempt in range(1 if self.exact else 3):
-            chosen = self._free(chosen)
-            if not 0 < len(chosen) <= self.rows.shape[1] // 3:
+            tokens = self._free(tokens)
+            if not 0 < len(tokens) <= self.rows.shape[1] // 3:
                 return False
-            rows, worse = self._rows_of(chosen, near)
-            if worse < margin and attempt == 0 and self._fits(rows[: 1 + self.copies * len(chosen) // 2], chosen):
-                rows, worse = self._rows_of(chosen, self._similar(chosen))  # perhaps a row is no neighbour
+            rows, worse = self._rows_of(tokens, near)
+            if worse < margin and attempt == 0 and self._fits(rows[: 1 + self.copies * len(tokens) // 2], tokens):
+                rows, worse = self._rows_of(tokens, self._similar(tokens))  # perhaps a row is no neighbour
             if worse >= margin:
-                return self._claim(rows, chosen)
-            again = self._tokens_of(rows, chosen, candidates, wide=attempt == 0)
-            if set(again.tolist()) == set(chosen.tolist()):
+                return self._claim(rows, tokens)
+            again = self._tokens_of(rows, tokens, candidates, wide=attempt == 0)
+            if set(again.tolist()) == set(tokens.tolist()):
                 return False
-            chosen = again
+            tokens = again
         return False
 
     def _free(self, tokens: Ids) -> Ids:
         return np.array([token for token in tokens if len(self.twins[token])], np.int64)
 
-    def _fits(self, rows: Ids, chosen: Ids) -> bool:
-        left = sparse.misfit(self.rows[torch.from_numpy(rows)], self.tokens[torch.from_numpy(chosen)])
+    def _fits(self, rows: Ids, tokens: Ids) -> bool:
+        left = sparse.misfit(self.rows[torch.from_numpy(rows)], self.tokens[torch.from_numpy(tokens)])
         return bool((left <= (10 if self.exact else 2) * self.noise).all())
 
-    def _similar(self, chosen: Ids) -> Ids:
+    def _similar(self, tokens: Ids) -> Ids:
         """The free rows that these tokens explain best, some more than needed."""
-        left = sparse.misfit(self.pool_rows.small, self.small_tokens[torch.from_numpy(chosen)])
-        count = min(2 * self.copies * len(chosen) + 8, len(left))
+        left = sparse.misfit(self.pool_rows.small, self.small_tokens[torch.from_numpy(tokens)])
+        count = min(2 * self.copies * len(tokens) + 8, len(left))
         rows = self.pool_rows.ids[left.topk(count, largest=False).indices.numpy()]
         return rows[self.free_rows[rows]]
 
-    def _rows_of(self, chosen: Ids, among: Ids) -> tuple[Ids, float]:
+    def _rows_of(self, tokens: Ids, among: Ids) -> tuple[Ids, float]:
         """The rows best explained by these tokens, as many as they must have, and how much worse the next one fits.
 
         0 where even those do not fit. Equal tokens count as often as they are free; then any number up to that will do.
         """
-        left = sparse.misfit(self.rows[torch.from_numpy(among)], self.tokens[torch.from_numpy(chosen)]).numpy()
+        left = sparse.misfit(self.rows[torch.from_numpy(among)], self.tokens[torch.from_numpy(tokens)]).numpy()
         order = np.argsort(left, kind="stable")
         left = np.append(np.maximum(left[order], self.noise), 1.0)
-        best, worse = self.copies * len(chosen), 0.0
-        most = min(self.copies * sum(len(self.twins[token]) for token in chosen), len(order))
-        for count in range(self.copies * len(chosen), most + 1, self.copies):
+        best, worse = self.copies * len(tokens), 0.0
+        most = min(self.copies * sum(len(self.twins[token]) for token in tokens), len(order))
+        for count in range(self.copies * len(tokens), most + 1, self.copies):
             ratio = float(left[count] / left[count - 1])
             if ratio > worse and (left[count - 1] <= 10 * self.noise or self.noise > LOUD):
                 best, worse = count, ratio
         return among[order[:best]], worse
 
-    def _tokens_of(self, rows: Ids, chosen: Ids, candidates: Ids, wide: bool) -> Ids:
+    def _tokens_of(self, rows: Ids, tokens: Ids, candidates: Ids, wide: bool) -> Ids:
         """The tokens found again from the rows' mean, which has less noise than one row.
 
         Args:
             wide: among all tokens.
         """
-        pool = np.concatenate([candidates, chosen])
+        pool = np.concatenate([candidates, tokens])
         if wide:
             mean = sparse.unit(self.small_rows[torch.from_numpy(rows)].mean(0))
-            more = sparse.best_added(self.pool_tokens.small, self.small_tokens[torch.from_numpy(chosen)], mean, 16)
+            more = sparse.best_added(self.pool_tokens.small, self.small_tokens[torch.from_numpy(tokens)], mean, 16)
             pool = np.concatenate([pool, self.pool_tokens.ids[more.numpy()]])
         pool = self._free(np.unique(pool))
         mean = sparse.unit(self.rows[torch.from_numpy(rows)].mean(0))
         on, _ = sparse.eliminate(self.tokens[torch.from_numpy(pool)][None], mean[None], self.noise / len(rows) ** 0.5)
         return pool[on[0].numpy()]
 
-    def _claim(self, rows: Ids, chosen: Ids) -> bool:
+    def _claim(self, rows: Ids, tokens: Ids) -> bool:
         """Take rows and tokens out, with their weights; what falls apart into several clusters is several."""
-        basis = self.public[torch.from_numpy(chosen)].double()
+        basis = self.public[torch.from_numpy(tokens)].double()
         solved = torch.linalg.lstsq(basis.T, self.mixed[torch.from_numpy(rows)].double().T).solution.T.numpy()
         if self.exact and solved.min() < -1e-3:
             return False
         parts = sparse.parts(solved > sparse.weight_errors(basis, self.mixed[torch.from_numpy(rows)], self.noise))
         for part, those in parts:
             self.free_rows[rows[part]] = False
-            members, weights = self._expanded(len(part), chosen[those], solved[np.ix_(part, those)])
-            self.found.append((rows[part], members, weights))
+            members, weights = self._expanded(len(part), tokens[those], solved[np.ix_(part, those)])
+            self.clusters.append((rows[part], members, weights))
         return True
 
-    def _expanded(self, count: int, chosen: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
-        """A member for each row or its aliases: equal tokens, of which only the first was chosen, share a weight."""
-        extra = count // self.copies - len(chosen)
+    def _expanded(self, count: int, tokens: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
+        """A member for each row or its aliases: equal tokens, of which `tokens` has the first, share one weight."""
+        extra = count // self.copies - len(tokens)
         members, columns = [], []
-        for column, token in enumerate(chosen):
+        for column, token in enumerate(tokens):
             taken = self.twins[token][: 1 + max(0, extra)]
             self.twins[token] = self.twins[token][len(taken) :]
             extra -= len(taken) - 1

@@ -110,7 +110,7 @@ def _features(seen: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
 
 
 def _candidates(search: ClusterSearch) -> Candidates:
-    groups = [Group(rows, members, weights) for rows, members, weights in search.found]
+    groups = [Group(rows, members, weights) for rows, members, weights in search.clusters]
     pairs = [(one, np.zeros((len(one.rows), len(one.members)))) for one in groups]
     pairs += _rest(search, np.flatnonzero(search.free_rows)) if search.free_rows.any() else []
     return Candidates(tuple(group for group, _ in pairs), tuple(values for _, values in pairs))
@@ -118,7 +118,9 @@ def _candidates(search: ClusterSearch) -> Candidates:
 
 def _rest(search: ClusterSearch, rows: Ids) -> Iterator[tuple[Group, NDArray[np.float64]]]:
     """All that was not solved as one group, by cosine; where that is too large, each row with its nearest tokens."""
-    taken = [members for where, members, weights in search.found if weights is not None or len(where) >= len(members)]
+    taken = [
+        members for where, members, weights in search.clusters if weights is not None or len(where) >= len(members)
+    ]
     free = np.setdiff1d(np.arange(len(search.tokens)), np.concatenate([*taken, np.empty(0, np.int64)]))
     if not len(free):
         free = np.arange(len(search.tokens))

@@ -9,7 +9,7 @@ of freedom a column, so that it is about 1 where nothing connects the two and 0 
 
 Training adds drift to that; it averages out over the kinds that agree on one T, which are stacked in the end.
 
-What this module does not know: what T does to the table (known_weight.py). Gains of the form 1 + g (Gemma) and biases
+What T does to the table is known_weight.py's business. Gains of the form 1 + g (Gemma) and biases
 folded into matrices are not tried, nor a T of each layer's own.
 """
 

@@ -83,9 +83,9 @@ def misfit(rows: Tensor, tokens: Tensor) -> Tensor:
     return (rows - (rows @ basis) @ basis.T).norm(dim=1)
 
 
-def best_added(tokens: Tensor, chosen: Tensor, target: Tensor, count: int) -> Tensor:
-    """(count,) which tokens (n, d), each added alone to the chosen (c, d), most reduce the target's (d,) misfit."""
-    basis = torch.linalg.qr(chosen.double().T)[0].float()
+def best_added(tokens: Tensor, present: Tensor, target: Tensor, count: int) -> Tensor:
+    """(count,) which tokens (n, d), each added alone to those present (c, d), most reduce the target's (d,) misfit."""
+    basis = torch.linalg.qr(present.double().T)[0].float()
     rest = target - basis @ (basis.T @ target)
     new = (1 - (tokens @ basis).square().sum(1)).clamp_min(1e-3).sqrt()
     return ((tokens @ rest) / new).topk(min(count, len(tokens))).indices

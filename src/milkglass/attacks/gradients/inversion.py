@@ -1,7 +1,4 @@
-"""What all gradient inversions have in common: one batch after another, and what is known of it.
-
-What this module does not know: how a batch is inverted.
-"""
+"""What all gradient inversions have in common: one batch after another, and what is known of it."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@
 (Matsumoto and Nishimura 1998, in the revision of 2002). Output number j follows from x_j, x_{j+1} and x_{j+397}, so the
 first outputs cost 400 steps a seed and nothing else of the state. Seeds are tried in blocks, a step for all of a block
 at a time.
-
-What this module does not know: what is drawn from the generator.
 """
 
 from __future__ import annotations

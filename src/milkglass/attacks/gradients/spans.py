@@ -4,8 +4,6 @@ The gradient of W in y = W x over the positions of a batch is dY^T X. Its rows a
 that each vector that entered lies in their span, and another one of the vocabulary does not:
 
     |v - R R^T v| / |v|,     R an orthonormal basis of the span
-
-What this module does not know: models, tokens, texts.
 """
 
 from __future__ import annotations

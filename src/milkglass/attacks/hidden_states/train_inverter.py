@@ -1,7 +1,4 @@
-"""Train a model that turns hidden states into tokens, for the attacks that do so (invbert.py, state_inversion.py).
-
-What this module does not know: which states these are, and where they come from.
-"""
+"""Train a model that turns hidden states into tokens, for the attacks that do so (invbert.py, state_inversion.py)."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ def train(
     inverter: torch.nn.Module,
     states: torch.Tensor,
     corpus: Sequences,
-    chosen: InverterSettings,
+    settings: InverterSettings,
     budget: Budget,
     rng: np.random.Generator,
     clip: float | None = None,
@@ -41,11 +38,11 @@ def train(
         states: (total, d), one for each id of `corpus`.
         clip: the greatest norm of a step's gradient.
     """
-    optimiser = torch.optim.AdamW(inverter.parameters(), lr=chosen.learning_rate, weight_decay=0.0)
-    groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // chosen.batch_size))]
-    steps, done = chosen.epochs * len(groups), 0
+    optimiser = torch.optim.AdamW(inverter.parameters(), lr=settings.learning_rate, weight_decay=0.0)
+    groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // settings.batch_size))]
+    steps, done = settings.epochs * len(groups), 0
     inverter.train()
-    for _ in range(chosen.epochs):
+    for _ in range(settings.epochs):
         for number in rng.permutation(len(groups)).tolist():
             if budget.left() <= 0:
                 return

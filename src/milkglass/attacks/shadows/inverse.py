@@ -3,8 +3,6 @@
 GHOST's search is public, and so is the table that it searched (Kerckhoffs). So the attacker runs it, and turns its
 result around: T_ori(s) = {t : s is a shadow of t} (paper, section 5.7). The replaced ids themselves are taken to be
 known exactly, which is what an inversion of gradients gives at its best.
-
-What this module does not know: how the shadows were found, texts, which of the originals it was.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ which the states are nearest, until nothing changes; the best of several starts 
 Where as many tokens of a position are in no found text as there are texts to find, each of these has one of them.
 Texts that share tokens leave fewer, and then all tokens stay. But no text is found twice, unless every token is in one
 that was found and no other text is in the span: then the batch holds one of them again, and the spans don't show which.
-
-What this module does not know: decoders, how the first layer was read.
 """
 
 from __future__ import annotations
@@ -79,19 +77,19 @@ class Combiner:
         return result
 
     def best(
-        self, options: Sequence[Sequence[int]], found: Sequence[Text], budget: Budget, rng: np.random.Generator
+        self, options: Sequence[Sequence[int]], previous: Sequence[Text], budget: Budget, rng: np.random.Generator
     ) -> tuple[Text, float]:
-        """The nearest text of one length that is not among the found ones, and the mean distance of its states;
+        """The nearest text of one length that is not among the previous ones, and the mean distance of its states;
         infinite where there is none."""
         if not all(options):
             return (), math.inf
         if math.prod(len(one) for one in options) <= self.combinations:
-            fresh = [one for one in itertools.product(*options) if one not in {*found}]
+            fresh = [one for one in itertools.product(*options) if one not in {*previous}]
             return self._nearest(fresh) if fresh else ((), math.inf)
         nearest: tuple[Text, float] = ((), math.inf)
-        for _ in range(self.starts * (len(found) + 1)):  # many of which end at a text that was found
-            text, away = self._descended(_fresh(options, found, rng), rng)
-            if text not in found:
+        for _ in range(self.starts * (len(previous) + 1)):  # many of them end at a previous text
+            text, away = self._descended(_fresh(options, previous, rng), rng)
+            if text not in previous:
                 nearest = min(nearest, (text, away), key=lambda one: one[1])
             if nearest[1] < self.tolerance or budget.left() <= 0:
                 break
@@ -117,22 +115,22 @@ class Combiner:
                 return text, away
 
 
-def _unmet(options: Sequence[Sequence[int]], found: Sequence[Text]) -> list[tuple[int, int]]:
-    """(position, token) of the options that are in no text that was found."""
-    met = {(position, token) for text in found for position, token in enumerate(text)}
+def _unmet(options: Sequence[Sequence[int]], previous: Sequence[Text]) -> list[tuple[int, int]]:
+    """(position, token) of the options that are in no previous text."""
+    met = {(position, token) for text in previous for position, token in enumerate(text)}
     every = [(position, token) for position, part in enumerate(options) for token in part]
     return [one for one in every if one not in met]
 
 
 def _fresh(
-    options: Sequence[Sequence[int]], found: Sequence[Text], rng: np.random.Generator
+    options: Sequence[Sequence[int]], previous: Sequence[Text], rng: np.random.Generator
 ) -> list[Sequence[int]]:  # fmt: skip
-    """The options with one token alone at some positions, drawn such that no found text is left: at one position where
-    a token is in none of them, else at as many as it takes."""
-    free, alike = list(options), [one for one in found if len(one) == len(options)]
+    """The options with one token alone at some positions, drawn such that no previous text is left: at one position
+    where a token is in none of them, else at as many as it takes."""
+    free, alike = list(options), [one for one in previous if len(one) == len(options)]
     if not alike:
         return free
-    if unmet := _unmet(options, found):
+    if unmet := _unmet(options, previous):
         position, token = unmet[int(rng.integers(len(unmet)))]
         free[position] = [token]
         return free

@@ -138,11 +138,11 @@ def _longest(batch: SharedBatch, lengths: list[int] | None, first: list[Span], s
     return min(limit, max(one.rank for one in (*first, *second)) + 1)
 
 
-def _options(found: SpanTokens, lengths: list[int] | None) -> list[tuple[int, ...]]:
+def _options(span_tokens: SpanTokens, lengths: list[int] | None) -> list[tuple[int, ...]]:
     """The tokens of each position up to the last; where none is in the span, the nearest."""
-    there = [at for at in range(len(found.tokens)) if found.at(at)]
+    there = [at for at in range(len(span_tokens.tokens)) if span_tokens.at(at)]
     last = max(lengths) if lengths is not None else max(there) + 1
-    return [found.at(at) or (found.nearest[at],) for at in range(last)]
+    return [span_tokens.at(at) or (span_tokens.nearest[at],) for at in range(last)]
 
 
 def _ends(options: list[tuple[int, ...]]) -> list[int]:

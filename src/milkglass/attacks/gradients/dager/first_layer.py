@@ -3,8 +3,6 @@
 What enters the first layer's attention is a function of one token and its position: nothing was mixed yet. So each
 token is put at each position, the model itself embeds and normalises it, and what enters is held against the spans.
 Where positions enter by rotation only, inside the attention, this shows which tokens there were, and not where.
-
-What this module does not know: the layers above, texts.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ questions). All else of the head's gradient follows from the text before, which 
 Where head and table are one, rows of tokens that were read have a part of that too; among these the whole gradient
 decides.
 
-Adapters leave the head unchanged: its gradient is not shared, and this does not apply. What this module does not know:
-how the text before was found.
+Adapters leave the head unchanged: its gradient is not shared, and this does not apply.
 """
 
 from __future__ import annotations

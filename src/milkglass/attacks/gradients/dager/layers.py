@@ -2,8 +2,6 @@
 
 Nothing is found by its name. The layers are the module list as long as the config says. The query projection is the
 first matrix that a layer multiplies its input by; keys, values and adapters are the others that read the same input.
-
-What this module does not know: gradients' values, tokens.
 """
 
 from __future__ import annotations

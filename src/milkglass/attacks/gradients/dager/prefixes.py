@@ -4,9 +4,7 @@ A state of a causal model depends on what came before it only. So a prefix is ri
 and no continuation of it is in the span again.
 
 One kind of wrong prefix is always in the span: a text's first token, repeated. Attention over equal values gives that
-value, whatever the positions. So of all that was found, those texts are taken whose states span most.
-
-What this module does not know: the first layer, encoders.
+value, whatever the positions. So of all texts, those texts are taken whose states span most.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ Text = tuple[int, ...]
 def grown(
     entrance: Entrance,
     spans: Sequence[Span],
-    found: SpanTokens,
+    span_tokens: SpanTokens,
     longest: int,
     tolerance: float,
     most: int,
@@ -40,13 +38,13 @@ def grown(
 
     Args:
         entrance, spans: of the second layer.
-        found: which tokens there are.
+        span_tokens: which tokens there are.
         most: prefixes kept at a time, the nearest.
     """
     alive: list[Text] = [()]
     ended: list[Text] = []
     for position in range(longest):
-        options = found.at(position)
+        options = span_tokens.at(position)
         longer = [(*prefix, token) for prefix in alive for token in options]
         if not longer or budget.left() <= 0:
             break

@@ -4,8 +4,7 @@
     cosine    mean over parameters of 1 - <g, g*> / (||g|| ||g*||)                  (LAMP, section 4.1)
     norms     sum over parameters of ||g - g*||, not squared                        (GRAB, as coded)
 
-each with l1 x sum |g - g*| where that weight is not zero. What this module does not know: the model, and which
-parameters are compared.
+each with l1 x sum |g - g*| where that weight is not zero.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 While `Masks` is entered, every dropout that the model asks for, in attention too, multiplies by a mask of ours in place
 of a draw: one of the input's shape for each time it is asked, by order, from 0 (dropped) to 1 (kept), over 1 - p as in
 training. A new one begins at 1 - p, so that the first run is the model without dropout. Several guesses of one batch at
-once share the masks. The model itself is not touched: PyTorch's calls are, while entered. What this module does
-not know: which model runs, what is optimised.
+once share the masks. The model itself is not touched: PyTorch's calls are, while entered.
 """
 
 from __future__ import annotations

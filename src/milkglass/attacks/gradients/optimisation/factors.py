@@ -5,8 +5,7 @@ A linear layer y = x W' + b with rows x (r, in), and the loss's derivatives D (r
     dL/dW = D' x,    <dL/dW, G> = sum((D G) * x),    ||dL/dW||^2 = sum((x x') * (D D')),    dL/db = the sum of D's rows
 
 which reads G once and never writes a gradient of W's size: most of the time of a step goes there, where texts are
-short. And rows of many guesses go through the model at once and are separated only here. What this module does not
-know: the loss, and what is compared with what.
+short. And rows of many guesses go through the model at once and are separated only here.
 """
 
 from __future__ import annotations

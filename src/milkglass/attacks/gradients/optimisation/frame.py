@@ -1,8 +1,7 @@
 """Which ids begin and end every text, such as [CLS] and [SEP]: known before an attack begins, as LAMP has it.
 
 An attacker with the public tokenizer knows them and says so. One with public text sees them: an id that begins every
-text of many and stands nowhere else. Else nothing is known, and every place of a text is free. What this module does
-not know: a tokenizer.
+text of many and stands nowhere else. Else nothing is known, and every place of a text is free.
 """
 
 from __future__ import annotations

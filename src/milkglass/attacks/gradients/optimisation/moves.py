@@ -1,8 +1,7 @@
 """LAMP's discrete proposals: other orders of the same tokens (Balunovic et al. 2022, section 4.2).
 
 Swap two tokens, move one, move a span, put a prefix at the end. They are orders of the places that are free, so that
-special tokens and padding stay where they are. What this module does not know: tokens, embeddings, what an order is
-worth.
+special tokens and padding stay where they are.
 """
 
 from __future__ import annotations

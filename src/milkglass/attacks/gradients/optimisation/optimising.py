@@ -1,8 +1,7 @@
 """What the four attacks by optimisation have in common: what they refuse, and one loop down the distance.
 
 Embeddings are moved by Adam against the gradient of the distance between the gradients that they give and those that
-were shared; the best seen on the way is kept. What this module does not know: which distance, from where, and what is
-done between steps.
+were shared; the best seen on the way is kept.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ The class of a text is known. The next tokens are the text itself: each place's 
 embedding, softmax(SHARP x cosine to every token's), so that one unknown stands for both. (DLG learns the soft label as
 a second unknown, for one class a text. With a vocabulary's worth of them a place that is far more unknowns than
 embeddings.) A guess of whole tokens is compared with these tokens as its labels.
-
-What this module does not know: how the embeddings are found.
 """
 
 from __future__ import annotations

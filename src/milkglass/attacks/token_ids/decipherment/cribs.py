@@ -6,7 +6,7 @@
   stand for each other. A template that the attacker knows but has no text of can be given as ids.
 - *Unchanged rows*: special tokens are permuted and not mixed by most schemes, so their candidates are one alone.
 
-What this module does not know: whether the public text was wrapped as the client wraps. Runs of different lengths are
+It is not known whether the public text was wrapped as the client wraps. Runs of different lengths are
 therefore trusted at their outermost place only, and never against the candidates or against each other.
 """
 

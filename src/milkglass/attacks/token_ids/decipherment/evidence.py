@@ -2,8 +2,6 @@
 
 attacks/token_ids/language.py has the formula. A table has one line for each uncertain id, with its options side by
 side.
-
-What this module does not know: any model; how the candidates were found.
 """
 
 from __future__ import annotations
@@ -50,7 +48,13 @@ class EvidenceTable:
 
     @classmethod
     def of(
-        cls, found: Candidates, texts: Sequences, certain: float, share: Floats, contexts: int, size: int | None = None
+        cls,
+        candidates: Candidates,
+        texts: Sequences,
+        certain: float,
+        share: Floats,
+        contexts: int,
+        size: int | None = None,
     ) -> EvidenceTable:
         """An empty table of the ids that are not certain yet.
 
@@ -61,22 +65,22 @@ class EvidenceTable:
             size: n', None for n.
         """
         size = len(share) if size is None else size
-        counts, sure = texts.counts(size), confidence(found, size)
+        counts, sure = texts.counts(size), confidence(candidates, size)
         open_ = (counts > 0) & (sure < certain)
         where = [
             (number, row)
-            for number, group in enumerate(found.groups)
+            for number, group in enumerate(candidates.groups)
             if len(group.members) > 1
             for row in np.flatnonzero(open_[group.rows]).tolist()
         ]
-        widths = [min(CHOICES, len(found.groups[number].members)) for number, _ in where]
+        widths = [min(CHOICES, len(candidates.groups[number].members)) for number, _ in where]
         shape = (len(where), max(widths, default=1))
         column, member, prior = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -np.inf)
         line = np.full(size, -1)
         for here, ((number, row), width) in enumerate(zip(where, widths, strict=True)):
-            group = found.groups[number]
+            group = candidates.groups[number]
             line[group.rows[row]] = here
-            column[here, :width] = np.argsort(-found.likelihood[number][row], kind="stable")[:width]
+            column[here, :width] = np.argsort(-candidates.likelihood[number][row], kind="stable")[:width]
             member[here] = group.members[column[here, 0]]  # fills what is left over; its prior forbids it
             member[here, :width] = group.members[column[here, :width]]
             prior[here, :width] = share[member[here, :width]]

@@ -4,8 +4,6 @@ The logarithms differ by a Gaussian whose variance has two parts: what two texts
 and the sampling error of both counts, (1 + private size / public size) / (count + 1/2). tau is about 0.3 where both
 texts are of one kind and above 1 where they are not. Nobody has to say which it is: inside groups of candidates the
 counts themselves show, by the likelihood of each tau (`spread`).
-
-What this module does not know: anything but counts.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ A class is a union of groups of candidates: which class a scrambled neighbour be
 whatever is still open inside its group. The groups with most running tokens are classes of their own, the others are
 put together by their mean embeddings (k-means).
 
-What this module does not know: the scrambled text. Everything here is made of public things.
+Everything here is computed from public text and the public table; the scrambled text is not used.
 """
 
 from __future__ import annotations
