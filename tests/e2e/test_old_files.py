@@ -20,6 +20,8 @@ from tests.fixtures.answers import OLD, arithmetic, place, questions
 RECORDED = json.loads((OLD / "expected.json").read_text("utf-8"))
 QUESTIONS = questions()
 ALIKE = 1e-3
+# Phrases of reports that were reworded after the answers were recorded, and how they read now.
+REWORDED = {"against who cannot guess the seed": "against anyone who cannot guess the seed"}
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,8 @@ def differences(found: Any, expected: Any, exact: bool, at: str = "") -> list[st
         return [one for n, (was, right) in pairs for one in differences(was, right, exact, f"{at}/{n}")]
     if isinstance(expected, float) and isinstance(found, float) and not exact:
         return [] if math.isclose(found, expected, rel_tol=ALIKE, abs_tol=ALIKE) else [f"{at}: {found}, not {expected}"]
+    for old, new in REWORDED.items() if isinstance(expected, str) else ():
+        expected = expected.replace(old, new)
     return [] if found == expected and type(found) is type(expected) else [f"{at}: {found!r}, not {expected!r}"]
 
 

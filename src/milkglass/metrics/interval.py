@@ -61,12 +61,12 @@ def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
     return _open(Interval(mean, float(low), float(high), len(hits)))
 
 
-def _open(found: Interval) -> Interval:
+def _open(interval: Interval) -> Interval:
     """Resampling nothing but zeros, or ones, gives an interval without width, which would promise certainty. There the
     exact binomial bound over the units is taken (Clopper and Pearson 1934)."""
-    reach = 1 - ((1 - LEVEL) / 2) ** (1 / found.units)
-    if found.value <= 0:
-        return Interval(found.value, found.low, max(found.high, reach), found.units)
-    if found.value >= 1:
-        return Interval(found.value, min(found.low, 1 - reach), found.high, found.units)
-    return found
+    reach = 1 - ((1 - LEVEL) / 2) ** (1 / interval.units)
+    if interval.value <= 0:
+        return Interval(interval.value, interval.low, max(interval.high, reach), interval.units)
+    if interval.value >= 1:
+        return Interval(interval.value, min(interval.low, 1 - reach), interval.high, interval.units)
+    return interval

@@ -24,10 +24,10 @@ FORMAT = "milkglass-shadows/1"
 NAMES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bool_}
 
 
-def digest(table: WordVectors, texts: Sequence[str], chosen: Search) -> str:
+def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
     """64 hex digits over all that a search depends on. texts: what each token reads as."""
     whole = hashlib.sha256()
-    about = [FORMAT, [STEP, MOST], version(), chosen.document(), list(table.words), list(texts), table.vectors.shape]
+    about = [FORMAT, [STEP, MOST], version(), settings.document(), list(table.words), list(texts), table.vectors.shape]
     whole.update(json.dumps(about).encode())
     whole.update(np.ascontiguousarray(table.vectors).tobytes())
     whole.update(table.candidates.astype(np.int64).tobytes())
@@ -71,10 +71,10 @@ def _read(path: Path, size: int) -> Shadows:
     return Shadows(**result)
 
 
-def _whole(found: Shadows, size: int) -> bool:
+def _whole(shadows: Shadows, size: int) -> bool:
     """Whether every token has shadows, all of them tokens."""
-    if not (found.starts.shape == (size + 1,) and found.reach.shape == found.fallen.shape == (size,)):
+    if not (shadows.starts.shape == (size + 1,) and shadows.reach.shape == shadows.fallen.shape == (size,)):
         return False
-    if found.starts[0] != 0 or found.starts[-1] != len(found.ids) or not (np.diff(found.starts) > 0).all():
+    if shadows.starts[0] != 0 or shadows.starts[-1] != len(shadows.ids) or not (np.diff(shadows.starts) > 0).all():
         return False
-    return bool(found.ids.min() >= 0 and found.ids.max() < size)
+    return bool(shadows.ids.min() >= 0 and shadows.ids.max() < size)

@@ -94,12 +94,12 @@ def _reached(
     return row, column, block.ravel()[at]
 
 
-def _ranked(pairs: list[Pairs], found: Lists, top: int) -> Ids:
+def _ranked(pairs: list[Pairs], lists: Lists, top: int) -> Ids:
     """Write the lists of a strip that begins at row `top`; which rows have fewer than k neighbours, and no list.
 
     Pairs come in the order of their columns, which a stable sort keeps: so ties fall to the smaller index.
     """
-    count, k = found.shape
+    count, k = lists.shape
     row, column, value = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
     order = np.argsort(row, kind="stable")
     counts = np.bincount(row, minlength=count)
@@ -107,5 +107,5 @@ def _ranked(pairs: list[Pairs], found: Lists, top: int) -> Ids:
     at = np.arange(width) < counts[:, None]
     columns, values = np.zeros((count, width), np.int32), np.full((count, width), np.inf, np.float32)
     columns[at], values[at] = column[order], -value[order]
-    found[:] = np.take_along_axis(columns, np.argsort(values, axis=1, kind="stable")[:, :k], 1)
+    lists[:] = np.take_along_axis(columns, np.argsort(values, axis=1, kind="stable")[:, :k], 1)
     return top + np.flatnonzero(counts < k)

@@ -93,21 +93,21 @@ class Shadows:
         return self.reach == 0
 
 
-def search(table: WordVectors, lemmas: Ids | None, chosen: Search) -> Shadows:
+def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
     """The shadows of every row of a table. lemmas: (n,) a number for each row, equal where the lemma is; needed unless
-    `chosen.lemma` is off. Raises UsageError where k does not fit the table."""
-    if chosen.lemma and (lemmas is None or lemmas.shape != (len(table),)):
+    `settings.lemma` is off. Raises UsageError where k does not fit the table."""
+    if settings.lemma and (lemmas is None or lemmas.shape != (len(table),)):
         raise UsageError(f"lemmas are missing for a table of {len(table)} tokens", "give one number a token")
     tokens = table.candidates
-    require_k(chosen.k, len(tokens) - 1, lowest=1)
+    require_k(settings.k, len(tokens) - 1, lowest=1)
     unit = directions(table.vectors[tokens])
-    same = lemmas[tokens] if chosen.lemma and lemmas is not None else None
-    near = nearest_lists(unit, min(chosen.k + MOST, len(tokens) - 1))  # the widest that may be asked for, at once
+    same = lemmas[tokens] if settings.lemma and lemmas is not None else None
+    near = nearest_lists(unit, min(settings.k + MOST, len(tokens) - 1))  # the widest that may be asked for, at once
     lists, reach = [near[at, :0] for at in range(len(tokens))], np.zeros(len(tokens), np.int32)
     empty = np.arange(len(tokens))
-    for k in range(chosen.k, near.shape[1] + STEP, STEP):
+    for k in range(settings.k, near.shape[1] + STEP, STEP):
         width = min(k, near.shape[1])
-        kept = _filtered(near[:, :width], empty, same, chosen)
+        kept = _filtered(near[:, :width], empty, same, settings)
         reach[empty] = width
         for row in np.flatnonzero(kept.any(1)).tolist():
             lists[empty[row]] = near[empty[row], :width][kept[row]]
@@ -117,30 +117,30 @@ def search(table: WordVectors, lemmas: Ids | None, chosen: Search) -> Shadows:
     fallen = np.zeros(len(tokens), np.bool_)
     fallen[empty] = True
     for at in empty.tolist():
-        lists[at] = near[at, : chosen.k]
+        lists[at] = near[at, : settings.k]
     return _assembled(table, [tokens[one] for one in lists], reach, fallen)
 
 
-def _filtered(near: Lists, places: Ids, same: Ids | None, chosen: Search) -> Mask:
+def _filtered(near: Lists, places: Ids, same: Ids | None, settings: Search) -> Mask:
     """(p, k) which neighbours of these tokens are shadows. near: (m, k)."""
     blocks = [places[start : start + ROWS] for start in range(0, len(places), ROWS)]
     with ThreadPoolExecutor(cores()) as pool:
-        return np.concatenate([*pool.map(lambda part: _block(near, part, same, chosen), blocks)])
+        return np.concatenate([*pool.map(lambda part: _block(near, part, same, settings), blocks)])
 
 
-def _block(near: Lists, part: Ids, same: Ids | None, chosen: Search) -> Mask:
+def _block(near: Lists, part: Ids, same: Ids | None, settings: Search) -> Mask:
     mine = near[part]
     good = np.ones(mine.shape, np.bool_) if same is None else same[mine] != same[part, None]
-    if chosen.direct:  # the cheaper reason first: the others are asked only where it leaves a neighbour
+    if settings.direct:  # the cheaper reason first: the others are asked only where it leaves a neighbour
         row, column = np.nonzero(good)
         good[row, column] = (near[mine[row, column]] != part[row, None]).all(1)
-    if chosen.indirect:
+    if settings.indirect:
         member = np.zeros((len(part), len(near)), np.uint8)
         np.put_along_axis(member, mine, 1, 1)
         row, column = np.nonzero(good)
         cells = near[mine[row, column]]  # (p, k)
         cells += (row.astype(np.int32) * np.int32(len(near)))[:, None]
-        good[row, column] = member.ravel().take(cells).sum(1, dtype=np.int32) / mine.shape[1] <= chosen.overlap
+        good[row, column] = member.ravel().take(cells).sum(1, dtype=np.int32) / mine.shape[1] <= settings.overlap
     return good
 
 

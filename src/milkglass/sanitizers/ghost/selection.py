@@ -90,7 +90,7 @@ def nearest(original: Ids, shadows: Shadows) -> Ids:
 
 
 def select(
-    network: Encoder, shadows: Shadows, originals: Sequence[Ids], starts: Sequence[Ids], chosen: Selection
+    network: Encoder, shadows: Shadows, originals: Sequence[Ids], starts: Sequence[Ids], settings: Selection
 ) -> list[Choice]:
     """The choice for each sentence (t,), one token at least, from its start (t,), by hidden states."""
     result: list[Choice | None] = [None] * len(originals)
@@ -99,8 +99,8 @@ def select(
         numbers = np.flatnonzero(lengths == length)
         for at in range(0, len(numbers), GROUP):
             part = numbers[at : at + GROUP].tolist()
-            sentences = [_Sentence(originals[i], starts[i], chosen.beams) for i in part]
-            for number, sentence in zip(part, _Group(network, shadows, sentences).run(chosen), strict=True):
+            sentences = [_Sentence(originals[i], starts[i], settings.beams) for i in part]
+            for number, sentence in zip(part, _Group(network, shadows, sentences).run(settings), strict=True):
                 result[number] = sentence.choice()
     return [one for one in result if one is not None]
 
@@ -158,18 +158,18 @@ class _Group:
         self.traces = network.traces(torch.from_numpy(np.stack([one.original for one in sentences])))
         self.length = self.traces.shape[2]
 
-    def run(self, chosen: Selection) -> list[_Sentence]:
+    def run(self, settings: Selection) -> list[_Sentence]:
         whole = [(number, one.beam[0][1]) for number, one in enumerate(self.sentences)]
         for one, loss in zip(self.sentences, self._losses(whole, [math.inf] * len(whole), None, []), strict=True):
             one.beam = [(loss, one.beam[0][1])]
             one.history.append(loss)
         active = [*range(len(self.sentences))]
-        for _ in range(chosen.sweeps):
+        for _ in range(settings.sweeps):
             self._sweep(active)
             for number in active:
                 one = self.sentences[number]
                 one.history.append(one.beam[0][0])
-                one.settled = one.history[-2] - one.history[-1] < chosen.threshold
+                one.settled = one.history[-2] - one.history[-1] < settings.threshold
             active = [number for number in active if not self.sentences[number].settled]
             if not active:
                 break
