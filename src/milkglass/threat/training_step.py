@@ -3,7 +3,7 @@
     gradient of the mean over a batch of   cross-entropy(head(last state), class)        "classification"
                                            cross-entropy(head(state at i), id at i + 1)  "next-token"
 
-A client takes the gradient for its ids (`gradient`). Whoever has the model as well takes it for texts of its own
+A client takes the gradient for its ids (`gradient`). Anyone with the model as well takes it for texts of their own
 making, given as embeddings, and through it (`dummy`). Both go one way through one code: ids are embedded, and then
 masked, summed and averaged alike.
 

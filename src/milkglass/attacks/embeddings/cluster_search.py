@@ -196,7 +196,7 @@ class ClusterSearch:
                 return False
             rows, worse = self._rows_of(tokens, near)
             if worse < margin and attempt == 0 and self._fits(rows[: 1 + self.copies * len(tokens) // 2], tokens):
-                rows, worse = self._rows_of(tokens, self._similar(tokens))  # perhaps a row is no neighbour
+                rows, worse = self._rows_of(tokens, self._similar(tokens))  # perhaps a row is not a neighbour
             if worse >= margin:
                 return self._claim(rows, tokens)
             again = self._tokens_of(rows, tokens, candidates, wide=attempt == 0)

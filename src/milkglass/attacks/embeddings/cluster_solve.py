@@ -27,7 +27,7 @@ training blurred the table. Biases are one column more, and are not used.
 
 **What it does not know.** The order inside a cluster (`matching`); k, epsilon and the special tokens (not needed).
 Public rows that are equal to the last bit cannot be distinguished: the members are right up to these. Where the table
-is no mixture, or the budget ends, the rows that remain are ranked by cosine, and nothing is claimed of them.
+is not a mixture, or the budget ends, the rows that remain are ranked by cosine, and nothing is claimed of them.
 """
 
 from __future__ import annotations

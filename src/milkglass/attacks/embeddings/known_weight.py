@@ -43,7 +43,7 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
 SAMPLE = 256  # rows that decide which way round
-Found = tuple[Estimate, ...] | str  # the transformations, or why there are none
+Found = tuple[Estimate, ...] | str  # the transformations, or why none can be found
 
 
 def undo(table: Tensor, transformation: Tensor) -> Tensor:

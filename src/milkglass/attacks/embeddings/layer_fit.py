@@ -189,7 +189,7 @@ def _best(stem: str, parts: Mapping[str, Normal], public: Model) -> Kind:
 
 # --- what they say together ------------------------------------------------------------------------------------------
 def find(public: Model, seen: Model, tolerance: float) -> tuple[Estimate, ...] | str:
-    """The transformations of the layers, the surest first, or why there are none."""
+    """The transformations of the layers, the surest first, or why none can be found."""
     if not any(stacks(public, seen)):
         return "no kind of matrix of the layers is in both models with enough rows"
     moved = list(kinds(public, seen))

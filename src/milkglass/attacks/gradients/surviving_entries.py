@@ -92,7 +92,7 @@ class SurvivingEntries(Inversion):
 
 
 def position_rows(batch: SharedBatch) -> Tensor | None:
-    """(t, d) the rows of the gradient of learned positions, up to the last that is left; None where there are none."""
+    """(t, d) the rows of the gradient of learned positions, up to the last that is left; None without these."""
     names = {id(one): name for name, one in batch.step.module.named_parameters()}
     words = batch.step.module.get_input_embeddings()
     result = []
@@ -144,7 +144,7 @@ class _OrderSearch:
         return self.left <= 0 or self.budget.left() <= 0
 
     def distance(self, text: Ids) -> float:
-        """From 0; infinite where there is no time to look."""
+        """From 0; infinite where the time is over."""
         if self.over and len(self.best):
             return float(np.inf)
         self.left -= 1
@@ -160,7 +160,7 @@ class _OrderSearch:
         return away
 
     def improve(self, text: Ids, rng: np.random.Generator) -> None:
-        """Change the text while that brings it nearer; then shake the best, and again, until there is no time."""
+        """Change the text while that brings it nearer; then shake the best, and again, until the time is over."""
         self._descend(text, rng)
         while not self.over and self.away > EXACT:
             shaken = self.best

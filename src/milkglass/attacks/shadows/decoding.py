@@ -68,8 +68,7 @@ class ShadowDecoding(Attack):
         """p(s | t) and the share of t, for every shadow.
 
         Args:
-            sent: rehearsals of the corpus, and where each token was sent. An id that is no token's shadow stands for
-                itself.
+            sent: rehearsals of the corpus, and where each token was sent. An id that is not a shadow stands for itself.
         """
         share = corpus.counts(size) / len(corpus.ids)
         keys, counts = became(corpus, sent, size)

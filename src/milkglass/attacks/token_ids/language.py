@@ -18,7 +18,7 @@ looked at, and first the texts in which most can be set right: in proportion to 
 uncertain ids stand for. When the time is over, what was read by then counts.
 
 **Which model.** The public model itself where it is causal. An encoder writes nothing; then another public model reads
-the text that the public ids spell, which is no stronger an assumption: `reader` is one that anyone can download. The
+the text that the public ids spell, which is not a stronger assumption: `reader` is one that anyone can download. The
 obvious alternative, to train the public encoder to fill gaps, was tried and is not built: after 55,000 tokens (50 s) of
 masked training on WikiText-2, MiniLM, which has no head for it, distinguished the members of a group hardly better than
 their frequencies do (1.31 against 1.34 nats a place).

@@ -112,7 +112,7 @@ def by_nearest(here: Ids, there: Ids, sent: Ids, k: int, total: int | None = Non
 
     Args:
         here, there: counts by scrambled and by public id.
-        total: of all that was sent, where `here` is no count but what one alias stands for. Ids of one count have one
+        total: of all that was sent, where `here` is not counts but what one alias stands for. Ids of one count have one
             answer, so it is found once a count.
     """
     public = np.flatnonzero(there)

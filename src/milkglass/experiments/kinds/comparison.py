@@ -4,7 +4,7 @@
     train = "sst2/train.tsv"         a file or a data set by name (experiments/data_refs.py); held_out: what utility is
     measured on held_out = "sst2/dev.tsv" rows = 8000                      of train, drawn by the seed; left out: all
 
-    [defences."custext+"]            see milkglass/defences.py; an empty one is no defence
+    [defences."custext+"]            see milkglass/defences.py; an empty one is plain
     [attacked]                       rows: private ones, of train; public: how many others an attacker has
 
 A defence's entry may lay tables `training` and `attacked` of its own over these: with a key for each job, `rows` are

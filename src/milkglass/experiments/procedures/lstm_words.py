@@ -2,8 +2,6 @@
 
 A text is split at white space, as SST-2 is published, in small letters. A piece that holds punctuation is the words in
 it; punctuation alone is left out, because `sanitizers/tables/glove.py` reads no rows for it.
-
-What this module does not know: keys, schemes and models.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class WordTable:
 
     @classmethod
     def read(cls, path: Path) -> WordTable:
-        """Raises BadTable for a file that is no GloVe text file."""
+        """Raises BadTable for a file that is not a GloVe text file."""
         table = read_glove(path)
         own = torch.from_numpy(table.vectors)
         rows = torch.cat([torch.zeros(1, own.shape[1]), own.mean(0, keepdim=True), own])

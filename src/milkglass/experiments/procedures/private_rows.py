@@ -7,10 +7,8 @@
     [defences.ghost]
     ghost = { k = 70, way = "states" }   fields of Search and Selection in sanitizers/ghost; {}: the paper's
 
-An empty entry is no defence; ghost and a shield may be combined. Shadows are written to disk as they are found, since
+An empty entry is plain; ghost and a shield may be combined. Shadows are written to disk as they are found, since
 that takes as long as a training: they are as private as the texts, and a run that was stopped goes on.
-
-What this module does not know: attacks, training.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ First a comparison's defences at a glance (summary.py), and the figures with a p
 with the reason where ours is another; then every other figure, by what it measures; then what the names mean
 (glossary.py), and the settings.
 Everything that comes from a recipe or a result is escaped.
-
-What this module does not know: how anything was measured.
 """
 
 from __future__ import annotations
@@ -225,7 +223,7 @@ def write(result: Path) -> tuple[Path, Path]:
 
 
 def words(table: ResultTable) -> str:
-    """For a terminal: the figures with a paper's figure or a demand beside them; where there are none, all figures."""
+    """For a terminal: the figures with a paper's figure or a demand beside them; without such figures, all."""
     lines = table.beside or tuple(one for _, part in table.groups for one in part)
     width = max((len(one.name) for one in lines), default=0)
     result = [table.title]

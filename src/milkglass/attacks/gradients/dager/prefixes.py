@@ -1,7 +1,7 @@
 """Decoders: a text grows token by token, as long as what enters the second layer lies in the span of its gradients.
 
-A state of a causal model depends on what came before it only. So a prefix is right or wrong by itself: one wrong token
-and no continuation of it is in the span again.
+A state of a causal model depends on what came before it only. So a prefix is right or wrong whatever follows: one
+wrong token, and no continuation of it is in the span again.
 
 One kind of wrong prefix is always in the span: a text's first token, repeated. Attention over equal values gives that
 value, whatever the positions. So of all texts, those texts are taken whose states span most.
