@@ -1,7 +1,5 @@
 """What runs of several recipes may share: files that take long to make, each under the digest of what decides it but
 the code. Which commits made a file lies beside it; a run's folder remembers the commits whose files it took.
-
-What this module does not know: what is in the files.
 """
 
 from __future__ import annotations

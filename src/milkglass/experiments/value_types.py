@@ -1,8 +1,6 @@
 """Whether the values of a recipe have the types that its fields are declared with.
 
 TOML's types are taken as they are: no string is read as a number, and true is not 1. A number must be finite.
-
-What this module does not know: whether a value makes sense.
 """
 
 from __future__ import annotations

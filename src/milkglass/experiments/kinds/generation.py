@@ -9,8 +9,6 @@ the client's, token by token and by ROUGE ("of the client's").
 
 Answers are greedy, generated once for each model, and the attackers read those very ids. The attacks are the
 catalogue's; ERA+ starts from the candidates that cluster-solve and matching find in the table as it was uploaded.
-
-What this module does not know: how a model was trained.
 """
 
 from __future__ import annotations

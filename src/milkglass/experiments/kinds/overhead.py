@@ -8,7 +8,7 @@ which the first is left out; the time of a whole training is the median step tim
 prompt at a time; the client's part of it is tokenising and scrambling the prompt before, unscrambling and detokenising
 the answer after.
 
-What this module does not know: the network. On a machine that others share, times are what they were that day.
+The network is not measured. On a shared machine, times depend on the load of that day.
 """
 
 from __future__ import annotations

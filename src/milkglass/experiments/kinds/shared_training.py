@@ -9,8 +9,6 @@ One client's FedSGD (experiments/procedures/local_training.py). The paper stops 
 which texts; here all epochs are run, so that the held-out texts decide nothing. They are never put through GHOST: the
 model is to work on real ones. "shadow rouge-1, DEFENCE" compares the rows that are trained with to their texts (Table
 1). "f1, one class for all" is what an answer without a model has.
-
-What this module does not know: attacks.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Each step's gradient is taken by `gradients.share`, so that a shield changes it as it changes what is sent, and AdamW
 takes it from there. "f1" is class 1's for two classes, the mean over classes for more.
-
-What this module does not know: recipes, where rows come from.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Batches are packed sequences of like lengths, so padding has no part in it; the 
 direction of the topmost layer. Loss is cross-entropy, the optimiser Adam, no dropout and no weight decay: the paper
 names none.
 
-What this module does not know: whether the table is scrambled. Ids and labels are what a server is sent.
+It is the server's side: the table may be scrambled, and ids and labels are those that a server receives.
 """
 
 from __future__ import annotations

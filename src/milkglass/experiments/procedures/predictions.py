@@ -1,7 +1,4 @@
-"""A trained classifier's own answers on the rows that were held out, and GLUE's measures of them.
-
-What this module does not know: which model is obfuscated; ids and labels are what the server had.
-"""
+"""A trained classifier's own answers on the rows that were held out, and GLUE's measures of them."""
 
 from __future__ import annotations
 

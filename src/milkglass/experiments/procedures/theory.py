@@ -13,8 +13,6 @@ gradient's norm over all parameters and a loss have other units, so that one slo
 concludes. So the slopes are reported as shares of each deviation's mean as well, where units cancel. Where a drift is
 larger than both deviations of every pair, epsilon is one number and no line goes through it: then there is no slope,
 and a reason why. That of the local epsilon is there all the same.
-
-What this module does not know: training.
 """
 
 from __future__ import annotations
