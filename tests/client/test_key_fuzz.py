@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from milkglass.client.key import header as keyheader
+from milkglass.client.key import file_format as keyheader
 from milkglass.client.key.file import seal, unseal
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from milkglass.client.obfuscate import tensor_names
+from milkglass.client import layout
 from milkglass.client.obfuscate.upload_check import Outgoing, require_scrambled
 from milkglass.client.remote.remote import Remote
 from milkglass.errors import CorruptCheckpoint, MilkglassError, ModelNotFound, UsageError
@@ -192,9 +192,9 @@ def test_all_names_of_supported_models_are_known(family: Any) -> None:
             if type(config) in kind._model_mapping:
                 with torch.device("meta"):
                     names = list(kind.from_config(config).state_dict())
-                assert names and tensor_names.unknown(names) == []
+                assert names and layout.unknown(names) == []
 
 
 def test_names_that_no_model_has() -> None:
     odd = ["model.John.weight", "49170123456", "weight.", "model.layers.００.weight", ""]
-    assert tensor_names.unknown([*odd, "model.layers.11.mlp.up_proj.weight"]) == sorted(odd)
+    assert layout.unknown([*odd, "model.layers.11.mlp.up_proj.weight"]) == sorted(odd)

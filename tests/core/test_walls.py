@@ -41,7 +41,7 @@ ALLOWED = {
         "attacks audit client datasets defences gradient_defences hidden_states metrics models noise sanitizers schemes"
         " server server.spec threat"
     ),
-    "demo": "attacks client models schemes",
+    "demo": "attacks client models schemes threat",
     "cli": (
         "attacks audit client datasets demo experiments federated gradient_defences hidden_states models sanitizers"
         " schemes server split threat"

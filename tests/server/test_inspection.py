@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from milkglass.errors import BadUpload
 from milkglass.models import safetensors_header
 from milkglass.server import spec
-from milkglass.server.storage import formats, inspection
+from milkglass.server.storage import inspection
 from milkglass.server.storage import parquet as parquets
 from milkglass.server.storage.recording import Recording
 from milkglass.server.storage.store import ModelRecord, Store
@@ -170,7 +170,7 @@ def test_a_key_twice_hides_nothing_large_from_the_server(
     path.write_bytes(weights(b'{"a":[' + unit * count + b'{}],"a":' + SOUND + b"}"))
     before = psutil.Process().memory_info().rss
     with pytest.raises(BadUpload, match=named):
-        formats.check(path, "model")
+        inspection.check(path, "model")
     assert psutil.Process().memory_info().rss - before < 100 << 20
 
 

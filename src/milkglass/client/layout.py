@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 MARKER, MARKED = "milkglass.json", {"format": "milkglass-scrambled/1"}  # says that a folder may leave this machine
 KEY_ID = "milkglass_key_id"  # in a scrambled model's config: which key made it
@@ -15,3 +16,32 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "t
 # The files that decide what is put around a text.
 TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
                      "chat_template.json")  # fmt: skip
+
+
+# Which names a checkpoint's tensors can have: a name that no such model has could say anything.
+#
+# What this module does not know: what the tensors hold, and models beyond the supported families.
+# The parts between the dots of all tensor names of the supported families, with and without heads, beside numbers; also
+# those that older checkpoints have: norms of 2018, buffers that were saved once, heads of two tasks learnt at once. A
+# test compares them with the classes of transformers.
+PARTS = frozenset((
+    "LayerNorm", "attention", "attn", "bert", "beta", "bias", "c_attn", "c_fc", "c_proj", "classifier", "cls",
+    "decoder", "dense", "distilbert", "down_proj", "embed_tokens", "embeddings", "encoder", "ffn", "gamma",
+    "gate_proj", "h", "input_layernorm", "intermediate", "inv_freq", "k_lin", "k_norm", "k_proj", "key",
+    "layer", "layer_norm", "layers", "lin1", "lin2", "lm_head", "ln_1", "ln_2", "ln_f", "masked_bias", "mlp",
+    "model", "norm", "o_proj", "out_lin", "out_proj", "output", "output_layer_norm", "pooler",
+    "position_embeddings", "position_ids", "post_attention_layernorm", "post_feedforward_layernorm",
+    "pre_classifier", "pre_feedforward_layernorm", "predictions", "q_lin", "q_norm", "q_proj", "qa_outputs",
+    "query", "roberta", "rotary_emb", "sa_layer_norm", "score", "self", "self_attn", "seq_relationship",
+    "token_type_embeddings", "token_type_ids", "transform", "transformer", "up_proj", "v_lin", "v_proj",
+    "value", "vocab_layer_norm", "vocab_projector", "vocab_transform", "weight", "word_embeddings", "wpe", "wte",
+))  # fmt: skip
+
+
+def unknown(names: Iterable[str]) -> list[str]:
+    """Those names with a part that is neither a number of at most 4 digits nor in a model of a supported family."""
+    return sorted(name for name in names if not all(_known(part) for part in name.split(".")))
+
+
+def _known(part: str) -> bool:
+    return part in PARTS or (part.isascii() and part.isdecimal() and len(part) <= 4)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.cli.obfuscation.obfuscate_report import LOSS, UNMIXED, done, next_steps
-from milkglass.cli.ui.hub_name import kept_name
-from milkglass.cli.ui.options import AsJson, KeyFile, PassphraseFile, open_key, require_file
+from milkglass.cli.ui.options import AsJson, KeyFile, PassphraseFile, kept_name, open_key, require_file
 from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_passphrase
 from milkglass.cli.ui.terminal import bars, emit, note
 from milkglass.errors import KeyExists, UnsupportedModel, UsageError

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milkglass.cli.ui.passphrase import passphrase
+from milkglass.cli.ui.terminal import note
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
@@ -106,3 +107,14 @@ def read_token(token_file: Path | None) -> str | None:
     if not token_file.is_file():
         raise UsageError(f"there is no token file {token_file}", "give the file `token` of the server's home folder")
     return token_file.read_text("utf-8").strip()
+
+
+# What a command keeps of the model that it was given, and says of it.
+def kept_name(model: str, folder: Path) -> str:
+    """The absolute folder, the embedded model, or the hub id with its commit, reported where it was not given."""
+    from milkglass.models.resolve import recorded
+
+    name = recorded(model, folder)
+    if "@" in name and name != model and not Path(model).expanduser().is_dir():
+        note(f"{model} is {name}")
+    return name

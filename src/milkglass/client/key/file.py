@@ -21,10 +21,9 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from milkglass import files
-from milkglass.client.key.header import CHECK, NONCE, SALT, SCRYPT_P, SCRYPT_R, TAG, Header, parse
+from milkglass.client.key.file_format import CHECK, NONCE, SALT, SCRYPT_P, SCRYPT_R, TAG, Header, pack, parse, unpack
 from milkglass.client.key.key import Key
 from milkglass.client.key.passphrases import require_strong
-from milkglass.client.key.payload import pack, unpack
 from milkglass.errors import DamagedKey, KeyExists, KeyFileError, TamperedKey, TruncatedKey, WrongPassphrase
 
 SCRYPT_N = 1 << 17  # about 0.4 s and 128 MB

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from milkglass.client.key.generate import require_delta, require_kind, reserved_ids, single_ids, tokenizer_digest
+from milkglass.client.layout import unknown
 from milkglass.client.obfuscate.scramble import mapped_configs
-from milkglass.client.obfuscate.tensor_names import unknown
 from milkglass.errors import ModelError, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from milkglass.client import layout
 from milkglass.client.config_ids import LABELS, NAMES, WORD, tells
 from milkglass.client.layout import MARKER, TOKENIZER
-from milkglass.client.obfuscate import tensor_names
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.models.safetensors_header import has_notes, read_header
 
@@ -128,7 +128,7 @@ def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
     hint = "nothing was sent; make the folder again with `milkglass obfuscate`"
     if has_notes(file):
         raise UsageError(f"{file.name} holds metadata, which could say anything", hint)
-    if odd := tensor_names.unknown(result):
+    if odd := layout.unknown(result):
         raise UsageError(
             f"{file.name} holds {len(odd)} tensors of names that no supported model has, the first is {odd[0]!r}", hint
         )

@@ -23,7 +23,7 @@ log = logging.getLogger("milkglass.server")
 NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
-class Session(Protocol):
+class WatchedConnection(Protocol):
     """What the acceptor asks of a connection whose handshake is done: connection.Connection."""
 
     answered: bool
@@ -46,7 +46,7 @@ class Visitor:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.session: Session | None = None
+        self.session: WatchedConnection | None = None
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -72,7 +72,7 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        make: Callable[[Callable[[], None]], tuple[asyncio.Protocol, Session]],
+        make: Callable[[Callable[[], None]], tuple[asyncio.Protocol, WatchedConnection]],
         limits: Limits,
         context: ssl.SSLContext | None = None,
     ) -> None:

@@ -19,7 +19,7 @@ from milkglass.server.http.streaming import EventStream, event
 from milkglass.server.http.strict_json import Name, PathName, RequestBody, StrictRoute, few_fields
 from milkglass.server.jobs import events
 from milkglass.server.spec import Hyperparameters
-from milkglass.server.storage.store import Job
+from milkglass.server.storage.store import JobRecord
 
 router = APIRouter(route_class=StrictRoute)
 Shared = Annotated[Context, Depends(of)]
@@ -36,7 +36,7 @@ class NewJob(RequestBody):
     hyperparameters: Annotated[Hyperparameters, BeforeValidator(few_fields)] = Hyperparameters()  # type: ignore[call-arg]
 
 
-def job_json(job: Job, shared: Context) -> dict[str, Any]:
+def job_json(job: JobRecord, shared: Context) -> dict[str, Any]:
     """OpenAI's fields; ours are `cancelling`, `metrics`, `progress` (`step`, `total_steps`, `loss`: what is known)."""
     error = {"code": "job_failed", "message": job.error, "param": None} if job.error else None
     return {

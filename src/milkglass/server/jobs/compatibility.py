@@ -1,5 +1,5 @@
 """Whether training data can belong to a model, from what was found out when the file arrived
-(server/storage/formats.py)."""
+(server/storage/inspection.py)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from milkglass.server.settings import ServerSettings
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from milkglass.server.storage.data_dir import NO_ROOM, DataDir, nearly_full
 from milkglass.server.storage.registry import Registry
-from milkglass.server.storage.store import File, Job, ModelRecord, Store, Unreadable, new_id
+from milkglass.server.storage.store import File, JobRecord, ModelRecord, Store, Unreadable, new_id
 from milkglass.server.storage.uploads import Uploads
 
 log = logging.getLogger("milkglass.server")
@@ -48,10 +48,10 @@ class Jobs:
     # --- asked from outside -------------------------------------------------------------------------------------------
     def create(
         self, model: str, training: str, validation: str | None, suffix: str | None, chosen: Hyperparameters
-    ) -> Job:
+    ) -> JobRecord:
         """Queue a job. Raises NotFound, UsageError or IdOutOfRange when the data cannot belong to the model."""
         self._require(model, (training, validation), chosen)
-        job = Job(
+        job = JobRecord(
             id=new_id("ftjob"), model=model, training_file=training, validation_file=validation, suffix=suffix,
             hyperparameters=chosen,
         )  # fmt: skip
@@ -90,10 +90,10 @@ class Jobs:
             )
         require_fit(model, file.rows, chosen)
 
-    def cancel(self, key: str) -> Job:
+    def cancel(self, key: str) -> JobRecord:
         """Raises NotFound, or Conflict when it is over."""
 
-        def change(job: Job) -> None:
+        def change(job: JobRecord) -> None:
             if job.over:
                 raise Conflict(f"the job is over: it {_ended(job)}", "there is nothing to cancel")
             job.cancel_at = job.cancel_at or time.time()
@@ -187,11 +187,11 @@ class Jobs:
             log.error("job %s: %s", key, place_of(second))
             self._stopping.wait(RETRY)
 
-    def _next(self) -> Job | None:
+    def _next(self) -> JobRecord | None:
         unfinished = [job for job in self._store.jobs.all() if not job.over]
         return min(unfinished, key=lambda job: job.state != "running", default=None)  # stable: the oldest of a state
 
-    def _drive(self, job: Job) -> None:
+    def _drive(self, job: JobRecord) -> None:
         """One life of a job's worker: start or find it, watch it, settle what it left."""
         folder = self.folder(job.id)
         worker = Worker(folder, self._settings.worker)
@@ -218,13 +218,13 @@ class Jobs:
             if requested is not None and time.time() > requested + self._settings.cancel_grace:
                 worker.signal(signal.SIGKILL)
 
-    def _launch(self, job: Job, worker: Worker) -> None:
+    def _launch(self, job: JobRecord, worker: Worker) -> None:
         folder = self.folder(job.id)
         shutil.rmtree(folder / "result", ignore_errors=True)  # whole, but its status was never written
         events.mend(folder)
         events.emit(folder, "job started" if job.state == "queued" else "job started again")
 
-        def change(record: Job) -> None:
+        def change(record: JobRecord) -> None:
             if record.over:
                 raise Conflict("the job is over", "")
             record.state = "running"
@@ -294,28 +294,28 @@ class Jobs:
         log.info("job %s %s", key, status.state)
 
 
-def _close(job: Job, status: Status) -> None:
+def _close(job: JobRecord, status: Status) -> None:
     job.error, job.trained_tokens, job.metrics = status.error, status.trained_tokens, status.metrics
     _end(job, status.state)
 
 
-def _end(job: Job, state: str) -> None:
+def _end(job: JobRecord, state: str) -> None:
     job.state = state  # type: ignore[assignment]
     job.finished_at = time.time()
     if state != "succeeded":
         job.fine_tuned_model = None
 
 
-def _ended(job: Job) -> str:
+def _ended(job: JobRecord) -> str:
     return "was cancelled" if job.state == "cancelled" else job.state
 
 
-def _count_crash(job: Job, newest: int) -> None:
+def _count_crash(job: JobRecord, newest: int) -> None:
     """A worker that got on since the last crash, to a newer checkpoint, may crash as often as a fresh one."""
     if newest > job.checkpoint:
         job.checkpoint, job.crashes = newest, 0
     job.crashes += 1
 
 
-def _result_name(job: Job) -> str:
+def _result_name(job: JobRecord) -> str:
     return "-".join(["ft", job.id.removeprefix("ftjob-"), *([job.suffix] if job.suffix else [])])

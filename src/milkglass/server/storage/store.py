@@ -88,7 +88,7 @@ class ModelRecord(Record):
     key_id: str | None = None  # what its config says of the key that scrambled it; a name, no secret
 
 
-class Job(Record):
+class JobRecord(Record):
     model: str
     training_file: str
     validation_file: str | None
@@ -205,7 +205,7 @@ class Store:
         self.uploads = RecordTable(self, "uploads", Upload, "upload")
         self.files = RecordTable(self, "files", File, "file")
         self.models = RecordTable(self, "models", ModelRecord, "model")
-        self.jobs = RecordTable(self, "jobs", Job, "job")
+        self.jobs = RecordTable(self, "jobs", JobRecord, "job")
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         with self.lock:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from milkglass.errors import BadUpload, Conflict, NotFound, TooLarge
 from milkglass.models.safetensors_file import CHUNK
-from milkglass.server.storage import formats
+from milkglass.server.storage import inspection
 from milkglass.server.storage.arrival import Arrival
 from milkglass.server.storage.data_dir import DataDir
 from milkglass.server.storage.store import File, Purpose, Store, Upload, new_id
@@ -63,7 +63,7 @@ class Uploads:
         self._starting = threading.Lock()
 
     def start(self, filename: str, size: int, sha256: str, purpose: Purpose) -> Upload:
-        formats.require_suffix(filename, purpose)
+        inspection.require_suffix(filename, purpose)
         if size > self._max:
             raise TooLarge(f"{size} bytes are more than the {self._max} that a file may have", "split the model")
         self._drop_abandoned()
@@ -154,7 +154,7 @@ class Uploads:
 
     def take(self, source: BinaryIO, size: int, filename: str, purpose: Purpose) -> File:
         """A file that came whole, in one form."""
-        formats.require_suffix(filename, purpose)
+        inspection.require_suffix(filename, purpose)
         self._home.require_space(size)
         part = self._home.work / new_id("form")
         try:
@@ -170,7 +170,7 @@ class Uploads:
             part.unlink(missing_ok=True)
 
     def _adopt(self, part: Path, key: str, filename: str, purpose: Purpose, sha256: str) -> File:
-        rows = formats.check(part, purpose)
+        rows = inspection.check(part, purpose)
         size = part.stat().st_size
         file = File(id=key, filename=filename, bytes=size, sha256=sha256, purpose=purpose, rows=rows)
         self._store.files.add(file)  # first the record: killed in between, `sweep` drops it and the part is still there

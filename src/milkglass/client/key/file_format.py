@@ -1,4 +1,4 @@
-"""The header line of a key file, version 1, read strictly: each key file has one spelling (docs/formats.md).
+"""What a key file is made of, version 1 (docs/formats.md): its header line and its sealed payload, read strictly.
 
 The line is compared with what writing its fields anew gives. So duplicate keys, other spacing, another order, other
 spellings of a number or a string, and fields that version 1 does not define are all refused.
@@ -9,12 +9,21 @@ What this module does not know: passphrases, and what is sealed.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from milkglass.errors import DamagedKey, KeyFileError, TruncatedKey, UnknownKeyVersion
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from milkglass.client.key.info import KeyInfo
+from milkglass.client.key.key import Key
+from milkglass.errors import CorruptCheckpoint, DamagedKey, KeyFileError, TruncatedKey, UnknownKeyVersion
+from milkglass.models.safetensors_header import METADATA, parse_table
 from milkglass.unique_keys import unique_keys
 
 FORMAT, VERSION = "milkglass-key", 1
@@ -128,3 +137,52 @@ def _unb64(text: str) -> bytes:
 
 def _foreign() -> KeyFileError:
     return KeyFileError("this is not a milkglass key file", "give the file that `milkglass obfuscate` wrote")
+
+
+# What a key file seals: a safetensors file with the root secret, the permutation and what belongs to them.
+#
+# It is authentic when it is read, since only someone with the passphrase can seal. It is read strictly all the same: a
+# key that is not what version 1 defines must not reach a user's models.
+#
+# What this module does not know: passphrases and files.
+ROOT = 32  # bytes
+TENSORS = {"root": np.uint8, "sigma": np.int32}
+NOTES = {"model_digest", "about", "sigma_sha256"}
+
+
+def pack(key: Key) -> bytes:
+    about = json.dumps(dict(key.info.document))
+    return save(
+        {"root": np.frombuffer(key.root, np.uint8), "sigma": np.asarray(key.sigma, np.int32)},
+        {"model_digest": key.model_digest, "about": about, "sigma_sha256": _sum(key.sigma)},
+    )
+
+
+def unpack(payload: bytes) -> Key:
+    """Raises DamagedKey for anything but the two tensors and the three notes of version 1."""
+    try:
+        arrays, notes = load(payload), _notes(payload)
+        about = json.loads(notes["about"]) if notes.keys() == NOTES else None
+    except (SafetensorError, CorruptCheckpoint, ValueError, RecursionError) as error:
+        raise _damaged("cannot be read") from error
+    if {name: array.dtype for name, array in arrays.items()} != TENSORS or not isinstance(about, dict):
+        raise _damaged("is not what version 1 defines")
+    root, sigma = arrays["root"], arrays["sigma"]
+    if root.shape != (ROOT,) or sigma.ndim != 1 or not np.array_equal(np.sort(sigma), np.arange(len(sigma))):
+        raise _damaged("holds a root of another size than 32 bytes, or no permutation")
+    if _sum(sigma) != notes["sigma_sha256"]:
+        raise DamagedKey("the permutation in the key file fails its checksum", "restore a backup")
+    return Key(root.tobytes(), notes["model_digest"], sigma, KeyInfo(about))
+
+
+def _notes(payload: bytes) -> dict[str, Any]:
+    table = parse_table(payload[8 : 8 + int.from_bytes(payload[:8], "little")], "the payload")
+    return table.get(METADATA, {})
+
+
+def _sum(sigma: NDArray[np.int32]) -> str:
+    return hashlib.sha256(np.asarray(sigma, "<i4").tobytes()).hexdigest()
+
+
+def _damaged(fault: str) -> DamagedKey:
+    return DamagedKey(f"the content of the key file {fault}", "restore a backup")
