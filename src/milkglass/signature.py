@@ -6,9 +6,12 @@ digests were made, so that folders of earlier versions are still known.
 
 from __future__ import annotations
 
+import re
+
 FIRST_NAMES = {
     "BagOfWords": "HiddenWords",
     "ClusterConditional": "Conditional",
+    "GrowthSchedule": "Growth",
     "NearestState": "NearHidden",
     "NoDefence": "Bare",
     "StateInversion": "InvertHidden",
@@ -16,6 +19,5 @@ FIRST_NAMES = {
 
 
 def signature(method: object) -> str:
-    """method: an instance of a frozen dataclass, such as an attack or a defence of gradients."""
-    name, text = type(method).__qualname__, repr(method)
-    return FIRST_NAMES.get(name, name) + text.removeprefix(name)
+    """method: an instance of a frozen dataclass, such as an attack or a defence of gradients; so may its fields be."""
+    return re.sub(r"\w+(?=\()", lambda name: FIRST_NAMES.get(name[0], name[0]), repr(method))

@@ -24,13 +24,14 @@ from milkglass.attacks.hidden_states.mlc import MLC
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.audit import audit, write
+from milkglass.audit.key_scene import AuditFiles, build
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.report.findings import verdict, warnings
 from milkglass.audit.report.page import percent
 from milkglass.audit.report.result import Audit, BudgetPoint
 from milkglass.audit.resume import ResumeStore, packed, unpacked
 from milkglass.audit.run import CHAIN, planned
-from milkglass.audit.scene import Scene, build
+from milkglass.audit.scene import Scene
 from milkglass.cli.audit import line
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import CLASSES, classes, read
@@ -76,7 +77,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
 
 
 def scene(it: Setting) -> Scene:
-    return build(it.key, it.codec, it.folder, it.text, None, None, seed=1)
+    return build(it.key, it.codec, it.folder, AuditFiles(it.text))
 
 
 def run(it: Setting, folder: Path, attacks: Mapping[str, Attack] = SMALL, seconds: float = 600) -> Audit:
@@ -118,7 +119,7 @@ def test_the_attacker_of_the_same_kind_has_none_of_the_private_texts(setting: Se
 def test_names_and_numbers_are_found_in_the_text(setting: Setting) -> None:
     it = scene(setting)
     counts = it.truth.tokens.counts(len(setting.key.sigma))
-    which = classes(it.texts, it.content, counts)
+    which = classes(it.texts, it.truth.content, counts)
     by_class = {name: set() for name in CLASSES}
     for number, one in zip(which.tolist(), it.texts.original.ids.tolist(), strict=True):
         by_class[CLASSES[number]].add(setting.codec.tokenizer.decode([one]).strip())
@@ -374,7 +375,7 @@ def recorded(it: Setting, folder: Path, key: Key) -> Transcript:
 
 def test_a_transcript_of_another_key_or_of_none_is_refused(setting: Setting, tmp_path: Path) -> None:
     def build_with(seen: Transcript) -> Scene:
-        return build(setting.key, setting.codec, setting.folder, setting.text, None, None, seed=1, seen=seen)
+        return build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), seen=seen)
 
     seen = recorded(setting, tmp_path / "mine", setting.key)
     assert build_with(seen).truth.sent.ids.tolist() == scene(setting).truth.sent.ids.tolist()
@@ -392,7 +393,7 @@ def test_an_attacker_has_no_text_that_the_client_sends(setting: Setting, tmp_pat
     lines = setting.text.read_text("utf-8").splitlines()
     double = tmp_path / "double.txt"
     double.write_text("\n".join(lines + lines) + "\n", "utf-8")
-    it = build(setting.key, setting.codec, setting.folder, double, double, None, seed=1)
+    it = build(setting.key, setting.codec, setting.folder, AuditFiles(double, double))
     private = {tuple(one.tolist()) for one in it.truth.tokens}
     for adversary in it.adversaries[1:]:
         assert adversary.knowledge.corpus is not None
@@ -424,7 +425,7 @@ def test_solvers_start_from_what_known_weights_undo(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = [" ".join(rng.choice(TEXT.split(), size=rng.integers(5, 12))) for _ in range(60)]
     text.write_text("\n".join(lines) + "\n", "utf-8")
-    it = build(key, Codec.open(key, folder), folder, text, None, None, seed=1)
+    it = build(key, Codec.open(key, folder), folder, AuditFiles(text))
     assert it.promise.condition is not None
     chain = {"cluster-solve": ClusterSolve(), "known-weight": KnownWeight()}
     with_it = audit(it, chain, ResumeStore.open(tmp_path / "with", {}), Budget(600), seed=1)
@@ -460,8 +461,8 @@ def test_a_transcript_of_the_audited_texts_leaves_the_attacker_its_half(
     recorder = on_disk.Recorder.open(tmp_path / "all", len(setting.key.sigma), setting.key.identifier)
     recorder.tokens(everything(setting), "train")
     seen = on_disk.load(tmp_path / "all")
-    without = build(setting.key, setting.codec, setting.folder, setting.text, None, None, seed=1, known=file)
-    it = build(setting.key, setting.codec, setting.folder, setting.text, None, None, seed=1, seen=seen, known=file)
+    without = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=file))
+    it = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=file), seen=seen)
     texts = sorted(one.tobytes() for one in it.truth.sent)
     assert texts == sorted(one.tobytes() for one in without.truth.sent)
     for one, other in zip(it.adversaries, without.adversaries, strict=True):
@@ -480,7 +481,7 @@ def test_states_in_a_transcript_stay_with_their_texts(setting: Setting) -> None:
         len(setting.key.sigma),
         setting.key.identifier,
     )
-    it = build(setting.key, setting.codec, setting.folder, setting.text, None, None, seed=1, seen=seen)
+    it = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), seen=seen)
     (states,) = it.transcript.all(Activations)  # of layer 2 nobody can tell whose they are
     assert states.layer == 1
     assert np.array_equal(states.lengths, it.truth.sent.lengths)
@@ -516,21 +517,21 @@ def test_a_transcript_with_nothing_new_is_refused(setting: Setting, tmp_path: Pa
         (Tokens(held.mapped(setting.key.sigma.astype(np.int64))),), len(setting.key.sigma), setting.key.identifier
     )
     with pytest.raises(UsageError, match="0 are left without those that the attackers have"):
-        build(setting.key, setting.codec, setting.folder, setting.text, None, None, seed=1, seen=seen)
+        build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text), seen=seen)
 
 
 def test_an_attacker_left_with_nothing_is_told_not_run(setting: Setting, tmp_path: Path) -> None:
     same = tmp_path / "same.txt"
     same.write_text("\n".join(setting.text.read_text("utf-8").splitlines()[:1] * 60) + "\n", "utf-8")
     with pytest.raises(UsageError, match="0 texts are left to the attacker who has other text of the same kind"):
-        build(setting.key, setting.codec, setting.folder, same, None, None, seed=1)
+        build(setting.key, setting.codec, setting.folder, AuditFiles(same))
 
 
 def test_who_knows_some_texts_word_for_word_reads_their_words_everywhere(setting: Setting, tmp_path: Path) -> None:
     known = tmp_path / "known.txt"
     lines = setting.text.read_text("utf-8").splitlines()
     known.write_text("\n".join(lines[:4]) + "\n", "utf-8")
-    it = build(setting.key, setting.codec, setting.folder, setting.text, None, None, seed=1, known=known)
+    it = build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=known))
     who = it.adversaries[-1]
     pairs = who.knowledge.pairs
     assert pairs is not None
@@ -546,7 +547,7 @@ def test_who_knows_some_texts_word_for_word_reads_their_words_everywhere(setting
 
 def test_who_knows_everything_leaves_nothing_to_audit(setting: Setting) -> None:
     with pytest.raises(UsageError, match=r"without those of texts\.txt, 0 private texts are left, 10 are needed"):
-        build(setting.key, setting.codec, setting.folder, setting.text, None, None, seed=1, known=setting.text)
+        build(setting.key, setting.codec, setting.folder, AuditFiles(setting.text, known=setting.text))
 
 
 def test_rehearsal_keys_come_from_their_seed_and_are_not_the_users(setting: Setting) -> None:
@@ -619,7 +620,7 @@ def test_too_few_texts_are_refused(setting: Setting, tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("one text\n" * 5, "utf-8")
     with pytest.raises(UsageError, match=r"short\.txt holds 5 of the 20 texts"):
-        build(setting.key, setting.codec, setting.folder, short, None, None, seed=1)
+        build(setting.key, setting.codec, setting.folder, AuditFiles(short))
     empty = tmp_path / "empty.txt"
     empty.write_text("\n\n", "utf-8")
     with pytest.raises(UsageError, match="has no texts"):

@@ -21,7 +21,14 @@ RECORDED = json.loads((OLD / "expected.json").read_text("utf-8"))
 QUESTIONS = questions()
 ALIKE = 1e-3
 # Phrases of reports that were reworded after the answers were recorded, and how they read now.
-REWORDED = {"against who cannot guess the seed": "against anyone who cannot guess the seed"}
+REWORDED = {
+    "against who cannot guess the seed": "against anyone who cannot guess the seed",
+    "no token can be told from another": "no token can be distinguished from another",
+    "who has more public text like": "anyone with more public text like",
+    "--public FILE, which takes the place of the demo's": "--public FILE",
+    "ROUGE-1 7.4 %). Other attacks may read more.": "ROUGE-1 7.4 %). Other attacks may read more. "
+    "Noise was added to the gradients (dp-sgd (noise = 0.5, clip = 1.0)).",
+}
 
 
 @pytest.fixture(scope="module")

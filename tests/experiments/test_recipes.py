@@ -14,7 +14,7 @@ import pytest
 
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.token_ids.sda import SDA
-from milkglass.audit.scene import assemble
+from milkglass.audit.key_scene import AttackerText, assemble
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import encoded
@@ -349,7 +349,7 @@ def test_a_share_of_the_private_texts_is_drawn_by_the_seed() -> None:
     assert all(np.array_equal(one, leaked(small(public=public))[who]) for who, one in found.items())
     assert not np.array_equal(found["some"], leaked(small(public=public, seed=2))["some"])
     for wrong in ("private 0 %", "private 101 %", "private half", "private 10%", "private -1 %"):
-        with pytest.raises(UsageError, match="is no share of the private texts"):
+        with pytest.raises(UsageError, match="is not a share of the private texts"):
             leaked(small(public={"same": [wrong]}))
     with pytest.raises(UsageError, match="same has 2 shares"):
         leaked(small(public={"same": ["private 1 %", "private 2 %"]}))
@@ -363,7 +363,9 @@ def test_leaked_texts_come_after_those_that_are_taken_out(tmp_path: Path) -> Non
     private = encoded(codec, [Example(i, "text", text) for i, text in enumerate(tiny.TEXTS)])
     other = encoded(codec, [Example(0, "text", "call my father on friday")]).original
     texts = Sequences.of((*other, *private.original))
-    scene = assemble(key, codec, base, private, {"bare": texts, "told": texts}, leaked={"told": np.array([1, 3])})
+    scene = assemble(
+        key, codec, base, private, {"bare": AttackerText(texts), "told": AttackerText(texts, np.array([1, 3]))}
+    )
     known = {one.name: one.knowledge.corpus for one in scene.adversaries}
     assert [one.tolist() for one in known["bare"]] == [one.tolist() for one in other]
     wanted = (*other, *private.original.chosen(np.array([1, 3])))

@@ -15,10 +15,11 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from milkglass.attacks.gradients.free_tokens import FreeTokens
+from milkglass.audit.outcome import AttackResult
 from milkglass.audit.updates.attack import ADAPTIVE, INVERSIONS, leakage, require_names
-from milkglass.audit.updates.auxiliary_text import PublicSource
 from milkglass.audit.updates.replay import RecordedRun, SiteTexts
-from milkglass.audit.updates.report import AS_THEY_ARE, Found, Leakage, PublicTexts, Reading, tokens, verdict
+from milkglass.audit.updates.report import AS_THEY_ARE, Leakage, PublicTexts, UpdateReading, tokens, verdict
+from milkglass.audit.updates.scenes import AuditedSite, PublicSource
 from milkglass.errors import PoisonedUpdate, UsageError
 from milkglass.federated.prepare import labels_of, prepare
 from milkglass.federated.rounds import Tensors
@@ -96,14 +97,14 @@ def heard(scene: Mapping[str, World]) -> dict[str, Heard]:
 
 def audited(
     world: World, site: str = "a", names: list[str] | None = None, public: PublicSource = PublicSource()
-) -> tuple[Leakage, list[Reading]]:
+) -> tuple[Leakage, list[UpdateReading]]:
     texts = SiteTexts.of(world.files / f"{site}.jsonl", world.ready / site, world.model)
     recorded = RecordedRun.open(world.ready.parent, site, world.model)
-    return leakage(recorded, texts, opened(world.model)[0], names, Budget(60), public=public)
+    return leakage(AuditedSite(recorded, texts, opened(world.model)[0], public), names, Budget(60))
 
 
-def of(found: Leakage, name: str) -> Found:
-    return next(one for one in found.found if one.attack == name)
+def of(found: Leakage, name: str) -> AttackResult:
+    return next(one for one in found.results if one.attack == name)
 
 
 def test_the_rounds_are_done_again_to_the_last_bit(scene: Mapping[str, World], heard: Mapping[str, Heard]) -> None:
@@ -119,11 +120,12 @@ def test_bare_texts_come_back_in_every_round(scene: Mapping[str, World], heard: 
     """The weights of the second round are replayed: with others nothing is in DAGER's spans."""
     found, readings = audited(scene["plain"], names=["free-tokens", "dager"])
     dager = of(found, "dager")
-    assert dager.state == "done" and dager.rounds == found.rounds == (0, 1) and found.texts == 2
-    assert dager.texts["exact texts"].value == 1 and dager.trained == dager.texts
+    assert dager.state == "done" and found.attacked("dager") == found.rounds == (0, 1) and found.texts == 2
+    assert dager.measures["exact texts"].value == 1 and found.trained["dager"] == dager.measures
+    assert {one.state for one in found.by_round["dager"].values()} == {"done"}
     read = [one for one in readings if one.attack == "dager"]
     assert [one.readings for one in read] == [one.texts for one in read] and SECRET in read[0].texts[0]
-    assert of(found, "free-tokens").texts["token recall"].value > 0.6, "all but what stands there twice"
+    assert of(found, "free-tokens").measures["token recall"].value > 0.6, "all but what stands there twice"
     assert require_names(None, ghost=False) == ["free-tokens", "float-holes-rows", "dager", "surviving-entries"]
     told = found.to_json()["verdict"]
     assert "at least 100.0 % of the tokens of site a's texts" in told and "did not pass through GHOST" in told
@@ -137,21 +139,21 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
     found, readings = audited(scene["ghost"], names=["dager", *ADAPTIVE])
     assert require_names(None, ghost=True) == [*INVERSIONS, *ADAPTIVE]
     dager = of(found, "dager")
-    assert dager.trained is not None and dager.trained["exact texts"].value == 1
-    assert dager.texts["rouge-1"].value < 0.3
-    assert of(found, AS_THEY_ARE).texts == dager.texts, "an exact inversion is no better than the shadows"
+    assert found.trained["dager"]["exact texts"].value == 1
+    assert dager.measures["rouge-1"].value < 0.3
+    assert of(found, AS_THEY_ARE).measures == dager.measures, "an exact inversion is no better than the shadows"
     for name in ADAPTIVE:
         one = of(found, name)
-        assert one.state == "done" and one.trained is None and 0 <= tokens(one.texts).value < 1
+        assert one.state == "done" and name not in found.trained and 0 <= tokens(one.measures).value < 1
     assert any(SECRET in text for one in readings for text in one.texts)
     told = found.to_json()["verdict"]
-    most = max(100 * tokens(one.texts).value for one in found.found)
+    most = max(100 * tokens(one.measures).value for one in found.results)
     assert f"at least {most:.1f} % of the tokens" in told
     assert "100.0 % were read" in told and "at least" in told and "Other attacks may read more" in told
     assert "Whoever sees these updates gets back" in told
-    half = replace(dager, trained={"tokens top-1": Interval(0.5, 0.4, 0.6, 9), "rouge-1": Interval(0.5, 0.4, 0.6, 9)})
-    rest = tuple(of(found, name) for name in ADAPTIVE)
-    assert "Whoever has all shadows gets back" in replace(found, found=(half, *rest)).to_json()["verdict"]
+    half = {"tokens top-1": Interval(0.5, 0.4, 0.6, 9), "rouge-1": Interval(0.5, 0.4, 0.6, 9)}
+    fewer = replace(found, results=(dager, *(of(found, name) for name in ADAPTIVE)), trained={"dager": half})
+    assert "Whoever has all shadows gets back" in fewer.to_json()["verdict"]
     late, _ = audited(scene["ghost"], "b", ["dager"])
     assert late.rounds == (1,) and late.texts == 1
 
@@ -164,20 +166,20 @@ def test_with_public_text_shadows_are_decoded_and_the_verdict_tells_it(
     lines = [json.loads(line)["text"] for line in (world.files / "a.jsonl").read_text().splitlines()]
     alike = [f"{' '.join(reversed(one.split()))} {SECRET}" for one in lines for _ in range(4)]
     rules = [*ADAPTIVE]
-    found, _ = audited(world, names=rules, public=PublicSource([*alike, *lines], "f.txt", chosen=True))
+    found, _ = audited(world, names=rules, public=PublicSource([*alike, *lines], "f.txt"))
     assert found.public.left_out == 2, "who has the very text needs no attack"
     assert found.public.given == len(alike) + 1 and found.public.own == 1, "the third text is behind no update"
     best = of(found, "shadow-decoding")
-    assert best.state == "done" and best.rounds == (0, 1)
-    read = tokens(best.texts).value
-    assert read > 0.3 + max(tokens(of(found, name).texts).value for name in rules if name != best.attack)
+    assert best.state == "done" and found.attacked(best.attack) == (0, 1)
+    read = tokens(best.measures).value
+    assert read > 0.3 + max(tokens(of(found, name).measures).value for name in rules if name != best.attack)
     told = found.to_json()["verdict"]
     assert f"at least {100 * read:.1f} % of the tokens of site a's texts (shadow-decoding;" in told
     assert "of the shadows" not in told, "nothing was run that reads them"
     assert "tokens (13 of f.txt, 1 of the site's own" in found.to_json()["attackers_know"][-1]
     assert "--public FILE" in found.advice, "a few hundred tokens are few"
     bare, _ = audited(world, names=["shadow-decoding"])
-    assert tokens(of(bare, "shadow-decoding").texts).value < read
+    assert tokens(of(bare, "shadow-decoding").measures).value < read
     assert "--public FILE" in bare.to_json()["advice"]
 
 
@@ -189,7 +191,7 @@ def test_sums_of_several_steps_are_refused_and_one_step_is_not(scene: Mapping[st
     many.run(tmp_path / "run", sites, AVG, InProcessSites(sites, many.step(), None))
     found, _ = audited(many)
     assert found.rounds == () and found.refused == {0: "the sum of 2 steps is not the gradient of a batch"}
-    assert all(one.state == "does not apply" for one in found.found)
+    assert all(one.state == "does not apply" for one in found.results)
     assert found.to_json()["verdict"].startswith("Nothing could be attacked (the sum of 2 steps")
     shutil.copytree(world.ready, tmp_path / "one" / "sites")
     single = replace(world, ready=tmp_path / "one" / "sites")
@@ -208,7 +210,7 @@ def test_what_does_not_belong_together_is_refused(
     with pytest.raises(UsageError, match="no update of site z") as told:
         RecordedRun.open(run, "z", model)
     assert told.value.hint == "its sites: a, b, c"
-    with pytest.raises(UsageError, match="is no run"):
+    with pytest.raises(UsageError, match="is not a run"):
         RecordedRun.open(tmp_path, "a", model)
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
@@ -247,8 +249,9 @@ def test_attackers_are_told_the_shield_and_the_weights_of_the_round(
     world = scene["plain"]
     texts = SiteTexts.of(world.files / "a.jsonl", world.ready / "a", world.model)
     recorded = RecordedRun.open(world.ready.parent, "a", world.model)
-    for shield in (NoDefence(), Dropout()):
-        leakage(recorded, texts, opened(world.model)[0], ["free-tokens"], Budget(60), shield=shield)
+    for defence in (NoDefence(), Dropout()):
+        site = AuditedSite(recorded, texts, opened(world.model)[0], defence=defence)
+        leakage(site, ["free-tokens"], Budget(60))
     assert seen == [(False, True)] * 2 + [(True, True)] * 2
 
 
@@ -277,7 +280,7 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     told = json.loads((tmp_path / "a.json").read_text())
     assert SECRET not in result.stdout + result.stderr + json.dumps(told)
     assert told["site"] == "a" and told["ghost"] is True and told["attackers_know"][3] == "lengths"
-    assert "of the demo's invented messages" in told["attackers_know"][-1] and "--public FILE" in result.stdout
+    assert "(1 of the site's own that no" in told["attackers_know"][-1] and "--public FILE" in result.stdout
     assert "shadow-decoding" in result.stdout
     refused(call(*words, "--out", tmp_path / "a.json"), 2, "exists already")
     found = document(call(*words, "--json", "--attacks", "free-tokens"))
@@ -299,21 +302,23 @@ def test_what_is_known_of_a_batch_is_told_and_is_no_reading() -> None:
     one = Interval(0.3, 0.2, 0.4, 8)
     bag = {"token recall": one, "tokens named": Interval(1, 0.9, 1, 2), "rouge-1": one}
     decoded = {"tokens top-1": Interval(0.8, 0.7, 0.9, 8), "rouge-1": Interval(0.8, 0.7, 0.9, 8)}
-    of_ghost = (
-        Found("free-tokens", "done", texts={**bag, "tokens named": one}, trained=bag),
-        Found("shadow-decoding", "done", texts=decoded),
-    )
+    taken = AttackResult("free-tokens", "", "server", "done", measures={**bag, "tokens named": one})
+    of_ghost = (taken, AttackResult("shadow-decoding", "", "exact inversion", "done", measures=decoded))
     public = PublicTexts("no file", 0, 0, 0, 0)
-    told = verdict(Leakage("a", True, (0,), {}, 8, of_ghost, {}, public))
+    ghost = Leakage("a", True, (0,), {}, 8, of_ghost, {}, {"free-tokens": bag}, {}, public)
+    told = verdict(ghost)
     assert told.startswith(
         "Of the shadows that were trained on, 30.0 % were read from these updates, and 100.0 % of the"
     )
     assert "Whoever has all shadows gets back at least 80.0 %" in told
-    plain = verdict(Leakage("a", False, (0,), {}, 8, (Found("free-tokens", "done", texts=bag),), {}, public))
+    noisy = replace(ghost, noise="dp-sgd (clip = 1.0, noise = 0.5)")
+    assert verdict(noisy) == f"{told} Noise was added to the gradients (dp-sgd (clip = 1.0, noise = 0.5))."
+    bare = AttackResult("free-tokens", "", "server", "done", measures=bag)
+    plain = verdict(replace(ghost, ghost=False, results=(bare,)))
     assert "at least 30.0 % of the tokens of site a's texts" in plain
     assert (
         "and knows 100.0 % of the different tokens of each batch, if not which text they are from (free-tokens)"
         in plain
     )
-    alone = verdict(Leakage("a", True, (0,), {}, 8, of_ghost[:1], {}, public))
+    alone = verdict(replace(ghost, results=of_ghost[:1]))
     assert alone.endswith("No attack on shadows was run (shadow-...): they read most of what GHOST leaves.")

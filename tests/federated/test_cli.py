@@ -93,7 +93,7 @@ def test_what_is_refused(there: World, tmp_path: Path) -> None:
     )
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
-    refused(call(*run[:-1], tmp_path / "other", there.files), 2, "is no run and is not empty")
+    refused(call(*run[:-1], tmp_path / "other", there.files), 2, "is not a run and is not empty")
     refused(call(*run[:-1], tmp_path / "other" / "letter.txt", there.files), 2, "is a file, not a folder")
     (tmp_path / "run" / "sites" / "gone").mkdir(parents=True)
     refused(call(*run, there.files), 2, "the run was begun with gone, whose file is gone")

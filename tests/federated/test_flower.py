@@ -302,7 +302,7 @@ def test_a_site_demands_of_ghost_what_its_own_configuration_says(there: World) -
      ("fedavg", {"texts": 10**15}, "at most 7 are believed .most_texts."),
      ("fedsgd", {"steps": 2}, "took 2 steps for 3 texts, which are 1"),
      ("fedavg", {"steps": 1}, "took 1 steps for 7 texts, which are 3"),
-     ("fedsgd", {"texts": "many"}, "node 103 sent what is no update")],
+     ("fedsgd", {"texts": "many"}, "node 103 sent something else than an update")],
 )  # fmt: skip
 def test_a_site_that_claims_more_than_it_can_have_is_refused(
     there: World, tmp_path: Path, method: Any, claim: dict[str, Any], said: str

@@ -294,19 +294,19 @@ def test_a_death_between_the_weights_and_the_word_of_them_loses_nothing(
     sites, out, calls = there.sites(tmp_path / "sites"), tmp_path / "run", 0
     from milkglass.federated import state
 
-    own = state.write_json
+    own = state.files.write
 
-    def dying(path: Path, value: dict[str, object]) -> None:
+    def dying(path: Path, value: str) -> None:
         nonlocal calls
-        calls += 1
+        calls += path.name == state.FILE
         if calls == 3:
             raise OSError("no space left")
         own(path, value)
 
-    monkeypatch.setattr(state, "write_json", dying)
+    monkeypatch.setattr(state.files, "write", dying)
     with pytest.raises(OSError, match="no space left"):
         there.run(out, sites, training)
-    monkeypatch.setattr(state, "write_json", own)
+    monkeypatch.setattr(state.files, "write", own)
     assert {one.name for one in out.glob("weights-*")} == {"weights-1.safetensors", "weights-2.safetensors"}
     assert equal(there.run(out, sites, training).weights(), weights)
 
@@ -328,7 +328,7 @@ def test_more_rounds_go_on_and_another_job_does_not(there: World, tmp_path: Path
         there.run(tmp_path / "run", sites[:2], SGD)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
-    with pytest.raises(UsageError, match="is no run and is not empty"):
+    with pytest.raises(UsageError, match="is not a run and is not empty"):
         there.run(tmp_path / "full", sites, SGD)
     (tmp_path / "run" / "run.json").write_text('{"milkglass_federated": 9}')
     with pytest.raises(CorruptCheckpoint, match="run.json"):

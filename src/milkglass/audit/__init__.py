@@ -1,1 +1,1 @@
-"""The audit: attack a user's own model, key and text, and say what came back."""
+"""The audit: attack a user's own model, key and text, and report what was recovered."""

@@ -1,4 +1,4 @@
-"""An audit from a scene to its files: attack, measure the key's budget, put it into words, draw it."""
+"""An audit from a scene to its files: attacks, the key's budget, the report in words, the charts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
+from milkglass import files
 from milkglass.audit import key_budget as curve
-from milkglass.audit.metadata_leakage import anyway
+from milkglass.audit.metadata_leakage import metadata_leakage
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.report.findings import distortion, verdict, warnings
 from milkglass.audit.report.page import drawn, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
-from milkglass.audit.resume import ResumeStore, private_folder, write_private
-from milkglass.audit.run import AuditRun, run
+from milkglass.audit.resume import ResumeStore
+from milkglass.audit.run import AuditRun, Rules, run
 from milkglass.audit.scene import Scene
 from milkglass.metrics.recovery import floors
 from milkglass.sequences import Ids
@@ -37,14 +38,14 @@ def audit(
     progress: Callable[[AttackResult], None] = lambda cell: None,
 ) -> Audit:
     started = time.monotonic()
-    done = run(scene, attacks, work, Budget(ATTACKING * budget.left()), seed, threads, progress)
+    done = run(scene, attacks, work, Budget(ATTACKING * budget.left()), seed, progress, Rules(threads))
     best = strongest(done.cells)
     points = key_budget(scene, attacks, done, best, budget, seed)
     spent = curve.spent(points)
     words = {one.name: one.words for one in scene.adversaries}
     sent = scene.truth.tokens
     public = {a.name: a.knowledge.corpus for a in scene.adversaries if a.knowledge.corpus is not None}
-    known = next(reversed(public.values()), None)
+    corpus = next(reversed(public.values()), None)
     return Audit(
         model=scene.model,
         scheme=scene.scheme,
@@ -61,7 +62,7 @@ def audit(
         floors=floors(
             sent,
             scene.truth.ordinary[sent.ids],
-            None if known is None else _ordinary_counts(scene, known.counts(len(scene.truth.ordinary))),
+            None if corpus is None else _ordinary_counts(scene, corpus.counts(len(scene.truth.ordinary))),
             len(scene.truth.ordinary),
         ),
         warnings=warnings(scene, done.cells, spent),
@@ -69,7 +70,7 @@ def audit(
         curve=points,
         spent=spent,
         distortion=distortion(scene),
-        anyway=None if scene.of_states else anyway(sent),
+        anyway=None if scene.of_states else metadata_leakage(sent),
         seed=seed,
     )
 
@@ -82,8 +83,8 @@ def key_budget(
     budget: Budget,
     seed: int,
 ) -> tuple[BudgetPoint, ...]:
-    """By the strongest attack that any audit begins, since it is run for every point, and where more text can make a
-    difference to it. States have none: each text is read by itself."""
+    """By the strongest attack that every audit runs, since it is run again for each point, and only where more text
+    makes a difference to it. States have no such budget: each text is read separately."""
     if scene.of_states:
         return ()
     if best is not None and best.costly:
@@ -120,15 +121,15 @@ def examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int)
 
 
 def write(result: Audit, out: Path) -> Path:
-    """audit.html, audit.json and the charts; they hold private text, so they are the owner's alone."""
-    private_folder(out)
+    """audit.html, audit.json and the charts. They hold private text."""
+    files.private_dir(out)
     for name, svg in drawn(result).items():
         if svg:
-            write_private(out / f"{name}.svg", svg)
+            files.write(out / f"{name}.svg", svg)
         else:
-            (out / f"{name}.svg").unlink(missing_ok=True)  # of an audit before this one
+            (out / f"{name}.svg").unlink(missing_ok=True)  # of an earlier audit
     info = json.dumps(result.to_json(), ensure_ascii=False, indent=1, allow_nan=False)
-    write_private(out / "audit.json", info + "\n")
+    files.write(out / "audit.json", info + "\n")
     page = out / "audit.html"
-    write_private(page, render(result))
+    files.write(page, render(result))
     return page

@@ -1,10 +1,8 @@
 """The scene of any defence that was split into two halves: what its client sends for the private texts, what rests on
 its server, and what attackers know of it.
 
-Scrambled tables have a scene of their own (scene.py), which an audit of a key builds too. Here: sanitized words, which
-are other words in other places, and hidden states, one for each token.
-
-What this module does not know: which attacks are run.
+Obfuscated tables have the scene of an audit of a key (key_scene.py). Here are sanitized words, which are other words in
+other places, and hidden states, one for each token.
 """
 
 from __future__ import annotations
@@ -18,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.audit.decontaminate import decontaminate
-from milkglass.audit.scene import WORDS, Adversary, Scene, assemble
+from milkglass.audit.key_scene import AttackerText, assemble, reader
+from milkglass.audit.scene import MODEL_ONLY, WORDS, Adversary, Scene
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import PrivateTexts, encoded, pieces
@@ -29,7 +28,6 @@ from milkglass.hidden_states.client import EncoderClient
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
 from milkglass.schemes.catalogue import scheme_named
-from milkglass.schemes.mixture import Promise
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client, Server
 from milkglass.threat.guess import NO_BELIEF
@@ -37,8 +35,6 @@ from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Observation, Tokens, Transcript
 from milkglass.threat.truth import Truth, content_tokens
 
-WHO = "same kind of text"  # an attacker's name
-NOTHING = Promise(1, 0, {}, 0, 0, 0)
 Rehearsal = Callable[[Sequences, int], tuple[Sequences, Ids]]
 
 
@@ -63,8 +59,9 @@ def _of_table(
 ) -> Scene:
     info = dict(client.document)
     key = key_from(base, scheme_named(info.pop("name"), info), client.secret)
-    known = {who: encoded(client.codec, _examples(texts)).original for who, texts in public.items()}
-    return assemble(key, client.codec, base, encoded(client.codec, _examples(private)), known)
+    ids = {who: encoded(client.codec, _examples(texts)).original for who, texts in public.items()}
+    attackers = {who: AttackerText(one) for who, one in ids.items()}
+    return assemble(key, client.codec, base, encoded(client.codec, _examples(private)), attackers)
 
 
 def _examples(texts: Sequence[str]) -> list[Example]:
@@ -98,11 +95,11 @@ def _of_states(
 ) -> Scene:
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
     ids = client.reader.encode(private, cut=True).ids
-    known = {who: client.reader.encode(texts, cut=True).ids for who, texts in public.items()}
+    corpora = {who: client.reader.encode(texts, cut=True).ids for who, texts in public.items()}
     noise = client.defence.added_noise
-    knowledge = {who: Knowledge(corpus=one, observe=client.observe, noise=noise) for who, one in known.items()}
+    knowledge = {who: Knowledge(corpus=one, observe=client.observe, noise=noise) for who, one in corpora.items()}
     seen = (*server.rest(), *client.send(private))
-    scene = _scene(base, codec, seen, _truth(codec, ids, ids, known), knowledge, {"name": client.defence.name})
+    scene = _scene(base, codec, seen, _truth(codec, ids, ids, corpora), knowledge, {"name": client.defence.name})
     return replace(scene, broken=client.defence.broken)
 
 
@@ -111,8 +108,8 @@ def _scene(
     codec: Codec,
     seen: tuple[Observation, ...],
     truth: Truth,
-    known: Mapping[str, Knowledge],
-    told: Mapping[str, Any],
+    knowledge: Mapping[str, Knowledge],
+    scheme: Mapping[str, Any],
 ) -> Scene:
     size, public = len(codec.sigma), Model.open(base.folder)
 
@@ -120,27 +117,21 @@ def _scene(
         return public, np.arange(size, dtype=np.int64)
 
     bare = Knowledge(public_model=public, simulate=simulate)
-    adversaries = [Adversary("model only", "has the public model and no text", bare)]
-    for who, one in known.items():
-        provided = replace(bare, corpus=one.corpus, observe=one.observe, rehearse=one.rehearse, noise=one.noise)
-        adversaries.append(Adversary(who, f"has {WORDS.get(who, who)}", provided))
-    own = truth.tokens
-    plain = np.zeros(len(own.ids), np.bool_)
-    texts = PrivateTexts(truth.sent, own, plain, plain)
-    return Scene(
-        Transcript(seen, size), truth, tuple(adversaries), texts, NOTHING, told, base.folder.name, truth.content
-    )
+    adversaries = [Adversary(MODEL_ONLY, "has the public model and no text", bare)]
+    for who, one in knowledge.items():
+        own = replace(one, public_model=public, simulate=simulate)
+        adversaries.append(Adversary(who, f"has {WORDS.get(who, who)}", own))
+    unmarked = np.zeros(len(truth.tokens.ids), np.bool_)
+    texts = PrivateTexts(truth.sent, truth.tokens, unmarked, unmarked)
+    transcript = Transcript(seen, size)
+    return Scene(transcript, truth, tuple(adversaries), texts, scheme=scheme, model=base.folder.name)
 
 
 def _truth(codec: Codec, sent: Sequences, original: Sequences, public: Mapping[str, Sequences]) -> Truth:
     size = len(codec.sigma)
     counts = np.sum([one.counts(size) / max(1, len(one.ids)) for one in (original, *public.values())], axis=0)
     content = content_tokens(counts, pieces(codec, size))
-
-    def read(ids: Ids) -> str:
-        return str(codec.tokenizer.decode(ids.tolist()))
-
-    return Truth(codec.inverse, codec.visible, content, read, sent, original)
+    return Truth(codec.inverse, codec.visible, content, reader(codec), sent, original)
 
 
 # --- words and the pieces they are sent as ----------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""The key's budget: how much comes back, the more text crosses under one key.
+"""The key's budget: how much is recovered, the more text is sent under one key.
 
-The strongest attack is run again on the first 1,000, 3,000, 10,000 ... tokens of the private text, by each attacker who
-has text of their own. All runs start from the same candidates: the clusters are found from the table alone.
+The strongest attack is run again on the first 1,000, 3,000, 10,000 ... tokens of the private text, by each attacker
+with text of their own. All runs start from the same candidates: the clusters are worked out from the table alone.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ FIRST = 1000
 
 
 def sizes(total: int) -> list[int]:
-    """1,000, 3,000, 10,000, ... and all there is."""
+    """1,000, 3,000, 10,000, ... and `total`."""
     steps = (round(FIRST * 10 ** (i / 2) / FIRST) * FIRST for i in range(20))
     return [*(one for one in steps if one < 0.8 * total), total]
 
 
-def part(scene: Scene, tokens: int) -> tuple[Scene, int]:
+def beginning(scene: Scene, tokens: int) -> tuple[Scene, int]:
     """The scene with only the first texts, of at least `tokens` tokens together where there are so many."""
     sent = scene.truth.sent
     texts = int(np.searchsorted(np.cumsum(sent.lengths), tokens) + 1)
     first = np.arange(min(texts, len(sent)))
-    kept = sent.chosen(first)
+    part = sent.chosen(first)
     rest = tuple(one for one in scene.transcript.observations if not isinstance(one, Tokens | Outputs))
-    transcript = Transcript((*rest, Tokens(kept)), scene.transcript.size)
+    transcript = Transcript((*rest, Tokens(part)), scene.transcript.size)
     original = None if scene.truth.original is None else scene.truth.original.chosen(first)
-    truth = replace(scene.truth, sent=kept, original=original)
-    return replace(scene, transcript=transcript, truth=truth), len(kept.ids)
+    truth = replace(scene.truth, sent=part, original=original)
+    return replace(scene, transcript=transcript, truth=truth), len(part.ids)
 
 
 def measure(
@@ -51,17 +51,17 @@ def measure(
     seed: int,
 ) -> tuple[BudgetPoint, ...]:
     """Stops where the budget is spent: a curve may end early, and an attacker may have none. The last attacker, who has
-    the most, is measured first; a point that the budget cut is none."""
+    the most, is measured first. A point that the budget cut short is left out."""
     points = []
     for adversary in reversed(adversaries):
         if adversary.knowledge.corpus is None:
             continue
         knowledge = replace(adversary.knowledge, candidates=candidates)
         for size in sizes(len(scene.truth.sent.ids)):
-            subset, tokens = part(scene, size)
+            subset, tokens = beginning(scene, size)
             if budget.left() <= 0 or why_not(attack, subset.transcript, knowledge):
                 break
-            guess = attack.run(subset.transcript, knowledge, budget, np.random.default_rng(seed))
+            guess = attack(subset.transcript, knowledge, budget, np.random.default_rng(seed))
             if budget.left() <= 0:
                 break
             points.append(BudgetPoint(adversary.name, tokens, *_shares(subset, guess.at(subset.truth.sent)[:, 0])))
@@ -77,7 +77,7 @@ def _shares(scene: Scene, reading: Ids) -> tuple[float, float]:
     def share(among: NDArray[np.bool_]) -> float:
         return float(right[among].mean()) if among.any() else float("nan")
 
-    return share(counted), share(counted & scene.content[sent.ids])
+    return share(counted), share(counted & scene.truth.content[sent.ids])
 
 
 def spent(points: Sequence[BudgetPoint]) -> dict[str, dict[str, int]]:

@@ -1,10 +1,8 @@
-"""What whoever sees the ids knows without any attack, whatever scheme hides the embeddings.
+"""What anyone who sees the ids knows without any attack, whatever scheme hides the embeddings.
 
-Lengths, repeated texts, the pattern in which ids repeat inside a text, and the size of what crosses the wire: a
-substitution keeps all of them. None of it needs the public model or any text. What the histogram of ids gives away is
-an attack's result (attacks/token_ids/tfa.py).
-
-What it does not know: when texts are sent, and how long an answer takes.
+Lengths, repeated texts, the pattern in which ids repeat inside a text, and the size of what is sent: a substitution
+keeps all of them. None of it needs the public model or any text. What the histogram of ids reveals is an attack's
+result (attacks/token_ids/tfa.py). When texts are sent and how long an answer takes is not measured.
 """
 
 from __future__ import annotations
@@ -16,15 +14,21 @@ import numpy as np
 
 from milkglass.sequences import Ids, Sequences
 
-LONG = 16  # tokens; a shorter text has few patterns to tell it by
+LONG = 16  # tokens; the pattern of a shorter text recognises few
 
 
 @dataclass(frozen=True)
 class MetadataLeakage:
-    """length_bits: entropy of the texts' lengths. repeated: share of the texts that came before, id for id. long: how
-    many distinct texts have 16 tokens or more. recognised: the share of those whose pattern of repeated ids no other
-    text of the file has, so that somebody with a copy of the text knows it again. sized: median error, as a share of
-    the length, of reading a text's length off the bytes of its request's body; TLS hides a body, not its size.
+    """What ids reveal by themselves.
+
+    Attributes:
+        length_bits: entropy of the texts' lengths.
+        repeated: share of the texts that occur earlier, id for id.
+        long: how many distinct texts have 16 tokens or more.
+        recognised: the share of those whose pattern of repeated ids no other text of the file has, so that anyone with
+            a copy of the text recognises it.
+        sized: median error, as a share of the length, of reading a text's length off the bytes of its request's body;
+            TLS hides a body, not its size.
     """
 
     length_bits: float
@@ -34,7 +38,7 @@ class MetadataLeakage:
     sized: float
 
 
-def anyway(sent: Sequences) -> MetadataLeakage:
+def metadata_leakage(sent: Sequences) -> MetadataLeakage:
     """nan where there is nothing to measure."""
     texts = list(sent)
     distinct = list({one.tobytes(): one for one in texts}.values())
@@ -50,7 +54,7 @@ def anyway(sent: Sequences) -> MetadataLeakage:
 
 
 def pattern(text: Ids) -> bytes:
-    """Each id replaced by the place where it first stood: what a substitution cannot change."""
+    """Each id replaced by the place where it first occurs, which a substitution cannot change."""
     _, first, where = np.unique(text, return_index=True, return_inverse=True)
     return np.asarray(first[where], np.int64).tobytes()
 

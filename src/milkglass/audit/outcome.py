@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from milkglass.metrics.interval import Interval
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.client.data.texts import CLASSES, PrivateTexts, classes
+from milkglass.metrics.interval import Interval, ratio
+from milkglass.sequences import Ids
+from milkglass.threat.knowledge import Candidates
+from milkglass.threat.truth import Truth
 
 State = Literal["done", "does not apply", "failed", "not run"]
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """attack, adversary: names. reason: for every state but "done". measures: see metrics/recovery.py. by_class: for
-    each class of token (client/data/texts.py) the share that came back. examples: (original, as the attacker reads it).
+    """One attack by one adversary.
+
+    Attributes:
+        attack: its name.
+        title: its title.
+        adversary: the attacker's name.
+        reason: why, for every state but "done".
+        seconds: by the clock of its budget.
+        measures: figures of metrics/recovery.py by name.
+        by_class: for each class of token (client/data/texts.py) the share that is recovered.
+        of_outputs: whether it reads what was generated, and not what was sent.
+        costly: whether only a longer budget begins it.
+        joint: whether it works out the clusters or starts from them: these read most.
+        cut: whether the budget ended it early; the figures are what it had by then.
+        in_group: of solvers, the share of the ordinary vocabulary whose token is among its candidates.
     """
 
     attack: str
@@ -26,11 +46,11 @@ class AttackResult:
     seconds: float = 0.0
     measures: Mapping[str, Interval] = field(default_factory=dict)
     by_class: Mapping[str, Interval] = field(default_factory=dict)
-    of_outputs: bool = False  # it reads what was generated, not what was sent
-    costly: bool = False  # an attack that only a longer budget begins
-    joint: bool = False  # it finds the clusters, or starts from them: these read most
-    cut: bool = False  # the budget ended it early: the figure is what it had by then
-    in_group: float | None = None  # solvers: share of the ordinary vocabulary whose token is among its candidates
+    of_outputs: bool = False
+    costly: bool = False
+    joint: bool = False
+    cut: bool = False
+    in_group: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """nan, which JSON does not have, becomes null."""
@@ -75,3 +95,29 @@ def strongest(cells: tuple[AttackResult, ...], measure: str | None = None) -> At
         return (sum(values),) if measure is None else tuple(values)
 
     return max(done, key=got, default=None)
+
+
+# --- figures that only some attacks have ------------------------------------------------------------------------------
+def in_group(learnt: Sequence[Candidates], truth: Truth) -> float | None:
+    """The share of ordinary ids whose public id is in a group that a solver worked out; None: it was no solver."""
+    if not learnt:
+        return None
+    hit = np.zeros(len(truth.inverse), np.bool_)
+    for group in learnt[0].solved:
+        hit[group.rows] = np.isin(truth.inverse[group.rows], group.members)
+    return float(hit[truth.ordinary[truth.inverse]].mean())
+
+
+def by_class(texts: PrivateTexts, truth: Truth, reading: Ids, rng: np.random.Generator) -> dict[str, Interval]:
+    """The share of each class of tokens that was read rightly; classes that do not occur are left out."""
+    sent = truth.tokens
+    counted: NDArray[np.bool_] = truth.ordinary[sent.ids]
+    which = classes(texts, truth.content, sent.counts(len(truth.content)))
+    result: dict[str, Interval] = {}
+    for number, name in enumerate(CLASSES):
+        inside = counted & (which == number)
+        if inside.any():
+            weights = np.bincount(sent.owner, inside, len(sent)).astype(np.float64)
+            hits = np.bincount(sent.owner, inside & (reading == sent.ids), len(sent)).astype(np.float64)
+            result[name] = ratio(hits, weights, rng)
+    return result

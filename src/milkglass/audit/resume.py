@@ -1,14 +1,12 @@
-"""What an audit has done so far, on disk, so that a stopped one goes on. Mode 0700, removed when the audit ends.
+"""What an audit has done so far, on disk, so that a stopped one goes on. It is removed when the audit ends.
 
-It holds guesses at the user's text, so it is as private as the text.
+It holds guesses at the user's text and is as private as the text.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from milkglass import files
 from milkglass.audit.outcome import AttackResult
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids
@@ -26,13 +25,13 @@ from milkglass.threat.knowledge import Candidates, Group
 
 @dataclass(frozen=True)
 class ResumeStore:
-    """Cells, the attacker's reading of each, and candidates, under names."""
+    """Results, the attacker's reading of each, and candidates, by name."""
 
     folder: Path
 
     @classmethod
     def open(cls, folder: Path, about: Mapping[str, Any]) -> ResumeStore:
-        """about: everything that decides the results. Raises UsageError where another audit's work lies there."""
+        """about: everything that decides the results. Raises UsageError where the folder is of another audit."""
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
         record = folder / "about.json"
         if record.is_file():
@@ -42,62 +41,42 @@ class ResumeStore:
                     "give another --out, or remove that folder",
                 )
             return cls(folder)
-        private_folder(folder.parent)
-        private_folder(folder)
-        write_private(record, json.dumps({"digest": digest}) + "\n")
+        files.private_dir(folder)
+        files.write(record, json.dumps({"digest": digest}) + "\n")
         return cls(folder)
 
     def cell(self, name: str) -> tuple[AttackResult, Ids | None] | None:
-        """A cell that was done to its end, with its reading (total,), or None: the others are tried again."""
+        """A result whose attack came to its end, with its reading (total,); None: it is tried again."""
         path = self.folder / f"{name}.json"
         if not path.is_file():
             return None
-        cell = AttackResult.from_json(json.loads(path.read_text("utf-8")))
-        if cell.state != "done" or cell.cut:
+        result = AttackResult.from_json(json.loads(path.read_text("utf-8")))
+        if result.state != "done" or result.cut:
             return None
         reading = self.folder / f"{name}.safetensors"
-        return cell, load_file(reading)["reading"] if reading.is_file() else None
+        return result, load_file(reading)["reading"] if reading.is_file() else None
 
-    def keep(self, name: str, cell: AttackResult, reading: Ids | None) -> None:
+    def keep(self, name: str, result: AttackResult, reading: Ids | None) -> None:
         if reading is not None:
-            save_file({"reading": np.ascontiguousarray(reading)}, self.folder / f"{name}.safetensors")
-        part = self.folder / f"{name}.part"
-        write_private(part, json.dumps(cell.to_json(), allow_nan=False))
-        part.rename(self.folder / f"{name}.json")
+            with files.atomic_path(self.folder / f"{name}.safetensors") as path:
+                save_file({"reading": np.ascontiguousarray(reading)}, path)
+        files.write(self.folder / f"{name}.json", json.dumps(result.to_json(), allow_nan=False))
 
     def candidates(self, name: str) -> Candidates | None:
         path = self.folder / f"{name}.candidates"
         return unpacked(load_file(path)) if path.is_file() else None
 
-    def keep_candidates(self, name: str, found: Candidates) -> None:
-        part = self.folder / f"{name}.part"
-        save_file(packed(found), part)
-        part.rename(self.folder / f"{name}.candidates")
+    def keep_candidates(self, name: str, candidates: Candidates) -> None:
+        with files.atomic_path(self.folder / f"{name}.candidates") as path:
+            save_file(packed(candidates), path)
 
     def remove(self) -> None:
         shutil.rmtree(self.folder)
 
 
-def private_folder(folder: Path) -> None:
-    """Made for the owner alone; one that is there already keeps its mode, its files are private by themselves."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def write_private(path: Path, text: str) -> None:
-    """A file of mode 0600, which is there whole or as it was before."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def packed(found: Candidates) -> dict[str, np.ndarray[Any, Any]]:
+def packed(candidates: Candidates) -> dict[str, np.ndarray[Any, Any]]:
     """Flat arrays: sizes (g, 3) of rows, members and whether there are weights, and everything one after the other."""
-    groups = found.groups
+    groups = candidates.groups
 
     def flat(parts: list[Any], dtype: Any) -> np.ndarray[Any, Any]:
         return np.concatenate([np.asarray(part, dtype).reshape(-1) for part in parts] or [np.empty(0, dtype)])
@@ -109,7 +88,7 @@ def packed(found: Candidates) -> dict[str, np.ndarray[Any, Any]]:
         "rows": flat([g.rows for g in groups], np.int64),
         "members": flat([g.members for g in groups], np.int64),
         "weights": flat([g.weights for g in groups if g.weights is not None], np.float64),
-        "likelihood": flat(list(found.likelihood), np.float64),
+        "likelihood": flat(list(candidates.likelihood), np.float64),
     }
 
 

@@ -1,27 +1,25 @@
-"""Run every attack of the catalogue by every adversary, side by side, within a budget, and go on after a stop.
+"""The one game: every attack by every adversary who can run it, side by side, within a budget, going on after a stop.
 
-Solvers that need no text run first, one after the other, each with the candidates of the one before; what they found is
-handed to every attack that assumes candidates. Each finished cell is on disk before the next begins.
+What is observed does not matter here: ids and tables, hidden states, and gradients are attacked by the same code.
+Solvers that need no text run first, one after the other, each with the candidates of the one before; what they worked
+out is handed to every attack that uses candidates. Each finished result is on disk before the next attack begins.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Event
 
 import numpy as np
-from numpy.typing import NDArray
 
 from milkglass.attacks.assignment import Solver, ranked
-from milkglass.audit.outcome import AttackResult
+from milkglass.audit.outcome import AttackResult, by_class, in_group
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import Adversary, Scene
-from milkglass.client.data.texts import CLASSES, classes
+from milkglass.audit.turns import AttackTurn, pairs, turns_of
 from milkglass.errors import MilkglassError
-from milkglass.metrics.interval import Interval, ratio
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Budget, Preprocessor, why_not
 from milkglass.threat.guess import Guess
@@ -36,267 +34,224 @@ CHAIN = 0.6  # of what is left of the budget: the strongest attacks come after t
 
 
 @dataclass(frozen=True)
-class AuditRun:
-    """cells, and for each done one the public id read for each token sent, (total,)."""
+class Rules:
+    """How a run treats its attacks; the defaults are those of an audit.
 
-    cells: tuple[AttackResult, ...]
-    readings: Mapping[tuple[str, str], Ids]
-    candidates: Candidates | None  # what the solvers that need no text arrived at
+    Attributes:
+        threads: how many attacks run at once.
+        use_minimum: whether an attack's `min_seconds` counts; a recipe decides itself how long an attack may take.
+        own_stream: whether each attack draws from the seed and its name, or all alike from the seed.
+        own_budget: the budget of the next attack, where each has one of its own. None: shares of the whole.
+    """
+
+    threads: int = 2
+    use_minimum: bool = True
+    own_stream: bool = True
+    own_budget: Callable[[], Budget] | None = None
+
+
+RECIPE = Rules(threads=1, use_minimum=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """One attack by one adversary, as it ended.
+
+    Attributes:
+        guess: None where there is none, and where the result was on disk.
+        reading: (total,) the public id read for each token sent, where the attack reads places of what was sent.
+    """
+
+    result: AttackResult
+    guess: Guess | None = None
+    reading: Ids | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AuditRun:
+    """All that was played.
+
+    Attributes:
+        candidates: what the solvers that need no text worked out.
+    """
+
+    played: tuple[Played, ...]
+    candidates: Candidates | None
+
+    @property
+    def cells(self) -> tuple[AttackResult, ...]:
+        return tuple(one.result for one in self.played)
+
+    @property
+    def readings(self) -> dict[tuple[str, str], Ids]:
+        """By adversary and attack."""
+        return {
+            (one.result.adversary, one.result.attack): one.reading for one in self.played if one.reading is not None
+        }
 
 
 def run(
     scene: Scene,
     attacks: Mapping[str, Attack],
-    work: ResumeStore,
+    store: ResumeStore | None,
     budget: Budget,
     seed: int,
-    threads: int = 2,
-    progress: Report = lambda cell: None,
-    use_minimum: bool = True,
+    progress: Report = lambda result: None,
+    rules: Rules = Rules(),
 ) -> AuditRun:
     """Args:
     attacks: by the name that their results have, in the order in which candidates are handed on.
-    use_minimum: whether an attack's `min_seconds` counts; a recipe says itself how long an attack may take.
+    store: where results are kept; None: nowhere.
+    progress: receives each result as it is there, from the thread that ran the attack.
     """
-    selected = _entries(attacks, use_minimum)
-    runner = _Runner(scene, work, budget, seed, progress)
-    with ThreadPoolExecutor(threads) as pool:  # the chain is submitted first, so whoever waits for it waits in turn
+    turns = turns_of(attacks, rules.use_minimum)
+    runner = _Runner(scene, store, budget, seed, progress, rules)
+    with ThreadPoolExecutor(rules.threads) as pool:  # the chain is submitted first: what waits for it waits in turn
         try:
-            undoers = [one.attack for one in selected if isinstance(one.attack, Preprocessor)]
-            early = [one for one in selected if one.early]
-            chain = pool.submit(runner.chain, early, undoers, scene.adversaries[0].knowledge)
-            rest = [pool.submit(runner.cell, entry, who, chain) for who, entry in _pairs(scene, selected)]
+            chain = pool.submit(runner.chain, turns)
+            rest = [pool.submit(runner.play, turn, who, chain) for who, turn in pairs(scene, turns)]
             result = [*chain.result()[0], *(one.result() for one in rest)]
         except BaseException:  # Ctrl-C above all: what runs stops at its next look at the budget, nothing more begins
             runner.stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-    readings = {(cell.adversary, cell.attack): read for cell, read in result if read is not None}
-    return AuditRun(tuple(cell for cell, _ in result), readings, chain.result()[1])
+    return AuditRun(tuple(result), chain.result()[1])
 
 
 def planned(scene: Scene, attacks: Mapping[str, Attack]) -> int:
-    """How many cells there will be."""
-    selected = _entries(attacks)
-    return sum(one.early for one in selected) + len(_pairs(scene, selected))
+    """How many results there will be."""
+    turns = turns_of(attacks)
+    return sum(one.early for one in turns) + len(pairs(scene, turns))
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """One attack of a run.
-
-    Attributes:
-        name: that its results have.
-        min_seconds: see `Attack`.
-    """
-
-    name: str
-    attack: Attack
-    min_seconds: float
-
-    @property
-    def early(self) -> bool:
-        """Solvers without text: they are the chain."""
-        return isinstance(self.attack, Solver) and "corpus" not in self.attack.assumes and not self.attack.of_outputs
-
-    @property
-    def takes_candidates(self) -> bool:
-        return "candidates" in self.attack.assumes | self.attack.uses
-
-    @property
-    def waits(self) -> bool:
-        """For the chain: these are cheap and read most, so a budget that the chain used up must not be their end."""
-        return self.takes_candidates and not self.min_seconds and not self.early
-
-    @property
-    def turn(self) -> int:
-        """What ends soon while the chain runs; what reads most as soon as it has ended; last what takes minutes."""
-        if self.waits:
-            return 1
-        if not self.min_seconds:
-            return 0
-        return 2 if "candidates" in self.attack.assumes else 3
-
-
-def _entries(attacks: Mapping[str, Attack], use_minimum: bool = True) -> list[_Entry]:
-    return [_Entry(name, one, one.min_seconds if use_minimum else 0.0) for name, one in attacks.items()]
-
-
-def _pairs(scene: Scene, chosen: Sequence[_Entry]) -> list[tuple[Adversary, _Entry]]:
-    """Who runs what beside the chain: an attack without text is run once, one that reads text by whoever has some, and
-    by nobody else unless nobody has any, so that the reason is said."""
-    bare, *others = scene.adversaries
-    result = []
-    for adversary in scene.adversaries:
-        for entry in chosen:
-            reads = "corpus" in entry.attack.assumes | entry.attack.uses
-            expected = not others or not reads if adversary is bare else reads
-            if expected and not entry.early:
-                result.append((adversary, entry))
-    return sorted(result, key=lambda pair: pair[1].turn)
-
-
-Chain = tuple[list[tuple[AttackResult, Ids | None]], Candidates | None]
+# --- one attack -------------------------------------------------------------------------------------------------------
+Chain = tuple[list[Played], Candidates | None]
+Attempt = Callable[[Transcript, Knowledge, Budget, np.random.Generator], Guess]
 
 
 @dataclass(frozen=True)
 class _Runner:
     scene: Scene
-    work: ResumeStore
+    store: ResumeStore | None
     budget: Budget
     seed: int
     progress: Report
+    rules: Rules
     stop: Event = field(default_factory=Event)
 
-    def chain(self, solvers: Sequence[_Entry], undoers: Sequence[Preprocessor], knowledge: Knowledge) -> Chain:
+    def chain(self, turns: Sequence[AttackTurn]) -> Chain:
         """Where an attack can undo a part of the scheme, the solvers start from what it leaves."""
-        result, candidates, transcript = [], None, self.scene.transcript
-        for undoer in undoers if solvers else ():
+        solvers = [one for one in turns if one.early]
+        undoers = [one.attack for one in turns if isinstance(one.attack, Preprocessor)] if solvers else []
+        who = self.scene.adversaries[0]
+        played, candidates, transcript = [], who.knowledge.candidates, self.scene.transcript
+        for undoer in undoers:
             try:
-                if not self.stop.is_set() and why_not(undoer, transcript, knowledge) is None:
-                    transcript = undoer.before(transcript, knowledge)
-            except Exception:  # noqa: BLE001, S112 - it has a cell of its own, which says that it failed
+                if not self.stop.is_set() and why_not(undoer, transcript, who.knowledge) is None:
+                    transcript = undoer.before(transcript, who.knowledge)
+            except Exception:  # noqa: BLE001, S112 - it has a result of its own, which says that it failed
                 continue
         for solver in solvers:
-            provided = replace(knowledge, candidates=candidates)
-            cell, reading, learnt = self._solve(solver, provided, transcript)
-            if (
-                learnt is not None
-                and sum(len(one.rows) for one in learnt.solved) >= PLACED * self.scene.transcript.size
-            ):
+            one, learnt = self._solve(solver, who, candidates, transcript)
+            placed = 0 if learnt is None else sum(len(group.rows) for group in learnt.solved)
+            if placed and placed >= PLACED * self.scene.transcript.size:
                 candidates = learnt
-            result.append((cell, reading))
-        return result, candidates
+            played.append(one)
+        return played, candidates
 
     def _solve(
-        self, entry: _Entry, knowledge: Knowledge, transcript: Transcript
-    ) -> tuple[AttackResult, Ids | None, Candidates | None]:
-        learnt: list[Candidates] = []
-        name = self.scene.adversaries[0].name
-        kept = self.work.candidates(entry.name)
-        solver = entry.attack
+        self, turn: AttackTurn, who: Adversary, candidates: Candidates | None, transcript: Transcript
+    ) -> tuple[Played, Candidates | None]:
+        solver, learnt = turn.attack, list[Candidates]()
         assert isinstance(solver, Solver)
+        kept = None if self.store is None else self.store.candidates(turn.name)
 
-        def attempt(own: Budget) -> Guess:
-            learnt.append(solver.learn(transcript, knowledge, own, self._rng(entry)))
-            self.work.keep_candidates(entry.name, learnt[0])  # before the cell: one without the other is done again
-            return ranked(learnt[0], self.scene.transcript.size)
+        def attempt(seen: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+            learnt.append(solver.learn(transcript, knowledge, budget, rng))
+            if self.store is not None:  # before the result: one without the other is done again
+                self.store.keep_candidates(turn.name, learnt[0])
+            return ranked(learnt[0], seen.size)
 
-        cell, reading = self._graded(entry, name, knowledge, attempt, self._in_group(learnt), kept is not None)
-        return cell, reading, learnt[0] if learnt else kept
+        knowledge = replace(who.knowledge, candidates=candidates)
+        played = self._kept(turn, who) if kept is not None else None
+        played = played or self._played(turn, who, knowledge, attempt, learnt)
+        return played, learnt[0] if learnt else kept
 
-    def _in_group(self, learnt: list[Candidates]) -> Callable[[], float | None]:
-        """Called when the solver is done: the share of ordinary ids whose public id is in a group that was solved."""
-
-        def share() -> float | None:
-            if not learnt:
-                return None
-            inverse = self.scene.truth.inverse
-            hit = np.zeros(len(inverse), np.bool_)
-            for group in learnt[0].solved:
-                hit[group.rows] = np.isin(inverse[group.rows], group.members)
-            return float(hit[self.scene.truth.ordinary[inverse]].mean())
-
-        return share
-
-    def cell(self, entry: _Entry, adversary: Adversary, chain: Future[Chain]) -> tuple[AttackResult, Ids | None]:
-        knowledge = adversary.knowledge
-        if entry.takes_candidates:
+    def play(self, turn: AttackTurn, who: Adversary, chain: Future[Chain]) -> Played:
+        knowledge = who.knowledge
+        if turn.takes_candidates and knowledge.candidates is None:
             knowledge = replace(knowledge, candidates=chain.result()[1])
+        return self._kept(turn, who) or self._played(turn, who, knowledge, turn.attack)
 
-        def attempt(own: Budget) -> Guess:
-            return entry.attack.run(self.scene.transcript, knowledge, own, self._rng(entry))
+    def _kept(self, turn: AttackTurn, who: Adversary) -> Played | None:
+        """What was played before a stop."""
+        kept = None if self.store is None else self.store.cell(_file_name(turn, who))
+        if kept is None:
+            return None
+        self.progress(kept[0])
+        return Played(kept[0], reading=kept[1])
 
-        return self._graded(entry, adversary.name, knowledge, attempt, lambda: None)
-
-    def _own(self, entry: _Entry) -> Budget:
-        """What is left; a part of it for an attack that would use all there is, and for one that others wait for."""
-        left = max(GRACE if entry.waits else 1.0, self.budget.left())
-        seconds = CHAIN * left if entry.early else left
-        return Budget(max(left / 2, entry.min_seconds) if entry.min_seconds else seconds, stopped=self.stop.is_set)
-
-    def _rng(self, entry: _Entry) -> np.random.Generator:
-        return np.random.default_rng([self.seed, *entry.name.encode()])
-
-    def _graded(
+    def _played(
         self,
-        entry: _Entry,
-        adversary: str,
+        turn: AttackTurn,
+        who: Adversary,
         knowledge: Knowledge,
-        attempt: Callable[[Budget], Guess],
-        in_group: Callable[[], float | None],
-        reusable: bool = True,
-    ) -> tuple[AttackResult, Ids | None]:
-        name = f"{adversary}-{entry.name}".replace(" ", "_")
-        if reusable and (kept := self.work.cell(name)):
-            self.progress(kept[0])
-            return kept
-        blank = AttackResult(
-            entry.name,
-            entry.attack.title,
-            adversary,
-            "not run",
-            of_outputs=entry.attack.of_outputs,
-            costly=entry.min_seconds > 0,
-            joint=entry.early or entry.takes_candidates,
-        )
-        reading = None
+        attempt: Attempt,
+        learnt: Sequence[Candidates] = (),
+    ) -> Played:
+        result = turn.result_by(who)
         try:
-            cell, reading = self._tried(blank, entry, knowledge, attempt, in_group)
+            played = self._tried(result, turn, self.scene.seen_by(who), knowledge, attempt, learnt)
         except MilkglassError as error:
-            cell = replace(blank, state="failed", reason=error.message)
+            played = Played(replace(result, state="failed", reason=error.message))
         except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results
-            cell = replace(blank, state="failed", reason=type(error).__name__)  # its text may quote what it saw
-        if cell.state == "done" and not self.stop.is_set():
-            self.work.keep(name, cell, reading)
-        self.progress(cell)
-        return cell, reading
+            played = Played(replace(result, state="failed", reason=type(error).__name__))  # its text may quote texts
+        if played.result.state == "done" and self.store is not None and not self.stop.is_set():
+            self.store.keep(_file_name(turn, who), played.result, played.reading)
+        self.progress(played.result)
+        return played
 
     def _tried(
-        self,
-        blank: AttackResult,
-        entry: _Entry,
-        knowledge: Knowledge,
-        attempt: Callable[[Budget], Guess],
-        in_group: Callable[[], float | None],
-    ) -> tuple[AttackResult, Ids | None]:
-        attack = entry.attack
-        if reason := why_not(attack, self.scene.transcript, knowledge):
-            return replace(blank, state="does not apply", reason=reason), None
-        if self.stop.is_set() or (self.budget.left() <= 0 and not entry.waits):
-            return replace(blank, reason="the budget was spent before its turn"), None
-        if entry.min_seconds and self.budget.left() < entry.min_seconds:
-            return replace(
-                blank, reason=f"it needs {entry.min_seconds:.0f} s, less is left: give a longer --budget"
-            ), None
-        started, own = time.monotonic(), self._own(entry)
-        guess = attempt(own)
-        seconds = time.monotonic() - started
-        truth, rng = self.scene.truth_about(attack.of_outputs), np.random.default_rng(self.seed)
-        recovery = score(guess, truth, rng)
-        reading = None if guess.bags is not None else truth.readings(guess)[:, 0]
-        sent = reading is not None and not attack.of_outputs
-        return replace(
-            blank,
-            state="done",
-            seconds=seconds,
-            measures=recovery.measures,
-            by_class=by_class(self.scene, reading, rng) if sent and reading is not None else {},
-            cut=own.left() <= 0,
-            in_group=in_group(),
-        ), reading if sent else None
+        self, result: AttackResult, turn: AttackTurn, seen: Transcript, knowledge: Knowledge, attempt: Attempt,
+        learnt: Sequence[Candidates],
+    ) -> Played:  # fmt: skip
+        budget = self._budget(turn)
+        if reason := why_not(turn.attack, seen, knowledge):
+            return Played(replace(result, state="does not apply", reason=reason))
+        if reason := self._late(turn):
+            return Played(replace(result, reason=reason))
+        started = budget.clock()
+        guess = attempt(seen, knowledge, budget, self._rng(turn))
+        result = replace(result, state="done", seconds=budget.clock() - started, cut=budget.left() <= 0)
+        truth, rng = self.scene.truth_about(turn.attack.of_outputs), np.random.default_rng(self.seed)
+        result = replace(result, measures=score(guess, truth, rng).measures, in_group=in_group(learnt, truth))
+        if guess.bags is not None or guess.texts is not None or turn.attack.of_outputs:
+            return Played(result, guess)
+        reading = truth.readings(guess)[:, 0]
+        if self.scene.texts is not None:
+            result = replace(result, by_class=by_class(self.scene.texts, truth, reading, rng))
+        return Played(result, guess, reading)
+
+    def _late(self, turn: AttackTurn) -> str:
+        """Why there is no time for it, "" where there is."""
+        left = self.budget.left()
+        if self.stop.is_set() or (left <= 0 and not turn.waits):
+            return "the budget was spent before its turn"
+        if turn.min_seconds and left < turn.min_seconds:
+            return f"it needs {turn.min_seconds:.0f} s, less is left: give a longer --budget"
+        return ""
+
+    def _budget(self, turn: AttackTurn) -> Budget:
+        """What is left; a part of it for an attack that would use all there is, and for one that others wait for."""
+        if self.rules.own_budget is not None:
+            return replace(self.rules.own_budget(), stopped=self.stop.is_set)
+        left = max(GRACE if turn.waits else 1.0, self.budget.left())
+        seconds = CHAIN * left if turn.early else left
+        return Budget(max(left / 2, turn.min_seconds) if turn.min_seconds else seconds, stopped=self.stop.is_set)
+
+    def _rng(self, turn: AttackTurn) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *turn.name.encode()] if self.rules.own_stream else self.seed)
 
 
-def by_class(scene: Scene, reading: Ids, rng: np.random.Generator) -> dict[str, Interval]:
-    """The share of each class of tokens that was read rightly; classes that do not occur are left out."""
-    sent = scene.truth.tokens
-    counted: NDArray[np.bool_] = scene.truth.ordinary[sent.ids]
-    which = classes(scene.texts, scene.content, sent.counts(len(scene.content)))
-    result: dict[str, Interval] = {}
-    for number, name in enumerate(CLASSES):
-        inside = counted & (which == number)
-        if inside.any():
-            weights = np.bincount(sent.owner, inside, len(sent)).astype(np.float64)
-            hits = np.bincount(sent.owner, inside & (reading == sent.ids), len(sent)).astype(np.float64)
-            result[name] = ratio(hits, weights, rng)
-    return result
+def _file_name(turn: AttackTurn, who: Adversary) -> str:
+    return f"{who.name}-{turn.name}".replace(" ", "_")

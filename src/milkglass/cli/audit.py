@@ -40,7 +40,7 @@ def audit(
             help="How long attacks may take: 90s, 2m, 1h. Those that read most take half a minute each in any case."
         ),
     ] = "2m",
-    rows: Annotated[int | None, typer.Option(help="Read only the first so many texts.")] = None,
+    rows: Annotated[int | None, typer.Option(help="Read only this many texts.")] = None,
     seed: Annotated[int, typer.Option(help="Which half of the texts is private, and every draw.")] = 1,
     model: ModelRef = None,
     passphrase_file: PassphraseFile = None,
@@ -58,7 +58,7 @@ def audit(
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
     opened = open_key(key, passphrase_file)
 
-    from milkglass.audit.scene import build
+    from milkglass.audit.key_scene import AuditFiles, build
     from milkglass.client.key import usage
     from milkglass.client.session import codec_of
     from milkglass.models.resolve import resolve
@@ -78,7 +78,8 @@ def audit(
     }
 
     def staged(stage: Stage) -> Scene:
-        return build(opened.key, codec, folder, text, public, rows, seed, stage, seen, known)
+        files = AuditFiles(text, public, known, rows, seed)
+        return build(opened.key, codec, folder, files, stage, seen)
 
     result, page = attacked(staged, about, out, budget, seed, as_json)
     if set(result.spent) == set(result.public):

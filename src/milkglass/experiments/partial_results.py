@@ -16,8 +16,14 @@ class PartialResults:
 
     path: Path
 
+    @property
+    def done(self) -> dict[str, dict[str, float]]:
+        """All parts by name."""
+        result: dict[str, dict[str, float]] = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else {}
+        return result
+
     def get(self, name: str, work: Callable[[], dict[str, float]]) -> dict[str, float]:
-        done: dict[str, dict[str, float]] = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else {}
+        done = self.done
         if name not in done:
             done[name] = work()
             files.write(self.path, json.dumps(done, indent=1) + "\n")

@@ -3,11 +3,10 @@
     client = client_app(); server = server_app()       # what a Flower app's pyproject.toml names
 
 Run configuration, the server's: model, out, classes, sites (how many are waited for), seed, and the fields of
-`FederatedTraining`. Node configuration: site_config.py. A server tells sites the model's digest, never where it is; a
+`FederatedTraining`. Node configuration: site_config.py. A server sends sites the model's digest, never its place; a
 site trains its own model, if it is that one, and asks for GHOST whatever the server says.
 
-What a site trained on goes, as a digest, from the app to the mod, which compares it and takes it out. What this module
-does not know: what is done with an update.
+What a site trained on goes, as a digest, from the app to the mod, which compares it and takes it out.
 """
 
 from __future__ import annotations
@@ -144,9 +143,13 @@ def _training(config: Mapping[str, Any]) -> FederatedTraining:
 
 @dataclass(frozen=True, eq=False)
 class Nodes(Sites):
-    """The sites behind a Flower grid. count: how many are waited for; as many as there are after WAIT seconds are
-    asked. task: what each is told of the model, which it must have itself. wait: seconds for them to come, a tenth of
-    those for a round."""
+    """The sites behind a Flower grid.
+
+    Attributes:
+        count: how many are waited for; as many as there are after `wait` seconds take part.
+        task: what each receives about the model, which it must have itself.
+        wait: seconds for them to come, a tenth of those for a round.
+    """
 
     grid: Any
     count: int
@@ -154,7 +157,7 @@ class Nodes(Sites):
     wait: float
 
     def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
-        """Raises NotObfuscated where a site's mod refused: that is no site that dropped out."""
+        """Raises NotObfuscated where a site's mod refused, which is not a site that dropped out."""
         from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
         nodes = self._nodes()
@@ -202,5 +205,5 @@ def _update(reply: Any) -> Update:
         site, texts, steps = str(about["site"]), int(about["texts"]), int(about["steps"])
     except (KeyError, TypeError, ValueError):
         node = reply.metadata.src_node_id
-        raise PoisonedUpdate(f"node {node} sent what is no update", "it must run Milkglass's app") from None
+        raise PoisonedUpdate(f"node {node} sent something else than an update", "it must run Milkglass's app") from None
     return Update(require_name(site), tensors, texts, steps)

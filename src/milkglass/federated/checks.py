@@ -5,10 +5,8 @@ was really trained on is compared with it, so that rows that were swapped meanwh
 the site and never its rows.
 
 It protects a site from mistakes: a wrong folder, `prepare --plain`, edited rows, a copied stamp, GHOST with its
-filters off. It does not protect anybody from the site: whoever controls its machine has the secret, the texts and this
+filters off. It protects nobody from the site: anyone who controls its machine has the secret, the texts and this
 code, and the digest of what was trained on is what that code says.
-
-What this module does not know: training, Flower, how a stamp comes about (prepare.py).
 """
 
 from __future__ import annotations
@@ -43,8 +41,14 @@ _AS_STRICT: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class GhostDemand:
-    """What rows must have passed through. folder, digest: of the model that is trained. search: GHOST's, or a stricter
-    one. way: GHOST's selection. How many beams and sweeps it took says how good a shadow is, not how far."""
+    """What rows must have passed through.
+
+    Attributes:
+        folder: of the model that is trained.
+        digest: of that model.
+        search: GHOST's, or a stricter one.
+        way: GHOST's selection. The number of its beams and sweeps says how good a shadow is, not how far from its text.
+    """
 
     folder: Path
     digest: str
@@ -99,7 +103,7 @@ def weaker(search: Mapping[str, Any], selection: Mapping[str, Any], demand: Ghos
 
 
 def searching(told: Mapping[str, Any]) -> Search:
-    """The search that a stamp tells of. Raises CorruptCheckpoint."""
+    """The search of a stamp. Raises CorruptCheckpoint."""
     try:
         return Search(**told)
     except TypeError:

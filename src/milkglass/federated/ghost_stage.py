@@ -1,8 +1,6 @@
 """A site's texts pass through GHOST, a few at a time. What is done is kept beside the site's folder, in `.SITE.parts`,
 until that folder is complete: an interrupted preparation goes on. As in `sanitizers/ghost/files.py`, the seed is in
-the parts while some are left to be made, and all of it is its owner's only.
-
-What this module does not know: labels, training.
+the parts while some are left to be made.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
-from milkglass.federated import private
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.progress import Progress
 from milkglass.sanitizers.files.files import fresh_seed
@@ -31,7 +29,13 @@ TOGETHER = 4  # texts of a part: what an interruption loses at most
 
 @dataclass(frozen=True, eq=False)
 class GhostRows:
-    """ids: of each text's shadow. tally: what GHOST did. parts: to be removed when the ids are in their place."""
+    """Texts that passed.
+
+    Attributes:
+        ids: of each text's shadow.
+        tally: what GHOST did.
+        parts: to be removed when the ids are in their place.
+    """
 
     ids: list[Ids] = field(repr=False)
     tally: GhostTally
@@ -47,7 +51,7 @@ def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
     begun otherwise, CorruptCheckpoint."""
     path = sites / BEGUN
     if not path.is_file():
-        private.folder(sites)
+        files.private_dir(sites)
         write(path, {"seed": seed, "sites": sorted(names)})
         return
     try:
@@ -87,7 +91,7 @@ def passed(ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, pro
     other texts or options; CorruptCheckpoint where it is damaged.
     """
     ghost.encode(texts)
-    private.folder(site.parent)
+    files.private_dir(site.parent)
     parts = FinishedParts(parts_folder(site), _job(ghost, texts, seed))
     kept = parts.begin(fresh_seed() if seed is None else None)
     drawn = kept if seed is None else seed
@@ -125,7 +129,7 @@ def _read(parts: FinishedParts, number: int, texts: int) -> tuple[list[Ids], Gho
 
 
 def _job(ghost: Ghost, texts: Sequence[str], seed: int | None) -> str:
-    """Names a preparation by its texts, its model, its parameters and, where one was given, its seed."""
+    """A digest of a preparation's texts, model, parameters and, where there is one, seed."""
     base = Checkpoint.open(ghost.folder)
     info = [TOGETHER, list(texts), base.digest(), base.config, ghost.searched, ghost.document(), seed]
     return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()

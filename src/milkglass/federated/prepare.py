@@ -1,23 +1,19 @@
-"""A site's file becomes its rows: labelled texts pass through GHOST, once, before anything is trained.
-
-What this module does not know: training, other sites.
-"""
+"""A site's file becomes its rows: labelled texts pass through GHOST, once, before anything is trained."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import secrets
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+from milkglass import files
 from milkglass.client.data.dataset import Example, read_examples, summarise
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
-from milkglass.federated import private
 from milkglass.federated.ghost_stage import passed, remove_finished, require_no_parts
 from milkglass.federated.rows import BYTES, ROWS, SiteRows, Stamp, load, of_texts, save, stamp_of
 from milkglass.models.checkpoint import Checkpoint
@@ -113,7 +109,8 @@ def prepare(
     stamp = None if ghost is None else _stamp(ghost, rows)
     report = None if ghost is None or done is None else document(ghost, done.tally, seed is not None)
     drawn = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
-    with appearing(folder) as created:
+    require_free(folder)
+    with files.new_dir(folder) as created:
         save(created, rows, stamp, secrets.token_bytes(BYTES) if seed is None else drawn, report, texts)
     if done is not None:
         done.parts.remove()
@@ -122,7 +119,7 @@ def prepare(
 
 @contextmanager
 def _named(examples: Sequence[Example], source: Path) -> Iterator[None]:
-    """A text that cannot be is told by its line."""
+    """A text that is refused is reported by its line."""
     try:
         yield
     except CodecError as error:
@@ -138,9 +135,9 @@ def _stamp(ghost: Ghost, rows: SiteRows) -> Stamp:
 
 def matches(source: Path, folder: Path, labels: Mapping[str, int], plain: bool, model: Path) -> None:
     """Whether a site's folder is of this file's texts and classes, and of this model, if it has a stamp. Raises
-    UsageError; a folder that is damaged is for `load` to tell of."""
+    UsageError; a damaged folder is reported by `load`."""
     if not (folder / ROWS).is_file():
-        return  # a site that dropped out, which is told when it is asked
+        return  # a site that dropped out, which is reported in its round
     rows, stamp = load(folder), stamp_of(folder)
     examples = examples_of(source, labels)
     same = [labels[str(one.label)] for one in examples] == rows.labels.tolist() and plain == (stamp is None)
@@ -157,7 +154,7 @@ def matches(source: Path, folder: Path, labels: Mapping[str, int], plain: bool, 
     if not of_texts(folder, [one.text for one in examples]):
         raise UsageError(
             f"{source.name} has changed since {folder} was prepared of it",
-            "bring it back as it was, or give a new folder for a run with it as it is",
+            "restore it, or give a new folder for a run with the changed file",
         )
 
 
@@ -180,16 +177,3 @@ def require_free(folder: Path) -> None:
     remove_finished(folder)
     if folder.exists():
         raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
-
-
-@contextmanager
-def appearing(folder: Path) -> Iterator[Path]:
-    """A folder, closed to others, that has its name when it is complete. Raises UsageError where the name is taken."""
-    require_free(folder)
-    created = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
-    private.folder(created)
-    try:
-        yield created
-        created.rename(folder)
-    finally:
-        shutil.rmtree(created, ignore_errors=True)

@@ -6,8 +6,6 @@ Folders count rounds from 0, messages from 1.
 
 They hold what the server saw and no more: no text, ids, labels, or which rows were in a batch. What FedAvg sends after
 several steps is recorded as `Gradients` too, but is the sum of several batches' gradients: `steps` says so.
-
-What this module does not know: attacks, sites' rows.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
-from milkglass.federated import private
 from milkglass.federated.rounds import Update
-from milkglass.models.checkpoint import read_json, write_json
+from milkglass.models.checkpoint import json_text, read_json
 from milkglass.threat.observations import Gradients, Transcript
 
 VERSION = 1
@@ -30,12 +28,11 @@ LOST = "bring it back from a copy, or do the run again in a new folder: what was
 def record(folder: Path, update: Update, round: int, method: str) -> None:
     """Into a run's folder. The JSON appears last: with it the update is whole."""
     place = folder / "updates" / f"round-{round}"
-    private.folder(place)
-    save_file({name: one.contiguous() for name, one in update.tensors.items()}, _part(place, update, "safetensors"))
+    files.private_dir(place)
+    with files.atomic_path(place / f"{update.site}.safetensors") as path:
+        save_file({name: one.contiguous() for name, one in update.tensors.items()}, path)
     info = {"site": update.site, "round": round, "method": method, "texts": update.texts, "steps": update.steps}
-    write_json(_part(place, update, "json"), {"milkglass_update": VERSION, **info})
-    for kind in ("safetensors", "json"):
-        private.closed(_part(place, update, kind)).rename(place / f"{update.site}.{kind}")
+    files.write(place / f"{update.site}.json", json_text({"milkglass_update": VERSION, **info}))
 
 
 def read(path: Path) -> tuple[Gradients, int]:
@@ -44,7 +41,7 @@ def read(path: Path) -> tuple[Gradients, int]:
         case {"milkglass_update": 1, "round": int(round), "texts": int(texts), "steps": int(steps)} if texts > 0:
             pass
         case _:
-            raise CorruptCheckpoint(f"{path.parent.name}/{path.name} describes no update", LOST)
+            raise CorruptCheckpoint(f"{path.parent.name}/{path.name} does not describe an update", LOST)
     try:
         return Gradients(load_file(path.with_suffix(".safetensors")), texts, round), steps
     except (OSError, SafetensorError):
@@ -58,7 +55,3 @@ def transcript(folder: Path, site: str, size: int) -> Transcript:
     if not paths:
         raise UsageError(f"{folder} holds no update of site {site}", "give a folder that `federated run` wrote")
     return Transcript(tuple(read(path)[0] for path in paths), size)
-
-
-def _part(place: Path, update: Update, kind: str) -> Path:
-    return place / f".{update.site}.{kind}.part"

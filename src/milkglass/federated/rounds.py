@@ -3,14 +3,14 @@
     w <- w - lr sum over sites of n_k / n u_k,     n_k: texts of site k, n: of all sites that answered
 
 So a site weighs as many texts as it says that it saw. Nobody can count them but the site: run.py bounds what it may
-say, and who says the most that is allowed weighs most.
+say, and a site that says the most that is allowed weighs most.
 
 FedSGD: u_k is the gradient of a batch of n_k texts. FedAvg: u_k is the sum of the gradients of the site's local steps,
 each taken where the one before left off, so that w - lr u_k are the weights which the site arrived at, and the rule is
-the mean of all sites' weights. The paper's sites send the weights themselves; whoever has w has both.
+the mean of all sites' weights. The paper's sites send the weights themselves; anyone with w has both.
 
 An update is checked before it is used. A check finds what is broken, not what is meant to harm: a site that sends
-finite numbers of the right shapes may send any. What this module does not know: models, sites, files.
+finite numbers of the right shapes may send any.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a site sends in a round. texts: how many it saw. steps: how many it took, 1 in FedSGD."""
+    """What a site sends in a round.
+
+    Attributes:
+        tensors: a gradient, or the sum of several, by parameters' names.
+        texts: how many it saw.
+        steps: how many it took, 1 in FedSGD.
+    """
 
     site: str
     tensors: Tensors = field(repr=False)

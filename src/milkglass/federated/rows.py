@@ -3,15 +3,13 @@
     rows.safetensors   ids (total,), lengths (b,), labels (b,), int64
     stamp.json         of rows that passed: the method, its parameters, the digests of the model and the rows, a seal
     report.json        of rows that passed: what GHOST did, counted, as `sanitize --method ghost` reports it
-    texts.mark         an HMAC of the texts under the secret, by which a file that has changed since is told
-    draws.secret       32 bytes, of which the site draws batches and noise: whoever has them can take the noise away
+    texts.mark         an HMAC of the texts under the secret, by which a file that has changed since is recognised
+    draws.secret       32 bytes, from which the site draws batches and noise: anyone with them can remove the noise
 
 The seal is an HMAC of the stamp under the site's secret. It finds rows that were swapped, edited or never obfuscated, a
-stamp written by hand, and one of another site. It stops nobody who can read the secret: not whoever runs the site,
-who holds its texts anyway, and with `--seed` nobody who guesses the seed. Ids and labels of shadows may be read off a
-plain digest by trying: it never leaves the site, and what names a run is keyed (`SiteRows.mark`).
-
-What this module does not know: texts, training.
+stamp written by hand, and one of another site. It stops nobody who can read the secret: not the person who runs the
+site, who has its texts as well, and with `--seed` nobody who guesses the seed. Ids and labels of shadows may be read
+off a plain digest by trying: it never leaves the site, and what names a run is keyed (`SiteRows.mark`).
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,9 +26,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from milkglass import files
 from milkglass.errors import CorruptCheckpoint
-from milkglass.federated.private import closed
-from milkglass.models.checkpoint import read_json, write_json
+from milkglass.models.checkpoint import json_text, read_json
 from milkglass.sequences import Ids, Sequences
 
 ROWS, STAMP, REPORT, SECRET = "rows.safetensors", "stamp.json", "report.json", "draws.secret"
@@ -42,7 +39,12 @@ BYTES = 32  # of a secret
 
 @dataclass(frozen=True, eq=False)
 class SiteRows:
-    """ids: a sequence a text. labels: (b,) its class."""
+    """The texts of a site, as they are trained on.
+
+    Attributes:
+        ids: a sequence a text.
+        labels: (b,) the class of each.
+    """
 
     ids: Sequences = field(repr=False)
     labels: Ids = field(repr=False)
@@ -58,13 +60,21 @@ class SiteRows:
         return whole.hexdigest()
 
     def mark(self, secret: bytes) -> str:
-        """A digest that tells nothing to who lacks the site's secret, not even whether a guess of the rows is right."""
+        """A digest that reveals nothing without the site's secret, not even whether a guess of the rows is right."""
         return _keyed(secret, "rows", self.digest())
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """model: the digest of the model that GHOST looked at. rows: theirs. search, selection: GHOST's parameters."""
+    """What rows passed through.
+
+    Attributes:
+        model: the digest of the model that GHOST looked at.
+        rows: the digest of the rows.
+        search: parameters of GHOST's search.
+        selection: parameters of GHOST's selection.
+        seal: an HMAC of all of it under the site's secret.
+    """
 
     method: str
     model: str
@@ -74,7 +84,7 @@ class Stamp:
     seal: str = ""
 
     def sealed(self, secret: bytes) -> Stamp:
-        """With the seal of whoever has this secret."""
+        """With the seal of this secret."""
         info = asdict(self) | {"seal": ""}
         return Stamp(**info | {"seal": _keyed(secret, "stamp", json.dumps(info, sort_keys=True))})
 
@@ -90,22 +100,18 @@ def save(
     """Into a folder that is there, empty, and not yet under its name. The stamp is sealed here. texts: what the rows
     are of."""
     arrays = {"ids": rows.ids.ids, "lengths": rows.ids.lengths, "labels": rows.labels}
-    save_file({name: np.ascontiguousarray(one, np.int64) for name, one in arrays.items()}, folder / ROWS)
-    closed(folder / ROWS)
+    with files.atomic_path(folder / ROWS) as path:
+        save_file({name: np.ascontiguousarray(one, np.int64) for name, one in arrays.items()}, path)
     if stamp is not None:
-        write_json(folder / STAMP, {"milkglass_stamp": VERSION, **asdict(stamp.sealed(secret))})
-        closed(folder / STAMP)
+        files.write(folder / STAMP, json_text({"milkglass_stamp": VERSION, **asdict(stamp.sealed(secret))}))
     if report is not None:
-        write_json(folder / REPORT, report)
-        closed(folder / REPORT)
-    (folder / TEXTS).write_text(texts_mark(secret, texts) + "\n", "utf-8")
-    closed(folder / TEXTS)
-    with os.fdopen(os.open(folder / SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secret)
+        files.write(folder / REPORT, json_text(report))
+    files.write(folder / TEXTS, texts_mark(secret, texts) + "\n")
+    files.write(folder / SECRET, secret)
 
 
 def texts_mark(secret: bytes, texts: Sequence[str]) -> str:
-    """Tells nothing to who lacks the secret; who has it can try texts, as they can with shadows."""
+    """Reveals nothing without the secret; anyone with it can try texts, as with shadows."""
     return _keyed(secret, "texts", json.dumps(list(texts)))
 
 
@@ -126,12 +132,12 @@ def load(folder: Path) -> SiteRows:
     except (SafetensorError, KeyError, ValueError):
         raise CorruptCheckpoint(f"{ROWS} of {folder.name} is damaged", "prepare the site again") from None
     if not len(rows) or len(rows.labels) != len(rows) or (rows.ids.lengths < 1).any():
-        raise CorruptCheckpoint(f"{ROWS} of {folder.name} holds rows that are none", "prepare the site again")
+        raise CorruptCheckpoint(f"{ROWS} of {folder.name} has rows that are not valid", "prepare the site again")
     return rows
 
 
 def stamp_of(folder: Path) -> Stamp | None:
-    """None where the rows did not pass through anything. Whose it is, `Stamp.holds` says. Raises CorruptCheckpoint."""
+    """None where the rows did not pass through anything; see `Stamp.holds`. Raises CorruptCheckpoint."""
     if not (folder / STAMP).is_file():
         return None
     match read_json(folder / STAMP):

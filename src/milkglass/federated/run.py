@@ -1,7 +1,4 @@
-"""The rounds of a federated run, whoever runs the sites: this process (`InProcessSites`) or Flower (app.py).
-
-What this module does not know: how sites train, and where.
-"""
+"""The rounds of a federated run, with sites in this process (`InProcessSites`) or over Flower (app.py)."""
 
 from __future__ import annotations
 
@@ -26,8 +23,12 @@ from milkglass.threat.training_step import SharedStep
 
 @dataclass(frozen=True, eq=False)
 class Replies:
-    """Of one round. missing: the sites that dropped out, and why, in words for the user. losses: by site, where they
-    are told: sites on other machines keep theirs."""
+    """The sites' replies in one round.
+
+    Attributes:
+        missing: the sites that dropped out, and why, in words for the user.
+        losses: by site, where they are reported: sites on other machines keep theirs.
+    """
 
     updates: Sequence[Update]
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -35,7 +36,7 @@ class Replies:
 
     @property
     def loss(self) -> float | None:
-        """The mean over the texts of all updates; None where a site's is not told."""
+        """The mean over the texts of all updates; None where a site does not report its loss."""
         if not self.updates or any(one.site not in self.losses for one in self.updates):
             return None
         return sum(self.losses[one.site] * one.texts for one in self.updates) / sum(one.texts for one in self.updates)
@@ -51,14 +52,18 @@ class Sites(abc.ABC):
 
 @dataclass(frozen=True, eq=False)
 class InProcessSites(Sites):
-    """Sites in this process, one after another. demand: what rows must have passed through; None: nothing."""
+    """Sites in this process, one after another.
+
+    Attributes:
+        demand: what rows must have passed through; None: nothing.
+    """
 
     sites: Sequence[Site]
     step: SharedStep
     demand: checks.GhostDemand | None
 
     def ask(self, round: int, weights: Tensors, training: FederatedTraining) -> Replies:
-        """Raises NotObfuscated: that is no site that dropped out."""
+        """Raises NotObfuscated, which is not a site that dropped out."""
         updates, missing, losses = list[Update](), dict[str, str](), dict[str, float]()
         for site in self.sites:
             try:
@@ -77,10 +82,10 @@ def train(
     note: Log = no_log, progress: Progress = no_progress,
 ) -> FederatedRun:  # fmt: skip
     """Do the rounds that are left. Each update is recorded once all of the round were checked; the weights end up in
-    the step's model. note: hears who dropped out. progress: of each round.
+    the step's model. note: receives which sites dropped out. progress: of each round.
 
-    Raises PoisonedUpdate, TooFewSites, NotObfuscated: the rounds before stand, and a call with the same run's folder
-    goes on with this one.
+    Raises PoisonedUpdate, TooFewSites, NotObfuscated: earlier rounds remain, and a call with the same folder goes on
+    with this one.
     """
     weights: Tensors = run.weights()
     for round in range(len(run.done), training.rounds):
@@ -121,7 +126,7 @@ def _require_counts(update: Update, training: FederatedTraining) -> None:
 
 
 def settings_of(training: FederatedTraining, classes: int, seed: int) -> dict[str, Any]:
-    """What a server knows anyway. seed: of the head."""
+    """What a server knows of a job. seed: of the head."""
     return {**training.deciding(), "classes": classes, "seed": seed}
 
 

@@ -1,12 +1,10 @@
 """What a site draws in a round, from its secret: an order of its rows, and what its shield draws from.
 
 The order follows from the secret and the round. The noise also follows from the question (the weights that came, the
-sizes of the batches, the rate where there are several, the shield) and from the gradient itself (noise/binding.py). A
+sizes of the batches, the rate where there are several, the shield) and from the gradient itself (noise/stream.py). A
 server that asks for anything else, or asks again after the site's numbers changed in their last bits, gets other noise:
 with the same noise it could subtract one answer from the other. It may ask as often as it likes, and average: no site
 counts its answers. What a shield guarantees is of one answer a round.
-
-What this module does not know: rows, models.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from milkglass.federated.rounds import Tensors
-from milkglass.noise.binding import digest
+from milkglass.noise.stream import digest
 from milkglass.noise.stream import Stream
 from milkglass.sequences import Ids
 

@@ -31,9 +31,15 @@ Method = Literal["fedsgd", "fedavg"]
 
 @dataclass(frozen=True)
 class FederatedTraining:
-    """lr: of plain gradient descent. batch_size: texts of a step. minimum: sites without which a round is not done.
-    most_texts: how many a site may say that it has, in FedAvg, where it weighs as many; None: any number. In FedSGD
-    a batch bounds it."""
+    """How a run trains.
+
+    Attributes:
+        lr: of plain gradient descent.
+        batch_size: texts of a step.
+        minimum: the number of sites without which a round is not done.
+        most_texts: how many texts a site may say that it has, in FedAvg, where its weight is that number; None: any.
+            In FedSGD a batch bounds it.
+    """
 
     method: Method = "fedsgd"
     rounds: int = 3
@@ -51,27 +57,32 @@ class FederatedTraining:
                 raise UsageError(f"{name} is {value}", "at least 1 is needed")
 
     def document(self) -> dict[str, Any]:
-        """What is not given is left out."""
+        """Fields without a value are left out."""
         return {name: one for name, one in asdict(self).items() if one is not None}
 
     def deciding(self) -> dict[str, Any]:
-        """What of it decides a round."""
+        """The fields that decide a round."""
         return {"method": self.method, "lr": self.lr, "batch_size": self.batch_size}
 
     @property
     def bound(self) -> int | None:
-        """Texts of a round that a site may say it saw."""
+        """The largest number of texts that a site may say it saw in a round."""
         return self.batch_size if self.method == "fedsgd" else self.most_texts
 
     def steps(self, texts: int) -> int:
-        """Which a site takes with so many texts."""
+        """How many steps a site takes with this number of texts."""
         return 1 if self.method == "fedsgd" else -(-texts // self.batch_size)
 
 
 @dataclass(frozen=True, eq=False)
 class LocalResult:
-    """update: what may be sent. rows: the digest of what it was trained on, and loss: of its first batch before, in
-    nats, which may not."""
+    """What a site computed in a round.
+
+    Attributes:
+        update: what may be sent.
+        rows: the digest of what it was trained on, which is not sent.
+        loss: of the first batch before the round, in nats, which is not sent.
+    """
 
     update: Update
     rows: str = field(repr=False)
@@ -80,7 +91,12 @@ class LocalResult:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """folder: its rows and its secret, which are read in each round."""
+    """A site.
+
+    Attributes:
+        folder: of its rows and its secret, which are read in each round.
+        shield: the defence of its gradients.
+    """
 
     name: str
     folder: Path
@@ -147,7 +163,7 @@ def _trained(step: SharedStep) -> dict[str, torch.Tensor]:
 
 
 def _whole(tensors: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
-    """What a shield froze is not moved."""
+    """Parameters that a defence froze are not moved."""
     return {name: tensors[name] if name in tensors else torch.zeros_like(one) for name, one in weights.items()}
 
 

@@ -7,8 +7,6 @@
 Which files are opened is the site's choice alone: a server's message names a model by its digest, which is compared and
 never looked for. What a site answers to a fault is a sentence of ours that holds no path; what nobody foresaw is one
 fixed sentence, and only the class of the exception is in the site's own log.
-
-What this module does not know: Flower, tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from milkglass.errors import FederatedError, MilkglassError, RefusedTask, UsageError
 from milkglass.federated.checks import GhostDemand
@@ -26,7 +24,7 @@ from milkglass.federated.site import FederatedTraining, Site
 from milkglass.gradient_defences.catalogue import gradient_defence_named
 from milkglass.models.resolve import resolve
 from milkglass.sanitizers.ghost.search import Search
-from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.sanitizers.ghost.selection import Selection, Way
 
 FAILED = "the site could not do this round; its own log says why"
 MOST_CLASSES = 10_000  # a server could have a site make a head of any size
@@ -36,7 +34,7 @@ _LOG = logging.getLogger("milkglass.federated")
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """search, selection: what it demands of GHOST."""
+    """A site, its model, and what it demands of GHOST (`search`, `selection`)."""
 
     site: Site
     model: Path
@@ -55,7 +53,10 @@ class Node:
         if odd := sorted({*config} - known):
             raise UsageError(f"the node's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known))}")
         provided = {name: _alike(name, config[name], demands[name]) for name in demands if name in config}
-        selection = Selection(provided.pop("selection", Selection().way))
+        way = provided.pop("selection", Selection().way)
+        if way not in get_args(Way):
+            raise UsageError(f"the selection is {way!r}", f"one of {', '.join(get_args(Way))}")
+        selection = Selection(way)
         rows = Path(str(config["rows"])).expanduser().absolute()
         site = Site(require_name(rows.name), rows, gradient_defence_named(str(config.get("shield", "none"))))
         return cls(site, resolve(str(config["model"])), Search(**provided), selection)
@@ -67,7 +68,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Task:
-    """What a server asks. model: the digest of the one that is trained. seed: of the head."""
+    """What a server asks for.
+
+    Attributes:
+        model: the digest of the model that is trained.
+        seed: of the head.
+    """
 
     model: str
     round: int
@@ -77,18 +83,19 @@ class Task:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Task:
-        """Raises RefusedTask, naming what is not as it must be, and no value."""
+        """Raises RefusedTask, which names what is wrong and no value."""
         for name, most in _WHOLE.items():
             value = config.get(name)
             if type(value) is not int or not 0 <= value < most:
-                raise RefusedTask(f"the server's {name} is no number from 0 to {most - 1:,}", "see docs/flower.md")
+                fault = f"the server's {name} is not a whole number from 0 to {most - 1:,}"
+                raise RefusedTask(fault, "see docs/flower.md")
         if config["classes"] < 2:
             raise RefusedTask("the server asks for fewer than 2 classes", "see docs/flower.md")
         known = {one.name for one in fields(FederatedTraining)}
         try:
             training = FederatedTraining(**{name: one for name, one in config.items() if name in known})
         except (UsageError, TypeError):
-            raise RefusedTask("the server's training is none that a site does", "see docs/flower.md") from None
+            raise RefusedTask("the server's training is not one that a site does", "see docs/flower.md") from None
         return cls(str(config.get("model")), config["round"], config["classes"], config["seed"], training)
 
     def require(self, demand: GhostDemand) -> None:

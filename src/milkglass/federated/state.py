@@ -4,13 +4,11 @@
     weights-N.safetensors    the weights after N rounds, by Hugging Face's names
 
 The weights of a round are written before run.json names them, and the ones before are removed after that: whenever the
-process dies, run.json names weights that are there. All of it is its owner's (0700, 0600). What this module does not
-know: sites, training.
+process dies, run.json names weights that are there.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,10 +19,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
-from milkglass.federated import private
 from milkglass.federated.rounds import Tensors
-from milkglass.models.checkpoint import read_json, write_json
+from milkglass.models.checkpoint import json_text, read_json
 
 FILE, VERSION = "run.json", 2  # 1 drew other batches and noise
 SAME = "give the same options to go on with it, or a new folder"
@@ -32,8 +30,13 @@ SAME = "give the same options to go on with it, or a new folder"
 
 @dataclass(frozen=True)
 class FinishedRound:
-    """One round. missing: the sites that dropped out. length: the L2 norm of the mean update. loss: before the round,
-    in nats, of the texts that it was done with; None where sites keep it."""
+    """One round.
+
+    Attributes:
+        missing: the sites that dropped out.
+        length: the L2 norm of the mean update.
+        loss: before the round, in nats, of the texts that it was done with; None where sites do not report it.
+    """
 
     missing: tuple[str, ...]
     length: float
@@ -42,8 +45,14 @@ class FinishedRound:
 
 @dataclass(frozen=True)
 class FederatedRun:
-    """folder: the run's. job: names what decides the weights. done: the finished rounds, in order. settings: what the
-    server is told of the job (`run.settings_of`), by which an audit does the rounds again; {}: a run of before."""
+    """A run, as far as it is done.
+
+    Attributes:
+        job: a digest of all that decides the weights.
+        done: the finished rounds, in order.
+        settings: what the server knows of the job (`run.settings_of`), by which an audit does the rounds again; {}: a
+            run of an earlier version.
+    """
 
     folder: Path
     job: str
@@ -60,7 +69,7 @@ class FederatedRun:
                 raise UsageError(f"{folder} is a run with {_differing(run.settings, settings or {})}", SAME)
             return run
         require_ours(folder)
-        private.folder(folder)
+        files.private_dir(folder)
         folder.chmod(0o700)  # an empty one that was there had a mode of its own
         run = cls(folder, job, settings=settings or {})
         run._write(weights)
@@ -70,7 +79,7 @@ class FederatedRun:
     def read(cls, folder: Path) -> FederatedRun:
         """One that was begun. Raises UsageError where there is none, CorruptCheckpoint."""
         if not (folder / FILE).is_file():
-            raise UsageError(f"{folder} is no run: it has no {FILE}", "give a folder that `federated run` wrote")
+            raise UsageError(f"{folder} is not a run: it has no {FILE}", "give a folder that `federated run` wrote")
         job, settings, done = _read(folder)
         return cls(folder, job, done, settings)
 
@@ -84,6 +93,8 @@ class FederatedRun:
     def begin(self) -> None:
         """Remove what an interruption left of the round that is next."""
         shutil.rmtree(self.folder / "updates" / f"round-{len(self.done)}", ignore_errors=True)
+        for partial in self.folder.glob(".*.tmp"):
+            partial.unlink()
 
     def finished(self, weights: Tensors, done: FinishedRound) -> FederatedRun:
         """The run with one round more."""
@@ -98,35 +109,31 @@ class FederatedRun:
         return self.folder / f"weights-{len(self.done)}.safetensors"
 
     def _write(self, weights: Tensors) -> None:
-        part = self.place.with_name(f"{self.place.name}.part")
-        save_file({name: one.contiguous() for name, one in weights.items()}, part)
-        _flushed(private.closed(part))
-        part.replace(self.place)
+        with files.atomic_path(self.place) as path:
+            save_file({name: one.contiguous() for name, one in weights.items()}, path)
         info = [{"missing": list(one.missing), "length": one.length, "loss": one.loss} for one in self.done]
-        fresh = self.folder / f"{FILE}.part"
         about = {"milkglass_federated": VERSION, "job": self.job, "settings": dict(self.settings), "rounds": info}
-        write_json(fresh, about)
-        _flushed(private.closed(fresh))
-        fresh.replace(self.folder / FILE)
+        files.write(self.folder / FILE, json_text(about))
 
 
 def require_ours(folder: Path) -> None:
-    """Raises UsageError where it holds something that is no run's; asked before anybody waits for anything."""
+    """Raises UsageError where it holds something else than a run. Called before anything that takes long."""
     if (folder / FILE).is_file():
         return
     if folder.is_file():
         raise UsageError(f"{folder} is a file, not a folder", "give a new folder")
     foreign = [one.name for one in folder.iterdir() if one.name != "sites"] if folder.is_dir() else []
-    if any(not name.startswith("weights-0.") for name in foreign):  # of a run that died before its first word
-        raise UsageError(f"{folder} is no run and is not empty", "give a new folder")
+    died = ("weights-0.", ".weights-0.", f".{FILE}.")  # what a run leaves that died before its state was on the disk
+    if any(not name.startswith(died) for name in foreign):
+        raise UsageError(f"{folder} is not a run and is not empty", "give a new folder")
 
 
-def _differing(was: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """In words, what a run has other than what is asked for now."""
-    names = [name for name in sorted({*was, *asked}) if was.get(name) != asked.get(name)]
+def _differing(was: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
+    """In words, what a run has other than what is requested now."""
+    names = [name for name in sorted({*was, *requested}) if was.get(name) != requested.get(name)]
     if not names:
         return "another model, other sites' rows or another shield"
-    return ", ".join(f"{name} = {was.get(name)}, not {asked.get(name)}" for name in names)
+    return ", ".join(f"{name} = {was.get(name)}, not {requested.get(name)}" for name in names)
 
 
 def _read(folder: Path) -> tuple[str, Mapping[str, Any], tuple[FinishedRound, ...]]:
@@ -142,9 +149,4 @@ def _done(one: Mapping[str, Any] | Any) -> FinishedRound:
     match one:
         case {"missing": list(missing), "length": float(length), "loss": float() | None as loss}:
             return FinishedRound(tuple(map(str, missing)), length, loss)
-    raise CorruptCheckpoint(f"{FILE} tells of a round badly", "begin a new run")
-
-
-def _flushed(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    raise CorruptCheckpoint(f"{FILE} describes a round that is not valid", "begin a new run")

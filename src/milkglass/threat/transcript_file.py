@@ -5,9 +5,7 @@
     weights-00001/       a checkpoint's config and tensors (links, where the file system allows), no tokenizer
 
 A transcript that a server made may hold anything: what is read of one is checked, and ends in an error of ours.
-
-What this module does not know: the key. What it writes holds scrambled ids only, but an attacker's whole view: it is
-for the owner's eyes, in a folder of mode 0700.
+It holds scrambled ids and no key, but all that an attacker sees: the folder has mode 0700.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.safetensors_header import read_header
@@ -55,12 +54,12 @@ class Recorder:
                 raise UsageError(f"{folder} is a transcript of {known} ids, this model has {size}", "give a new folder")
             if key != key_id:
                 raise UsageError(f"{folder} is a transcript of another key", "give a new folder")
-            _write(folder / INDEX, [_header(size, key_id), *entries])  # without a line that a kill cut off
+            _write(folder, [_header(size, key_id), *entries])  # without a line that a kill cut off
             return cls(folder, len(entries))
         if folder.is_dir() and any(folder.iterdir()):
-            raise UsageError(f"{folder} is no transcript and is not empty", "give a new folder")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(folder / INDEX, [_header(size, key_id)])
+            raise UsageError(f"{folder} is not a transcript and is not empty", "give a new folder")
+        files.private_dir(folder)
+        _write(folder, [_header(size, key_id)])
         return cls(folder, 0)
 
     def tokens(self, ids: Sequences, purpose: str) -> None:
@@ -76,7 +75,7 @@ class Recorder:
         with self._lock:
             target = self._folder / f"weights-{self._count:05}"
             shutil.rmtree(target, ignore_errors=True)  # of an observation that a kill cut off
-            target.mkdir()
+            files.private_dir(target)
             for file in [model / "config.json", *Checkpoint.open(model).files, model / "model.safetensors.index.json"]:
                 if file.is_file():
                     _link(file, target / file.name)
@@ -88,7 +87,8 @@ class Recorder:
         tensors = {"ids": ids.ids.astype(np.int32), "lengths": ids.lengths.astype(np.int32), **(tensors or {})}
         with self._lock:
             name = f"{kind}-{self._count:05}.safetensors"
-            save_file(tensors, self._folder / name)
+            with files.atomic_path(self._folder / name) as path:
+                save_file(tensors, path)
             self._add({"kind": kind, "file": name, **more})
 
     def _add(self, entry: dict[str, Any]) -> None:
@@ -178,16 +178,14 @@ def _index(folder: Path) -> tuple[int, str | None, list[dict[str, Any]]]:
         raise CorruptCheckpoint(f"{INDEX} is not of version {VERSION}", "use the milkglass that wrote it")
     size, key_id = header.get("size"), header.get("key_id")
     if type(size) is not int or not 1 <= size <= MAX_SIZE:
-        raise CorruptCheckpoint(f"{INDEX} names no vocabulary of 1 to {MAX_SIZE} ids", "record it again")
+        raise CorruptCheckpoint(f"{INDEX} does not name a vocabulary of 1 to {MAX_SIZE} ids", "record it again")
     if "key_id" not in header or not (key_id is None or isinstance(key_id, str)):
         raise CorruptCheckpoint(f"{INDEX} names a key's identifier that is not a string", "record it again")
     return size, key_id, entries
 
 
-def _write(path: Path, lines: list[dict[str, Any]]) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    part.rename(path)
+def _write(folder: Path, lines: list[dict[str, Any]]) -> None:
+    files.write(folder / INDEX, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _link(file: Path, to: Path) -> None:

@@ -1,4 +1,4 @@
-"""All that an audit found, and nothing else: `audit.json` is this, and the page is drawn from this alone."""
+"""The whole result of an audit: `audit.json` is this, and the page is made from this alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class TokenReading:
-    """A token of an example. text: as the attacker reads it. right: whether that was sent. original: what was."""
+    """A token of an example.
+
+    Attributes:
+        text: as the attacker reads it.
+        right: whether that was sent.
+        original: what was sent.
+    """
 
     text: str
     right: bool
@@ -35,7 +41,7 @@ class ReadExample:
 
 @dataclass(frozen=True)
 class BudgetPoint:
-    """One point of the key's budget: after `tokens` sent under one key, the shares that came back."""
+    """One point of the key's budget: after `tokens` sent under one key, the shares that are recovered."""
 
     adversary: str
     tokens: int
@@ -45,9 +51,18 @@ class BudgetPoint:
 
 @dataclass(frozen=True)
 class Audit:
-    """verdict: one sentence. floors: what costs nothing. spent: for each adversary, after how many tokens the strongest
-    attack passes 10, 25 and 50 % of the content tokens, where it does. Where hidden states cross and no ids, `kept` and
-    `spent` are empty, `anyway` is None, and `distortion` is nan where the server has no table.
+    """The result of an audit. Where hidden states are sent and no ids, `kept` and `spent` are empty, `anyway` is None.
+
+    Attributes:
+        kept: what the scheme promises, and where it does not hold.
+        verdict: one or two sentences.
+        adversaries: what each attacker has, in words.
+        cells: the result of each attack by each attacker.
+        floors: what costs nothing.
+        spent: for each adversary, after how many tokens the strongest attack passes 10, 25 and 50 % of the content
+            tokens, where it does.
+        distortion: see report/findings.py; nan where the server has no table.
+        anyway: what needs no attack.
     """
 
     model: str
@@ -72,7 +87,7 @@ class Audit:
     seed: int
 
     def measured(self, adversary: str) -> int:
-        """How many tokens the curve of an attacker goes up to."""
+        """The largest number of tokens on the curve of an attacker."""
         return max((point.tokens for point in self.curve if point.adversary == adversary), default=0)
 
     def to_json(self) -> dict[str, Any]:

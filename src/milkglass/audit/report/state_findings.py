@@ -1,7 +1,4 @@
-"""What the figures mean, in words, where hidden states cross and no ids: see findings.py.
-
-What this module does not know: how an attack reads states.
-"""
+"""What the figures mean, in words, where hidden states are sent and no ids: see findings.py."""
 
 from __future__ import annotations
 

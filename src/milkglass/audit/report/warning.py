@@ -1,4 +1,4 @@
-"""One finding of an audit, in words. What this module does not know: what is found, and when."""
+"""One finding of an audit, in words."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """title: the finding. raised_if: the rule, with its figure. explanation: why it is so. change: what helps, or that
-    nothing here does."""
+    """A finding, as the page shows it.
+
+    Attributes:
+        raised_if: the rule, with its figure.
+        explanation: why it is so.
+        change: what helps, or that nothing here does.
+    """
 
     title: str
     raised_if: str

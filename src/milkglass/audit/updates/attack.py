@@ -1,117 +1,92 @@
 """The attacks on one site's recorded updates, graded against its texts and against what was trained on.
 
-Attackers know the model, its weights in every round, the labels and the lengths (LAMP's setting, the paper's 3.1), the
-shield (whether steps drop, what is frozen, what noise is added), and public text: what is given, and the site's own
-texts from which no attacked update comes, for text of the same kind, as in `milkglass audit`. Nothing of it holds an
-attacked text or is part of one. Attacks on shadows ("shadow-...") are given the shadows themselves, the most that any
-inversion could read, and know what each can stand for. They don't rehearse the defence: its selection costs more than
-the audit. Every update is attacked by itself; what was read is graded together.
-
-What this module does not know: how a site trained, files.
+Each update is a scene of its own, since the weights change from round to round; run.py plays it. What an attack read of
+all of them is graded together. No attacked text is part of public text (decontaminate.py).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from milkglass.attacks.catalogue import GRADIENT_ATTACKS
-from milkglass.attacks.shadows.inverse import inverse
-from milkglass.audit.updates.auxiliary_text import PublicSource, had_by_attackers
-from milkglass.audit.updates.grade import measured, truth_of
-from milkglass.audit.updates.replay import RecordedRun, Round, SiteTexts
-from milkglass.audit.updates.report import AS_THEY_ARE, Found, Leakage, Reading
-from milkglass.errors import MilkglassError, UsageError
-from milkglass.federated.site import load_weights
-from milkglass.gradient_defences.defence import GradientDefence, NoDefence
+from milkglass.audit.gradient_scene import SERVER, measured
+from milkglass.audit.outcome import AttackResult
+from milkglass.audit.run import Played, Rules, run
+from milkglass.audit.scene import Scene
+from milkglass.audit.updates.report import AS_THEY_ARE, Leakage, UpdateReading
+from milkglass.audit.updates.scenes import AuditedSite
+from milkglass.errors import UsageError
+from milkglass.gradient_defences.catalogue import name_and_parameters
+from milkglass.metrics.interval import Interval
 from milkglass.metrics.recovery import floors
-from milkglass.models.tokenizer import longest
-from milkglass.progress import Progress
-from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.selection import Selection
-from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Attack, Budget, why_not
+from milkglass.progress import Progress, no_progress
+from milkglass.sequences import Sequences
+from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Candidates, Knowledge
-from milkglass.threat.observations import Tokens, Transcript
-from milkglass.threat.truth import Truth
+from milkglass.threat.observations import Tokens
 
 INVERSIONS = ("free-tokens", "float-holes-rows", "dager", "surviving-entries")
 ADAPTIVE = ("shadow-sampling", "shadow-max", "shadow-median", "shadow-mean", "shadow-decoding")
-ADVICE = (
-    "who has more public text like the site's reads more of shadows: give some with --public FILE, which takes the "
-    "place of the demo's"
+MORE_TEXT = "anyone with more public text like the site's reads more of shadows: give some with --public FILE"
+NO_TEXT = (
+    "attackers had no public text, since every text of the site is attacked, so that attacks on shadows were not run "
+    "or read too little: give some with --public FILE"
 )
-ENOUGH = 100_000  # tokens of public text, from which on more hardly tells
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A guess at one update. cut: its share of the budget ended it."""
-
-    round: Round
-    guess: Guess
-    seconds: float
-    cut: bool
+ENOUGH = 100_000  # tokens of public text, from which on more hardly changes the figures
+NO_SHADOWS = "the site's texts did not pass through ghost: there are no shadows"
 
 
 def leakage(
-    recorded: RecordedRun, texts: SiteTexts, tokenizer: Any, names: Sequence[str] | None, budget: Budget, seed: int = 0,
-    begin: Callable[[int], Progress] = lambda steps: lambda done: None, public: PublicSource = PublicSource(),
-    shield: GradientDefence = NoDefence(),
-) -> tuple[Leakage, list[Reading]]:  # fmt: skip
-    """names: of attacks; None: INVERSIONS and ADAPTIVE, as far as they fit. begin: hears how
-    many steps there are, and its answer of each. shield: the site's.
+    site: AuditedSite,
+    names: Sequence[str] | None,
+    budget: Budget,
+    seed: int = 0,
+    begin: Callable[[int], Progress] = lambda steps: no_progress,
+) -> tuple[Leakage, list[UpdateReading]]:
+    """Args:
+    names: of attacks; None: INVERSIONS and ADAPTIVE, as far as they fit.
+    begin: receives how many steps there are, and returns what receives each.
 
-    Raises UsageError for an unknown one, CorruptCheckpoint for a damaged update.
+    Raises UsageError for an unknown name, CorruptCheckpoint for a damaged update.
     """
-    selected = [GRADIENT_ATTACKS[name] for name in require_names(names, texts.ghost)]
-    behind = [texts.behind(one.seen) for one in recorded.rounds() if one.seen is not None]
-    limit = longest(recorded.model, tokenizer)
-    corpus, had = had_by_attackers(public, texts, behind, tokenizer, limit)
-    step = shield.before(recorded.step)  # over the same weights, which change from round to round
-    bare = Knowledge(step=step, candidates=_candidates(recorded, texts, selected), corpus=corpus)
-    every, refused = list[Round](), dict[int, str]()
-    parts: dict[str, list[_Part]] = {one.name: [] for one in selected}
-    reasons: dict[str, dict[int, str]] = {one.name: {} for one in selected}
-    failed: dict[str, str] = {}
-    left = len(selected) * len(behind)  # rounds are read twice: weights are not kept
-    progress = begin(left)
-    for one in recorded.rounds():
-        if one.seen is None:
-            refused[one.number] = one.refused
+    ghost = site.texts.ghost
+    attacks = {name: GRADIENT_ATTACKS[name] for name in require_names(names, ghost)}
+    corpus, public = site.public_text()
+    candidates = None
+    if ghost and any("candidates" in one.assumes for one in attacks.values()):
+        candidates = site.shadow_candidates()
+    pools = {name: _Pool(site, attack, seed, {}) for name, attack in attacks.items()}
+    attacked, refused, steps = list[int](), dict[int, str](), len(attacks) * len(site.batches)
+    play = _Player(budget, seed, steps, begin(steps))
+    for round, scene in site.scenes(corpus, candidates):
+        if scene is None:
+            refused[round.number] = round.refused
             continue
-        load_weights(recorded.step, one.weights)
-        every.append(replace(one, weights={}))
-        for attack in selected:
-            share = budget.part(1 / left)
-            left -= 1
-            try:
-                noise = shield.added_noise(one.seen.batch_size)
-                part = _attacked(attack, one, texts, replace(bare, noise=noise), share, seed)
-            except MilkglassError as error:
-                failed[attack.name] = error.message
-            except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results
-                failed[attack.name] = type(error).__name__  # its text may quote what it saw
-            else:
-                if isinstance(part, str):
-                    reasons[attack.name][one.number] = part
-                else:
-                    parts[attack.name].append(part)
-            progress(1)
-    grader = _Grader(recorded, texts, tokenizer, seed)
-    results = [grader.found(one, parts[one.name], reasons[one.name], failed.get(one.name)) for one in selected]
-    if texts.ghost and every:
-        results.append(grader.as_they_are(every))
-    rounds, count = tuple(one.number for one in every), sum(len(grader.behind(one)) for one in every)
-    advice = "" if not texts.ghost or (public.chosen and had.tokens >= ENOUGH) else ADVICE
-    floor = grader.floor(every)
-    result = Leakage(recorded.site, texts.ghost, rounds, refused, count, tuple(results), floor, had, advice)
-    return result, [one for name in parts for part in parts[name] for one in grader.readings(name, part)]
+        attacked.append(round.number)
+        for played in play(scene, attacks, ghost):
+            pools[played.result.attack].rounds[round.number] = played
+    results = {name: pool.result() for name, pool in pools.items()}
+    if ghost and attacked:
+        results[AS_THEY_ARE] = _as_they_are(site, seed)
+    few = ghost and public.tokens < ENOUGH
+    result = Leakage(
+        site=site.recorded.site,
+        ghost=ghost,
+        rounds=tuple(attacked),
+        refused=refused,
+        texts=sum(len(one) for one in site.batches.values()),
+        results=tuple(results.values()),
+        by_round={name: pool.by_round for name, pool in pools.items()},
+        trained={name: one for name, pool in pools.items() if (one := pool.trained(results[name])) is not None},
+        floor=_floor(site),
+        public=public,
+        advice="" if not few else MORE_TEXT if public.tokens else NO_TEXT,
+        noise="" if site.defence.added_noise(1) is None else name_and_parameters(site.defence),
+    )
+    return result, [reading for pool in pools.values() for reading in pool.readings()]
 
 
 def require_names(names: Sequence[str] | None, ghost: bool) -> list[str]:
@@ -125,96 +100,94 @@ def require_names(names: Sequence[str] | None, ghost: bool) -> list[str]:
     return [*names]
 
 
-def _candidates(recorded: RecordedRun, texts: SiteTexts, chosen: Sequence[Attack]) -> Candidates | None:
-    """What each shadow of the site can stand for: whoever has the model can search as the site did (Kerckhoffs)."""
-    if not texts.ghost or not any("candidates" in one.assumes for one in chosen):
-        return None
-    searched = Ghost.open(recorded.model, texts.searched, Selection(way="random")).candidates
-    every, sent = inverse(searched.ids, searched.starts), set(texts.rows.ids.ids.tolist())
-    pairs = zip(every.groups, every.likelihood, strict=True)
-    part = [(one, likely) for one, likely in pairs if int(one.rows[0]) in sent]
-    return Candidates(tuple(one for one, _ in part), tuple(likely for _, likely in part))
+class _Player:
+    """Plays scenes one after the other, all within one budget: each attack has an equal share of what is left."""
 
+    def __init__(self, budget: Budget, seed: int, steps: int, progress: Progress) -> None:
+        self._budget, self._seed, self._left, self._progress = budget, seed, steps, progress
 
-def _attacked(
-    attack: Attack, one: Round, texts: SiteTexts, known: Knowledge, budget: Budget, seed: int
-) -> _Part | str:  # fmt: skip
-    """What it read, or why it does not apply. known: of every round."""
-    assert one.seen is not None
-    assert known.step is not None
-    behind = texts.behind(one.seen)
-    sent = texts.rows.ids.chosen(behind)
-    seen = Tokens(sent) if Tokens in attack.sees else one.seen
-    if isinstance(seen, Tokens) and not texts.ghost:
-        return "the site's texts did not pass through ghost: there are no shadows"
-    transcript = Transcript((seen,), len(known.step.table))
-    knowledge = replace(known, labels=texts.rows.labels[behind], lengths=sent.lengths)
-    if reason := why_not(attack, transcript, knowledge):
-        return reason
-    start = time.monotonic()
-    guess = attack(transcript, knowledge, budget, np.random.default_rng(seed))
-    return _Part(one, guess, time.monotonic() - start, budget.left() <= 0)
+    def __call__(self, scene: Scene, attacks: Mapping[str, Attack], ghost: bool) -> list[Played]:
+        fit = {name: one for name, one in attacks.items() if ghost or Tokens not in one.sees}
+        rules = Rules(threads=1, use_minimum=False, own_stream=False, own_budget=self._share)
+        played = run(scene, fit, None, Budget(), self._seed, lambda result: self._progress(1), rules).played
+        rest = [AttackResult(name, one.title, SERVER, "does not apply", NO_SHADOWS) for name, one in attacks.items()]
+        rest = [one for one in rest if one.attack not in fit]
+        self._left -= len(rest)
+        self._progress(len(rest))
+        return [*played, *map(Played, rest)]
+
+    def _share(self) -> Budget:
+        self._left -= 1
+        return self._budget.part(1 / (self._left + 1))
 
 
 @dataclass(frozen=True, eq=False)
-class _Grader:
-    recorded: RecordedRun
-    texts: SiteTexts
-    tokenizer: Any
+class _Pool:
+    """One attack at all updates, by their rounds."""
+
+    site: AuditedSite
+    attack: Attack
     seed: int
+    rounds: dict[int, Played]
 
-    def behind(self, one: Round) -> Ids:
-        assert one.seen is not None
-        return self.texts.behind(one.seen)
+    @property
+    def by_round(self) -> dict[int, AttackResult]:
+        return {number: one.result for number, one in self.rounds.items()}
 
-    def truth(self, rounds: Sequence[Round], trained: bool) -> Truth:
-        batches = [self.behind(one) for one in rounds]
-        numbers = np.concatenate(batches)
-        sent = self.texts.rows.ids.chosen(numbers)
-        meant = sent if trained else self.texts.originals.chosen(numbers)
-        sizes = np.array([len(one) for one in batches], np.int64)
-        return truth_of(meant, sent, None, self.tokenizer, len(self.recorded.step.table), sizes)
+    @property
+    def guesses(self) -> dict[int, Guess]:
+        return {number: one.guess for number, one in self.rounds.items() if one.guess is not None}
 
-    def found(self, attack: Attack, parts: Sequence[_Part], reasons: Mapping[int, str], failed: str | None) -> Found:
-        if failed is not None:
-            return Found(attack.name, "failed", failed)
-        if not parts:
-            reason = next(iter(reasons.values()), "there is no update that can be attacked")
-            return Found(attack.name, "does not apply", reason)
-        rounds, guess = [one.round for one in parts], _joined([one.guess for one in parts])
-        measures = measured(guess, self.truth(rounds, trained=False), self.seed)
-        trained = None
-        if guess.texts is not None:
-            trained = measured(guess, self.truth(rounds, trained=True), self.seed) if self.texts.ghost else measures
-        elapsed = sum(one.seconds for one in parts)
-        numbers = tuple(one.number for one in rounds)
-        cut = any(one.cut for one in parts)
-        return Found(attack.name, "done", "", numbers, reasons, elapsed, cut, measures, trained)
+    def result(self) -> AttackResult:
+        """Against the site's texts. An attack that failed at one update has failed."""
+        results = [*self.by_round.values()]
+        blank = AttackResult(self.attack.name, self.attack.title, SERVER, "does not apply")
+        if failed := [one for one in results if one.state == "failed"]:
+            return replace(blank, state="failed", reason=failed[-1].reason)
+        if not self.guesses:
+            return replace(blank, reason=results[0].reason if results else "there is no update that can be attacked")
+        seconds, cut = sum(one.seconds for one in results), any(one.cut for one in results)
+        return replace(blank, state="done", seconds=seconds, cut=cut, measures=self._measured(trained=False))
 
-    def as_they_are(self, rounds: Sequence[Round]) -> Found:
-        truth = self.truth(rounds, trained=False)
-        measures = measured(Guess(texts=truth.sent), truth, self.seed)
-        return Found(AS_THEY_ARE, "done", "", tuple(one.number for one in rounds), texts=measures)
+    def trained(self, result: AttackResult) -> Mapping[str, Interval] | None:
+        """Against what was trained on; None where the attack read nothing, or shadows and no gradients."""
+        if result.state != "done" or any(one.texts is None for one in self.guesses.values()):
+            return None
+        return self._measured(trained=True) if self.site.texts.ghost else result.measures
 
-    def floor(self, rounds: Sequence[Round]) -> dict[str, float]:
-        if not rounds:
-            return {}
-        truth = self.truth(rounds, trained=False)
-        tokens = truth.tokens
-        return floors(tokens, truth.ordinary[tokens.ids], None, len(self.recorded.step.table))
+    def _measured(self, trained: bool) -> dict[str, Interval]:
+        """Of all updates together."""
+        truth = self.site.truth([self.site.batches[number] for number in self.guesses])
+        return measured(
+            _joined([*self.guesses.values()]), replace(truth, original=truth.sent) if trained else truth, self.seed
+        )
 
-    def readings(self, name: str, part: _Part) -> list[Reading]:
-        truth = self.truth([part.round], trained=False)
-        read = [truth.read(one) for one in _texts(part.guess, truth.sent)]
-        return [Reading(name, part.round.number, [truth.read(one) for one in truth.tokens], read)]
+    def readings(self) -> Iterator[UpdateReading]:
+        for number, guess in self.guesses.items():
+            truth = self.site.truth([self.site.batches[number]])
+            read = [truth.read(text) for text in _texts(guess, truth.sent)]
+            yield UpdateReading(self.attack.name, number, [truth.read(text) for text in truth.tokens], read)
 
 
 def _joined(guesses: Sequence[Guess]) -> Guess:
-    """Those of one attack at several updates."""
     if guesses[0].texts is not None:
-        return Guess(texts=Sequences.of(one for guess in guesses if guess.texts is not None for one in guess.texts))
-    assert all(one.running is not None for one in guesses)
+        return Guess(texts=Sequences.of(text for one in guesses if one.texts is not None for text in one.texts))
     return Guess(running=np.concatenate([one.running for one in guesses if one.running is not None]))
+
+
+def _as_they_are(site: AuditedSite, seed: int) -> AttackResult:
+    """By whoever takes the shadows for the texts."""
+    truth = site.truth([*site.batches.values()])
+    return AttackResult(
+        AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measured(Guess(texts=truth.sent), truth, seed)
+    )
+
+
+def _floor(site: AuditedSite) -> dict[str, float]:
+    if not site.batches:
+        return {}
+    truth = site.truth([*site.batches.values()])
+    return floors(truth.tokens, truth.ordinary[truth.tokens.ids], None, len(truth.ordinary))
 
 
 def _texts(guess: Guess, sent: Sequences) -> Sequences:

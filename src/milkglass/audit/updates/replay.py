@@ -1,12 +1,12 @@
 """What an audit of a federated run attacks: the updates of one site, as the server recorded them.
 
 An attacker has the public model and the head, which is drawn from the run's seed. The weights of later rounds are not
-kept, but every site's update is: so the rounds are done again with the same code (`rounds.mean`, `stepped`), which is
-what any server can do, and the audit ends where the weights that come out are not those of the run.
+stored, but every site's update is: so the rounds are done again with the same code (`rounds.mean`, `stepped`), as any
+server can do them, and the audit refuses a run to whose weights they do not lead.
 
 The site's own rows and secret say which texts were behind each gradient, and its file what these were before GHOST.
 What FedAvg sends after several steps is a sum of gradients of several batches at weights that nobody else has. It is
-refused and not guessed at. What this module does not know: attacks.
+refused and not guessed at.
 """
 
 from __future__ import annotations
@@ -39,8 +39,15 @@ NEAR = {"rtol": 1e-4, "atol": 1e-6}  # weights that two machines compute alike; 
 
 @dataclass(frozen=True, eq=False)
 class SiteTexts:
-    """A site's own. rows: what was trained on. originals: ids of the same texts before GHOST. ghost: whether they
-    passed through it. secret: what its batches follow from. searched: with which search of GHOST's."""
+    """The texts of a site.
+
+    Attributes:
+        rows: what was trained on.
+        originals: ids of the same texts before GHOST.
+        ghost: whether they passed through it.
+        secret: from which its batches follow.
+        searched: GHOST's search.
+    """
 
     rows: SiteRows = field(repr=False)
     originals: Sequences = field(repr=False)
@@ -75,7 +82,13 @@ class SiteTexts:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One update. seen: None where it cannot be attacked, and why: `refused`. weights: before that round."""
+    """One update.
+
+    Attributes:
+        weights: before that round.
+        seen: None where it cannot be attacked.
+        refused: why it cannot.
+    """
 
     number: int
     weights: Tensors = field(repr=False)
@@ -85,8 +98,13 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class RecordedRun:
-    """A run, as its server has it. model: the public one's folder. step: the model with the run's head. start: the
-    weights of the beginning."""
+    """A run, as its server has it.
+
+    Attributes:
+        model: the folder of the public model.
+        step: the model with the run's head.
+        start: the weights before the first round.
+    """
 
     run: FederatedRun
     site: str
@@ -96,7 +114,7 @@ class RecordedRun:
 
     @classmethod
     def open(cls, folder: Path, site: str, model: Path) -> RecordedRun:
-        """Raises UsageError where the site sent nothing, or where these are not the rounds that the run did."""
+        """Raises UsageError where the site sent nothing, or where the updates are not those of the run."""
         run = FederatedRun.read(folder)
         classes, seed = run.settings.get("classes"), run.settings.get("seed")
         if type(classes) is not int or type(seed) is not int or not isinstance(run.settings.get("lr"), float):
@@ -127,9 +145,9 @@ class RecordedRun:
             yield weights
 
     def _verify(self) -> None:
-        last, known = deque(self._weights(), maxlen=1)[0], self.run.weights()
-        same = last.keys() == known.keys() and all(one.shape == last[name].shape for name, one in known.items())
-        if not same or not all(torch.allclose(last[name], one, **NEAR) for name, one in known.items()):
+        last, recorded = deque(self._weights(), maxlen=1)[0], self.run.weights()
+        same = last.keys() == recorded.keys() and all(one.shape == last[name].shape for name, one in recorded.items())
+        if not same or not all(torch.allclose(last[name], one, **NEAR) for name, one in recorded.items()):
             raise UsageError(
                 "the recorded updates do not lead from this model to the run's weights",
                 "give the --model of the run; if it is that, an update or the weights were changed",

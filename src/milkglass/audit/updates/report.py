@@ -1,48 +1,29 @@
-"""What an audit of updates found: each attack's figures, what was refused, what attackers had, and a verdict.
-
-What this module does not know: how any of it came about.
-"""
+"""The report of an audit of updates: each attack's figures, what was refused, what attackers had, and a verdict."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, cast
 
+from milkglass.audit.outcome import AttackResult
+from milkglass.audit.report.result import finite
 from milkglass.metrics.interval import Interval
 
-AS_THEY_ARE = "shadows as they are"  # no attack: who reads the shadows and takes them for the text
-
-
-@dataclass(frozen=True)
-class Found:
-    """Of one attack. reason: for every state but "done". rounds: attacked ones, from 0. left_out: reasons by round,
-    where it did not apply to some. cut: the budget ended it. texts, trained: measures against the site's texts, and
-    against what was trained on; None where an attack does not read that."""
-
-    attack: str
-    state: Literal["done", "does not apply", "failed"]
-    reason: str = ""
-    rounds: tuple[int, ...] = ()
-    left_out: Mapping[int, str] = field(default_factory=dict)
-    seconds: float = 0.0
-    cut: bool = False
-    texts: Mapping[str, Interval] = field(default_factory=dict)
-    trained: Mapping[str, Interval] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        raw = asdict(self)
-        raw["texts"] = _plain(raw["texts"])
-        raw["trained"] = None if self.trained is None else _plain(raw["trained"])
-        return raw
+AS_THEY_ARE = "shadows as they are"  # no attack: the shadows are taken for the texts
 
 
 @dataclass(frozen=True)
 class PublicTexts:
-    """How many texts attackers had. given: of those that the audit was given. own: of the site's own, which stand for
-    text of the same kind: no attacked update comes from them. left_out: of both, since they hold an attacked text or
-    are part of one (audit/decontaminate.py). tokens: of what was left. name: what was given, in words."""
+    """How much public text attackers had.
+
+    Attributes:
+        name: what the audit was given, in words.
+        given: how many texts of that.
+        own: how many of the site's own, for text of the same kind: no attacked update comes from them.
+        left_out: of both, since they contain an attacked text or are part of one (audit/decontaminate.py).
+        tokens: of what was left.
+    """
 
     name: str
     given: int
@@ -58,36 +39,80 @@ class PublicTexts:
 
 @dataclass(frozen=True)
 class Leakage:
-    """site, ghost: see replay.py. refused: rounds that nothing can be said of, and why. texts: how many were behind
-    the others, a text once for each round that it was in. floor: what costs nothing (metrics/recovery.floors). advice:
-    what would make attackers stronger, "" where nothing is known of that."""
+    """What the updates of one site reveal.
+
+    Attributes:
+        site: its name.
+        ghost: whether its texts passed through GHOST.
+        rounds: those that were attacked, from 0.
+        refused: rounds about which nothing can be said, and why.
+        texts: how many were behind the others, a text once for each round that it was in.
+        results: of each attack, over all rounds, against the site's texts.
+        by_round: the same for each round, by attack.
+        trained: figures against what was trained on, of attacks that read that.
+        floor: what costs nothing (metrics/recovery.floors).
+        public: what text attackers had.
+        advice: what would make attackers stronger; "": nothing is known.
+        noise: the defence of the gradients, where it adds noise.
+    """
 
     site: str
     ghost: bool
     rounds: tuple[int, ...]
     refused: Mapping[int, str]
     texts: int
-    found: tuple[Found, ...]
+    results: tuple[AttackResult, ...]
+    by_round: Mapping[str, Mapping[int, AttackResult]]
+    trained: Mapping[str, Mapping[str, Interval]]
     floor: Mapping[str, float]
     public: PublicTexts
     advice: str = ""
+    noise: str = ""
+
+    @property
+    def done(self) -> list[AttackResult]:
+        return [one for one in self.results if one.state == "done"]
+
+    def attacked(self, attack: str) -> tuple[int, ...]:
+        """The rounds that an attack was run on."""
+        rounds = self.by_round.get(attack)
+        return self.rounds if rounds is None else tuple(n for n, one in rounds.items() if one.state == "done")
+
+    def left_out(self, attack: str) -> dict[int, str]:
+        """The rounds to which an attack does not apply, and why."""
+        rounds = self.by_round.get(attack, {})
+        return {number: one.reason for number, one in rounds.items() if one.state != "done"}
 
     def to_json(self) -> dict[str, Any]:
         """nan becomes null."""
-        raw = {"milkglass_update_audit": 1, **asdict(self), "verdict": verdict(self)}
-        known = ["the model", "the weights of every round", "labels", "lengths", str(self.public)]
-        floor = {name: None if math.isnan(one) else one for name, one in self.floor.items()}
-        return raw | {"found": [one.to_json() for one in self.found], "floor": floor, "attackers_know": known}
+        raw = {
+            "milkglass_update_audit": 1, "site": self.site, "ghost": self.ghost, "rounds": self.rounds,
+            "refused": self.refused, "texts": self.texts, "found": [self._row(one) for one in self.results],
+            "floor": self.floor, "public": asdict(self.public), "advice": self.advice, "verdict": verdict(self),
+            "attackers_know": ["the model", "the weights of every round", "labels", "lengths", str(self.public)],
+        }  # fmt: skip
+        return cast("dict[str, Any]", finite(raw))
 
-    def strongest(self, measure: Callable[[Mapping[str, Interval]], Interval]) -> Found | None:
+    def _row(self, one: AttackResult) -> dict[str, Any]:
+        done = one.state == "done"
+        trained = self.trained.get(one.attack)
+        return {
+            "attack": one.attack, "state": one.state, "reason": one.reason,
+            "rounds": self.attacked(one.attack) if done else (),
+            "left_out": self.left_out(one.attack) if done else {},
+            "seconds": one.seconds, "cut": one.cut, "texts": _plain(one.measures),
+            "trained": None if trained is None else _plain(trained),
+        }  # fmt: skip
+
+    def strongest(self, measure: Callable[[Mapping[str, Interval]], Interval]) -> AttackResult | None:
         """By that measure of what it read of the texts."""
-        done = [one for one in self.found if one.state == "done" and one.texts]
-        return max(done, key=lambda one: (measure(one.texts).value, rouge(one.texts).value), default=None)
+        read = [one for one in self.done if one.measures]
+        return max(read, key=lambda one: (measure(one.measures).value, rouge(one.measures).value), default=None)
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
-    """One attack, one update: what stood there, what was read. Private."""
+class UpdateReading:
+    """What one attack read of one update, beside the texts. Private."""
 
     attack: str
     round: int
@@ -111,39 +136,52 @@ def named(measures: Mapping[str, Interval]) -> Interval:
 
 
 def verdict(of: Leakage) -> str:
-    """A sentence or two. It never says that texts are safe: what these attacks don't read, others may."""
+    """A sentence or two. It never says that texts are safe: what these attacks do not read, others may."""
     best, likest, most = of.strongest(tokens), of.strongest(rouge), of.strongest(named)
     if best is None or likest is None or most is None:
         why = next(iter(of.refused.values()), "no attack applies")
         return f"Nothing could be attacked ({why}), which says nothing of how much these updates tell."
     came = (
-        f"at least {100 * tokens(best.texts).value:.1f} % of the tokens of site {of.site}'s texts ({best.attack}; "
-        f"ROUGE-1 {100 * rouge(likest.texts).value:.1f} %{'' if likest is best else f' by {likest.attack}'})"
+        f"at least {_percent(tokens(best.measures))} of the tokens of site {of.site}'s texts ({best.attack}; "
+        f"ROUGE-1 {_percent(rouge(likest.measures))}{'' if likest is best else f' by {likest.attack}'})"
     )
-    if named(most.texts).value > tokens(best.texts).value:
-        share = f"{100 * named(most.texts).value:.1f} % of the different tokens of each batch"
+    if named(most.measures).value > tokens(best.measures).value:
+        share = f"{_percent(named(most.measures))} of the different tokens of each batch"
         came += f", and knows {share}, if not which text they are from ({most.attack})"
+    noise = f" Noise was added to the gradients ({of.noise})." if of.noise else ""
     if not of.ghost:
         why = "the texts did not pass through GHOST, and other attacks may read more"
-        return f"Whoever sees these updates gets back {came}; {why}."
-    read = [tokens(one.trained).value for one in of.found if one.trained]
-    known = max((named(one.trained).value for one in of.found if one.trained), default=0.0)
-    shadows = f"Of the shadows that were trained on, {100 * max(read, default=0):.1f} % were read from these updates"
-    if known > max(read, default=0):
-        shadows += (
-            f", and {100 * known:.1f} % of the different ones of each batch are known, if not which text they are from"
-        )
-    shadows += ". "
-    seen = best.trained is not None or max(read, default=0) == 1  # else shadows were given that nobody read
-    whoever = "Whoever sees these updates" if seen else "Whoever has all shadows"
+        return f"Whoever sees these updates gets back {came}; {why}.{noise}"
     more = "Other attacks may read more."
-    if not any(one.attack.startswith("shadow-") for one in of.found):
+    if not any(one.attack.startswith("shadow-") for one in of.results):
         more = "No attack on shadows was run (shadow-...): they read most of what GHOST leaves."
-    return f"{shadows if read else ''}{whoever} gets back {came}. {more}"
+    return f"{_of_shadows(of)}{_who(of, best)} gets back {came}. {more}{noise}"
 
 
-def _plain(measures: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
-    return {
-        name: {part: None if number != number else number for part, number in one.items()}
-        for name, one in measures.items()
-    }
+def _of_shadows(of: Leakage) -> str:
+    read, known = _most_trained(of, tokens), _most_trained(of, named)
+    if not any(of.trained.values()):
+        return ""
+    more = f", and {100 * known:.1f} % of the different ones of each batch are known, if not which text they are from"
+    return (
+        f"Of the shadows that were trained on, {100 * read:.1f} % were read from these updates"
+        f"{more if known > read else ''}. "
+    )
+
+
+def _who(of: Leakage, best: AttackResult) -> str:
+    """An attack on shadows was given those; where nothing reads all of them from the updates, that is said."""
+    read_by_it = best.attack in of.trained or _most_trained(of, tokens) == 1
+    return "Whoever sees these updates" if read_by_it else "Whoever has all shadows"
+
+
+def _most_trained(of: Leakage, measure: Callable[[Mapping[str, Interval]], Interval]) -> float:
+    return max((measure(one).value for one in of.trained.values() if one), default=0.0)
+
+
+def _percent(one: Interval) -> str:
+    return f"{100 * one.value:.1f} %"
+
+
+def _plain(measures: Mapping[str, Interval]) -> dict[str, Any]:
+    return {name: asdict(one) for name, one in measures.items()}

@@ -1,7 +1,4 @@
-"""`milkglass federated audit`: what the updates that a server recorded tell of one site's texts.
-
-What this module does not know: any attack, how updates come about.
-"""
+"""`milkglass federated audit`: what the updates that a server recorded reveal of one site's texts."""
 
 from __future__ import annotations
 
@@ -17,8 +14,9 @@ from milkglass.cli.ui.terminal import bars, emit, table
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
-    from milkglass.audit.updates.auxiliary_text import PublicSource
-    from milkglass.audit.updates.report import Found, Leakage, Reading
+    from milkglass.audit.outcome import AttackResult
+    from milkglass.audit.updates.report import Leakage, UpdateReading
+    from milkglass.audit.updates.scenes import PublicSource
 
 KNOWN = "attackers know the model in every round, the labels and the lengths, and have"
 
@@ -42,8 +40,8 @@ def audit(
     public: Annotated[
         Path | None,
         typer.Option(
-            help="Text that an attacker may have, the more like the site's the better.  "
-            "[default: the demo's invented messages]",
+            help="Text that an attacker may have, the more like the site's the better; the site's texts that are not "
+            "attacked are public text in any case.",
             show_default=False,
         ),
     ] = None,
@@ -56,8 +54,8 @@ def audit(
     seed: Annotated[int, typer.Option(help="Of attackers' draws and of intervals.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Attack the updates of one site, as a server sees them, and grade what comes back against the site's own texts and
-    against what was really trained on. Nothing is sent anywhere."""
+    """Attack the updates of one site, as a server sees them, and grade what is recovered against the site's own texts
+    and against what was really trained on. Nothing is sent anywhere."""
     require_file(text, "give the site's .jsonl, .csv or .tsv file")
     if public is not None:
         require_file(public, "give a file with a text a line")
@@ -66,29 +64,25 @@ def audit(
             raise UsageError(f"{path} exists already", "give a new file")
     from milkglass.threat.attack import Budget
 
-    Budget.parse(budget)  # a mistake is told before anybody waits
+    Budget.parse(budget)  # a mistake is reported before anybody waits
     _require_site(run, site, rows)
     names = None if attacks is None else [one.strip() for one in attacks.split(",")]
     from milkglass.audit.updates.attack import leakage, require_names
     from milkglass.audit.updates.replay import RecordedRun, SiteTexts
+    from milkglass.audit.updates.scenes import AuditedSite
     from milkglass.gradient_defences.catalogue import gradient_defence_named
     from milkglass.models.resolve import resolve
     from milkglass.sanitizers.tables.vocabulary import opened
 
     require_names(names, ghost=True)
-    selected = gradient_defence_named(shield)
-    folder = resolve(model)
-    provided = _given(public)
+    defence, source, folder = gradient_defence_named(shield), _source(public), resolve(model)
     own = SiteTexts.of(text, rows or run / "sites" / site, folder)
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
-        recorded = RecordedRun.open(run, site, folder)
-        tokenizer, _ = opened(folder)
-        limit = Budget.parse(budget)
-        begin = lambda steps: stage("attack", steps)  # noqa: E731
-        result, read = leakage(recorded, own, tokenizer, names, limit, seed, begin, provided, selected)
+        audited = AuditedSite(RecordedRun.open(run, site, folder), own, opened(folder)[0], source, defence)
+        result, read = leakage(audited, names, Budget.parse(budget), seed, lambda steps: stage("attack", steps))
     _write(out, readings, result, read)
-    emit(as_json, result.to_json(), lambda: _told(result, out, readings))
+    emit(as_json, result.to_json(), lambda: _page(result, out, readings))
 
 
 def _require_site(run: Path, site: str, rows: Path | None) -> None:
@@ -103,80 +97,88 @@ def _require_site(run: Path, site: str, rows: Path | None) -> None:
         raise UsageError(f"{run} has no rows of a site {site}", hint)
 
 
-def _given(public: Path | None) -> PublicSource:
-    """The text of a file; without one, what the project has: a few hundred invented messages, in English."""
-    from milkglass.audit.updates.auxiliary_text import PublicSource
+def _source(public: Path | None) -> PublicSource:
+    from milkglass.audit.updates.scenes import PublicSource
     from milkglass.client.data.texts import examples_of
-    from milkglass.demo.workplace import read_rows
 
     if public is None:
-        return PublicSource([one["text"] for one in read_rows("tickets_train.jsonl")], "the demo's invented messages")
+        return PublicSource()
     texts = [
         " ".join([one.text, one.pair or "", *(message["content"] for message in one.messages)]).strip()
         for one in examples_of(public)
     ]
-    return PublicSource(texts, public.name, chosen=True)
+    return PublicSource(texts, public.name)
 
 
-def _write(out: Path | None, readings: Path | None, found: Leakage, read: Sequence[Reading]) -> None:
-    from milkglass.audit.resume import write_private
+def _write(out: Path | None, readings: Path | None, result: Leakage, read: Sequence[UpdateReading]) -> None:
+    from milkglass import files
 
     if out is not None:
-        write_private(out, json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
+        files.write(out, json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
     if readings is not None:
         lines = (
             {"attack": one.attack, "round": one.round, "texts": one.texts, "readings": one.readings} for one in read
         )
-        write_private(readings, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines))
+        files.write(readings, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines))
 
 
-def _told(found: Leakage, out: Path | None, readings: Path | None) -> str:
-    trained = "what was trained on" if found.ghost else ""
-    rows: list[tuple[str, ...]] = [("attack", "the texts: tokens", "ROUGE-1", f"{trained}: tokens", "ROUGE-1")]
-    if not found.ghost:
-        rows = [rows[0][:3]]
-    done = [one for one in found.found if one.state == "done"]
-    rows += [_row(one, found.ghost) for one in done]
-    lines = [found.to_json()["verdict"], ""]
-    lines += [table(rows), ""] if done else []
-    lines += [f"- {one.attack}: {_state(one)}" for one in found.found if one.state != "done" or one.left_out]
-    lines += [f"- round {number + 1} is left out: {reason}" for number, reason in found.refused.items()]
-    attacked = f"- attacked: {found.texts:,} texts in {len(found.rounds)} rounds (one that was in two counts twice)"
-    if done:
-        lines += ["- in brackets: 95 % intervals over texts; ROUGE-1: how much of a text's words a reading has (F1)"]
-    if any(one.cut for one in done):
-        lines += ["- not finished: its share of --budget was over; more texts in a batch want more"]
-    if found.floor:
-        commonest = f"{100 * found.floor['commonest token']:.1f} %"
-        lines += [f"- guessing alone: always the commonest token of these texts is right at {commonest} of all places"]
+# --- in words ---------------------------------------------------------------------------------------------------------
+def _page(result: Leakage, out: Path | None, readings: Path | None) -> str:
+    lines = [result.to_json()["verdict"], "", *([_table(result), ""] if result.done else [])]
+    lines += [f"- {one.attack}: {state}" for one in result.results if (state := _state(result, one))]
+    lines += [f"- round {number + 1} is left out: {reason}" for number, reason in result.refused.items()]
+    lines += _how_to_read(result)
     lines += [
-        attacked,
-        f"- {KNOWN} {found.public}",
+        f"- attacked: {result.texts:,} texts in {len(result.rounds)} rounds (one that was in two counts twice)",
+        f"- {KNOWN} {result.public}",
     ]
-    if found.public.left_out:
-        lines += [f"- {found.public.left_out:,} public texts hold an attacked text or are part of one: left out"]
-    lines += [f"- {found.advice}"] if found.advice else []
-    if any(one.state == "done" and one.attack.startswith("shadow-") for one in found.found):
+    if result.public.left_out:
         lines += [
-            "- shadow-...: given all shadows, as an inversion at its best would read them; tokens at their places"
+            f"- {result.public.left_out:,} public texts contain an attacked text or are part of one: they are left out"
         ]
+    lines += [f"- {result.advice}"] if result.advice else []
+    if any(one.attack.startswith("shadow-") for one in result.done):
+        lines += ["- shadow-...: with all shadows, as an exact inversion would read them; tokens at their places"]
     lines += [f"figures: {out}"] if out else []
     lines += [f"what was read, private: {readings}"] if readings else []
     return "\n".join(lines)
 
 
-def _row(one: Found, ghost: bool) -> tuple[str, ...]:
+def _table(result: Leakage) -> str:
+    head = ("attack", "the texts: tokens", "ROUGE-1", "what was trained on: tokens", "ROUGE-1")
+    columns = len(head) if result.ghost else 3
+    return table([head[:columns], *(_row(result, one)[:columns] for one in result.done)])
+
+
+def _row(result: Leakage, one: AttackResult) -> tuple[str, ...]:
     from milkglass.audit.updates.report import rouge, tokens
 
-    what = one.attack + (", not finished" if one.cut else "")
-    row = (what, str(tokens(one.texts)), str(rouge(one.texts)))
-    if not ghost:
-        return row
-    return (*row, *(("", "") if one.trained is None else (str(tokens(one.trained)), str(rouge(one.trained)))))
+    trained = result.trained.get(one.attack)
+    name = one.attack + (", not finished" if one.cut else "")
+    return (
+        name, str(tokens(one.measures)), str(rouge(one.measures)),
+        *(("", "") if trained is None else (str(tokens(trained)), str(rouge(trained)))),
+    )  # fmt: skip
 
 
-def _state(one: Found) -> str:
+def _state(result: Leakage, one: AttackResult) -> str:
+    """Why there are no figures, or none of some rounds; "" where there are all."""
     if one.state != "done":
         return f"{one.state}: {one.reason}"
-    reason = next(iter(one.left_out.values()))
-    return f"does not apply to {len(one.left_out)} of {len(one.left_out) + len(one.rounds)} rounds: {reason}"
+    left_out = result.left_out(one.attack)
+    if not left_out:
+        return ""
+    rounds = len(left_out) + len(result.attacked(one.attack))
+    return f"does not apply to {len(left_out)} of {rounds} rounds: {next(iter(left_out.values()))}"
+
+
+def _how_to_read(result: Leakage) -> list[str]:
+    lines = []
+    if result.done:
+        lines += ["- in brackets: 95 % intervals over texts; ROUGE-1: how much of a text's words a reading has (F1)"]
+    if any(one.cut for one in result.done):
+        lines += ["- not finished: its share of --budget was over; more texts in a batch need more"]
+    if result.floor:
+        commonest = f"{100 * result.floor['commonest token']:.1f} %"
+        lines += [f"- guessing alone: always the commonest token of these texts is right at {commonest} of all places"]
+    return lines

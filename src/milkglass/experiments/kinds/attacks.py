@@ -18,11 +18,12 @@ import numpy as np
 
 from milkglass.attacks.assignment import Solver
 from milkglass.audit.audit import key_budget
+from milkglass.audit.key_scene import AttackerText, assemble
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.run import AuditRun
+from milkglass.audit.run import RECIPE, AuditRun
 from milkglass.audit.run import run as run_attacks
-from milkglass.audit.scene import Scene, assemble
+from milkglass.audit.scene import Scene
 from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import encoded
 from milkglass.errors import UsageError
@@ -106,7 +107,8 @@ class AttackRecipe(Recipe):
             codec = seeded_codec(key, folder, "attacks")
             texts = encoded(codec, private)
             corpora = {who: encoded(codec, part).original for who, part in public.items()}
-            scene = assemble(key, codec, base, texts, corpora, leaked=shared)
+            attackers = {who: AttackerText(ids, shared.get(who)) for who, ids in corpora.items()}
+            scene = assemble(key, codec, base, texts, attackers)
             work = ResumeStore.open(run.out / name, _work_of(self, name, run.data, digest))
             done = attacked(self, scene, work, _once(name, run.progress))
             results[f"seconds, {name}"] = sum(cell.seconds for cell in done.cells)  # of earlier runs as well
@@ -127,7 +129,7 @@ def _require_same_run(recipe: AttackRecipe, out: Path) -> None:
 
 
 def _once(name: str, progress: Log) -> Log:
-    """With the variant's name before it, once: what was done before is told again by each further attack."""
+    """With the variant's name before it, once: each further attack reports again what was done before."""
     info: set[str] = set()
 
     def first(words: str) -> None:
@@ -153,14 +155,12 @@ def attacked(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress: Lo
 
     attacks = attacks_of(recipe.attacks)
     if recipe.seconds is None:
-        return run_attacks(
-            scene, attacks, work, Budget(), recipe.seed, threads=1, progress=cell_done, use_minimum=False
-        )
+        return run_attacks(scene, attacks, work, Budget(), recipe.seed, cell_done, RECIPE)
     ordered = sorted(attacks.items(), key=lambda one: not isinstance(one[1], Solver))  # for the others
     for count in range(1, len(ordered) + 1):
         budget = Budget(recipe.seconds)
         part = dict(islice(ordered, count))
-        done = run_attacks(scene, part, work, budget, recipe.seed, threads=1, progress=cell_done, use_minimum=False)
+        done = run_attacks(scene, part, work, budget, recipe.seed, cell_done, RECIPE)
         _require_ended(done.cells)
     return done
 
@@ -201,7 +201,7 @@ def share(name: str) -> float | None:
         return None
     results = re.fullmatch(r"private (\d+(?:\.\d+)?) %", name)
     if not results or not 0 < float(results[1]) <= 100:
-        raise UsageError(f"{name!r} is no share of the private texts", 'write for example "private 10 %"')
+        raise UsageError(f"{name!r} is not a share of the private texts", 'write for example "private 10 %"')
     return float(results[1]) / 100
 
 

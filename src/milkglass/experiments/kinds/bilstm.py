@@ -1,4 +1,4 @@
-"""Recipes of kind "bilstm": ObfusLM on a model that is no transformer (appendix D.5, Table 12).
+"""Recipes of kind "bilstm": ObfusLM on a model that is not a transformer (appendix D.5, Table 12).
 
 The vocabulary is the words of a GloVe file. The scheme's rows and the permutation are made as
 `client/obfuscate/scramble.py` makes them for a checkpoint: row sigma(i) of the new table is row i of W E; texts cross
@@ -23,6 +23,7 @@ import torch
 
 from milkglass import files
 from milkglass.audit.resume import ResumeStore
+from milkglass.audit.run import RECIPE
 from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.data.texts import PrivateTexts
@@ -171,7 +172,7 @@ def _read(recipe: BiLSTMRecipe, table: WordTable, data: Path) -> tuple[LabelledR
 
 # --- the scheme over a word table -------------------------------------------------------------------------------------
 def seeded_key(table: WordTable, root: str, scheme: Scheme | None) -> Key:
-    """A key that anybody can make again from `root`; without a scheme the identity. No secret at all."""
+    """A key that anyone can derive from `root`; without a scheme the identity. Not a secret."""
     digest = "sha256:" + hashlib.sha256(table.rows.numpy().tobytes() + "\n".join(table.words).encode()).hexdigest()
     order = hashed_permutation if scheme and scheme.hashed else permutation
     key = Key.new(digest, len(table), (), KeyInfo({}), order, hashlib.sha256(root.encode()).digest())
@@ -213,7 +214,7 @@ def _trained(
 
 def _attacked(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> dict[str, float]:
     work = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
-    done = run_attacks(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, threads=1, use_minimum=False)
+    done = run_attacks(scene, attacks_of(recipe.attacks), work, Budget(), recipe.seed, rules=RECIPE)
     result: dict[str, float] = {}
     for cell in done.cells:
         if cell.state not in ("done", "does not apply"):
@@ -250,5 +251,4 @@ def assembled(
         mixture.promise(scheme.k),
         scheme.document(),
         recipe.model,
-        content,
     )

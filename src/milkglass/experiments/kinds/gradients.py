@@ -14,7 +14,7 @@ graded against the owner's own text, whatever went into the step. Attacks that s
 shadows themselves, which is the most that any inversion could read, what each can stand for, and the defence to try on
 the attacker's own text. Figures are called "MEASURE, ATTACK, DEFENCE", from 0 to 1 as the paper has them.
 
-What this module does not know: training (shared_training.py).
+Training is another kind (shared_training.py).
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from milkglass import files
 from milkglass.attacks.shadows.inverse import inverse
 from milkglass.audit.decontaminate import decontaminate, read_texts
-from milkglass.audit.resume import private_folder
-from milkglass.audit.updates.grade import measured, truth_of
+from milkglass.audit.gradient_scene import MEASURES, gradient_scene, truth_of
+from milkglass.audit.outcome import AttackResult
+from milkglass.audit.run import RECIPE, run
+from milkglass.audit.scene import Scene
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.attack_specs import Entries, attacks_of
@@ -56,11 +60,10 @@ from milkglass.models.tokenizer import load_tokenizer
 from milkglass.noise.stream import Stream
 from milkglass.progress import Log, no_log
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.attack import Budget
 from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Gradients, Tokens, Transcript
+from milkglass.threat.observations import Gradients
 from milkglass.threat.training_step import SharedStep, batch
-from milkglass.threat.truth import Truth
 
 
 @dataclass(frozen=True)
@@ -111,80 +114,118 @@ class GradientRecipe(SharedStepRecipe):
 def measure(
     recipe: GradientRecipe, data: Path, out: Path, progress: Log = no_log, cache: Path | None = None
 ) -> dict[str, float]:
-    """The figures by name. An attack that does not apply has none, and is told. cache: where shadows lie."""
+    """The figures by name. An attack that does not apply has none, which is reported. cache: where shadows are kept."""
     base = Checkpoint.open(resolve(recipe.model))
-    private_folder(out)
+    files.private_dir(out)
     expected = from_entries(GradientTexts, recipe.texts)
     refs = [recipe.data, *([expected.reference] if expected.reference else [])]
     require_same_run(out, {**recipe.about(), "base": base.digest(), "sums": data_refs.sums(data, refs)})
-    tokenizer = load_tokenizer(base.folder)
-    private, public, classes = _rows(recipe, expected, tokenizer, data)
-    parts, result, kept = PartialResults(out / "figures.json"), dict[str, float](), ArtifactCache(cache or out, out)
+    attackers = Attackers(recipe, base, expected, data, ArtifactCache(cache or out, out), progress)
+    result = dict[str, float]()
     for name, entry in recipe.defences.items():
-        guard = DefenceSpec.of(name, entry)
-        sent = shadowed(base, private.ids, guard, recipe.seed, kept, progress)
-        step = SharedStep.open(base.folder, recipe.task, classes, recipe.seed, recipe.lora)
-        seen = shared(
-            step, PrivateRows(sent, private.labels), guard.shield, expected.batch, recipe.seed, _pad(tokenizer)
-        )
-        shadows = Transcript((Tokens(sent),), seen.size)
-        taken = guard.shield.before(step)  # Kerckhoffs: who does not know that a step drops finds no masks
-        knowledge = Knowledge(corpus=public, step=taken, labels=private.labels, lengths=private.ids.lengths)
-        knowledge = replace(knowledge, noise=guard.shield.added_noise(expected.batch))
-        if guard.ghost is not None:
-            found_by = ghost_of(base, guard, recipe.seed).candidates
-            rehearse = None if public is None else partial(_rehearsed, base, guard, kept, progress)
-            knowledge = replace(knowledge, candidates=inverse(found_by.ids, found_by.starts), rehearse=rehearse)
-        batches = np.full(len(sent) // expected.batch, expected.batch, np.int64)
-        truth = truth_of(private.ids, sent, public, tokenizer, len(step.table), batches)
-        for called, attack in attacks_of(recipe.attacks).items():
-            transcript = shadows if Tokens in attack.sees else seen
-            if reason := why_not(attack, transcript, knowledge):
-                progress(f"{name}: {called} does not apply: {reason}")
-                continue
-            work = partial(graded, attack, transcript, knowledge, truth, expected.seconds, recipe.seed)
-            part = parts.get(f"{called}, {name}", work)
-            progress(f"{name}: {called}: ROUGE-1 {part['rouge-1']:.2f} in {part['seconds']:.0f} s")
-            result |= {f"{measure}, {called}, {name}": value for measure, value in part.items()}
+        result |= attacked(recipe, name, attackers.scene(DefenceSpec.of(name, entry)), out / "figures.json", progress)
     return result
 
 
-def graded(
-    attack: Any, transcript: Transcript, knowledge: Knowledge, truth: Truth, seconds: float | None, seed: int
-) -> dict[str, float]:
-    """audit.grading.MEASURES, from 0 to 1, half the width of the 95 % interval of ROUGE-1, and the processor's seconds,
-    which are what `seconds` bounds: other work on the machine hardly changes a result."""
-    budget = Budget(float("inf") if seconds is None else seconds, clock=time.process_time)
-    start = budget.clock()
-    guess = attack(transcript, knowledge, budget, np.random.default_rng(seed))
-    elapsed = budget.clock() - start
-    result = measured(guess, truth, seed)
-    spread = (result["rouge-1"].high - result["rouge-1"].low) / 2
-    return {name: one.value for name, one in result.items()} | {"rouge-1 +-": spread, "seconds": elapsed}
+def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progress: Log) -> dict[str, float]:
+    """The figures of one defence. Each attack has a budget of its own; what was measured before a stop is kept."""
+    parts, seconds = PartialResults(kept), from_entries(GradientTexts, recipe.texts).seconds
+    attacks, before, done = attacks_of(recipe.attacks), parts.done, dict[str, dict[str, float]]()
+
+    def ended(one: AttackResult) -> None:
+        if one.state == "failed":
+            raise UsageError(f"{one.attack} at {name} failed: {one.reason}", "see the recipe")
+        if one.state == "does not apply":
+            progress(f"{name}: {one.attack} does not apply: {one.reason}")
+        else:
+            there(one.attack, parts.get(f"{one.attack}, {name}", partial(figures, one)))
+
+    def there(called: str, part: dict[str, float]) -> None:
+        progress(f"{name}: {called}: ROUGE-1 {part['rouge-1']:.2f} in {part['seconds']:.0f} s")
+        done[called] = {f"{measure}, {called}, {name}": value for measure, value in part.items()}
+
+    def budget() -> Budget:
+        return Budget(float("inf") if seconds is None else seconds, clock=time.process_time)
+
+    rules = replace(RECIPE, own_stream=False, own_budget=budget)
+    for called in attacks:
+        if f"{called}, {name}" in before:
+            there(called, before[f"{called}, {name}"])
+    left = {called: attack for called, attack in attacks.items() if called not in done}
+    run(scene, left, None, Budget(), recipe.seed, ended, rules)
+    return {figure: value for called in attacks for figure, value in done.get(called, {}).items()}
 
 
-def _rehearsed(
-    base: Checkpoint, guard: DefenceSpec, kept: ArtifactCache, progress: Log, corpus: Sequences, seed: int
-) -> tuple[Sequences, Ids]:
-    """The defence on an attacker's own text, with draws of the attacker's own."""
-    return shadowed(base, corpus, guard, seed, kept, progress), np.arange(len(corpus.ids), dtype=np.int64)
+def figures(one: AttackResult) -> dict[str, float]:
+    """MEASURES from 0 to 1, half the width of the 95 % interval of ROUGE-1, and the processor's seconds, which are what
+    a recipe's `seconds` bounds: other work on the machine hardly changes a result."""
+    rouge = one.measures["rouge-1"]
+    values = {name: one.measures[name].value for name in MEASURES if name in one.measures}
+    return values | {"rouge-1 +-": (rouge.high - rouge.low) / 2, "seconds": one.seconds}
 
 
-def shared(step: SharedStep, rows: PrivateRows, shield: GradientDefence, size: int, seed: int, pad: int) -> Transcript:
-    """What a server sees of one step a batch, all of the same model."""
+@dataclass(frozen=True, eq=False)
+class Attackers:
+    """What is attacked in a recipe, and what attackers have.
+
+    Attributes:
+        expected: the recipe's texts.
+        data: the folder of its data.
+        kept: where shadows are kept.
+    """
+
+    recipe: GradientRecipe
+    base: Checkpoint
+    expected: GradientTexts
+    data: Path
+    kept: ArtifactCache
+    progress: Log
+
+    def scene(self, guard: DefenceSpec) -> Scene:
+        """Of one defence: what a server sees of one step a batch, all of the same model."""
+        tokenizer, (private, public, classes) = self._texts
+        recipe, batch_size = self.recipe, self.expected.batch
+        sent = shadowed(self.base, private.ids, guard, recipe.seed, self.kept, self.progress)
+        step = SharedStep.open(self.base.folder, recipe.task, classes, recipe.seed, recipe.lora)
+        pad = int(tokenizer.pad_token_id or 0)
+        seen = shared(step, PrivateRows(sent, private.labels), guard.shield, batch_size, recipe.seed, pad)
+        knowledge = Knowledge(
+            corpus=public,
+            step=guard.shield.before(step),  # Kerckhoffs: without knowing that a step drops nobody finds the masks
+            labels=private.labels,
+            lengths=private.ids.lengths,
+            noise=guard.shield.added_noise(batch_size),
+        )
+        if guard.ghost is not None:
+            searched = ghost_of(self.base, guard, recipe.seed).candidates
+            rehearse = None if public is None else partial(self._rehearsed, guard)
+            candidates = inverse(searched.ids, searched.starts)
+            knowledge = replace(knowledge, candidates=candidates, rehearse=rehearse)
+        batches = np.full(len(sent) // batch_size, batch_size, np.int64)
+        return gradient_scene(seen, knowledge, truth_of(private.ids, sent, tokenizer, len(step.table), batches), sent)
+
+    def _rehearsed(self, guard: DefenceSpec, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
+        """The defence on an attacker's own text, with draws of the attacker's own."""
+        own = shadowed(self.base, corpus, guard, seed, self.kept, self.progress)
+        return own, np.arange(len(corpus.ids), dtype=np.int64)
+
+    @cached_property
+    def _texts(self) -> tuple[Any, tuple[PrivateRows, Sequences | None, int]]:
+        tokenizer = load_tokenizer(self.base.folder)
+        return tokenizer, _rows(self.recipe, self.expected, tokenizer, self.data)
+
+
+def shared(
+    step: SharedStep, rows: PrivateRows, shield: GradientDefence, size: int, seed: int, pad: int
+) -> tuple[Gradients, ...]:
+    """The gradient of each batch."""
     stream, seen = Stream.of_seed(seed), list[Gradients]()
     for start in range(0, len(rows), size):
         part = rows.part(np.arange(start, start + size))
         ids, mask = batch([one.tolist() for one in part.ids], pad)
-        import torch
-
         targets = None if part.labels is None else torch.from_numpy(part.labels)
         seen.append(share(step, ids, mask, targets, shield, 0, stream))
-    return Transcript(tuple(seen), len(step.table))
-
-
-def _pad(tokenizer: Any) -> int:
-    return int(tokenizer.pad_token_id or 0)
+    return tuple(seen)
 
 
 def _rows(

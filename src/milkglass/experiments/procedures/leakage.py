@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from milkglass.audit.defence_scene import WHO, scene_of
+from milkglass.audit.defence_scene import scene_of
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.run import run
-from milkglass.audit.scene import Scene
+from milkglass.audit.run import RECIPE, run
+from milkglass.audit.scene import ALIKE, Scene
 from milkglass.errors import UsageError
 from milkglass.experiments.attack_specs import Entries, attacks_of
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
@@ -37,7 +37,7 @@ MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "rouge-l", "bag f1"
 @dataclass(frozen=True)
 class LeakageTexts:
     """rows: texts that are private, of those that were trained with. public: how many others an attacker has, at
-    most. seconds: for all attacks of a cell; one that does not end by then is told with what it has read."""
+    most. seconds: for all attacks of a cell; of one that does not end by then, what it has read is graded."""
 
     rows: int
     public: int
@@ -62,21 +62,21 @@ def leakage(
             "lower attacked.rows",
         )
     private = problem.train.texts[: attacked.rows]
-    scene = scene_of(base, cell.client, cell.server, private, {WHO: problem.others.texts[: attacked.public]})
-    made = attacks_of(attacks)
-    work = ResumeStore.open(folder, {**about, "attacks": {name: signature(one) for name, one in made.items()}})
+    scene = scene_of(base, cell.client, cell.server, private, {ALIKE: problem.others.texts[: attacked.public]})
+    instances = attacks_of(attacks)
+    work = ResumeStore.open(folder, {**about, "attacks": {name: signature(one) for name, one in instances.items()}})
     budget = Budget() if attacked.seconds is None else Budget(attacked.seconds)
 
     def told(one: AttackResult) -> None:
         top = f", {one.measures['tokens top-1']} of the tokens" if "tokens top-1" in one.measures else ""
         progress(f"{one.attack} ({one.adversary}): {one.state}{top}")
 
-    done = run(scene, made, work, budget, 1, threads=1, progress=told, use_minimum=False)
+    done = run(scene, instances, work, budget, 1, told, RECIPE)
     return {**_figures(done.cells), "texts, attacker": float(_texts_of_attacker(scene)), **_ceiling(scene)}
 
 
 def _texts_of_attacker(scene: Scene) -> int:
-    corpora = [one.knowledge.corpus for one in scene.adversaries if one.name == WHO]
+    corpora = [one.knowledge.corpus for one in scene.adversaries if one.name == ALIKE]
     return sum(len(one) for one in corpora if one is not None)
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from milkglass.audit.resume import private_folder
-from milkglass.client.data.label_scale import Scale
+from milkglass import files
+from milkglass.client.label_scale import Scale
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.experiments.runs import begun, made, run_job
 from milkglass.metrics.glue import MEASURES
@@ -63,7 +63,7 @@ class TrainedHalves:
 
 
 def secret_of(seed: int) -> bytes:
-    """32 bytes that anybody can make again: a recipe's secrets are none."""
+    """32 bytes that anyone can derive: a recipe has no secrets."""
     return hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
 
 
@@ -88,8 +88,8 @@ def trained(
         "seed": seed,
     }
     folder = cells / hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    private_folder(cells)
-    private_folder(folder)
+    files.private_dir(cells)
+    files.private_dir(folder)
     with _alone(folder):
         (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")
         begun(folder)

@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milkglass.audit.defence_scene import WHO, _pieces, _places, crossed, scene_of
+from milkglass.audit.defence_scene import _pieces, _places, crossed, scene_of
 from milkglass.audit.report.findings import warnings
+from milkglass.audit.scene import ALIKE
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import key_from
 from milkglass.defences.sanitized_text import SanitizedClient
 from milkglass.errors import UsageError
-from milkglass.hidden_states.defence import EncoderDefence
-from milkglass.hidden_states.training import HalvesTraining
+from milkglass.hidden_states.defence import HiddenStateDefence
+from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.threat.defence import Client, LabelledTexts
 from milkglass.threat.guess import NO_BELIEF, Guess
@@ -84,7 +85,7 @@ def tokens() -> list[str]:
 def test_the_rehearsal_is_of_the_attackers_own_text(base: Checkpoint, words: Path, tmp_path: Path) -> None:
     entry = {"sanitizer": "custext", "epsilon": 1.0, "k": 3, "words": "words.txt"}
     client, server = defence_of(entry, words.parent).split(base, None, bytes(32), tmp_path / "s")
-    scene = scene_of(base, client, server, tiny.TEXTS[:2], {WHO: tiny.TEXTS})
+    scene = scene_of(base, client, server, tiny.TEXTS[:2], {ALIKE: tiny.TEXTS})
     knowledge = scene.adversaries[1].knowledge
     assert knowledge.corpus is not None and knowledge.rehearse is not None
     assert len(knowledge.corpus) == 2  # the private ones were taken out
@@ -123,7 +124,7 @@ def test_an_audit_says_first_of_a_broken_defence_that_it_is(
 ) -> None:
     texts = [f"{one} {number}" for number in range(4) for one in tiny.TEXTS]
     defence = defence_of(entry, tmp_path)
-    if isinstance(defence, EncoderDefence):
+    if isinstance(defence, HiddenStateDefence):
         defence = replace(defence, training=HalvesTraining(epochs=1, max_steps=1, max_length=32))
     client, server = defence.split(base, LabelledTexts(texts, [0, 1] * 8), bytes(32), tmp_path / "server")
     told = warnings(scene_of(base, client, server, texts[:6], {}), (), {})

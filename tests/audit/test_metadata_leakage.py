@@ -7,15 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from milkglass.audit.metadata_leakage import LONG, anyway, entropy, pattern
+from milkglass.audit.metadata_leakage import LONG, entropy, metadata_leakage, pattern
 from milkglass.sequences import Sequences
 
 
 def test_a_substitution_keeps_all_of_it() -> None:
     rng = np.random.default_rng(0)
     texts = Sequences.of(rng.integers(100, 900, size=rng.integers(4, 40)) for _ in range(50))
-    same = anyway(texts.mapped(rng.permutation(900)))
-    found = anyway(texts)
+    same = metadata_leakage(texts.mapped(rng.permutation(900)))
+    found = metadata_leakage(texts)
     assert (same.length_bits, same.repeated, same.recognised) == (found.length_bits, found.repeated, found.recognised)
     assert found.sized == 0  # all ids have three digits
 
@@ -23,7 +23,7 @@ def test_a_substitution_keeps_all_of_it() -> None:
 def test_known_figures() -> None:
     long = np.arange(LONG)
     twice = np.where(long == 3, 0, long)
-    found = anyway(Sequences.of([long, long + 50, twice, twice, [1, 2]]))
+    found = metadata_leakage(Sequences.of([long, long + 50, twice, twice, [1, 2]]))
     assert found.repeated == pytest.approx(0.2)
     assert found.long == 3
     assert found.recognised == pytest.approx(1 / 3)  # twice; the other two have one pattern
@@ -37,5 +37,5 @@ def test_entropy() -> None:
 
 
 def test_nothing_sent() -> None:
-    found = anyway(Sequences.of([]))
+    found = metadata_leakage(Sequences.of([]))
     assert math.isnan(found.length_bits) and math.isnan(found.recognised) and math.isnan(found.sized)

@@ -1,0 +1,60 @@
+"""The scene of shared gradients, of a recipe and of a recorded federated run alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from milkglass.audit.scene import Adversary, Scene
+from milkglass.metrics.interval import Interval
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.guess import Guess
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Gradients, Tokens, Transcript
+from milkglass.threat.truth import Truth, content_tokens, score
+
+MEASURES = ("token recall", "tokens named", "tokens top-1", "exact texts", "rouge-1", "rouge-2", "rouge-l", "meteor")
+SERVER, INVERSION = "server", "exact inversion"
+
+
+def gradient_scene(
+    gradients: tuple[Gradients, ...], knowledge: Knowledge, truth: Truth, shadows: Sequences | None
+) -> Scene:
+    """Attacks on gradients are the server's. Attacks on shadows are run by an attacker who has all shadows, the most
+    that any inversion of the gradients could read.
+
+    Args:
+        gradients: what one client shared, a step each.
+        shadows: what went into them, where that is not the client's texts.
+    """
+    size = len(truth.ordinary)
+    adversaries = [Adversary(SERVER, "sees the gradients and has the model", knowledge)]
+    if shadows is not None:
+        seen = Transcript((Tokens(shadows),), size)
+        adversaries.append(Adversary(INVERSION, "has all shadows", knowledge, seen))
+    return Scene(Transcript(gradients, size), truth, tuple(adversaries))
+
+
+def truth_of(original: Sequences, sent: Sequences, tokenizer: Any, size: int, batches: Ids) -> Truth:
+    """Args:
+    original: ids of the texts that are meant.
+    sent: those that went into the gradients, of the same lengths: their shadows, or the texts themselves.
+    size: of the vocabulary.
+    batches: how many texts were behind each of the gradients.
+    """
+    ordinary = np.ones(size, np.bool_)
+    ordinary[[one for one in tokenizer.all_special_ids if one < size]] = False
+    pieces = [str(one) for one in tokenizer.convert_ids_to_tokens(range(min(size, len(tokenizer))))]
+    content = content_tokens(original.counts(size), pieces + [""] * (size - len(pieces)))
+
+    def read(part: Ids) -> str:
+        return str(tokenizer.decode(part.tolist(), skip_special_tokens=True))
+
+    return Truth(np.arange(size, dtype=np.int64), ordinary, content, read, sent, original, None, batches)
+
+
+def measured(guess: Guess, truth: Truth, seed: int) -> dict[str, Interval]:
+    """Those of MEASURES that this guess has. An attack that reads places has no "token recall"."""
+    recovered = score(guess, truth, np.random.default_rng(seed))
+    return {name: recovered[name] for name in MEASURES if name in recovered.measures}

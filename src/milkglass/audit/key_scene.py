@@ -1,0 +1,260 @@
+"""The scene of an audit of a key: the user's model as it is uploaded, and the user's text as it is sent.
+
+The scrambled model is made in memory, exactly as `obfuscate` writes it, or read from a server's transcript.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.audit.decontaminate import without_private
+from milkglass.audit.scene import ALIKE, KNOWN, LEAST, MODEL_ONLY, OTHER, WORDS, Adversary, Scene, require_texts
+from milkglass.client.codec.codec import Codec
+from milkglass.client.data.texts import PrivateTexts, pieces, read, unmarked
+from milkglass.client.key.generate import new_key, scheme_of
+from milkglass.client.key.key import Key
+from milkglass.client.layout import KEY_ID
+from milkglass.client.obfuscate.scramble import replacements, scrambled_configs
+from milkglass.errors import KeyForOtherModel, UsageError
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import of
+from milkglass.models.view import Model, Stored
+from milkglass.progress import Stage, no_stage
+from milkglass.schemes.mixture import Promise
+from milkglass.schemes.scheme import Scheme
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Activations, Observation, Tokens, Transcript, Weights
+from milkglass.threat.truth import Truth, content_tokens
+
+
+@dataclass(frozen=True)
+class AuditFiles:
+    """What the texts of an audit are read from.
+
+    Attributes:
+        text: the user's texts. A random half is private, the other half is an attacker's text of the same kind.
+        public: text of another kind that an attacker has.
+        known: texts that are sent too and that one attacker has word for word.
+        rows: how many texts of the file are read; None: all.
+        seed: which half is private.
+    """
+
+    text: Path
+    public: Path | None = None
+    known: Path | None = None
+    rows: int | None = None
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class AttackerText:
+    """The text of one attacker.
+
+    Attributes:
+        public: text from which what contains a private text or is part of one is left out, in public ids.
+        leaked: numbers of private texts that the attacker has besides, without knowing which of the sent ones they are.
+        known: texts that the attacker has besides and whose scrambled ids are known, too.
+    """
+
+    public: Sequences
+    leaked: Ids | None = None
+    known: PrivateTexts | None = None
+
+    @property
+    def counted(self) -> Sequences:
+        """What says how common a token is."""
+        return self.public if self.known is None else Sequences.of((*self.public, *self.known.original))
+
+    @property
+    def pairs(self) -> Ids | None:
+        """(p, 2) the scrambled and the public ids of what is known in both forms."""
+        if self.known is None:
+            return None
+        return np.unique(np.stack([self.known.scrambled.ids, self.known.original.ids], axis=1), axis=0)
+
+    def besides(self, private: Sequences) -> Sequences:
+        """The public text without private text, and then what this attacker has of it all the same."""
+        leaked = () if self.leaked is None else private.chosen(self.leaked)
+        known = () if self.known is None else self.known.original
+        return Sequences.of((*self.public, *leaked, *known))
+
+
+# --- the model as it is uploaded --------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Replaced(Mapping[str, torch.Tensor]):
+    """The base's tensors, but for those that the scheme changed."""
+
+    base: Stored
+    changed: Mapping[str, torch.Tensor]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.changed[name] if name in self.changed else self.base[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.base)
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+
+def uploaded(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, Promise]:
+    """The scrambled model, as `milkglass obfuscate` would write it for this key."""
+    result = replacements(base, of(base), key, stage)
+    changed = {name: rows.rows(0, result.base.tensors[name].shape[0]) for name, rows in result.rows.items()}
+    config = scrambled_configs(base, key).config
+    promise = replace(result.mixture.promise(scheme_of(key).k), condition=result.condition)
+    return Model(Replaced(Stored(result.base), changed), config), promise
+
+
+# --- from files -------------------------------------------------------------------------------------------------------
+def build(
+    key: Key, codec: Codec, folder: Path, files: AuditFiles, stage: Stage = no_stage, seen: Transcript | None = None
+) -> Scene:
+    """seen: a server's transcript, in place of the model and the ids that this key makes.
+
+    Raises UsageError where there is too little text for an audit, KeyForOtherModel, CodecError.
+    """
+    base = Checkpoint.open(folder)
+    key.require_model(base.digest(stage("check the model", sum(ref.bytes for ref in base.tensors.values()))))
+    whole = read(codec, files.text, files.rows)
+    if len(whole.original) < LEAST:
+        raise UsageError(
+            f"{files.text.name} holds {len(whole.original)} of the {LEAST} texts that an audit needs",
+            "an attacker's share of so few says nothing",
+        )
+    private, alike = _halves(whole, files.seed)
+    attackers = {} if files.public is None else {OTHER: AttackerText(read(codec, files.public).original)}
+    attackers[ALIKE] = AttackerText(alike)
+    if files.known is not None:
+        known = read(codec, files.known)
+        attackers[KNOWN] = AttackerText(alike, known=known)
+        private = private.without(known.original)
+        if len(private.original) < LEAST // 2:
+            raise UsageError(
+                f"without those of {files.known.name}, {len(private.original)} private texts are left, {LEAST // 2} "
+                "are needed",
+                "give as --known only what an attacker has, a template or a published piece",
+            )
+    if seen is not None and seen.all(Tokens):
+        if not codec.readable:
+            raise UsageError(
+                "the texts of this transcript cannot be told from its ids, which name clusters and no tokens",
+                "audit the texts themselves, without --server-transcript",
+            )
+        held = [*attackers.values()][-1].counted
+        seen = _unread(seen, held, codec, files.text)
+    scene = assemble(key, codec, base, private, attackers, stage, seen)
+    require_texts(scene, attackers)
+    return scene
+
+
+def _unread(seen: Transcript, held: Sequences, codec: Codec, text: Path) -> Transcript:
+    """The transcript without the texts that an attacker has word for word, in original ids in `held`: whoever has the
+    very text needs no attack, and to take them from the attacker instead might leave none."""
+    known = {one.tobytes() for one in held}
+    sent = seen.tokens
+    original = sent.mapped(codec.inverse)
+    fresh = np.array([i for i, one in enumerate(original) if one.tobytes() not in known], np.int64)
+    if len(fresh) == len(sent):
+        return seen
+    if len(fresh) < LEAST // 2:
+        raise UsageError(
+            f"of the transcript's {len(sent)} texts {len(fresh)} are left without those that the attackers have, "
+            f"{LEAST // 2} are needed",
+            f"the attackers are given half of {text.name} and all of --known: give more text of the same kind",
+        )
+    keep = np.isin(sent.owner, fresh)
+    ends = np.cumsum([0, *(len(one.ids) for one in seen.all(Tokens))])
+    own = [fresh[(fresh >= a) & (fresh < b)] for a, b in zip(ends, ends[1:], strict=False)]
+    merged: list[Observation] = [
+        Tokens(sent.chosen(part), one.purpose) for one, part in zip(seen.all(Tokens), own, strict=True)
+    ]
+    states = seen.all(Activations)
+    for layer in sorted({one.layer for one in states}):
+        hidden = torch.cat([one.hidden for one in states if one.layer == layer])
+        lengths = np.concatenate([one.lengths for one in states if one.layer == layer])
+        if np.array_equal(lengths, sent.lengths):  # otherwise nobody can say whose states they are
+            merged.append(Activations(hidden[torch.from_numpy(keep)], lengths[fresh], layer))
+    others = [one for one in seen.observations if not isinstance(one, Tokens | Activations)]
+    return replace(seen, observations=(*others, *merged))
+
+
+def _halves(whole: PrivateTexts, seed: int) -> tuple[PrivateTexts, Sequences]:
+    order = np.random.default_rng(seed).permutation(len(whole.original))
+    middle = len(order) // 2
+    return whole.chosen(order[:middle]), whole.original.chosen(np.sort(order[middle:]))
+
+
+# --- from texts -------------------------------------------------------------------------------------------------------
+def assemble(
+    key: Key, codec: Codec, base: Checkpoint, private: PrivateTexts, attackers: Mapping[str, AttackerText],
+    stage: Stage = no_stage, seen: Transcript | None = None,
+) -> Scene:  # fmt: skip
+    """attackers: the text of each, by name; one more, the first, has the public model alone."""
+    model, promise = uploaded(base, key, stage)
+    size, scheme = len(codec.sigma), scheme_of(key)
+    transcript = _transcript(model, private, len(key.sigma), seen, key)
+    if seen is not None and seen.all(Tokens):
+        private = unmarked(codec, transcript.tokens)
+    sent = private.original
+    content = content_tokens(_common([sent, *(one.counted for one in attackers.values())], size), pieces(codec, size))
+    simulate = _simulate(base, key.info.model, scheme, key.model_digest)
+    bare = Knowledge(
+        public_model=Model.open(base.folder), simulate=simulate, aliases=scheme.copies, shared=scheme.shares
+    )
+    adversaries = [Adversary(MODEL_ONLY, "has the public model and no text", bare)]
+    for name, text in attackers.items():
+        own = replace(text, public=without_private(text.public, sent, codec.tokenizer))
+        knowledge = replace(bare, corpus=own.besides(sent), pairs=text.pairs)
+        adversaries.append(Adversary(name, f"has {WORDS.get(name, name)}", knowledge))
+    original = None if codec.readable else sent
+    truth = Truth(codec.inverse, codec.visible, content, reader(codec), transcript.tokens, original)
+    scene = Scene(transcript, truth, tuple(adversaries), private, promise)
+    return replace(scene, scheme=key.info.public_scheme, model=key.info.model, broken=scheme.broken)
+
+
+def reader(codec: Codec) -> Callable[[Ids], str]:
+    """Public ids to text, for grading and for examples."""
+    return lambda ids: str(codec.tokenizer.decode(ids.tolist()))
+
+
+def _common(texts: list[Sequences], size: int) -> NDArray[np.float64]:
+    """(n,) how common each public id is: every text counts alike, however long."""
+    return np.sum([one.counts(size) / max(1, len(one.ids)) for one in texts], axis=0, dtype=np.float64)
+
+
+def _transcript(model: Model, private: PrivateTexts, size: int, seen: Transcript | None, key: Key) -> Transcript:
+    if seen is None:
+        return Transcript((Weights(model), Tokens(private.scrambled)), size)
+    if seen.size != size:
+        raise KeyForOtherModel(f"the transcript is of {seen.size} ids, the key of {size}", "give the key's transcript")
+    info = {seen.key_id, *(one.model.config.get(KEY_ID) for one in seen.all(Weights))} - {None}
+    if not info:
+        raise KeyForOtherModel(
+            "the transcript doesn't say which key it was recorded under",
+            "record it again: with another key's ids every attack would seem to fail",
+        )
+    if info != {key.identifier}:
+        raise KeyForOtherModel("the transcript was recorded under another key", "give the key that it belongs to")
+    held = seen.observations if seen.all(Weights) else (Weights(model), *seen.observations)
+    sent = () if seen.all(Tokens) else (Tokens(private.scrambled),)
+    return replace(seen, observations=(*held, *sent))
+
+
+def _simulate(base: Checkpoint, ref: str, scheme: Scheme, digest: str) -> Callable[[int], tuple[Model, Ids]]:
+    """The same scheme under keys of the attacker's own (Kerckhoffs). Nothing here has seen the user's key."""
+
+    def simulate(seed: int) -> tuple[Model, Ids]:
+        root = hashlib.sha256(f"milkglass attacker {seed}".encode()).digest()
+        own = new_key(base, ref, scheme, digest, root)
+        return uploaded(base, own)[0], own.first.astype(np.int64)
+
+    return simulate

@@ -1,0 +1,126 @@
+"""The scenes of a recorded federated run: one for each update of a site that can be attacked.
+
+Attackers know the model, its weights in every round, the labels and the lengths (LAMP's setting, GHOST's section 3.1),
+the defence of the gradients (whether steps drop, what is frozen, what noise is added), and public text: what they were
+given, and the site's own texts from which no attacked update comes, for text of the same kind, as in `milkglass audit`.
+Attacks on shadows ("shadow-...") have the shadows themselves and know what each can stand for. They do not rehearse the
+defence: its selection costs more than the audit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from milkglass.attacks.shadows.inverse import inverse
+from milkglass.audit.decontaminate import decontaminate, read_texts
+from milkglass.audit.gradient_scene import gradient_scene, truth_of
+from milkglass.audit.scene import Scene
+from milkglass.audit.updates.replay import RecordedRun, Round, SiteTexts
+from milkglass.audit.updates.report import PublicTexts
+from milkglass.federated.site import load_weights
+from milkglass.gradient_defences.defence import GradientDefence, NoDefence
+from milkglass.models.tokenizer import longest
+from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.knowledge import Candidates, Knowledge
+from milkglass.threat.truth import Truth
+
+
+@dataclass(frozen=True)
+class PublicSource:
+    """Public text that attackers are given.
+
+    Attributes:
+        texts: of any length.
+        name: what they are, in words.
+    """
+
+    texts: Sequence[str] = field(default=(), repr=False)
+    name: str = "no file"
+
+
+@dataclass(frozen=True, eq=False)
+class AuditedSite:
+    """One site of a recorded run, and what attackers have.
+
+    Attributes:
+        texts: the site's own.
+        tokenizer: the model's.
+        public: text that attackers are given.
+        defence: of the site's gradients.
+    """
+
+    recorded: RecordedRun
+    texts: SiteTexts
+    tokenizer: Any = field(repr=False)
+    public: PublicSource = PublicSource()
+    defence: GradientDefence = NoDefence()
+
+    @cached_property
+    def batches(self) -> dict[int, Ids]:
+        """By round, the numbers of the texts behind the update, where it can be attacked."""
+        rounds = self.recorded.rounds()
+        return {one.number: self.texts.behind(one.seen) for one in rounds if one.seen is not None}
+
+    def scenes(self, corpus: Sequences, candidates: Candidates | None) -> Iterator[tuple[Round, Scene | None]]:
+        """By rounds, None where nothing can be attacked. A scene holds until the next one is taken: all have one model,
+        which has the weights of the scene's round."""
+        step = self.defence.before(self.recorded.step)
+        common = Knowledge(step=step, candidates=candidates, corpus=corpus)
+        for one in self.recorded.rounds():
+            if one.seen is None:
+                yield one, None
+                continue
+            load_weights(self.recorded.step, one.weights)
+            numbers = self.batches[one.number]
+            truth, noise = self.truth([numbers]), self.defence.added_noise(one.seen.batch_size)
+            labels, lengths = self.texts.rows.labels[numbers], truth.sent.lengths
+            knowledge = replace(common, labels=labels, lengths=lengths, noise=noise)
+            yield one, gradient_scene((one.seen,), knowledge, truth, truth.sent if self.texts.ghost else None)
+
+    def truth(self, batches: Sequence[Ids]) -> Truth:
+        """batches: numbers of the texts behind some updates."""
+        numbers = np.concatenate(batches)
+        sizes = np.array([len(one) for one in batches], np.int64)
+        sent, own = self.texts.rows.ids.chosen(numbers), self.texts.originals.chosen(numbers)
+        return replace(self._whole, sent=sent, original=own, batches=sizes)
+
+    @cached_property
+    def _whole(self) -> Truth:
+        """Of all texts of the site."""
+        size, once = len(self.recorded.step.table), np.ones(len(self.texts.rows), np.int64)
+        return truth_of(self.texts.originals, self.texts.rows.ids, self.tokenizer, size, once)
+
+    # --- what attackers have ------------------------------------------------------------------------------------------
+    def public_text(self) -> tuple[Sequences, PublicTexts]:
+        """Ids, and what they are. The site's texts that are not attacked stand for text of the same kind."""
+        attacked = {number for one in self.batches.values() for number in one.tolist()}
+        read = read_texts(self.texts.originals, self.tokenizer)
+        private = [one for number, one in enumerate(read) if number in attacked]
+        every = [*self.public.texts, *(one for number, one in enumerate(read) if number not in attacked)]
+        left = decontaminate(every, private)
+        given = int((left < len(self.public.texts)).sum())
+        corpus = self._encoded([every[number] for number in left])
+        counts = (given, len(left) - given, len(every) - len(left))
+        return corpus, PublicTexts(self.public.name, *counts, len(corpus.ids))
+
+    def _encoded(self, texts: list[str]) -> Sequences:
+        """Cut to what the model can take."""
+        limit = longest(self.recorded.model, self.tokenizer)
+        cut = {"padding": False, "truncation": True, "max_length": limit}
+        ids = self.tokenizer(texts, **cut, split_special_tokens=True, verbose=False)["input_ids"] if texts else []
+        return Sequences.of(ids)
+
+    def shadow_candidates(self) -> Candidates:
+        """What each shadow of the site can stand for: anyone with the model can search as the site did (Kerckhoffs)."""
+        searched = Ghost.open(self.recorded.model, self.texts.searched, Selection(way="random")).candidates
+        every, sent = inverse(searched.ids, searched.starts), set(self.texts.rows.ids.ids.tolist())
+        pairs = zip(every.groups, every.likelihood, strict=True)
+        part = [(one, likely) for one, likely in pairs if int(one.rows[0]) in sent]
+        return Candidates(tuple(one for one, _ in part), tuple(likely for _, likely in part))
