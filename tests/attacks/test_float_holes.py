@@ -22,7 +22,7 @@ from milkglass.hidden_states.textobfuscator import TextObfuscator
 from milkglass.metrics.interval import Interval
 from milkglass.models.resolve import resolve
 from milkglass.models.view import Model
-from milkglass.noise.declared import AddedNoise
+from milkglass.noise.grid import AddedNoise
 from milkglass.noise.root import NoiseStream
 from milkglass.noise.stream import Stream
 from milkglass.sequences import Sequences

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from milkglass.errors import UsageError
-from milkglass.metrics import generation, glue
-from milkglass.metrics.resample import resampled
+from milkglass.metrics import glue, text
+from milkglass.metrics.interval import resampled
 
 TRUTH = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
 GUESS = np.array([1, 1, 1, 0, 1, 0, 0, 0, 0, 0])  # 3 hits, 1 missed, 1 false alarm, 5 rightly left
@@ -119,19 +119,19 @@ def test_a_mean_has_the_normal_interval() -> None:
 def test_perplexity_counts_tokens_and_not_texts() -> None:
     """A text of 9 tokens at ln 2 and one of 1 token at ln 1024: 2^(19/10)."""
     losses, tokens = np.array([9 * math.log(2), math.log(1024)]), np.array([9.0, 1.0])
-    found = generation.perplexity(losses, tokens, rng())
+    found = text.perplexity(losses, tokens, rng())
     assert found.value == pytest.approx(2 ** (19 / 10))
     assert found.low == pytest.approx(2)
     assert found.high == pytest.approx(1024)
-    assert math.isnan(generation.perplexity(np.zeros(2), np.zeros(2), rng()).value)
+    assert math.isnan(text.perplexity(np.zeros(2), np.zeros(2), rng()).value)
     with pytest.raises(UsageError, match="losses of shape"):
-        generation.perplexity(losses, tokens[:1], rng())
+        text.perplexity(losses, tokens[:1], rng())
 
 
 def test_rouge_is_the_mean_over_texts() -> None:
-    found = generation.rouge(["the cat sat", "a dog"], ["sat cat the", "big bird"], rng())
+    found = text.rouge(["the cat sat", "a dog"], ["sat cat the", "big bird"], rng())
     assert found["rouge-1"].value == pytest.approx(0.5)
     assert found["rouge-l"].value == pytest.approx(1 / 6)
     assert found["rouge-1"].units == 2
     with pytest.raises(UsageError, match="1 texts for 2 references"):
-        generation.rouge(["a"], ["a", "b"], rng())
+        text.rouge(["a"], ["a", "b"], rng())

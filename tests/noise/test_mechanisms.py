@@ -15,9 +15,8 @@ from milkglass.hidden_states.cape import CAPE
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.textobfuscator import TextObfuscator
 from milkglass.noise import grid
-from milkglass.noise.binding import bound
 from milkglass.noise.root import NoiseStream
-from milkglass.noise.stream import Stream
+from milkglass.noise.stream import Stream, bound
 from tests.noise.kit import KEY, without_generators
 
 STATES = [  # a mechanism, the width of its noise, and the bound of its data, for 64 dimensions

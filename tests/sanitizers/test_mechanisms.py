@@ -11,9 +11,8 @@ import pytest
 from milkglass.errors import BadTable, UnknownWord, UsageError
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
-from milkglass.sanitizers.frequency import sensitive_words
 from milkglass.sanitizers.rnm import Rnm
-from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
+from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared, sensitive_words
 from milkglass.sanitizers.santext import SanText, SanTextPlus
 from milkglass.sanitizers.tables.neighbours import best, groups, nearest
 from milkglass.sanitizers.tables.table import WordVectors

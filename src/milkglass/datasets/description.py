@@ -51,7 +51,7 @@ class Description:
     Attributes:
         columns: of the original files, in the order text, pair, label.
         labels: names, in the order of their numbers.
-        metrics: names of metrics/glue.py and metrics/generation.py.
+        metrics: names of metrics/glue.py and metrics/text.py.
         flaws: why rows of the published files are left out (they are counted and reported); "" where none are.
         folders: other names of its folder.
     """

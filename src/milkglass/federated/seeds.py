@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from milkglass.federated.rounds import Tensors
-from milkglass.noise.binding import digest
+from milkglass.noise.stream import digest
 from milkglass.noise.stream import Stream
 from milkglass.sequences import Ids
 

@@ -20,10 +20,9 @@ from typing import Any, ClassVar
 import torch
 
 from milkglass.errors import UsageError
-from milkglass.noise.binding import bound
-from milkglass.noise.declared import AddedNoise
+from milkglass.noise.grid import AddedNoise
 from milkglass.noise.operators import drawing_from
-from milkglass.noise.stream import Stream
+from milkglass.noise.stream import Stream, bound
 from milkglass.papers import Paper
 from milkglass.parameters import require
 from milkglass.threat.observations import Gradients
@@ -81,7 +80,7 @@ def share(
 ) -> Gradients:  # fmt: skip
     """What a client shares of one step. ids, mask: (b, t). targets: as for `SharedStep.gradient`. stream: the keys of
     two streams are drawn from it, for dropout and for the defence; PyTorch's generator is not used. The defence's
-    stream depends on the gradient as well (noise/binding.py): no two gradients ever meet the same noise.
+    stream depends on the gradient as well (noise/stream.py): no two gradients ever meet the same noise.
 
     Raises UsageError where the gradient is not finite: what is made of such a one would hide nothing.
     """

@@ -33,7 +33,7 @@ from milkglass import papers
 from milkglass.accounting import epsilon_of, upward, worth
 from milkglass.gradient_defences.defence import GradientDefence, Tensors
 from milkglass.noise import clipping, grid
-from milkglass.noise.declared import AddedNoise
+from milkglass.noise.grid import AddedNoise
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import Limit, limited

@@ -31,7 +31,7 @@ from milkglass.accounting import epsilon_of, sigma_of, upward
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.noise import clipping, grid
-from milkglass.noise.declared import AddedNoise
+from milkglass.noise.grid import AddedNoise
 from milkglass.noise.root import NoiseStream
 from milkglass.papers import Paper
 from milkglass.parameters import limited

@@ -17,7 +17,7 @@ from milkglass.hidden_states import halves
 from milkglass.hidden_states.halves import Lower
 from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.noise.declared import AddedNoise
+from milkglass.noise.grid import AddedNoise
 from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.parameters import limited, require
 from milkglass.sequences import Ids

@@ -35,7 +35,7 @@ from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.noise import clipping, grid
-from milkglass.noise.declared import AddedNoise
+from milkglass.noise.grid import AddedNoise
 from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper
 from milkglass.parameters import limited

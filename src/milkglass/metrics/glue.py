@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.metrics.interval import Interval, ratio, share
-from milkglass.metrics.resample import resampled
+from milkglass.metrics.interval import Interval, ratio, resampled, share
 
 Numbers = NDArray[Any]
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -84,3 +86,21 @@ def in_place_of(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
     """The released numbers in x's dtype, exactly, with x's gradient."""
     result: torch.Tensor = _Substituted.apply(x, released.to(x.dtype))
     return result
+
+
+# What is public of the noise that a mechanism adds: an attacker is given it (Kerckhoffs).
+#
+# What this module does not know: how the noise is drawn.
+@dataclass(frozen=True)
+class AddedNoise:
+    """Attributes:
+    law: the distribution.
+    width: its standard deviation (gaussian) or scale (laplace), in units of what is sent.
+    clip: what was bounded before; None: nothing.
+    bounded: "text", the L2 norm of all numbers of a text, or "row", the mean absolute coordinate of each row.
+    """
+
+    law: Literal["gaussian", "laplace"]
+    width: float
+    clip: float | None = None
+    bounded: Literal["text", "row"] = "text"

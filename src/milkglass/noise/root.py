@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from scipy.special import ndtri
 
-from milkglass.noise.binding import bound
-from milkglass.noise.stream import Stream, subkey
+from milkglass.noise.stream import Stream, bound, subkey
 from milkglass.sequences import Ids
 
 SECRET = 32  # bytes
@@ -30,7 +29,7 @@ class NoiseStream:
         self.stream = key if isinstance(key, Stream) else Stream(key)
 
     def bound(self, hidden: torch.Tensor) -> NoiseStream:
-        """Draws of their own for these states (noise/binding.py): the last bits of states depend on what else was
+        """Draws of their own for these states (noise/stream.py): the last bits of states depend on what else was
         computed beside them, and noise must not repeat where they differ."""
         return NoiseStream(bound(self.stream, {"hidden": hidden}))
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import math
+from collections.abc import Mapping
 
 import numpy as np
+import torch
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -119,3 +122,26 @@ class Stream:
     def order(self, count: int) -> NDArray[np.int64]:
         """A uniform order of 0 to count - 1 (ties among 64-bit words are less likely than 2^-30 for a million)."""
         return np.argsort(self.long_words(count), kind="stable").astype(np.int64)
+
+
+# Streams that depend on the data which their noise covers, so that no noise is ever used for two inputs.
+#
+# A stream that follows from a secret and a question alone gives the same noise for two inputs: their difference is then
+# released without noise. Even one input is two where a gradient is taken with other threads, processors or libraries:
+# its last bits differ, and they name the tokens that were read. So the key of noise is an HMAC over the very numbers
+# that the noise is added to.
+#
+# What this module does not know: what is added, and where it goes.
+def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """SHA-256 over names, shapes, types and all numbers."""
+    whole = hashlib.sha256()
+    for name in sorted(tensors):
+        one = tensors[name].detach().cpu().contiguous()
+        whole.update(json.dumps([name, [*one.shape], str(one.dtype)]).encode())
+        whole.update(one.reshape(-1).view(torch.uint8).numpy())
+    return whole.digest()
+
+
+def bound(stream: Stream, tensors: Mapping[str, torch.Tensor]) -> Stream:
+    """A stream of its own for these numbers: the same numbers give the same stream, any other number another one."""
+    return stream.keyed(digest(tensors))

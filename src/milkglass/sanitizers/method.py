@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.parameters import limited, parameters_of, require
-from milkglass.sanitizers.frequency import sensitive_words
-from milkglass.sanitizers.sanitizer import EPSILON, Sanitizer, Spared
+from milkglass.sanitizers.sanitizer import EPSILON, Sanitizer, Spared, sensitive_words
 from milkglass.sanitizers.tables.table import WordVectors
 from milkglass.sanitizers.text import TextSanitizer
 

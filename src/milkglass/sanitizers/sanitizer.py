@@ -130,3 +130,15 @@ class Spared:
     def due(self, ids: Ids, stream: Stream) -> Mask:
         """UNKNOWN is decided elsewhere; a random number is drawn for every word, so that draws don't hang together."""
         return self.sensitive[ids] | (stream.random(len(ids)) < self.p)
+
+
+# Which words are sensitive: those that are rare in a corpus, or not in it at all (CMIF, section 4.1).
+#
+# The counts are of the user's own text. What is sensitive hence depends on it, which no guarantee here covers.
+def sensitive_words(counts: NDArray[np.int64], share: float) -> Mask:
+    """(n,) the rarest `share` of the words that occur, as rare ones as the last of them too, and all that never do."""
+    SHARE.require(share, "the share of sensitive words", "0.2 is CMIF's choice")
+    seen = np.sort(counts[counts > 0])
+    last = round(share * len(seen))
+    bound = seen[last - 1] if last else 0
+    return counts <= bound

@@ -18,7 +18,7 @@ from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from milkglass.client.data.dataset import number_labels, place, read_examples, require_classes, summarise
-from milkglass.client.data.label_order import in_fresh_order
+from milkglass.client.data.training_rows import in_fresh_order
 from milkglass.errors import CodecError, UsageError
 from milkglass.hidden_states.catalogue import values_of
 from milkglass.hidden_states.defence import HiddenStateDefence

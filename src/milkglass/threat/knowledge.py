@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.models.view import Model
-from milkglass.noise.declared import AddedNoise
+from milkglass.noise.grid import AddedNoise
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.observations import Activations
 from milkglass.threat.training_step import SharedStep

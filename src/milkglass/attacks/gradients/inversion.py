@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from milkglass.errors import UsageError
-from milkglass.noise.declared import AddedNoise
+from milkglass.noise.grid import AddedNoise
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import Guess

@@ -28,7 +28,7 @@ from milkglass.attacks.hidden_states.nearest_state import embedded, frame, hidde
 from milkglass.attacks.holes import Floats, Holes
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
-from milkglass.noise.declared import AddedNoise
+from milkglass.noise.grid import AddedNoise
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from milkglass.noise.stream import Stream
 from milkglass.parameters import limited, require
-from milkglass.sanitizers.ghost.screening import MARGIN, in_bf16, worth
+from milkglass.sanitizers.ghost.near import MARGIN, in_bf16, worth
 from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.states import TOKENS, Encoder, Prefix
 
