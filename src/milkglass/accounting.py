@@ -33,7 +33,7 @@ def epsilon_of(sigma: float, delta: float, sensitivity: float, times: int = 1) -
     _require(sensitivity, "sensitivity")
     _require_delta(delta)
     if times < 1:
-        raise UsageError(f"{times} draws are none", "count from 1")
+        raise UsageError(f"{times} draws, at least 1 is needed", "count from 1")
     from dp_accounting import get_epsilon_gaussian
 
     return float(get_epsilon_gaussian(sigma / sensitivity / math.sqrt(times), delta))

@@ -106,6 +106,8 @@ def strings(path: Path) -> Iterator[str]:
 def test_messages_and_help_are_in_plain_english() -> None:
     bad = {}
     for path in SOURCE.rglob("*.py"):
+        if path.parent.name == "data" and "demo" in path.parts:
+            continue  # patients write as they like
         phrases = [phrase for text in strings(path) for phrase in found(text)]
         if phrases:
             bad[str(path.relative_to(SOURCE))] = phrases

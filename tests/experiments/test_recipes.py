@@ -21,7 +21,7 @@ from milkglass.client.data.texts import encoded
 from milkglass.errors import UsageError
 from milkglass.experiments import runs as recipes
 from milkglass.experiments.__main__ import run
-from milkglass.experiments.attack_specs import Entries, attacks_of
+from milkglass.experiments.entries import Entries, attacks_of
 from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked
 from milkglass.experiments.kinds.attacks import split as split_texts
 from milkglass.experiments.kinds.fine_tuning import FineTuning

@@ -103,7 +103,9 @@ def test_a_training_that_cannot_be_is_told_in_words(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="training: batch_size: input should be greater than or equal to 1"):
         ClassificationRecipe.read(recipe(tmp_path, "[training]\nbatch_size = 0\n", base))
     assert ClassificationRecipe.read(recipe(tmp_path, "", base)).training.num_labels == 2
-    assert ClassificationRecipe.read(recipe(tmp_path, "", base.replace('"a"', '"ag_news:train"'))).training.num_labels == 4
+    assert (
+        ClassificationRecipe.read(recipe(tmp_path, "", base.replace('"a"', '"ag_news:train"'))).training.num_labels == 4
+    )
 
 
 READERS: dict[str, Any] = dict(KINDS)

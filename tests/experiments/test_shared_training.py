@@ -316,7 +316,7 @@ def test_a_gradient_recipe_needs_whole_batches(tmp_path: Path) -> None:
     path.write_text(
         'kind="gradients"\npaper="p"\nmodel="m"\nseed=1\ndata="d"\nattacks=[]\n[texts]\ntexts=3\nbatch=2\n[defences.none]\n'
     )
-    with pytest.raises(UsageError, match="no whole batches of 2"):
+    with pytest.raises(UsageError, match="not whole batches of 2"):
         GradientRecipe.read(path)
 
 

@@ -5,7 +5,7 @@ the code. Which commits made a file lies beside it; a run's folder remembers the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,3 +52,24 @@ def made_by(path: Path) -> list[str]:
 
 def _record(path: Path) -> Path:
     return path.with_name(f"{path.name}.made")
+
+
+# Figures that are measured one part after the other, on disk.
+@dataclass(frozen=True)
+class PartialResults:
+    """What was measured so far, on disk: a run that was stopped goes on after its last whole part."""
+
+    path: Path
+
+    @property
+    def done(self) -> dict[str, dict[str, float]]:
+        """All parts by name."""
+        result: dict[str, dict[str, float]] = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else {}
+        return result
+
+    def get(self, name: str, work: Callable[[], dict[str, float]]) -> dict[str, float]:
+        done = self.done
+        if name not in done:
+            done[name] = work()
+            files.write(self.path, json.dumps(done, indent=1) + "\n")
+        return done[name]

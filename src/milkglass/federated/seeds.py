@@ -16,8 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from milkglass.federated.rounds import Tensors
-from milkglass.noise.stream import digest
-from milkglass.noise.stream import Stream
+from milkglass.noise.stream import Stream, digest
 from milkglass.sequences import Ids
 
 

@@ -1,0 +1,1 @@
+"""Models on disk: found, read, built beside their place, and described by family."""

@@ -1,0 +1,1 @@
+"""Attacks that read the uploaded embedding table, or a fine-tuned one."""

@@ -1,0 +1,1 @@
+"""An audit put into words: its result as JSON, findings, charts, and one HTML page."""

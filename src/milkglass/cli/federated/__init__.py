@@ -1,0 +1,1 @@
+"""`milkglass federated`: sites that train together."""

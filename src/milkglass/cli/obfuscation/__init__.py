@@ -1,0 +1,1 @@
+"""A scrambled model from end to end: `obfuscate`, `verify`, `upload`, `models`."""

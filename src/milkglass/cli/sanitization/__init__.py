@@ -1,0 +1,1 @@
+"""`milkglass sanitize`: words replaced before a text leaves."""

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.cli.split.client import ServerFolder, audit, classify, require_folder
-from milkglass.cli.ui.options import kept_name
-from milkglass.cli.ui.options import AsJson, read_token, require_file
+from milkglass.cli.ui.options import AsJson, kept_name, read_token, require_file
 from milkglass.cli.ui.terminal import bars, duration, emit, note
 from milkglass.progress import Stage
 

@@ -97,7 +97,7 @@ def named(rows: Sequence[InputRow]) -> Iterator[None]:
 
 
 def pairs_of(rows: Sequence[InputRow]) -> list[str] | None:
-    """The second texts; None where there are none. Raises CodecError where only some rows have one."""
+    """The second texts; None where there is none. Raises CodecError where only some rows have one."""
     pairs = [row.pair for row in rows if row.pair is not None]
     if pairs and len(pairs) < len(rows):
         raise CodecError("some rows have a text_pair and some have none", "give one kind of row")

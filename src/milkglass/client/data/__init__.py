@@ -1,0 +1,1 @@
+"""The user's rows: read, numbered, written as scrambled Parquet, marked."""

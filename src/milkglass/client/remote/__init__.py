@@ -1,0 +1,1 @@
+"""One server over HTTP, which is not trusted: every answer is checked."""

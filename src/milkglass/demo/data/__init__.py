@@ -1,0 +1,1 @@
+"""The invented messages of the demo, and the program that writes them."""

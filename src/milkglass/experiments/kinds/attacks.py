@@ -28,8 +28,7 @@ from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import encoded
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.attack_specs import Entries, attacks_of
-from milkglass.experiments.entries import require_variants
+from milkglass.experiments.entries import Entries, attacks_of, require_variants
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.runs import RunFolder, require_same_run, seeded_codec, seeded_key
 from milkglass.models.checkpoint import Checkpoint

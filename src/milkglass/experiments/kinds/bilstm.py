@@ -32,8 +32,7 @@ from milkglass.client.key.key import Key
 from milkglass.client.key.keystream import hashed_permutation, permutation
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.attack_specs import Entries, attacks_of
-from milkglass.experiments.entries import require_names, require_variants
+from milkglass.experiments.entries import Entries, attacks_of, require_names, require_variants
 from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import Labels, LSTMTraining
 from milkglass.experiments.procedures.lstm_words import SPECIAL, WordTable, ordinary

@@ -30,8 +30,7 @@ from milkglass.client.data.dataset import Example
 from milkglass.defences.catalogue import defence_of
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.attack_specs import Entries, attacks_of
-from milkglass.experiments.entries import hyperparameters, require_data, require_defence
+from milkglass.experiments.entries import Entries, attacks_of, hyperparameters, require_data, require_defence
 from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, trained
 from milkglass.experiments.recipe import Recipe

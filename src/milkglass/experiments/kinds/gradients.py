@@ -4,9 +4,9 @@
     data = "sst2:validation"             a file or a data set by name (experiments/data_refs.py)
     [texts]                              texts: how many are attacked; least, most: words; batch: texts in each step;
                                          public: how many others an attacker has, of `reference` or of the same data,
-                                         none that holds an attacked text or is part of one (audit/decontaminate.py)
+                                         none that contains an attacked text or is part of one (audit/decontaminate.py)
     [defences.ghost]                     experiments/procedures/private_rows.py
-    [attacks]                            experiments/attack_specs.py
+    [attacks]                            experiments/entries.py
 
 Each step is the first of a training: the model is the public one with a new head, which attackers have too, as they
 have the texts' labels and lengths (section 3.1) and know the shield: whether the step drops, what is frozen. A guess is
@@ -38,9 +38,8 @@ from milkglass.audit.run import RECIPE, run
 from milkglass.audit.scene import Scene
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.attack_specs import Entries, attacks_of
-from milkglass.experiments.cache import ArtifactCache
-from milkglass.experiments.partial_results import PartialResults
+from milkglass.experiments.cache import ArtifactCache, PartialResults
+from milkglass.experiments.entries import Entries, attacks_of
 from milkglass.experiments.procedures.private_rows import (
     DefenceSpec,
     PrivateRows,
@@ -68,8 +67,17 @@ from milkglass.threat.training_step import SharedStep, batch
 
 @dataclass(frozen=True)
 class GradientTexts:
-    """texts, least, most: see owner.Wanted. batch: texts in each step. public: how many others an attacker has.
-    reference: the data that they are from; "": the same. seconds: of a processor, for one attack on all texts."""
+    """The texts that are attacked, and those that attackers have.
+
+    Attributes:
+        texts: how many are attacked.
+        least: the fewest words of a text.
+        most: the most words of a text.
+        batch: texts in each step.
+        public: how many others an attacker has.
+        reference: the data that they are from; "": the same.
+        seconds: of a processor, for one attack on all texts.
+    """
 
     texts: int
     least: int = 5
@@ -81,7 +89,7 @@ class GradientTexts:
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.texts < 1 or self.texts % self.batch:
-            raise UsageError(f"{self.texts} texts are no whole batches of {self.batch}", "give a multiple")
+            raise UsageError(f"{self.texts} texts are not whole batches of {self.batch}", "give a multiple")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,8 @@ from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments import data_refs
+from milkglass.experiments.cache import PartialResults
 from milkglass.experiments.entries import hyperparameters, require_names, require_variants
-from milkglass.experiments.partial_results import PartialResults
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import table_of
 from milkglass.experiments.runs import RunFolder, Variant, require_same_run, run_job, seeded_key

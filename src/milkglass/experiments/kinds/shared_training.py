@@ -28,8 +28,7 @@ from safetensors.torch import load_file, save_file
 from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.cache import ArtifactCache
-from milkglass.experiments.partial_results import PartialResults
+from milkglass.experiments.cache import ArtifactCache, PartialResults
 from milkglass.experiments.procedures import theory
 from milkglass.experiments.procedures.local_training import LocalTraining, constant, fit, utility
 from milkglass.experiments.procedures.private_rows import (

@@ -1,0 +1,1 @@
+"""What kinds of recipes share: trials, private rows, local training, leakage."""

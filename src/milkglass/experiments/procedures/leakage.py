@@ -1,11 +1,9 @@
 """What attacks read of what one cell of a comparison sends: the audit's code, on the cell's own halves.
 
 The private texts are some that the cell was trained with. The attacker has others of the same file, which nobody
-trained with; those that hold a private text, or are held in one, are taken out (SST-2's rows are phrases of one
-another). What was sent is what the client half sends for them now: the very ids of training where ids are sent, other
-draws of the noise where states are.
-
-What this module does not know: training, recipes' files, second texts of pairs (first ones alone are attacked).
+trained with, without those that contain a private text or are part of one (SST-2's rows are phrases of one another).
+What was sent is what the client half sends for them now: the ids of training where ids are sent, other draws of the
+noise where states are. Of pairs only the first texts are attacked.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RECIPE, run
 from milkglass.audit.scene import ALIKE, Scene
 from milkglass.errors import UsageError
-from milkglass.experiments.attack_specs import Entries, attacks_of
+from milkglass.experiments.entries import Entries, attacks_of
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
@@ -54,8 +52,8 @@ def leakage(
     folder: Path,
     progress: Log = no_log,
 ) -> dict[str, float]:
-    """In percent, "MEASURE, ATTACK, ATTACKER"; "strongest" is the best of all, for each measure by
-    itself."""
+    """In percent, "MEASURE, ATTACK, ATTACKER"; "strongest" is the best of all, for each measure
+    separately."""
     if attacked.rows > len(problem.train.texts):
         raise UsageError(
             f"{attacked.rows} private rows are more than the {len(problem.train.texts)} that are trained with",
@@ -67,11 +65,11 @@ def leakage(
     work = ResumeStore.open(folder, {**about, "attacks": {name: signature(one) for name, one in instances.items()}})
     budget = Budget() if attacked.seconds is None else Budget(attacked.seconds)
 
-    def told(one: AttackResult) -> None:
+    def ended(one: AttackResult) -> None:
         top = f", {one.measures['tokens top-1']} of the tokens" if "tokens top-1" in one.measures else ""
         progress(f"{one.attack} ({one.adversary}): {one.state}{top}")
 
-    done = run(scene, instances, work, budget, 1, told, RECIPE)
+    done = run(scene, instances, work, budget, 1, ended, RECIPE)
     return {**_figures(done.cells), "texts, attacker": float(_texts_of_attacker(scene)), **_ceiling(scene)}
 
 

@@ -1,0 +1,1 @@
+"""A result as Markdown and as an HTML page."""

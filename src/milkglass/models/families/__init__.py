@@ -10,10 +10,20 @@ from typing import Any
 
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import bert, distilbert, gpt2, llama, roberta
+from milkglass.models.families.bert import BERT
+from milkglass.models.families.distilbert import DISTILBERT
 from milkglass.models.families.family import Architecture, Family
+from milkglass.models.families.gpt2 import GPT2
+from milkglass.models.families.llama import LLAMA
+from milkglass.models.families.roberta import ROBERTA
 
-FAMILIES: tuple[Family, ...] = (bert.BERT, roberta.ROBERTA, distilbert.DISTILBERT, gpt2.GPT2, llama.LLAMA)
+FAMILIES: tuple[Family, ...] = (
+    BERT,
+    ROBERTA,
+    DISTILBERT,
+    GPT2,
+    LLAMA,
+)
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -24,8 +34,8 @@ def family_of(config: Mapping[str, Any]) -> Family:
             return family
     known = ", ".join(sorted(name for family in FAMILIES for name in family.model_types))
     raise UnsupportedModel(
-        f"model type {model_type!r} is not supported: no file in architectures/ says which of its tensors are indexed "
-        "by token id",
+        f"model type {model_type!r} is not supported: no file in models/families/ says which of its tensors are "
+        "indexed by token id",
         f"supported: {known}",
     )
 

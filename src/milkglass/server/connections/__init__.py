@@ -1,0 +1,1 @@
+"""Connections below HTTP: how many, how long each may take, and what the log may hold."""

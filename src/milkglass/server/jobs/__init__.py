@@ -1,0 +1,1 @@
+"""Fine-tuning jobs: the queue, worker processes, their events and data."""

@@ -1,0 +1,1 @@
+"""Attacks that search for a text with the gradient that was shared: DLG, TAG, LAMP, GRAB."""
