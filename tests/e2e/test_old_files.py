@@ -23,6 +23,9 @@ ALIKE = 1e-3
 # Phrases of reports that were reworded after the answers were recorded, and how they read now.
 REWORDED = {
     "against who cannot guess the seed": "against anyone who cannot guess the seed",
+    "which says nothing of how much these updates tell": "which says nothing about how much these updates reveal",
+    "Whoever sees these updates": "Anyone who sees these updates",
+    "Whoever has all shadows": "Anyone with all shadows",
     "no token can be told from another": "no token can be distinguished from another",
     "who has more public text like": "anyone with more public text like",
     "--public FILE, which takes the place of the demo's": "--public FILE",

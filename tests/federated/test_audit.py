@@ -150,10 +150,10 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
     most = max(100 * tokens(one.measures).value for one in found.results)
     assert f"at least {most:.1f} % of the tokens" in told
     assert "100.0 % were read" in told and "at least" in told and "Other attacks may read more" in told
-    assert "Whoever sees these updates gets back" in told
+    assert "Anyone who sees these updates gets back" in told
     half = {"tokens top-1": Interval(0.5, 0.4, 0.6, 9), "rouge-1": Interval(0.5, 0.4, 0.6, 9)}
     fewer = replace(found, results=(dager, *(of(found, name) for name in ADAPTIVE)), trained={"dager": half})
-    assert "Whoever has all shadows gets back" in fewer.to_json()["verdict"]
+    assert "Anyone with all shadows gets back" in fewer.to_json()["verdict"]
     late, _ = audited(scene["ghost"], "b", ["dager"])
     assert late.rounds == (1,) and late.texts == 1
 
@@ -310,7 +310,7 @@ def test_what_is_known_of_a_batch_is_told_and_is_no_reading() -> None:
     assert told.startswith(
         "Of the shadows that were trained on, 30.0 % were read from these updates, and 100.0 % of the"
     )
-    assert "Whoever has all shadows gets back at least 80.0 %" in told
+    assert "Anyone with all shadows gets back at least 80.0 %" in told
     noisy = replace(ghost, noise="dp-sgd (clip = 1.0, noise = 0.5)")
     assert verdict(noisy) == f"{told} Noise was added to the gradients (dp-sgd (clip = 1.0, noise = 0.5))."
     bare = AttackResult("free-tokens", "", "server", "done", measures=bag)

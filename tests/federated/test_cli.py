@@ -21,7 +21,7 @@ def test_a_run_from_files_to_weights(there: World, tmp_path: Path, cache: None) 
     assert result.exit_code == 0, result.stderr
     assert "warning: --plain" in result.stderr and "2 rounds of fedsgd over 3 sites" in result.stdout
     assert "loss before" in result.stdout and "no site sends it" in result.stdout
-    assert "in front of the gradients: nothing" in result.stdout and "guarantee: none" in result.stdout
+    assert "before the gradients: nothing" in result.stdout and "guarantee: none" in result.stdout
     names = {f"updates/round-{n}/{site}.{kind}" for n in (0, 1) for site in NAMES for kind in ("json", "safetensors")}
     assert names == {str(one.relative_to(out)) for one in out.glob("updates/*/*")}
     every = [one for one in out.rglob("*") if one.is_file()]
@@ -96,7 +96,7 @@ def test_what_is_refused(there: World, tmp_path: Path) -> None:
     refused(call(*run[:-1], tmp_path / "other", there.files), 2, "is not a run and is not empty")
     refused(call(*run[:-1], tmp_path / "other" / "letter.txt", there.files), 2, "is a file, not a folder")
     (tmp_path / "run" / "sites" / "gone").mkdir(parents=True)
-    refused(call(*run, there.files), 2, "the run was begun with gone, whose file is gone")
+    refused(call(*run, there.files), 2, "the run was begun with gone, whose file is missing")
     shutil.rmtree(tmp_path / "run")
     prepare = ("federated", "prepare", there.files / "a.jsonl", "--model", there.model, "--out", tmp_path / "a")
     refused(call(*prepare, "--labels", "no"), 2, "fewer than 2 classes")

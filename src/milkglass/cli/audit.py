@@ -37,23 +37,23 @@ def audit(
     budget: Annotated[
         str,
         typer.Option(
-            help="How long attacks may take: 90s, 2m, 1h. Those that read most take half a minute each in any case."
+            help="How long attacks may take: 90s, 2m, 1h. Those that read most may take half a minute each in any case."
         ),
     ] = "2m",
     rows: Annotated[int | None, typer.Option(help="Read only this many texts.")] = None,
-    seed: Annotated[int, typer.Option(help="Which half of the texts is private, and every draw.")] = 1,
+    seed: Annotated[int, typer.Option(help="Decides which half of the texts is private, and every random draw.")] = 1,
     model: ModelRef = None,
     passphrase_file: PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack your own model, key and text, and write what comes back into the folder OUT. Nothing is sent anywhere."""
+    """Attack your own model, key and text, and write what is recovered into OUT. Nothing is sent anywhere."""
     from milkglass.threat.attack import Budget
 
     for path in (text, public, known):
         if path is not None:
             require_file(path, "give a file with a text a line")
     require_out(out)
-    Budget.parse(budget)  # a mistake is told before anybody waits
+    Budget.parse(budget)  # a mistake is reported before anybody waits
     if rows is not None and rows < 20:
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
     opened = open_key(key, passphrase_file)
@@ -86,7 +86,7 @@ def audit(
         usage.audited(key, result.spent, max(map(result.measured, result.public)))
     elif not as_json:
         note("the key's budget was not measured for every attacker: give a longer --budget")
-    told(result, page, out, as_json)
+    print_audit(result, page, out, as_json)
 
 
 def require_out(out: Path) -> None:
@@ -100,7 +100,7 @@ def require_out(out: Path) -> None:
 def attacked(
     staged: Callable[[Stage], Scene], about: Mapping[str, Any], out: Path, budget: str, seed: int, as_json: bool
 ) -> tuple[Audit, Path]:
-    """What any audit does: the scene, all attacks on it, and the report in `out`. about: what decides the result."""
+    """The steps of any audit: the scene, all attacks on it, and the report in `out`. about: what decides the result."""
     import torch
 
     from milkglass.attacks.catalogue import ATTACKS
@@ -133,7 +133,7 @@ def attacked(
     return result, page
 
 
-def told(result: Audit, page: Path, out: Path, as_json: bool) -> None:
+def print_audit(result: Audit, page: Path, out: Path, as_json: bool) -> None:
     emit(as_json, {"out": str(out), **result.to_json()}, lambda: words(result, page))
 
 

@@ -1,7 +1,7 @@
-"""What the figures mean, in words: each warning says what raised it, why, and what can be changed.
+"""What the figures mean, in words: each finding says what raised it, why, and what can be changed.
 
 There is no all-clear. Attacks get better, and an attack that failed has shown nothing: the best that an audit can say
-is how much came back.
+is how much was recovered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from milkglass.threat.observations import Tokens, Weights
 
 
 def verdict(best: AttackResult | None, who: Mapping[str, str], cells: tuple[AttackResult, ...]) -> str:
-    """One or two sentences; never a comfort. who: what each attacker has, in words."""
+    """One or two sentences, which never reassure. who: what each attacker has, in words."""
     if best is None:
         return state_findings.words(who, cells) or "No attack was run to its end: this audit says nothing."
     value, content = best.measures["tokens top-1"], best.measures["content top-1"]
@@ -40,8 +40,8 @@ def verdict(best: AttackResult | None, who: Mapping[str, str], cells: tuple[Atta
 
 
 def unfinished(cells: tuple[AttackResult, ...]) -> list[str]:
-    """Titles of attacks that failed, were cut, or had no turn, of those that are begun in any audit; where one that
-    starts from the clusters ended, of those alone, since the others read less."""
+    """Titles of attacks that failed, were cut or had no turn, of those that every audit begins; where one that starts
+    from the clusters ended, of those only, since the others read less."""
     begun = [cell for cell in cells if not cell.costly]
     if any(cell.joint and cell.state == "done" and not cell.cut for cell in begun):
         begun = [cell for cell in begun if cell.joint]
@@ -84,13 +84,13 @@ def _broken(scene: Scene) -> Finding | None:
 
 
 def _why(scene: Scene) -> str:
-    """What crosses gives away."""
+    """Why what is sent reveals text."""
     if scene.of_states:
         return state_findings.WHY
     if scene.promise.shared:
         return (
-            "An id names a cluster and no token. Which of its tokens stands at a place is told by the clusters beside "
-            "it, each text by itself."
+            "An id names a cluster and no token. The clusters beside it reveal which of its tokens is meant, in "
+            "each text separately."
         )
     if scene.promise.aliases > 1:
         return (
@@ -185,7 +185,7 @@ def _weak(cells: tuple[AttackResult, ...], best: AttackResult | None) -> Finding
         "The published attacks understate this",
         "the strongest attack reads half as much again as nearest neighbours: here "
         f"{100 * best.value('tokens top-1'):.1f} % against {100 * most:.1f} %",
-        "Papers judge a defence by nearest neighbours, which look at one token at a time. Whoever attacks you won't.",
+        "Papers judge a defence by nearest neighbours, which look at one token at a time. A real attacker does not.",
         "Judge by the strongest figure.",
     )
 
@@ -200,7 +200,7 @@ def _nominal(scene: Scene, cells: tuple[AttackResult, ...]) -> Finding | None:
     return Finding(
         f"1/k is not what an attacker faces: {100 / k:.0f} % is promised, a guess gets {got:.0f} %",
         "always naming the commonest public token of a cluster is right twice as often as 1/k or more",
-        "The tokens of a cluster differ in frequency: one common word among nine rare ones is no secret.",
+        "The tokens of a cluster differ in frequency: one common word among nine rare ones is not a secret.",
         "Clusters within frequency bands would help against this guess, not against the attacks that read neighbours.",
     )
 
@@ -221,7 +221,7 @@ def _members(scene: Scene) -> Finding | None:
         "rows of the table that moved name the tokens of the training text better than chance: here "
         f"{named.sum():,} rows, {100 * hits / named.sum():.1f} % of them rightly, which are "
         f"{100 * hits / occurred.sum():.1f} % of those that occurred",
-        "A row gets a gradient only where its token occurs. Whoever has the model before and after, and no text at "
+        "A row gets a gradient only where its token occurs. Anyone with the model before and after, and no text at "
         "all, sees which.",
         "Train with frozen tables, at a cost in accuracy.",
     )
@@ -276,9 +276,9 @@ def _limits(cells: tuple[AttackResult, ...]) -> Finding | None:
 
 
 def distortion(scene: Scene) -> float:
-    """The price of the scheme before training: mean cosine of the mixed embeddings with their originals, over the
-    ordinary vocabulary. 1: nothing changed; nan where the server has no table. What it costs in accuracy only
-    training both models can tell."""
+    """How far the scheme moves embeddings: mean cosine of the mixed embeddings with their originals, over the ordinary
+    vocabulary. 1: nothing changed; nan where the server has no table. What that costs in accuracy is known only after
+    training both models."""
     import torch
 
     public = scene.adversaries[0].knowledge.public_model

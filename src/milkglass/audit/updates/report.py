@@ -140,7 +140,7 @@ def verdict(of: Leakage) -> str:
     best, likest, most = of.strongest(tokens), of.strongest(rouge), of.strongest(named)
     if best is None or likest is None or most is None:
         why = next(iter(of.refused.values()), "no attack applies")
-        return f"Nothing could be attacked ({why}), which says nothing of how much these updates tell."
+        return f"Nothing could be attacked ({why}), which says nothing about how much these updates reveal."
     came = (
         f"at least {_percent(tokens(best.measures))} of the tokens of site {of.site}'s texts ({best.attack}; "
         f"ROUGE-1 {_percent(rouge(likest.measures))}{'' if likest is best else f' by {likest.attack}'})"
@@ -151,7 +151,7 @@ def verdict(of: Leakage) -> str:
     noise = f" Noise was added to the gradients ({of.noise})." if of.noise else ""
     if not of.ghost:
         why = "the texts did not pass through GHOST, and other attacks may read more"
-        return f"Whoever sees these updates gets back {came}; {why}.{noise}"
+        return f"Anyone who sees these updates gets back {came}; {why}.{noise}"
     more = "Other attacks may read more."
     if not any(one.attack.startswith("shadow-") for one in of.results):
         more = "No attack on shadows was run (shadow-...): they read most of what GHOST leaves."
@@ -172,7 +172,7 @@ def _of_shadows(of: Leakage) -> str:
 def _who(of: Leakage, best: AttackResult) -> str:
     """An attack on shadows was given those; where nothing reads all of them from the updates, that is said."""
     read_by_it = best.attack in of.trained or _most_trained(of, tokens) == 1
-    return "Whoever sees these updates" if read_by_it else "Whoever has all shadows"
+    return "Anyone who sees these updates" if read_by_it else "Anyone with all shadows"
 
 
 def _most_trained(of: Leakage, measure: Callable[[Mapping[str, Interval]], Interval]) -> float:

@@ -1,7 +1,4 @@
-"""`milkglass federated`: sites that share gradients of one model; their texts pass through GHOST before.
-
-What this module does not know: how sites train, and what is made of their updates.
-"""
+"""`milkglass federated`: sites that share gradients of one model; their texts pass through GHOST first."""
 
 from __future__ import annotations
 
@@ -23,13 +20,13 @@ if TYPE_CHECKING:
 
     from milkglass.federated.state import FederatedRun
 
-LARGE = 100_000_000  # bytes of updates, from which on they are spoken of
+LARGE = 100_000_000  # bytes of updates, from which on their size is reported
 federated = typer.Typer(help="Train with sites that keep their texts and share gradients.", no_args_is_help=True)
 
 
 @federated.callback()
 def group() -> None:
-    """Train with sites that keep their texts and share gradients; the texts pass through GHOST before."""
+    """Train with sites that keep their texts and share gradients; the texts pass through GHOST first."""
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
@@ -37,15 +34,19 @@ def group() -> None:
 def run(
     sites: Annotated[Path, typer.Argument(metavar="SITES", help="A folder with a .jsonl, .csv or .tsv file a site.")],
     model: Model,
-    out: Annotated[Path, typer.Option(help="The run's folder. One that was interrupted goes on.", show_default=False)],
-    rounds: Annotated[int, typer.Option(help="Rounds; more than a finished run has go on from there.")] = 3,
-    method: Annotated[Literal["fedsgd", "fedavg"], typer.Option(help="What a site does in a round.")] = "fedsgd",
+    out: Annotated[Path, typer.Option(help="The run's folder. An interrupted run is continued.", show_default=False)],
+    rounds: Annotated[
+        int, typer.Option(help="Rounds in total. A finished run continues where this is more than it has.")
+    ] = 3,
+    method: Annotated[
+        Literal["fedsgd", "fedavg"], typer.Option(help="One step a round, or one pass over all rows.")
+    ] = "fedsgd",
     learning_rate: Annotated[float, typer.Option("--lr", help="The learning rate.")] = 0.05,
     batch_size: Annotated[int, typer.Option(help="Texts of a step.")] = 8,
-    minimum: Annotated[int, typer.Option(help="Sites without which a round is not done; fewer may drop out.")] = 1,
+    minimum: Annotated[int, typer.Option(help="The smallest number of sites with which a round is done.")] = 1,
     shield: Annotated[
         str,
-        typer.Option(help="A defence of the gradients as well, such as gaussian or dp-sgd:noise=0.5."),
+        typer.Option(help="A defence of the gradients besides GHOST, such as gaussian or dp-sgd:noise=0.5."),
     ] = "none",
     plain: Plain = False,
     seed: Seed = None,
@@ -90,9 +91,9 @@ def run(
         if size > LARGE and not as_json:
             note(f"updates are kept as the server sees them: {size / 1e9:.1f} GB in {out}")
         progress = stage("train", left)
-        here = InProcessSites(there, step, None if plain else GhostDemand(folder, digest))
+        in_process = InProcessSites(there, step, None if plain else GhostDemand(folder, digest))
         try:
-            done = train(done, here, step, training, note, progress)
+            done = train(done, in_process, step, training, note, progress)
         except KeyboardInterrupt:
             note(f"stopped; finished rounds are kept in {out}, the same command again goes on")
             raise
@@ -109,10 +110,10 @@ def run(
     audit = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
     site, source = next(iter(files.items()))
     audit += f" --site {site} --text {shlex.quote(str(source))}" + ("" if shield == "none" else f" --shield {shield}")
-    emit(as_json, document, lambda: _told(document, done, audit))
+    emit(as_json, document, lambda: _page(document, done, audit))
 
 
-def _told(document: dict[str, Any], done: FederatedRun, audit: str) -> str:
+def _page(document: dict[str, Any], done: FederatedRun, audit: str) -> str:
     from milkglass.sanitizers.ghost.tally import weak_spots
 
     rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]
@@ -120,7 +121,7 @@ def _told(document: dict[str, Any], done: FederatedRun, audit: str) -> str:
         (str(number), _number(one.loss), f"{one.length:.4g}", ", ".join(one.missing) or "none")
         for number, one in enumerate(done.done, start=1)
     ]
-    kept = "ghost" if document["ghost"] else "nothing: the texts are as they are (--plain)"
+    passed = "ghost" if document["ghost"] else "nothing: the texts are unchanged (--plain)"
     reports = {name: report for name, report in document["ghost_reports"].items() if report is not None}
     spent = f"; all together: {document['shield_spent']}" if document["shield_spent"] else ""
     promise = f"guarantee: {document['shield_guarantee'] or 'none'}{spent}"
@@ -130,7 +131,7 @@ def _told(document: dict[str, Any], done: FederatedRun, audit: str) -> str:
             f"{len(done.done)} rounds of {document['method']} over {len(document['sites'])} sites in "
             f"{duration(document['seconds'])}",
             table(rows),
-            f"in front of the gradients: {kept}; guarantee: none",
+            f"before the gradients: {passed}; guarantee: none",
             *(f"- site {name}: {weak_spots(report)}" for name, report in reports.items()),
             f"loss: nats a text, of {whose}each round's first batches; no site sends it",
             f"on the gradients: {document['shield_parameters']}; {promise}",
@@ -146,13 +147,13 @@ def _number(loss: float | None) -> str:
 
 
 def _require_all(files: Mapping[str, Path], out: Path) -> None:
-    """Raises UsageError where a run was begun with a site whose file is gone."""
+    """Raises UsageError where a run was begun with a site whose file is missing."""
     prepared = out / "sites"
     begun = sorted(one.name for one in prepared.iterdir() if one.is_dir()) if prepared.is_dir() else []
     if gone := [name for name in begun if name not in files and not name.startswith(".")]:
         raise UsageError(
-            f"the run was begun with {', '.join(gone)}, whose file is gone",
-            "bring the file back, or give a new folder for a run without that site",
+            f"the run was begun with {', '.join(gone)}, whose file is missing",
+            "restore the file, or give a new folder for a run without that site",
         )
 
 

@@ -1,7 +1,4 @@
-"""`milkglass federated prepare`, and what a run does before it: sites' texts pass through GHOST.
-
-What this module does not know: how a text passes, and what is trained on its shadow.
-"""
+"""`milkglass federated prepare`, and the first stage of a run: sites' texts pass through GHOST."""
 
 from __future__ import annotations
 
@@ -22,15 +19,15 @@ if TYPE_CHECKING:
     from milkglass.federated.rows import SiteRows
     from milkglass.sanitizers.ghost.ghost import Ghost
 
-PLAIN = "warning: --plain: texts do not pass through ghost; whoever sees a gradient can read the texts behind it"
+PLAIN = "warning: --plain: texts do not pass through ghost; anyone who sees a gradient can read the texts behind it"
 Model = Annotated[
     str, typer.Option(help="An encoder or a decoder: a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")
 ]
-Plain = Annotated[bool, typer.Option("--plain", help="Leave the texts as they are: for comparison alone.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Leave the texts unchanged, for comparison only.")]
 Seed = Annotated[
     int | None,
     typer.Option(
-        help="Of the head, shadows, batches and noise, for experiments; without it all but the head is secret."
+        help="Seed of the head, shadows, batches and noise, for experiments; without it all but the head is secret."
     ),
 ]
 
@@ -63,7 +60,7 @@ def prepare(
         note(PLAIN)
     with bars(as_json) as stage:
         ghost = None if plain else _ghost(folder, stage)
-        with _goes_on(out, plain):
+        with _resumable(out, plain):
             rows: SiteRows = made(source, out, agreed, folder, ghost, seed, stage("prepare", count))
     document = {"out": str(out), "site": out.name, "texts": len(rows), "classes": len(names), "ghost": not plain}
     report = report_of(out)
@@ -76,7 +73,7 @@ def prepared(
     files: Mapping[str, Path], into: Path, labels: Mapping[str, int], model: Path, plain: bool, seed: int | None,
     stage: Stage,
 ) -> None:  # fmt: skip
-    """Each site's rows, but those that an interrupted run has already. Raises UsageError where those are of another
+    """Each site's rows, except those that an interrupted run has already. Raises UsageError where those are of another
     kind, or the sites' files changed."""
     from milkglass.federated.ghost_stage import begin, remove_finished
     from milkglass.federated.prepare import matches, prepare
@@ -89,23 +86,23 @@ def prepared(
             remove_finished(into / name)
     ghost = None if plain or not left else _ghost(model, stage)
     for name, path in left.items():
-        with _goes_on(into / name, plain):
+        with _resumable(into / name, plain):
             prepare(path, into / name, labels, model, ghost, seed, stage(f"prepare {name}", _lines(path)))
 
 
 @contextmanager
-def _goes_on(site: Path, plain: bool) -> Iterator[None]:
-    """Say what an interruption leaves, and that it is taken up again."""
+def _resumable(site: Path, plain: bool) -> Iterator[None]:
+    """Report what an interruption leaves, and that it is continued."""
     from milkglass.federated.ghost_stage import parts_folder
 
-    kept = parts_folder(site)
-    if kept.is_dir() and not plain:
+    parts = parts_folder(site)
+    if parts.is_dir() and not plain:
         note(f"site {site.name}: an interrupted preparation is there")
     try:
         yield
     except KeyboardInterrupt:
-        if kept.is_dir():
-            note(f"stopped; what was finished is kept in {kept}, the same command again goes on")
+        if parts.is_dir():
+            note(f"stopped; what was finished is kept in {parts}, the same command again goes on")
         raise
 
 

@@ -116,7 +116,7 @@ def audit(
 
     Nothing is sent anywhere, and the client's count of sent texts is unchanged.
     """
-    from milkglass.cli.audit import attacked, require_out, told
+    from milkglass.cli.audit import attacked, print_audit, require_out
     from milkglass.threat.attack import Budget
 
     for path in (text, public):
@@ -149,7 +149,7 @@ def audit(
         "text": _sum(text), "public": None if public is None else _sum(public), "seed": seed,
     }  # fmt: skip
     result, page = attacked(lambda stage: staged.scene, decides, out, budget, seed, as_json)
-    told(result, page, out, as_json)
+    print_audit(result, page, out, as_json)
 
 
 def _sum(path: Path) -> str:
