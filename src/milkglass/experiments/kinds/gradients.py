@@ -6,7 +6,7 @@
                                          public: how many others an attacker has, of `reference` or of the same data,
                                          none that contains an attacked text or is part of one (audit/decontaminate.py)
     [defences.ghost]                     experiments/procedures/private_rows.py
-    [attacks]                            experiments/attack_specs.py
+    [attacks]                            experiments/entries.py
 
 Each step is the first of a training: the model is the public one with a new head, which attackers have too, as they
 have the texts' labels and lengths (section 3.1) and know the shield: whether the step drops, what is frozen. A guess is
@@ -38,9 +38,8 @@ from milkglass.audit.run import RECIPE, run
 from milkglass.audit.scene import Scene
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.attack_specs import Entries, attacks_of
-from milkglass.experiments.cache import ArtifactCache
-from milkglass.experiments.partial_results import PartialResults
+from milkglass.experiments.cache import ArtifactCache, PartialResults
+from milkglass.experiments.entries import Entries, attacks_of
 from milkglass.experiments.procedures.private_rows import (
     DefenceSpec,
     PrivateRows,

@@ -21,7 +21,7 @@ from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RECIPE, run
 from milkglass.audit.scene import ALIKE, Scene
 from milkglass.errors import UsageError
-from milkglass.experiments.attack_specs import Entries, attacks_of
+from milkglass.experiments.entries import Entries, attacks_of
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
