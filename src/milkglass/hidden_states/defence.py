@@ -1,6 +1,12 @@
 """A method with its two halves: a model cut after some layer, and a mechanism on what one half sends to the other.
 
-The mechanism is in mechanism.py. Here: cutting, training, saving and loading, the same for all methods.
+The mechanism is in mechanism.py. Here: cutting, training, saving and loading, the same for all methods. Halves are
+trained by AdamW in fp32:
+
+    loss = cross-entropy(upper(disturbed(lower(text))), label) + what the method adds
+
+Training happens where both halves are, before the server's is handed over: on the user's machine, or a trusted one. The
+order of the texts and dropout's masks come from streams of the secret, and so does each text's noise (`NoiseRoot`).
 
 What this module does not know: any mechanism, any attack.
 """
@@ -21,12 +27,12 @@ from milkglass.files import new_dir
 from milkglass.hidden_states import halves
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.halves import Lower
-from milkglass.hidden_states.mechanism import Mechanism
+from milkglass.hidden_states.mechanism import Mechanism, TrainingStep
 from milkglass.hidden_states.server import EncoderServer
-from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts
-from milkglass.hidden_states.training import train
+from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, batch_of
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import classifier
+from milkglass.noise.operators import drawing_from
 from milkglass.noise.root import SECRET, NoiseRoot
 from milkglass.sequences import Ids
 from milkglass.threat.defence import Client, LabelledTexts, Server
@@ -135,3 +141,57 @@ def require_base(about: Mapping[str, Any], folder: Path, base: Checkpoint) -> No
     """about: the description in the client half's folder. Raises KeyForOtherModel."""
     if about.get("model") != base.digest():
         raise KeyForOtherModel(f"{folder.name} belongs to another model", "give the model that was split")
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+def train(
+    defence: Mechanism,
+    lower: Lower,
+    upper: torch.nn.Module,
+    aids: torch.nn.Module,
+    encoded: TokenizedTexts,
+    labels: Ids,
+    root: NoiseRoot,
+) -> None:
+    """In place. aids: what the method trains besides, discarded afterwards."""
+    how, order = defence.training, root.draws("order")
+    trained = [*upper.parameters(), *aids.parameters(), *(lower.parameters() if defence.trains_lower else ())]
+    optimiser = torch.optim.AdamW(trained, lr=how.learning_rate, weight_decay=how.weight_decay)
+    for parameter in lower.parameters():
+        parameter.requires_grad_(defence.trains_lower)
+    done, limit = 0, how.max_steps or how.epochs * -(-len(encoded) // how.batch_size)
+    with drawing_from(root.draws("dropout").stream):
+        lower.train(defence.trains_lower)
+        upper.train()
+        for epoch in range(how.epochs):
+            shuffled = order.order(len(encoded))
+            for start in range(0, len(shuffled), how.batch_size):
+                if done == limit:
+                    break
+                numbers = shuffled[start : start + how.batch_size]
+                loss = _loss(defence, lower, upper, aids, encoded, labels, numbers, epoch, root)
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(trained, 1.0)
+                optimiser.step()
+                done += 1
+    lower.eval()
+    upper.eval()
+
+
+def _loss(
+    defence: Mechanism,
+    lower: Lower,
+    upper: torch.nn.Module,
+    aids: torch.nn.Module,
+    encoded: TokenizedTexts,
+    labels: Ids,
+    numbers: Ids,
+    epoch: int,
+    root: NoiseRoot,
+) -> torch.Tensor:
+    batch = batch_of(encoded, numbers, lower.pad)
+    with torch.set_grad_enabled(defence.trains_lower):
+        hidden = lower(batch)
+    step = TrainingStep(batch.ids, batch.mask, hidden, torch.from_numpy(labels[numbers]), np.asarray(numbers), epoch)
+    return defence.loss(step, upper, aids, root)
