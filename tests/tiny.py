@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     BertConfig,
     BertForMaskedLM,
     DistilBertConfig,
@@ -36,6 +40,8 @@ from transformers import (
     XLMRobertaConfig,
     XLMRobertaForMaskedLM,
 )
+
+from milkglass.models.families import FAMILIES
 
 VOCAB = 300
 LLAMA = {
@@ -107,6 +113,21 @@ BUILDERS = {
     "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**LLAMA)),
     "smollm3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**LLAMA, tie_word_embeddings=True)),
     "xlm-roberta": lambda: XLMRobertaForMaskedLM(XLMRobertaConfig(**{**BERT, "pad_token_id": 1, "bos_token_id": 0})),
+}
+TYPES = {"llama-tied": "llama", "llama-untied": "llama", "gemma3": "gemma3_text"}  # of names that are not a type
+
+
+def _of_type(model_type: str, kind: str) -> PreTrainedModel:
+    """A model of a type that has no builder above, so that a new family is tested as soon as it is in the catalogue."""
+    config = AutoConfig.for_model(model_type, **(BERT if kind == "encoder" else LLAMA))
+    return (AutoModelForMaskedLM if kind == "encoder" else AutoModelForCausalLM).from_config(config)
+
+
+BUILDERS |= {
+    model_type: partial(_of_type, model_type, family.kind)
+    for family in FAMILIES
+    for model_type in family.model_types
+    if model_type not in {TYPES.get(name, name) for name in BUILDERS}
 }
 NAMES = tuple(BUILDERS)
 

@@ -1,12 +1,13 @@
 """What every defence must keep, whatever it does and wherever it acts: one suite, run on each kind of the catalogue.
 
-tests/schemes and tests/encoders hold what goes beyond this for their kinds.
+tests/schemes and tests/hidden_states hold what goes beyond this for their kinds.
 """
 
 from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ class Target:
 
 
 SMALL = {"k": 4, "epsilon": 0.1, "beta": 0.9}
-TARGETS = (
+VARIANTS = (
     Target("plain", {}),
     Target("obfuslm", SMALL, "roberta"),
     Target("obfuslm, bands", {**SMALL, "bands": 2.0}),
@@ -72,6 +73,22 @@ TARGETS = (
     Target("textobfuscator", {"encoder": "textobfuscator", "layer": 1}, "bert", "llama-tied", "decoder"),
     Target("textmixer", {"encoder": "textmixer", "layer": 1}, "bert", "llama-tied", "decoder"),
 )
+
+
+def with_defaults() -> Iterator[Target]:
+    """Every entry of the catalogues that no variant is of."""
+    for kind, catalogue in (("scheme", SCHEMES), ("sanitizer", SANITIZERS), ("encoder", HIDDEN_STATE_DEFENCES)):
+        for name in sorted(set(catalogue) - {"obfuslm"} - {one.entry.get(kind) for one in VARIANTS}):
+            if kind == "scheme":
+                yield Target(name, {kind: name})
+            elif kind == "sanitizer":
+                yield Target(name, {kind: name, "epsilon": 1.0, "words": GLOVE})
+            else:
+                layer = {} if HIDDEN_STATE_DEFENCES[name].layer is None else {"layer": 1}
+                yield Target(name, {kind: name, **layer}, "bert", "llama-tied", "decoder")
+
+
+TARGETS = (*VARIANTS, *with_defaults())
 
 
 @dataclass(frozen=True)

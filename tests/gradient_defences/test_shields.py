@@ -43,8 +43,10 @@ def test_a_seed_decides_all_and_nothing_else_is_moved(step: SharedStep, shield: 
     names, state, bare = step.names, torch.random.get_rng_state(), shared(step, NoDefence())
     first, again, other = (shared(step, shield, seed) for seed in (1, 1, 2))
     assert all(torch.equal(first[name], again[name]) for name in first)
-    drawn = shield.name in ("gaussian", "laplace", "random-pruning", "dropout", "dp-sgd")
-    assert torch.equal(flat(first), flat(other)) != drawn
+    if shield.name in ("gaussian", "laplace", "random-pruning", "dropout", "dp-sgd"):
+        assert not torch.equal(flat(first), flat(other))
+    elif shield.name in ("none", "magnitude-pruning", "frozen-embeddings"):  # a new one may draw or not
+        assert torch.equal(flat(first), flat(other))
     assert torch.equal(torch.random.get_rng_state(), state) and step.names == names
     assert all(torch.equal(one, before[name]) for name, one in step.module.state_dict().items())
     assert torch.equal(flat(shared(step, NoDefence())), flat(bare)), "the step that was given is another one now"

@@ -23,11 +23,9 @@ import encoders as literal  # noqa: E402, F401
 SECRET = bytes(range(32))
 SHORT = HalvesTraining(learning_rate=1e-3, batch_size=4, epochs=2, max_length=64)
 CORPUS = LabelledTexts([*TEXTS, *(one[:20] for one in TEXTS)], [0, 1, 1, 0] * 2)
-SMALL = {  # each method with parameters that a model of two layers takes
-    "dp-forward": replace(HIDDEN_STATE_DEFENCES["dp-forward"], layer=1, training=SHORT),
-    "cape": replace(HIDDEN_STATE_DEFENCES["cape"], training=SHORT),
-    "textobfuscator": replace(HIDDEN_STATE_DEFENCES["textobfuscator"], layer=1, training=SHORT),
-    "textmixer": replace(HIDDEN_STATE_DEFENCES["textmixer"], layer=1, training=SHORT),
+SMALL = {  # each method with parameters that a model of two layers takes; a layer of None is the last one
+    name: replace(one, layer=None if one.layer is None else 1, training=SHORT)
+    for name, one in HIDDEN_STATE_DEFENCES.items()
 }
 
 

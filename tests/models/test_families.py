@@ -1,4 +1,4 @@
-"""Permutation alone changes nothing but the names of the tokens, on every architecture."""
+"""Permutation alone changes nothing but the names of the tokens, on every model type of every family."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def key_for(folder: Path) -> tuple[Checkpoint, Key]:
 
 
 def logits(folder: Path, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    config = json.loads((folder / "config.json").read_text())
-    masked = config["model_type"] in ("bert", "roberta", "xlm-roberta", "distilbert")
+    masked = family_of(json.loads((folder / "config.json").read_text())).kind == "encoder"
     model = (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_pretrained(folder).eval()
     with torch.no_grad():
         return model(input_ids=ids, attention_mask=mask).logits

@@ -16,7 +16,11 @@ from milkglass.hidden_states.textobfuscator import TextObfuscator
 from milkglass.parameters import parameters_of, read_words
 
 HIDDEN_STATE_DEFENCES: Catalogue[HiddenStateDefence] = Catalogue(
-    "hidden-state defence", DPForward(), CAPE(), TextObfuscator(), TextMixer()
+    "hidden-state defence",
+    DPForward(),
+    CAPE(),
+    TextObfuscator(),
+    TextMixer(),
 )
 TRAINING = "training"  # a parameter of every method, whose values commands and files keep apart from the others
 

@@ -10,5 +10,10 @@ from milkglass.sanitizers.rnm import RnmMethod
 from milkglass.sanitizers.santext import SanTextMethod, SanTextPlusMethod
 
 SANITIZERS: Catalogue[SanitizerMethod] = Catalogue(
-    "sanitizer", SanTextMethod(), SanTextPlusMethod(), CusTextMethod(), CusTextPlusMethod(), RnmMethod()
+    "sanitizer",
+    SanTextMethod(),
+    SanTextPlusMethod(),
+    CusTextMethod(),
+    CusTextPlusMethod(),
+    RnmMethod(),
 )

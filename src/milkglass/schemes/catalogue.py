@@ -10,7 +10,11 @@ from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.sentinel import SentinelLMs
 
-SCHEMES: Catalogue[Scheme] = Catalogue("scheme", ObfusLM(), SentinelLMs())
+SCHEMES: Catalogue[Scheme] = Catalogue(
+    "scheme",
+    ObfusLM(),
+    SentinelLMs(),
+)
 
 
 def scheme_named(name: str, parameters: Mapping[str, Any]) -> Scheme:
