@@ -1,8 +1,8 @@
 """Fill the figures of README and docs from recipes/results: `python recipes/fill_figures.py [--check]`.
 
-A figure is written as `<!-- figure RECIPE:NAME -->98<!-- end -->`, where RECIPE is a file of recipes/results, without
-suffix, and NAME a figure in it. The number of decimals that stands there stays. With --check nothing is written, and the
-exit status is 1 where a figure differs.
+A figure is written as `<!-- figure RECIPE:NAME -->98<!-- end -->`: RECIPE is a file of recipes/results, no suffix,
+NAME a figure in it. The number of decimals stays. With --check nothing is written, and the exit status is 1 where a
+figure differs.
 """
 
 from __future__ import annotations

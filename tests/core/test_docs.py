@@ -17,7 +17,7 @@ SYMBOL = re.compile(r"`((?:[\w-]+/)*[\w-]+\.py)` \(`(\w+)`(?:, `(\w+)`)*")
 # Phrases of a private dialect, and what to write instead.
 FORBIDDEN = {
     r"\b(is|are|was|were) told\b": "is reported",
-    r"(?<!there )\bis no (?!longer|more|less|reason|text|such|way|place|room|network|terminal|need|other|file|folder|key|model|job|GPU)": "is not a",
+    r"(?<!there )\bis no (?!longer|more|less|reason|such|way|place|room|need|other)": "is not a",
     r"\bby itself\b": "separately, or drop it",
     r"\bforetold\b": "predicted",
     r"\bcomes? back (?:as|of|to)\b": "is recovered",
@@ -37,7 +37,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def places(name: str, before: str | None) -> list[Path]:
-    """Where a name of a page may lie. before: the file that was named before it: `knn.py` may follow `embeddings/ednn.py`."""
+    """Where a name of a page may lie. before: the file that is named before it, whose folder it may share."""
     places = [ROOT / name, SOURCE / name]
     if before is not None and "/" not in name:
         places += [SOURCE / Path(before).parent / name, ROOT / Path(before).parent / name]

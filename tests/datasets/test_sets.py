@@ -99,7 +99,7 @@ def test_what_is_exported_reads_back(
     assert out.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
     if score:  # what would otherwise be trained as hundreds of classes
-        with pytest.raises(CodecError, match="line 1 of out.jsonl has a label that is neither a name nor a whole number"):
+        with pytest.raises(CodecError, match="line 1 of out.jsonl has a label that is neither a name"):
             list(read_examples(out))
         return
     again = list(read_examples(out))
@@ -154,7 +154,8 @@ def broken(name: str, split: str, folder: Path) -> CodecError:
          "line 1 of train.jsonl has a instruction that is not text", "string"),
         ("dolly", "train.jsonl", f'{{"instruction": "a", "context": 3, "response": "{SECRET}"}}\n',
          "line 1 of train.jsonl has a context that is not text", "string"),
-        ("alpaca", "alpaca_data.json", f'{{"instruction": "{SECRET}"}}', "alpaca_data.json is not a JSON list", "write"),
+        ("alpaca", "alpaca_data.json", f'{{"instruction": "{SECRET}"}}', "alpaca_data.json is not a JSON list",
+         "write"),
         ("alpaca", "alpaca_data.json", f'["{SECRET}"]', "entry 1 of alpaca_data.json is not a JSON object", "write"),
         ("enron", "sentences.json", f'["ok", "{SECRET}', "entry 2 of sentences.json is not JSON", "cut off"),
         ("enron", "sentences.json", f'["ok" "{SECRET}"]', "entry 1 of sentences.json is not JSON", "broken"),
