@@ -39,6 +39,15 @@ COMMANDS = {  # each lists what there is, since there is no such method
     "rounding": "federated run sites --model model --out new --shield fog",
     "starcoder2": "models",
 }
+MARK = "--- next ---"
+CALLS = f"""
+import contextlib, sys
+from milkglass.cli.main import app
+for line in sys.argv[1:]:
+    print({MARK!r})
+    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(sys.stdout):
+        app(args=line.split(), prog_name="milkglass")
+"""
 
 
 @dataclass(frozen=True)
@@ -129,13 +138,19 @@ def test_the_shared_tests_run_on_every_example(copy: Path) -> None:
 def test_the_commands_list_what_was_added(copy: Path) -> None:
     for name in ("model", "rows.tsv"):
         (copy / name).touch()
-    for name, line in COMMANDS.items():
-        done = run(copy, "-m", "milkglass.cli.main", *line.split())
-        assert name in done.stdout + done.stderr, done.stdout + done.stderr
+    done = run(copy, "-c", CALLS, *COMMANDS.values())
+    outputs = done.stdout.split(MARK)[1:]
+    for (name, line), output in zip(COMMANDS.items(), outputs, strict=True):
+        assert name in output, (line, output)
 
 
 def test_an_example_is_written_as_the_code_is(copy: Path) -> None:
     files = [one.path for one in examples("python")]
-    for command in (("check",), ("format", "--check")):
-        done = run(copy, "-m", "ruff", *command, "--no-cache", *files)
+    strict = [one for one in files if one.startswith("src/")]
+    for command in (
+        ("ruff", "check", "--no-cache", *files),
+        ("ruff", "format", "--check", "--no-cache", *files),
+        ("mypy", "--cache-dir", "cache", *strict),
+    ):
+        done = run(copy, "-m", *command)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""What README and CONTRIBUTING show is run as it stands there, and figures are those of recipes/results."""
+"""What the README shows is run unchanged, and figures are those of recipes/results."""
 
 from __future__ import annotations
 
