@@ -1,7 +1,7 @@
 """What a site does in a round: FedSGD one gradient, FedAvg one pass over its rows in steps of its own.
 
-Every gradient goes through the site's gradient defence (gradient_defences/) before anything is made of it. Which rows are in a batch, and
-what a shield draws, follows from the site's secret (seeds.py).
+Every gradient goes through the site's gradient defence (gradient_defences/) before anything is made of it. Which rows
+are in a batch, and what a shield draws, follows from the site's secret (seeds.py).
 
 What this module does not know: texts, other sites, whether the rows were obfuscated (checks.py), Flower.
 """
