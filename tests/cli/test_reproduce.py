@@ -222,9 +222,9 @@ def test_columns_of_known_names_are_taken_and_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("cola",), "there is no file to write to"),
-        (("cola", "--out", "x.jsonl"), "it is not said where the data set is"),
-        (("cola", "--hub", "--from", ".", "--out", "x.jsonl"), "both --from and --hub say where the data set is"),
+        (("cola",), "--out is missing"),
+        (("cola", "--out", "x.jsonl"), "where is the data set"),
+        (("cola", "--hub", "--from", ".", "--out", "x.jsonl"), "both --from and --hub were given"),
         (("imdb", "--from", ".", "--out", "x.jsonl"), "there is no data set 'imdb'"),
         (("cola", "--from", ".", "--text-column", "t", "--out", "x.jsonl"), "columns are for files of your own"),
         (("a.csv", "--out", "x.jsonl"), "there is no file a.csv"),

@@ -157,7 +157,7 @@ def build(
 
 
 def _unread(seen: Transcript, held: Sequences, codec: Codec, text: Path) -> Transcript:
-    """The transcript without the texts that an attacker has word for word, in original ids in `held`: whoever has the
+    """The transcript without the texts that an attacker has word for word, in original ids in `held`: anyone with the
     very text needs no attack, and to take them from the attacker instead might leave none."""
     known = {one.tobytes() for one in held}
     sent = seen.tokens

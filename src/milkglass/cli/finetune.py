@@ -54,7 +54,9 @@ def finetune(
         float | None,
         typer.Option(help="The highest learning rate.  [default: 2e-5 for classification, 1e-4 for causal-lm]"),
     ] = None,
-    warmup_ratio: Annotated[float | None, typer.Option(help="Part of the steps that warm up.  [default: 0]")] = None,
+    warmup_ratio: Annotated[
+        float | None, typer.Option(help="Share of the steps in which the rate rises.  [default: 0]")
+    ] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay.  [default: 0]")] = None,
     adam_beta2: Annotated[
         float | None,
@@ -104,12 +106,12 @@ def finetune(
 
     DATA: {"text", "label"} (or "text_pair"), {"messages": [...]}, {"instruction", "input", "output"} or {"text"} in
     JSON Lines, or CSV/TSV with the columns text (or sentence) and label. With --task regression labels are numbers; the
-    server sees them standardised, in the order that they have.
+    server sees them standardised, and in their order.
     """
     if suffix is not None and not SUFFIX.fullmatch(suffix):  # it would cross the wire to be refused there
         raise UsageError(
             f"the suffix {suffix!r} is not 1 to 64 signs of A-Z, a-z, 0-9, _ and -",
-            "give a name like that; it is sent as it stands, so let it say nothing",
+            "give a name like that; it is sent unchanged, so let it reveal nothing",
         )
     unlocked = open_key(key, passphrase_file)
     server_options = ServerOptions(server, token_file, certificate, allow_http)

@@ -64,7 +64,7 @@ def classify(
     allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
-    """Classify texts: a line "label <tab> probability" for each; of a regression its number.
+    """Classify texts: a line "label <tab> probability" for each; for a regression its number.
 
     A line of stdin or --in is a text, {"text": ...} or {"text": ..., "text_pair": ...}.
     """
@@ -106,7 +106,7 @@ def generate(
     allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
-    """Generate text; shown as it comes."""
+    """Generate text, which is shown while it is generated."""
     unlocked = open_key(key, passphrase_file)
     text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
     with open_session(unlocked, model, ServerOptions(server, token_file, certificate, allow_http)) as session:

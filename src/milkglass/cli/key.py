@@ -13,7 +13,7 @@ from milkglass.cli.ui.terminal import bars, emit, moment, note, table
 from milkglass.client.key import usage
 from milkglass.errors import KeyExists, KeyFileError
 
-NEVER = "no audit yet: `milkglass audit` measures after how much text an attacker reads how much"
+NEVER = "no measured budget yet: `milkglass audit` measures after how many tokens an attacker reads which share"
 FRESH = "every text under one key is a piece of the same cipher; give the next job a new key, or less text"
 
 LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
@@ -87,7 +87,7 @@ def for_job(
 def words(used: usage.Usage) -> str:
     lines = [f"encoded under this key, on this machine: {used.tokens:,} tokens in {used.texts:,} texts"]
     if used.parent:
-        gone = "" if Path(used.parent).is_file() else ", which is not there and is not told"
+        gone = "" if Path(used.parent).is_file() else ", which is not there: what this key encodes is not counted there"
         lines.append(f"made for a job from {used.parent}{gone}")
     if used.jobs:
         spread = sum(used.jobs.values())

@@ -84,7 +84,7 @@ def data(
         _list(as_json)
         return
     if out is None:
-        raise UsageError("there is no file to write to", "give --out FILE.jsonl")
+        raise UsageError("--out is missing", "give --out FILE.jsonl, the file to write")
     if out.exists():
         raise UsageError(f"{out} is there already", "give another --out, or remove it first")
     if out.suffix != ".jsonl":
@@ -105,8 +105,8 @@ def data(
         if any(requested):
             raise UsageError("columns are for files of your own", f"{name} has its own")
         if (source is None) != hub:
-            words = "both --from and --hub say" if hub else "it is not said"
-            raise UsageError(f"{words} where the data set is", "give --from FOLDER, or --hub")
+            words = "both --from and --hub were given" if hub else f"where is the data set {name}?"
+            raise UsageError(words, "give --from FOLDER, or --hub")
         score = sets.describe(name).task == "regression"
         result = sets.load(name, source, split, note)
     count = export.write(result, out, score, rows)

@@ -63,6 +63,8 @@ def _stack(body: Any) -> Any:
 
 
 class Lower(torch.nn.Module):
+    """The embeddings and the first layers, which the client runs."""
+
     def __init__(self, model: Any, layer: int) -> None:
         super().__init__()
         self.body = copy.deepcopy(model.base_model)
@@ -87,6 +89,8 @@ class Lower(torch.nn.Module):
 
 
 class Upper(torch.nn.Module):
+    """The other layers and the head, which the server runs."""
+
     def __init__(self, model: Any, layer: int) -> None:
         super().__init__()
         self.model = copy.deepcopy(model)

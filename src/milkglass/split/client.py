@@ -32,6 +32,13 @@ Answer = Callable[[bytes], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class ClientHalf:
+    """The client's half, opened from its folder.
+
+    Attributes:
+        about: what the folder says of itself.
+        client: the half, with its secret.
+    """
+
     about: folders.ClientAbout
     client: EncoderClient = field(repr=False)
 

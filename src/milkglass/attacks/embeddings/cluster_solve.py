@@ -57,7 +57,7 @@ TEMPERATURE = 0.05  # of the rest: likelihood = log softmax(cosine / temperature
 
 @dataclass(frozen=True)
 class ClusterSolve(Solver):
-    """The attack that this module describes.
+    """Cluster solve: find from the scrambled table alone which tokens were mixed with which, and how (our own attack).
 
     Attributes:
         widths: how many neighbours span a cluster, tried in this order.

@@ -31,7 +31,7 @@ def differences(table: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class EDNN(NearestRows):
-    """The attack that this module describes.
+    """EDNN: nearest neighbour on the differences inside an embedding (Lin et al. 2024, Algorithm 1).
 
     Attributes:
         k: how many ranks the guess has.

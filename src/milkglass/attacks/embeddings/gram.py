@@ -81,7 +81,7 @@ def trimmed(before: Tensor, after: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Gram(NearestRows):
-    """The attack that this module describes.
+    """Gram matching: find a secret rotation of the table from what a rotation cannot change.
 
     Attributes:
         landmarks: rows with which products are taken.

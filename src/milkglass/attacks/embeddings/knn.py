@@ -99,7 +99,7 @@ def same_width(transcript: Transcript, knowledge: Knowledge) -> str | None:
 
 @dataclass(frozen=True)
 class KNN(NearestRows):
-    """The attack that this module describes.
+    """KNN: read each scrambled id as the public token whose embedding is nearest (Qu et al. 2021).
 
     Attributes:
         metric: what "nearest" means.

@@ -23,7 +23,7 @@ from milkglass.threat.observations import Transcript
 
 @dataclass(frozen=True)
 class KNNPlus(NearestRows):
-    """The attack that this module describes.
+    """KNN+: the better of KNN and EDNN (Lin et al. 2025, section 6.1).
 
     Attributes:
         sample: how many ids of the rehearsal are compared.

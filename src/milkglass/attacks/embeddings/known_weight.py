@@ -137,7 +137,7 @@ class OverlaidTensors(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class KnownWeight(Preprocessor):
-    """The attack that this module describes.
+    """Known weights: a scheme that transforms whole layers hides nothing, since the server knows those layers.
 
     Attributes:
         then: the attack that reads the table afterwards.

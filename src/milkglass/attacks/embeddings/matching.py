@@ -48,7 +48,7 @@ FLAT = 1e-9  # a smaller scale of noise is none: the tokens have one direction
 
 @dataclass(frozen=True)
 class Matching(Solver):
-    """The attack that this module describes.
+    """Matching: which row of a cluster is which token, from the noise that mixed it (our own attack).
 
     Attributes:
         epsilon: the scheme's; None: estimated.

@@ -39,7 +39,8 @@ TEMPERATURE = 0.05
 
 @dataclass(frozen=True)
 class MeanSolve(Solver):
-    """The attack that this module describes.
+    """Mean solve: where all rows of a cluster are one, find from that row which tokens it is the mean of (our own
+    attack).
 
     Attributes:
         pool: public rows from which a mean is explained at first, at most half the dimensions.

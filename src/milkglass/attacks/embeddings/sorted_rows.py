@@ -147,7 +147,7 @@ def best(transcript: Transcript, knowledge: Knowledge, points: int, tolerance: f
 
 @dataclass(frozen=True)
 class SortedRows(NearestRows):
-    """The attack that this module describes.
+    """Sorted rows: match tokens by what a permutation of columns cannot change (vocabulary matching).
 
     Attributes:
         points: places of a sorted row that are compared.

@@ -60,7 +60,7 @@ def members(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class TunedRows(Solver):
-    """The attack that this module describes.
+    """Fine-tuned weights: rows that moved show which tokens the private texts hold, and roughly how often.
 
     Attributes:
         spread: how far movements of one count scatter, as a standard deviation of their logarithm.

@@ -42,7 +42,7 @@ MOST = 0.5  # share of the vocabulary above which rows are not distinguished
 
 @dataclass(frozen=True)
 class FreeTokens(Inversion):
-    """The attack that this module describes.
+    """Free tokens: the rows of the embeddings' gradient that are not zero are the tokens that were read.
 
     Attributes:
         apart: how far a row must be from the span of the others where all are not zero, relative to its length.

@@ -42,7 +42,7 @@ LEFT = 1e-5  # of the noise's width, below which an entry is rounding
 
 @dataclass(frozen=True)
 class SeedSearch(Inversion):
-    """The attack that this module describes.
+    """Seed search: noise that follows from a seed of 32 bits is found and taken off, and then the gradient is bare.
 
     Attributes:
         first: the first seed that is tried.

@@ -41,7 +41,7 @@ SHAKES = 3  # changes at random to a text that no single change brings nearer
 
 @dataclass(frozen=True)
 class SurvivingEntries(Inversion):
-    """The attack that this module describes.
+    """Surviving entries: what pruning leaves of a gradient still names the tokens, and orders them.
 
     Attributes:
         evaluations: gradients taken for a batch at most.

@@ -31,7 +31,8 @@ def vectors(seen: Activations) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class BagOfWords(Attack):
-    """The attack that this module describes.
+    """Hidden-words: which words does a text contain, from the states that a client sends (Song and Raghunathan 2020,
+    4.2).
 
     Attributes:
         learning_rate, epochs, batch_size: of the linear layer's training by Adam.

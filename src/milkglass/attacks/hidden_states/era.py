@@ -71,7 +71,7 @@ def states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.bool_]]:
 
 @dataclass(frozen=True)
 class ERA(Attack):
-    """The attack that this module describes.
+    """ERA: read generated text by giving the last hidden state to the public head (Lin et al. 2025, section 5.2).
 
     Attributes:
         k: how many ranks the guess has. The guess is about the generated ids, in the order of the outputs.

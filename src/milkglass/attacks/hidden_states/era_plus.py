@@ -49,7 +49,7 @@ ALL = 2.0  # no probability is higher: no id is certain enough to be left alone
 
 @dataclass(frozen=True)
 class ERAPlus(Solver):
-    """The attack that this module describes.
+    """ERA+: embedding replacement, joined over all that was generated, inside the candidates that are known.
 
     Attributes:
         damping: K, from how many places on more of them count little.

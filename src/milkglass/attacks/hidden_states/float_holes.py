@@ -46,7 +46,7 @@ SPARSE = 1 << 10  # of so many factors one is tried where none fits
 
 @dataclass(frozen=True)
 class FloatHoles(Attack):
-    """The attack that this module describes.
+    """Float holes: noise in floating point misses numbers, others for each input, and so names the input.
 
     Attributes:
         k: how many ranks the guess has.

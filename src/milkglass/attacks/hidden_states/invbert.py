@@ -60,7 +60,8 @@ class InvBertModel(torch.nn.Module):
 
 @dataclass(frozen=True)
 class InvBert(Attack):
-    """The attack that this module describes.
+    """InvBert: train a model that turns hidden states back into tokens (Kugler et al. 2021; settings of Zhou et al.
+    2023).
 
     Attributes:
         layer: after which the states are taken.

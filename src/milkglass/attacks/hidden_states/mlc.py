@@ -50,7 +50,8 @@ def embeddings(model: Model, texts: Sequences, groups: Iterable[Ids]) -> tuple[t
 
 @dataclass(frozen=True)
 class MLC(Attack):
-    """The attack that this module describes.
+    """MLC: which words does a text contain, from one vector for the whole text (Song and Raghunathan 2020, section
+    4.2).
 
     Attributes:
         learning_rate, epochs, batch_size: of the linear layer's training by Adam.

@@ -49,7 +49,8 @@ def hidden_of(transcript: Transcript, width: int) -> str | None:
 
 @dataclass(frozen=True)
 class NearestState(Attack):
-    """The attack that this module describes.
+    """Near-hidden: read each hidden vector as the public token whose own representation is nearest (Qu et al. 2021,
+    section 4.2: "embedding inversion", on the states that split inference sends).
 
     Attributes:
         k: how many ranks the guess has.

@@ -71,7 +71,7 @@ class StateInverter(torch.nn.Module):
 
 @dataclass(frozen=True)
 class StateInversion(Attack):
-    """The attack that this module describes.
+    """Invert-hidden: a model trained to turn the states that a client sends back into tokens (Kugler et al. 2021).
 
     Attributes:
         depth: transformer layers of the inversion model, 0 for a linear one.

@@ -30,7 +30,7 @@ from milkglass.threat.observations import Tokens, Transcript
 
 @dataclass(frozen=True)
 class ShadowDecoding(Attack):
-    """The attack that this module describes.
+    """Shadow decoding: the originals of a text read together, each shadow a noisy channel's output (Bayes' rule).
 
     Attributes:
         prior: of the even choice, in tokens.

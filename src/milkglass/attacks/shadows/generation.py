@@ -38,7 +38,7 @@ TOKENS = 1024  # shadows in a batch
 
 @dataclass(frozen=True)
 class ShadowGeneration(Attack):
-    """The attack that this module describes.
+    """LLM generation: a causal language model learns to write originals after their shadows (the paper's fifth attack).
 
     Attributes:
         base: the folder of a causal model; None: a new one of `width` and `layers`.

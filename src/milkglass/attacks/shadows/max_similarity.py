@@ -19,7 +19,7 @@ from milkglass.sequences import Ids
 
 @dataclass(frozen=True)
 class ShadowMaximum(Rule):
-    """The attack that this module describes.
+    """Maximum similarity: each shadow token becomes the original that is nearest to it.
 
     Attributes:
         k: how many originals are listed of each.

@@ -18,7 +18,7 @@ from milkglass.sequences import Ids
 
 @dataclass(frozen=True)
 class ShadowMean(Rule):
-    """The attack that this module describes.
+    """Mean embedding: each shadow token becomes the original nearest to the mean of them all.
 
     Attributes:
         k: how many originals are listed of each.

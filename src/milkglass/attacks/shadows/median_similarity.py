@@ -18,7 +18,7 @@ from milkglass.sequences import Ids
 
 @dataclass(frozen=True)
 class ShadowMedian(Rule):
-    """The attack that this module describes.
+    """Median similarity: each shadow token becomes the original in the middle, by likeness to it.
 
     Attributes:
         k: how many originals are listed of each.

@@ -22,7 +22,7 @@ from milkglass.sequences import Ids
 
 @dataclass(frozen=True)
 class ShadowSampling(Rule):
-    """The attack that this module describes.
+    """Sampling: each shadow token becomes an original drawn by likeness to it.
 
     Attributes:
         k: how many originals are listed of each.

@@ -157,7 +157,7 @@ def _unit(values: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class ChannelAttack(Attack):
-    """The attack that this module describes.
+    """Channel: read sanitized text as a noisy channel's output (Shannon; Bayes' rule with a model of the language).
 
     Attributes:
         rehearsals: how often the public text is sanitized.

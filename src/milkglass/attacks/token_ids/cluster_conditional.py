@@ -27,7 +27,7 @@ from milkglass.threat.observations import Transcript, Weights
 
 @dataclass(frozen=True)
 class ClusterConditional(Attack):
-    """The attack that this module describes.
+    """The cluster-conditional guess: each scrambled id is the commonest public token of its cluster.
 
     Attributes:
         k: how many members are listed.

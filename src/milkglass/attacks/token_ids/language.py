@@ -64,7 +64,7 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True)
 class LanguageModel(Solver):
-    """The attack that this module describes.
+    """A language model over the candidates: what decipherment leaves open, a model that has read far more can settle.
 
     Attributes:
         reader: a causal model, embedded or in a folder.

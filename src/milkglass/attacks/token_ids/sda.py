@@ -59,7 +59,7 @@ class Scorer(torch.nn.Module):
 
 @dataclass(frozen=True)
 class SDA(Attack):
-    """The attack that this module describes.
+    """SDA: substitution deciphering with a model that scores sentences (Lin et al. 2025, sections 5.2, C.4, Table 4).
 
     Attributes:
         candidates: K_A.

@@ -33,7 +33,7 @@ from milkglass.threat.observations import Tokens, Transcript
 
 @dataclass(frozen=True)
 class TextInContext(Attack):
-    """The attack that this module describes.
+    """Text in context: where an id names a cluster and no token, read each place by its neighbours (our own attack).
 
     Attributes:
         k: how many members are listed.

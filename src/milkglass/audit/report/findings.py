@@ -257,10 +257,10 @@ def _special(scene: Scene) -> Finding | None:
     if not count:
         return None
     return Finding(
-        "Special tokens and lengths are read by anybody",
+        "Special tokens and lengths are read by anyone",
         f"a row is permuted and not mixed: here {count:,}, special tokens and empty rows",
         "Where a text begins and ends, how long it is, who speaks in a conversation: this is not hidden.",
-        "--cluster-special mixes special tokens, too; their places give them away all the same.",
+        "--set cluster_special=true mixes special tokens too; their places identify them all the same.",
     )
 
 

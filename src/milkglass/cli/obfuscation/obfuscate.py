@@ -26,12 +26,12 @@ def obfuscate(
     out: Annotated[Path, typer.Argument(help="The new folder to write.")],
     key: KeyFile,
     scheme: Annotated[
-        str | None, typer.Option(help="The scheme; one that there is not lists them.  [default: obfuslm]")
+        str | None, typer.Option(help="The scheme; an unknown name lists them.  [default: obfuslm]")
     ] = None,
     k: Annotated[int | None, typer.Option(help="Cluster size.  [default: 10]")] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="How strongly likeness decides the mixture.  [default: 0.1 for encoders, 1 for decoders]"),
+        typer.Option(help="How strongly similarity decides the mixture.  [default: 0.1 for encoders, 1 for decoders]"),
     ] = None,
     bands: Annotated[
         float | None,

@@ -25,9 +25,7 @@ KeyFile = Annotated[Path, typer.Option("--key", help="The key file.", show_defau
 PassphraseFile = Annotated[
     Path | None, typer.Option("--passphrase-file", help="A file with the key's passphrase on its first line.")
 ]
-ModelRef = Annotated[
-    str | None, typer.Option("--model", help="The original model, if it moved since the key was made.")
-]
+ModelRef = Annotated[str | None, typer.Option("--model", help="The original model, if it has moved.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, errors as JSON on stderr.")]
 ServerUrl = Annotated[
     str,

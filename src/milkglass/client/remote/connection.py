@@ -1,7 +1,8 @@
-"""One server over HTTP: who may be told the token, what is tried again, and what an error answer becomes.
+"""One server over HTTP: where everything that is sent leaves this machine.
 
-What this module does not know: the server's routes, keys, and what is sent. A server is not trusted: all of its JSON is
-read by strict_json.py, every exchange has a deadline, and redirects are not followed.
+It decides who receives the token, what is tried again, and what an error answer becomes. The scrambled ids that it
+sends come from session.py, through remote.py; it does not read them. A server is not trusted: all of its JSON is read
+by strict_json.py, every exchange has a deadline, and redirects are not followed.
 """
 
 from __future__ import annotations
@@ -41,8 +42,14 @@ TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """attempts: tries of one call. first, longest: seconds between two, doubling. pause: what sleeps (for tests). tell:
-    receives why it takes long."""
+    """When a call is tried again.
+
+    Attributes:
+        attempts: tries of one call.
+        first, longest: seconds between two, doubling.
+        pause: what sleeps (for tests).
+        progress: receives the reason of a long wait.
+    """
 
     attempts: int = 7
     first: float = 0.25

@@ -53,7 +53,7 @@ class AttackRecipe(Recipe):
         rows: how many of its texts are private; the rest may be public.
         order: which ones.
         public: for each attacker files, "rest", or "private 10 %".
-        attacks: see attack_specs.py.
+        attacks: see entries.py.
         variants: parameters of a scheme.
         curve: whether the key's budget is measured too.
         seconds: how long an attack may take, all its attackers together; one that does not end by then fails the

@@ -65,7 +65,7 @@ class BiLSTMRecipe(Recipe):
         seed: of the keys, the trainings and the texts that are attacked.
         data: for each split a file, or a data set by name.
         training: of every variant.
-        attacks: see attack_specs.py; those that need no text of the attacker's.
+        attacks: see entries.py; those that need no text of the attacker's.
         variants: parameters of a scheme; none mean plain.
         evaluation: texts, how many training texts, drawn by the seed, the attacks are graded on.
     """

@@ -1,10 +1,11 @@
 """Recipes of kind "comparison": defences x data x seeds, each trained, and attacks on what each of them sends.
 
     [data.sst2]
-    train = "sst2/train.tsv"         a file or a data set by name (experiments/data_refs.py); held_out: what utility is
-    measured on held_out = "sst2/dev.tsv" rows = 8000                      of train, drawn by the seed; left out: all
+    train = "sst2/train.tsv"         a file or a data set by name (experiments/data_refs.py)
+    held_out = "sst2/dev.tsv"        what utility is measured on
+    rows = 8000                      of train, drawn by the seed; left out: all
 
-    [defences."custext+"]            see milkglass/defences.py; an empty one is plain
+    [defences."custext+"]            see defences/catalogue.py; an empty one is plain
     [attacked]                       rows: private ones, of train; public: how many others an attacker has
 
 A defence's entry may lay tables `training` and `attacked` of its own over these: with a key for each job, `rows` are
@@ -55,7 +56,7 @@ class Comparison(Recipe):
         data: see above.
         defences: see above.
         training: of every cell; a defence's entry may lay a table of this name over it.
-        attacks: see attack_specs.py.
+        attacks: see entries.py.
         attacked: as `training`; see procedures/leakage.py.
     """
 

@@ -98,7 +98,7 @@ class GradientRecipe(SharedStepRecipe):
 
     Attributes:
         texts: fields of `GradientTexts`.
-        attacks: see attack_specs.py.
+        attacks: see entries.py.
     """
 
     texts: Mapping[str, Any]

@@ -36,6 +36,8 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
 
 
 class Jobs:
+    """The queue: jobs are checked, kept, started one at a time, watched, and ended."""
+
     def __init__(
         self, settings: ServerSettings, home: DataDir, store: Store, registry: Registry, uploads: Uploads
     ) -> None:

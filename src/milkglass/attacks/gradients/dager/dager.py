@@ -34,7 +34,7 @@ from milkglass.threat.observations import Transcript
 
 @dataclass(frozen=True)
 class DAGER(Inversion):
-    """The attack that this module describes.
+    """DAGER: exact inversion, since the gradient of a layer that reads few vectors spans nothing else.
 
     Attributes:
         first, second: how far a vector may be from the span of the first and of the second layer, relative to its

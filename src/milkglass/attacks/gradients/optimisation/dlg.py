@@ -27,7 +27,7 @@ from milkglass.threat.attack import Budget
 
 @dataclass(frozen=True)
 class DLG(Optimising):
-    """The attack that this module describes.
+    """DLG (Zhu, Liu and Han 2019): embeddings whose gradients are those that were shared.
 
     Attributes:
         steps, rate: of Adam.

@@ -35,7 +35,7 @@ from milkglass.threat.attack import Budget
 
 @dataclass(frozen=True)
 class GRAB(Optimising):
-    """The attack that this module describes.
+    """GRAB (Feng et al. 2024): matching gradients and dropout together, then a search among the tokens that were met.
 
     Attributes:
         starts, permutations: draws, and orders of the best one.

@@ -38,7 +38,7 @@ LANGUAGE = {"cosine": 0.2, "squares": 60.0}
 
 @dataclass(frozen=True)
 class LAMP(Optimising):
-    """The attack that this module describes.
+    """LAMP (Balunovic et al. 2022): matching gradients in turn with reordering tokens, under a model of the language.
 
     Attributes:
         kind: "cosine", or "squares" with L1 (the paper's LAMP_cos and LAMP_L2+L1).

@@ -25,7 +25,7 @@ from milkglass.threat.attack import Budget
 
 @dataclass(frozen=True)
 class TAG(Optimising):
-    """The attack that this module describes.
+    """TAG (Deng et al. 2021): DLG with a second term, the sum of absolute differences.
 
     Attributes:
         steps, rate: of Adam.

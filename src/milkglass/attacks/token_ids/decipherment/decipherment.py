@@ -63,7 +63,7 @@ KEPT = 30  # readings kept for an id that had no candidates before
 
 @dataclass(frozen=True)
 class Decipherment(Solver):
-    """The attack that this module describes.
+    """Corpus decipherment: one substitution for the whole corpus, so all of its text solves it together.
 
     Attributes:
         sharper, tau: tau is `sharper` times the likeliest one, or `tau` where that is not None.
