@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from milkglass.errors import UsageError
+
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
@@ -38,7 +40,11 @@ def atomic_path(target: Path, replace: bool = True, private: bool = True) -> Ite
 
     Raises:
         FileExistsError: `replace` is false and the name is taken, also by a file that appeared in the meantime.
+        UsageError: the name is a folder's, a device's or a pipe's. A link to a file stays a link.
     """
+    target = target.resolve() if target.is_symlink() else target
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target} is not a file", "give the name of a file")
     partial = _beside(target)
     try:
         os.close(os.open(partial, NEW, 0o600 if private else 0o666))
@@ -96,8 +102,10 @@ def new_dir(target: Path, private: bool = True) -> Iterator[Path]:
         partial.mkdir(parents=True)
     try:
         yield partial
-        for path in partial.rglob("*") if private else ():
-            path.chmod(0o700 if path.is_dir() else 0o600)
+        for path in (one for one in partial.rglob("*") if not one.is_symlink()):
+            if private:
+                path.chmod(0o700 if path.is_dir() else 0o600)
+            sync(path)
         partial.rename(target)
         sync(target.parent)
     finally:

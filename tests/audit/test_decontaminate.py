@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milkglass.audit.decontaminate import WORDS, decontaminate, normalised, without_private
+from milkglass.audit.decontaminate import WORDS, as_read, decontaminate, normalised, read_texts, without_private
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.sequences import Sequences
 from tests import tiny
@@ -70,3 +70,27 @@ def test_texts_that_are_there_as_ids_are_compared_as_they_read(tmp_path: Path) -
     ids = Sequences.of(tokenizer(texts)["input_ids"])
     left = without_private(ids, ids.chosen(np.array([0])), tokenizer)
     assert [one.tolist() for one in left] == [one.tolist() for one in ids.chosen(np.array([1, 2]))]
+
+
+def test_a_script_without_blanks_has_words_too() -> None:
+    assert decontaminate(["他说病人昨天发烧了", "今天很好"], ["病人昨天发烧"]).tolist() == [1]
+
+
+class WordPieces:
+    """A tokenizer without the word "Zürich"."""
+
+    words = ("[UNK]", "patient", "has", "fever")
+
+    def __call__(self, texts: list[str], **options: object) -> dict[str, list[list[int]]]:
+        known = {word: number for number, word in enumerate(self.words)}
+        return {"input_ids": [[known.get(word, 0) for word in text.split()] for text in texts]}
+
+    def batch_decode(self, ids: list[list[int]], skip_special_tokens: bool) -> list[str]:
+        return [" ".join(self.words[one] for one in row if one or not skip_special_tokens) for row in ids]
+
+
+def test_a_word_that_the_tokenizer_does_not_know_is_in_neither() -> None:
+    text = "patient Z\u00fcrich has fever"
+    private = read_texts(Sequences.of([np.array([1, 0, 2, 3], np.int64)]), WordPieces())
+    assert len(decontaminate([text], private)) == 1, "as it is written it looks like another text"
+    assert not len(decontaminate(as_read([text], WordPieces()), private))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from milkglass import files
+from milkglass.errors import UsageError
 
 
 def mode(path: Path) -> int:
@@ -96,3 +97,15 @@ def test_what_is_given_to_others_has_the_mode_of_any_file(tmp_path: Path) -> Non
         (partial / "y").write_text("public")
     modes = [mode(tmp_path / name) for name in ("x", "a/b", "a/b/y")]
     assert modes == [0o666, 0o777, 0o666]  # the umask is 0 here
+
+
+def test_a_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    files.write(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(UsageError, match="is not a file"):
+            files.write(tmp_path / name, "x")
+    assert (tmp_path / "pipe").is_fifo()

@@ -48,6 +48,11 @@ ALLOWED = {
     ),
     "__init__": "client models schemes",
 }
+# Files of an allowed room that a room must not import all the same.
+DENIED = {
+    "attacks": {"threat.truth", "threat.defence"},  # an attack neither grades itself nor holds a defence
+}
+GAME = {"threat.attack", "threat.guess", "threat.knowledge", "threat.observations"}  # import neither truth nor metrics
 SUBROOMS = (
     "attacks",
     "client",
@@ -86,6 +91,33 @@ def module_of(name: str) -> str:
     while parts and not (SOURCE.joinpath(*parts).is_dir() or SOURCE.joinpath(*parts).with_suffix(".py").is_file()):
         parts.pop()
     return "/".join(parts)
+
+
+def denied(name: str, refused: set[str]) -> bool:
+    return any(f"{name}.".startswith(f"{one}.") for one in refused)
+
+
+@pytest.mark.parametrize("room", DENIED)
+def test_a_room_imports_no_file_that_is_denied_to_it(room: str) -> None:
+    for path in files_of(room):
+        bad = {name for name in imports(path) if denied(name, DENIED[room])}
+        assert not bad, f"{path.relative_to(SOURCE)} imports {sorted(bad)}"
+
+
+@pytest.mark.parametrize("name", sorted(GAME))
+def test_what_an_attack_uses_of_the_game_knows_no_truth(name: str) -> None:
+    names = imports(SOURCE.joinpath(*name.split(".")).with_suffix(".py"))
+    assert not {one for one in names if denied(one, {"threat.truth", "threat.defence", "metrics"})}
+
+
+def test_the_walls_see_an_import_of_the_truth(tmp_path: Path) -> None:
+    for line in (
+        "from milkglass.threat.truth import Truth",
+        "from milkglass.threat import truth",
+        "import milkglass.threat.truth",
+    ):
+        (tmp_path / "x.py").write_text(line + "\n")
+        assert any(denied(name, DENIED["attacks"]) for name in imports(tmp_path / "x.py")), line
 
 
 def test_every_room_has_a_row() -> None:

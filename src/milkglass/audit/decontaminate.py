@@ -25,6 +25,9 @@ from numpy.typing import NDArray
 from milkglass.sequences import Ids, Sequences
 
 WORDS = 3  # from which on a text is searched for inside others
+_WORD = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+"
+)  # of scripts without blanks, a character
 _END = "\n"  # between texts; no normalised text contains it
 
 
@@ -50,13 +53,22 @@ def read_texts(ids: Sequences, tokenizer: Any) -> list[str]:
     return [str(one) for one in tokenizer.batch_decode([one.tolist() for one in ids], skip_special_tokens=True)]
 
 
+def as_read(texts: Sequence[str], tokenizer: Any) -> list[str]:
+    """Texts as the tokenizer reads them, to be compared with what `read_texts` gave: a word that it does not know is in
+    neither."""
+    if not texts:
+        return []
+    ids = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+    return [str(one) for one in tokenizer.batch_decode(ids, skip_special_tokens=True)]
+
+
 def normalised(text: str) -> str:
     """Its letters and digits: "Café, isn't" becomes "cafeisnt"."""
     return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text).lower()))
 
 
 def _is_long(text: str) -> bool:
-    return len(re.findall(r"\w+", text)) >= WORDS
+    return len(_WORD.findall(text)) >= WORDS
 
 
 def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[str, int]]:

@@ -244,7 +244,8 @@ class _Runner:
     def _budget(self, turn: AttackTurn) -> Budget:
         """What is left; a part of it for an attack that would use all there is, and for one that others wait for."""
         if self.rules.own_budget is not None:
-            return replace(self.rules.own_budget(), stopped=self.stop.is_set)
+            own = self.rules.own_budget()
+            return replace(own, stopped=lambda: own.stopped() or self.stop.is_set())
         left = max(GRACE if turn.waits else 1.0, self.budget.left())
         seconds = CHAIN * left if turn.early else left
         return Budget(max(left / 2, turn.min_seconds) if turn.min_seconds else seconds, stopped=self.stop.is_set)

@@ -22,8 +22,8 @@ class Classified:
         score: of a regression, in the unit of the training data where the key knows its scale.
     """
 
-    label: str
-    probabilities: Mapping[str, float]
+    label: str = field(repr=False)
+    probabilities: Mapping[str, float] = field(repr=False)
     score: float | None = None
 
     @property
@@ -59,7 +59,7 @@ class Answer:
     pieces: Iterator[str] = field(repr=False)
     prompt_tokens: int
     ids: list[int] = field(default_factory=list, repr=False)
-    text: str = ""
+    text: str = field(default="", repr=False)
 
     @property
     def tokens(self) -> int:
@@ -118,8 +118,8 @@ class Conversation:
     """
 
     ask: Callable[[list[Message]], Answer] = field(repr=False)
-    start: Sequence[Message]
-    turns: list[Message] = field(init=False)
+    start: Sequence[Message] = field(repr=False)
+    turns: list[Message] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.clear()

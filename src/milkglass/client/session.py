@@ -85,6 +85,10 @@ class Session:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. A session that is closed sends nothing more."""
         self.remote.connection.close()
 
     # --- models -------------------------------------------------------------------------------------------------------
@@ -202,20 +206,20 @@ class Session:
         """
         ids = self.prompt(prompt) if isinstance(prompt, str) else prompt
         self.require_generator(model)
-        return self.answer(model, ids, sampling)
+        return self._answer(model, ids, sampling)
 
     def chat(self, model: str, system: str | None = None, sampling: Sampling | None = None) -> Conversation:
         """A conversation in the model's chat template. Raises NoChatTemplate, UnsupportedModel."""
         start = _system(system)
         self.codec.encode_chat([*start, {"role": "user", "content": "hi"}])  # no template: said before anyone types
         self.require_generator(model)
-        return Conversation(lambda turns: self.answer(model, self.codec.encode_chat(turns), sampling), start)
+        return Conversation(lambda turns: self._answer(model, self.codec.encode_chat(turns), sampling), start)
 
     def require_generator(self, model: str) -> None:
         if self.describe(model).get("kind") == "encoder":
             raise UnsupportedModel(f"{model} is an encoder: it cannot generate", "use `milkglass classify`")
 
-    def answer(self, model: str, ids: NDArray[Any], sampling: Sampling | None = None) -> Answer:
+    def _answer(self, model: str, ids: NDArray[Any], sampling: Sampling | None = None) -> Answer:
         """As `generate`, of a model that was described already."""
         sampling = sampling or Sampling()
         if not sampling.stop_token_ids:

@@ -20,6 +20,7 @@ from milkglass.attacks.catalogue import ATTACKS
 from milkglass.attacks.embeddings.knn import nearest
 from milkglass.client.codec.codec import Codec
 from milkglass.demo.result import DemoToken, View
+from milkglass.errors import UsageError
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import Budget, why_not
@@ -77,7 +78,8 @@ def deciphered(uploaded: Model, public: Model, sent: Sequences, text: Sequences,
     knowledge, rng = Knowledge(public_model=public, corpus=text), np.random.default_rng(0)
     for name in CHAIN:
         attack = ATTACKS[name]
-        assert isinstance(attack, Solver) and why_not(attack, transcript, knowledge) is None
+        if (reason := why_not(attack, transcript, knowledge)) or not isinstance(attack, Solver):
+            raise UsageError(f"{name} cannot attack this demo: {reason or 'it hands nothing on'}", "report this")
         knowledge = replace(knowledge, candidates=attack.learn(transcript, knowledge, Budget(), rng))
     assert knowledge.candidates is not None
     table = ranked(knowledge.candidates, transcript.size, RANKS).table

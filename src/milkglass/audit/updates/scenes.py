@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from milkglass.attacks.shadows.inverse import inverse
-from milkglass.audit.decontaminate import decontaminate, read_texts
+from milkglass.audit.decontaminate import as_read, decontaminate, read_texts
 from milkglass.audit.gradient_scene import gradient_scene, truth_of
 from milkglass.audit.scene import Scene
 from milkglass.audit.updates.replay import RecordedRun, Round, SiteTexts
@@ -104,7 +104,8 @@ class AuditedSite:
         read = read_texts(self.texts.originals, self.tokenizer)
         private = [one for number, one in enumerate(read) if number in attacked]
         every = [*self.public.texts, *(one for number, one in enumerate(read) if number not in attacked)]
-        left = decontaminate(every, private)
+        shown = [*as_read(self.public.texts, self.tokenizer), *every[len(self.public.texts) :]]
+        left = decontaminate(shown, private)
         given = int((left < len(self.public.texts)).sum())
         corpus = self._encoded([every[number] for number in left])
         counts = (given, len(left) - given, len(every) - len(left))

@@ -7,7 +7,7 @@ key's information with one thing changed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from milkglass.client.label_scale import Scale
@@ -23,7 +23,7 @@ class KeyInfo:
         document: as it stands in the key file (docs/formats.md).
     """
 
-    document: Mapping[str, Any]
+    document: Mapping[str, Any] = field(repr=False)
 
     @classmethod
     def new(cls, model: str, kind: str, tokenizer_digest: str, scheme: Mapping[str, Any]) -> KeyInfo:

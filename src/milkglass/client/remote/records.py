@@ -1,4 +1,4 @@
-"""Records of a server: models, files, uploads, jobs and events. One Shape reads each kind of them.
+"""Records of a server: models, files, uploads, jobs and events. One RecordShape reads each kind of them.
 
 So every later use, in words or in numbers, meets the types that it expects. Strings and numbers themselves are made
 safe by strict_json.py. Each function raises RemoteError for what cannot be.
@@ -87,7 +87,7 @@ def model(record: Any) -> dict[str, Any]:
 
 
 def job(record: Any) -> dict[str, Any]:
-    """`progress` is an object, and `error` null or {"message": text}; the rest as in Shape."""
+    """`progress` is an object, and `error` null or {"message": text}; the rest as in RecordShape."""
     result = _JOB.read(record)
     error = result.get("error")
     message = error.get("message") if isinstance(error, dict) else error

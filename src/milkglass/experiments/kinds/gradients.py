@@ -31,7 +31,7 @@ import torch
 
 from milkglass import files
 from milkglass.attacks.shadows.inverse import inverse
-from milkglass.audit.decontaminate import decontaminate, read_texts
+from milkglass.audit.decontaminate import as_read, decontaminate, read_texts
 from milkglass.audit.gradient_scene import MEASURES, gradient_scene, truth_of
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.run import RECIPE, run
@@ -251,6 +251,6 @@ def _rows(
     if expected.public:
         from_ = data_refs.examples(data, expected.reference) if expected.reference else order[half:]
         secret = read_texts(private.ids, tokenizer)
-        others = [from_[i] for i in decontaminate([one.text for one in from_], secret)]
+        others = [from_[i] for i in decontaminate(as_read([one.text for one in from_], tokenizer), secret)]
         public = rows_of(tokenizer, others, None, RowFilter(expected.public), rng).ids
     return private, public, 2 if numbers is None else len(numbers)
