@@ -357,9 +357,9 @@ def test_pickled_weights_are_refused_and_paths_in_an_index_too(tmp_path: Path) -
 MEASURE = """
 import sys
 from pathlib import Path
-from milkglass.checkpoint import Checkpoint
-from milkglass.client.making import new_key
-from milkglass.client.scramble import scramble
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.client.key.generate import new_key
+from milkglass.client.obfuscate.scramble import scramble
 from milkglass.schemes.obfuslm import ObfusLM
 base = Checkpoint.open(Path(sys.argv[1]))
 scramble(base, new_key(base, "base", ObfusLM(k=64), base.digest()), Path(sys.argv[2]), delta=sys.argv[3] == "delta")
