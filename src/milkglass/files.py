@@ -1,8 +1,8 @@
 """Files and folders that appear whole or not at all, and that only their owner can read.
 
 One guarantee for all that Milkglass writes for its user: mode 0600 (folders 0700) from the first byte, content on the
-disk before the name is, and the old content under the name until then. What a stopped writer leaves behind is named
-`.NAME.XXXXXXXX.tmp` and is never read.
+disk before the name is, and the old content under the name until then. A writer that is killed leaves `.NAME.`, eight
+hexadecimal digits and `.tmp` behind, which is never read.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _of_words(
     private: Sequence[str],
     public: Mapping[str, Sequence[str]],
 ) -> Scene:
-    """Ids are the public ones. Where words are replaced, a text's pieces are told apart by the words they are of."""
+    """The scene of a defence that sends words: ids are public ones. `Truth.origin` gives each piece's word."""
     sent, original, origin = crossed(client, private)
     public_ids = {who: crossed(client, texts)[1] for who, texts in public.items()}
     truth = replace(_truth(client.codec, sent, original, public_ids), origin=origin)

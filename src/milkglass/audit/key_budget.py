@@ -69,7 +69,7 @@ def measure(
 
 
 def _shares(scene: Scene, reading: Ids) -> tuple[float, float]:
-    """Of the running and of the content tokens; nan where there are none."""
+    """Shares of the running and of the content tokens that are read rightly; nan where the scene has no such token."""
     sent = scene.truth.tokens
     counted = scene.truth.ordinary[sent.ids]
     right = reading == sent.ids

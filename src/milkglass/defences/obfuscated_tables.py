@@ -95,8 +95,8 @@ class TableDefence(Defence):
     """A scheme of `schemes/`: the vocabulary permuted, the tables rewritten.
 
     Attributes:
-        bands: the factor of frequency bands that are counted on the corpus; None where there are none, or the scheme
-            has them already.
+        bands: the factor of frequency bands that are counted on the corpus. None: no bands, or bands that the scheme
+            has already.
     """
 
     scheme: Scheme

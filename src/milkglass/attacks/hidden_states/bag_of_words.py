@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from milkglass.attacks.hidden_states.mlc import MLC
-from milkglass.threat.attack import Attack, Budget
+from milkglass.attacks.hidden_states.mlc import LinearWords
+from milkglass.threat.attack import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
@@ -30,23 +30,13 @@ def vectors(seen: Activations) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class BagOfWords(Attack):
+class BagOfWords(LinearWords):
     """Hidden-words: which words does a text contain, from the states that a client sends (Song and Raghunathan 2020,
     4.2).
-
-    Attributes:
-        learning_rate, epochs, batch_size: of the linear layer's training by Adam.
-        threshold: a word's probability from which it is named.
     """
-
-    learning_rate: float = 1e-2
-    epochs: int = 30
-    batch_size: int = 64
-    threshold: float = 0.5
 
     name = "hidden-words"
     title = "Words in a text, from states"
-    paper = MLC.paper
     sees = frozenset({Activations})
     assumes = frozenset({"corpus", "observe"})
     min_seconds = 10.0
@@ -64,6 +54,5 @@ class BagOfWords(Attack):
         centre, spread = known.mean(0), known.std(0, correction=0).clamp_min(1e-6)
         seen = torch.cat([vectors(one) for one in transcript.all(Activations)])
         words = np.unique(public.ids)
-        mlc = MLC(self.learning_rate, self.epochs, self.batch_size, self.threshold)
-        layer = mlc.train((known - centre) / spread, public, words, budget, rng)
-        return Guess(bags=mlc.named(layer, (seen - centre) / spread, np.ones(len(seen), np.bool_), words))
+        layer = self.train((known - centre) / spread, public, words, budget, rng)
+        return Guess(bags=self.named(layer, (seen - centre) / spread, np.ones(len(seen), np.bool_), words))

@@ -49,12 +49,11 @@ def embeddings(model: Model, texts: Sequences, groups: Iterable[Ids]) -> tuple[t
 
 
 @dataclass(frozen=True)
-class MLC(Attack):
-    """MLC: which words does a text contain, from one vector for the whole text (Song and Raghunathan 2020, section
-    4.2).
+class LinearWords(Attack):
+    """A linear layer that names the words of a text from one vector: what MLC and hidden-words share.
 
     Attributes:
-        learning_rate, epochs, batch_size: of the linear layer's training by Adam.
+        learning_rate, epochs, batch_size: of the layer's training by Adam.
         threshold: a word's probability from which it is named.
     """
 
@@ -63,36 +62,9 @@ class MLC(Attack):
     batch_size: int = 64
     threshold: float = 0.5
 
-    name = "mlc"
-    title = "Words in a text (multi-label)"
     paper = papers.EMBEDDING_LEAKAGE.but(
         "Rate 1e-2 on standardised embeddings in place of 5e-5: with a small corpus the latter learns nothing."
     )
-    sees = frozenset({Weights, Tokens})
-    assumes = frozenset({"public_model", "corpus", "simulate"})
-    min_seconds = 30.0
-
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        corpus = required(knowledge.corpus)
-        if not len(corpus.ids):
-            return "the public text holds no token"
-        if (corpus.lengths > 0).sum() < 2:
-            return "one public text is too few: its embedding cannot be distinguished from others"
-        return None
-
-    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        corpus = required(knowledge.corpus)
-        provided, (order, other) = budget.left(), rng.spawn(2)
-        own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
-        public, sent = corpus.mapped(sigma), transcript.tokens
-        means, read = embeddings(own, public, within(public, budget, order, PUBLIC * provided))
-        public, means = corpus.chosen(np.flatnonzero(read)), means[torch.from_numpy(read)]
-        centre = means.mean(0)
-        spread = means.std(0).clamp_min(1e-6) if len(means) > 1 else torch.ones_like(centre)
-        seen, reached = embeddings(transcript.model, sent, within(sent, budget, other, SENT * provided))
-        words = np.unique(public.ids)
-        layer = self.train((means - centre) / spread, public, words, budget, rng)
-        return Guess(bags=self.named(layer, (seen - centre) / spread, reached, words))
 
     @torch.inference_mode()
     def named(
@@ -132,3 +104,38 @@ class MLC(Attack):
                 optimiser.step()
             budget.progress((epoch + 1) / self.epochs)
         return layer
+
+
+@dataclass(frozen=True)
+class MLC(LinearWords):
+    """MLC: which words does a text contain, from one vector for the whole text (Song and Raghunathan 2020, section
+    4.2).
+    """
+
+    name = "mlc"
+    title = "Words in a text (multi-label)"
+    sees = frozenset({Weights, Tokens})
+    assumes = frozenset({"public_model", "corpus", "simulate"})
+    min_seconds = 30.0
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        corpus = required(knowledge.corpus)
+        if not len(corpus.ids):
+            return "the public text holds no token"
+        if (corpus.lengths > 0).sum() < 2:
+            return "one public text is too few: its embedding cannot be distinguished from others"
+        return None
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        corpus = required(knowledge.corpus)
+        provided, (order, other) = budget.left(), rng.spawn(2)
+        own, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
+        public, sent = corpus.mapped(sigma), transcript.tokens
+        means, read = embeddings(own, public, within(public, budget, order, PUBLIC * provided))
+        public, means = corpus.chosen(np.flatnonzero(read)), means[torch.from_numpy(read)]
+        centre = means.mean(0)
+        spread = means.std(0).clamp_min(1e-6) if len(means) > 1 else torch.ones_like(centre)
+        seen, reached = embeddings(transcript.model, sent, within(sent, budget, other, SENT * provided))
+        words = np.unique(public.ids)
+        layer = self.train((means - centre) / spread, public, words, budget, rng)
+        return Guess(bags=self.named(layer, (seen - centre) / spread, reached, words))
