@@ -31,7 +31,8 @@ def test_an_upload_goes_on_after_a_kill(tmp_path: Path) -> None:
                 server.kill()  # in the middle of a chunk
                 yield data[400_000:]
 
-            headers = {"Upload-Offset": "300000", "Chunk-SHA256": sha256(data[300_000:])}
+            rest = data[300_000:]
+            headers = {"Upload-Offset": "300000", "Chunk-SHA256": sha256(rest), "Content-Length": str(len(rest))}
             with pytest.raises(httpx2.TransportError):
                 client.put(f"/v1/uploads/{key}", content=cut(), headers=headers)
         server._start_process()
