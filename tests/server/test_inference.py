@@ -270,3 +270,14 @@ def test_a_load_that_fails_is_told_to_all_and_tried_again(
             patch.setattr(model_cache, "build", broken)
             assert client.post("/v1/completions", json={**GREEDY, "prompt": [1]}).status_code == 400
         assert client.post("/v1/completions", json={**GREEDY, "prompt": [1]}).status_code == 200
+
+
+def test_a_model_without_weights_says_so(folders: dict[str, Path], tmp_path: Path) -> None:
+    """The demo removes them when it ends, and keeps the rest of its server's home."""
+    with running(tmp_path / "home") as client:
+        register(client, "llama", folders["llama-untied"])
+        for weights in (tmp_path / "home" / "models" / "llama").glob("*.safetensors"):
+            weights.unlink()
+        answer = client.post("/v1/completions", json={**GREEDY, "prompt": [1]})
+    assert answer.status_code == 400
+    assert "weights are gone" in answer.json()["error"]["message"]

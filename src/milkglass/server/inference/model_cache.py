@@ -138,6 +138,9 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
 
     if not folder.is_dir():
         raise NotFound("there is no such model: it was deleted a moment ago", "list the models that the server has")
+    if not any(folder.glob("*.safetensors")):
+        log.warning("model not loaded: its folder holds no weights")
+        raise CorruptCheckpoint("this model's weights are gone from the server's disk", "upload it again")
     disable_progress_bar()  # the log is not a terminal
     if settings.inference_threads:
         torch.set_num_threads(settings.inference_threads)
