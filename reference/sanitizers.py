@@ -42,6 +42,29 @@ def santext_law(x: Matrix, at: Matrix, epsilon: float) -> Matrix:
     return weights / weights.sum()
 
 
+def santext_plus_law(
+    x: Matrix, vocabulary: dict[int, int], sensitive: set[int], word: int, epsilon: float, p: float
+) -> dict[int, float]:
+    """SANTEXT+, Algorithm 2 of Yue et al.: V = V_S and V_N, the sensitive and the other words of the corpus.
+
+    A word of V_S becomes y of V_S with probability ~ exp(-eps/2 d(word, y)). A word of V_N is kept with probability
+    1 - p, and becomes y of V_S by the same law with probability p. vocabulary: how often each word of the corpus occurs;
+    words that do not occur are neither in V_S nor in V_N.
+    """
+    v_s = [y for y in vocabulary if y in sensitive and vocabulary[y] > 0]
+    weights = {}
+    for y in v_s:
+        distance = float(np.sqrt(((x[word] - x[y]) ** 2).sum()))
+        weights[y] = float(np.exp(-epsilon / 2 * distance))
+    total = sum(weights.values())
+    replaced = {y: weight / total for y, weight in weights.items()}
+    if word in sensitive:
+        return replaced
+    law = {y: p * probability for y, probability in replaced.items()}
+    law[word] = law.get(word, 0.0) + (1 - p)
+    return law
+
+
 def santext_draw(x: Matrix, word: int, epsilon: float, rng: np.random.Generator) -> int:
     return int(rng.choice(len(x), p=santext_law(x, x[word], epsilon)))
 

@@ -10,6 +10,7 @@ from scipy.integrate import quad
 from scipy.stats import laplace
 
 import milkglass.sanitizers.santext_heads as heads
+from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm
@@ -89,18 +90,42 @@ def test_words_of_one_batch_are_each_drawn_by_their_own_law() -> None:
             fits(out[ids == word], sanitizer.law(word))
 
 
-def test_santext_plus_spares_common_words_with_probability_1_minus_p() -> None:
-    words = table()
+@pytest.mark.parametrize("head", [2, 64])
+def test_santext_plus_draws_sensitive_words_of_the_corpus(head: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "HEAD", head)
+    words = table(30, 3)
     x = words.vectors.astype(np.float64)
-    sensitive = np.arange(12) < 6
-    sanitizer = SanTextPlus(words, 1.0, spared=Spared(sensitive, 0.3))
-    fits(drawn(sanitizer, 2), literal.santext_law(x, x[2], 1.0))
-    law = 0.3 * literal.santext_law(x, x[8], 1.0)
-    law[8] += 0.7
-    fits(drawn(sanitizer, 8), law)
-    fits(drawn(sanitizer, UNKNOWN), literal.santext_law(x, x.mean(0), 1.0))
-    kept = SanTextPlus(words, 1.0, spared=Spared(sensitive, 0.0))
+    counts = np.arange(30) % 5  # 0, 5, ... do not occur
+    sensitive = counts < 3
+    sanitizer = SanTextPlus(words, 2.0, spared=Spared(sensitive, 0.3), occurring=counts > 0)
+    corpus = {row: int(count) for row, count in enumerate(counts) if count}
+    chosen = {int(row) for row in np.flatnonzero(sensitive)}
+    for word in (1, 2, 3, 4, 5):  # sensitive, sensitive, common, common, not in the corpus
+        law = np.zeros(30)
+        for y, probability in literal.santext_plus_law(x, corpus, chosen, word, 2.0, 0.3).items():
+            law[y] = probability
+        found = drawn(sanitizer, word)
+        fits(found, law)
+        assert set(np.unique(found)) <= {y for y in range(30) if counts[y] in (1, 2)} | {word}
+        if word in (3, 4):
+            assert abs((found == word).mean() - 0.7) < 0.01  # never drawn as its own substitute
+    unknown = drawn(sanitizer, UNKNOWN)
+    outputs = np.flatnonzero(sensitive & (counts > 0))
+    law = np.zeros(30)
+    law[outputs] = literal.santext_law(x[outputs], x.mean(0), 2.0)
+    fits(unknown, law)
+    np.testing.assert_allclose(sanitizer.law(UNKNOWN), law, atol=1e-6)
+
+
+def test_santext_plus_with_p_0_keeps_common_words_and_refuses_an_empty_choice() -> None:
+    words = table()
+    sensitive, occurring = np.arange(12) < 6, np.ones(12, np.bool_)
+    kept = SanTextPlus(words, 1.0, spared=Spared(sensitive, 0.0), occurring=occurring)
     assert (drawn(kept, 8, 1000) == 8).all() and len(np.unique(drawn(kept, 2, 1000))) > 1
+    with pytest.raises(UsageError, match="no word of the corpus is sensitive"):
+        SanTextPlus(words, 1.0, spared=Spared(sensitive, 0.3), occurring=~sensitive)
+    with pytest.raises(UsageError, match="shape"):
+        SanTextPlus(words, 1.0, spared=Spared(sensitive, 0.3), occurring=occurring[:5])
 
 
 # --- CUSTEXT ----------------------------------------------------------------------------------------------------------

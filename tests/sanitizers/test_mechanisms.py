@@ -23,7 +23,7 @@ def every(words: WordVectors, epsilon: float = 1.0) -> list[Sanitizer]:
     spared = Spared(np.arange(len(words)) % 2 == 0, 0.5)
     return [
         SanText(words, epsilon),
-        SanTextPlus(words, epsilon, spared=spared),
+        SanTextPlus(words, epsilon, spared=spared, occurring=np.ones(len(words), np.bool_)),
         CusText(words, epsilon, k=5),
         Rnm(words, epsilon, k=5),
         Rnm(words, epsilon, k=5, guaranteed="strict", spared=spared),
@@ -76,7 +76,7 @@ def test_parameters_that_cannot_be() -> None:
         Rnm(words, 1.0, k=12)
     Rnm(words, 1.0, k=12, guaranteed="strict")
     with pytest.raises(UsageError, match="p is 1.5"):
-        SanTextPlus(words, 1.0, spared=Spared(np.ones(12, np.bool_), 1.5))
+        SanTextPlus(words, 1.0, spared=Spared(np.ones(12, np.bool_), 1.5), occurring=np.ones(12, np.bool_))
     with pytest.raises(UsageError, match="mask of 12"):
         Rnm(words, 1.0, 5, spared=Spared(np.ones(11, np.bool_), 0.5))
     with pytest.raises(UsageError, match="metric is 'dot'"):

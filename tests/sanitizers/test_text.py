@@ -119,7 +119,9 @@ def test_the_tally_counts_every_word_once() -> None:
     words = named("the", "apple", "pear", "1990", "house")
     sensitive = np.array([False, True, False, False, False])
     text = TextSanitizer(
-        SanTextPlus(words, 1.0, spared=Spared(sensitive, 0.0)), keep_stopwords=True, allow=frozenset({"house", "wort"})
+        SanTextPlus(words, 1.0, spared=Spared(sensitive, 0.0), occurring=np.ones(5, np.bool_)),
+        keep_stopwords=True,
+        allow=frozenset({"house", "wort"}),
     )
     tally = WordTally()
     text.texts(["The apple, the pear; 1990 and 17 wort", "house wort xyzzy pear"], rng(), tally)

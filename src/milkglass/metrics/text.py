@@ -1,6 +1,8 @@
 """How alike two texts are: ROUGE-1, ROUGE-2, ROUGE-L (Lin 2004) and METEOR (Banerjee and Lavie 2005).
 
-ROUGE is rouge-score's F-measure with stemming. METEOR is NLTK's, of words in lower case with punctuation split off, on
+ROUGE is rouge-score's F-measure without stems: an exact match, as GHOST (section 5.4) and the published gradient
+attacks have it. With stems a shadow token that is another form of the original would count as the original. METEOR is
+NLTK's, of words in lower case with punctuation split off, on
 both sides alike: one side is often a text as it was written and the other one that a tokenizer decoded ("film." and
 "film ."). It has exact and stem matches. Synonyms would need WordNet, which is data that we don't ship and NLTK
 downloads, so its third stage finds nothing: where a defence puts synonyms in place of words, our METEOR is below the
@@ -38,15 +40,11 @@ def _scorer() -> Any:
 
 
 class _Words:
-    """rouge-score's own tokenizer drops every letter outside a to z. Words of any script, stems of English ones as it
-    makes them, and single characters where a script puts no spaces between words."""
+    """rouge-score's own tokenizer drops every letter outside a to z. Words of any script, and single characters where
+    a script puts no spaces between words."""
 
     def tokenize(self, text: str) -> list[str]:
-        from nltk.stem.porter import PorterStemmer
-
-        stemmer = PorterStemmer()
-        result = re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+", text.lower())
-        return [stemmer.stem(word) if len(word) > 3 and word.isascii() else word for word in result]
+        return re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+", text.lower())
 
 
 def likeness(original: str, guess: str) -> tuple[float, float, float, float]:

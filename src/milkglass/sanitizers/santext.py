@@ -3,8 +3,8 @@
     p(y | x) = exp(-eps/2 |x - y|) / sum over y' of exp(-eps/2 |x - y'|)         Euclidean, y = x included
 
 That is the exponential mechanism with the score -|x - y|, and metric local DP: for all words x, x' and y,
-p(y | x) <= exp(eps |x - x'|) p(y | x'). SANTEXT+ always replaces sensitive words, and the others with probability p.
-santext_heads.py draws.
+p(y | x) <= exp(eps |x - x'|) p(y | x'). SANTEXT+ (Algorithm 2) always replaces sensitive words, and the others with
+probability p; its y are the sensitive words of the corpus alone. santext_heads.py draws.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.accounting import upward
+from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
@@ -48,30 +49,63 @@ class SanText(Sanitizer):
     def law(self, row: int) -> NDArray[np.float64]:
         """(n,) the probabilities of what a row of the table, or UNKNOWN, is replaced by, from the definition."""
         at = self.vectors.mean(0) if row == UNKNOWN else self.table.vectors[row]
-        logits = -self.epsilon / 2 * np.linalg.norm(self.vectors.astype(np.float64) - at, axis=1)
+        outputs = self.outputs()
+        logits = -self.epsilon / 2 * np.linalg.norm(self.vectors[outputs].astype(np.float64) - at, axis=1)
         weights = np.exp(logits - logits.max())
         result = np.zeros(len(self.table))
-        result[self.table.candidates] = weights / weights.sum()
+        result[self.table.candidates[outputs]] = weights / weights.sum()
         return result
+
+    def outputs(self) -> Ids:
+        """(s,) the places that may be drawn."""
+        return np.arange(len(self.vectors))
 
     @cached_property
     def heads(self) -> Heads:
-        return Heads(self.vectors, self.epsilon)
+        return Heads(self.vectors, self.epsilon, self.outputs())
 
 
 @dataclass(frozen=True, eq=False)
 class SanTextPlus(SanText):
-    """The words that are not sensitive are replaced with probability p only, and are otherwise kept."""
+    """The words that are not sensitive are replaced with probability p only, and are otherwise kept.
+
+    Attributes:
+        spared: which words are sensitive, and p.
+        occurring: (n,) the words of the corpus. Substitutes are those of them that are sensitive: V_S of Algorithm 2.
+    """
+
+    paper: ClassVar[Paper] = papers.SANTEXT.but(
+        "Words that are not in the corpus are sensitive, and are drawn for by their distance; the published code takes a "
+        "uniform word of the corpus.",
+        "Unknown words and numbers are drawn for as if they lay at the mean of the table.",
+        "Published workers share a random state and draw equally; ours are independent.",
+    )
 
     spared: Spared = field(kw_only=True)
+    occurring: Mask = field(kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.spared.check(self.table)
+        if self.occurring.shape != (len(self.table),):
+            raise UsageError(
+                f"the corpus's words have shape {self.occurring.shape}", f"give a mask of {len(self.table)}"
+            )
+        if not len(self.outputs()):
+            raise UsageError(
+                "no word of the corpus is sensitive, and SANTEXT+ draws substitutes from those",
+                "give a larger share of sensitive words, or a corpus with words of the table",
+            )
+
+    def outputs(self) -> Ids:
+        return np.flatnonzero((self.spared.sensitive & self.occurring)[self.table.candidates])
 
     @property
     def guarantee(self) -> str | None:
-        return f"{super().guarantee}, between sensitive words only; other words have none"
+        return (
+            f"{super().guarantee}, between sensitive words only; other words have none, "
+            "and which words the corpus has, from which substitutes are drawn, is not covered"
+        )
 
     def due(self, ids: Ids, stream: Stream) -> Mask:
         return self.spared.due(ids, stream)
@@ -97,4 +131,6 @@ class SanTextPlusMethod(SparingMethod):
     name: ClassVar[str] = "santext+"
 
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> SanTextPlus:
-        return SanTextPlus(table, self.epsilon, spared=self.spared(counts))
+        spared = self.spared(counts)
+        assert counts is not None  # `spared` refuses that
+        return SanTextPlus(table, self.epsilon, spared=spared, occurring=counts > 0)

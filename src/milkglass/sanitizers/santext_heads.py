@@ -26,21 +26,31 @@ SLACK = 1e-3  # an envelope may be too high; c_x comes from rounded distances
 
 
 class Heads:
-    """What SanText's draws need of each word, filled as words are met. Place m is the mean: the unknown words'."""
+    """What SanText's draws need of each word, filled as words are met. Place m is the mean: the unknown words'.
 
-    def __init__(self, vectors: Vectors, epsilon: float) -> None:
+    Attributes:
+        vectors: (m, d) the words that are replaced, about their mean.
+        outputs: (s,) the places that may be drawn; rows of `near` and of `targets` are numbered by these.
+        targets: (s, d) their vectors.
+    """
+
+    def __init__(self, vectors: Vectors, epsilon: float, outputs: Ids | None = None) -> None:
         self.half = epsilon / 2
         self.vectors = vectors - vectors.mean(0)  # distances stay, and are rounded less; the mean is the origin
-        vectors = self.vectors
-        m, k = len(vectors), min(HEAD, len(vectors))
-        self.squares = (vectors * vectors).sum(1)
-        self.turned = np.ascontiguousarray(vectors.T)
+        self.outputs = np.arange(len(vectors)) if outputs is None else outputs
+        self.targets = targets = self.vectors[self.outputs]
+        self.own = np.full(len(vectors), -1)  # by place: its number among the outputs
+        self.own[self.outputs] = np.arange(len(targets))
+        m, k = len(vectors), min(HEAD, len(targets))
+        self.squares = (targets * targets).sum(1)
+        self.longest = np.sqrt((self.vectors * self.vectors).sum(1).max())  # of the rows: what rounding goes by
+        self.turned = np.ascontiguousarray(targets.T)
         self.near = np.empty((m + 1, k), np.int32)  # a page of these is only there once it was written to
         self.cumulative = np.empty((m + 1, k))
         self.slack = np.empty(m + 1)
         self.ready = np.zeros(m + 1, np.bool_)
         sample = np.linspace(0, m - 1, min(SAMPLE, m)).astype(np.int64)
-        self.usual = self._distances(vectors[sample]).mean(0, dtype=np.float64)  # g
+        self.usual = self._distances(self.vectors[sample]).mean(0, dtype=np.float64)  # g
         proposal = np.exp(-self.half * (self.usual - self.usual.min()))
         self.proposal = np.cumsum(proposal / proposal.sum())
 
@@ -53,7 +63,7 @@ class Heads:
         column = (level[inside, None] >= self.cumulative[places[inside]]).sum(1)
         result[inside] = self.near[places[inside], column]
         result[~inside] = self._tail(places[~inside], stream)
-        return result
+        return self.outputs[result]
 
     def _at(self, places: Ids) -> Vectors:
         rows = self.vectors[np.minimum(places, len(self.vectors) - 1)]
@@ -61,7 +71,7 @@ class Heads:
         return rows
 
     def _distances(self, rows: Vectors) -> NDArray[np.float32]:
-        """(b, m) by one matrix product; good to about 1e-3 of the rows' norms where two rows are close."""
+        """(b, s) by one matrix product; good to about 1e-3 of the rows' norms where two rows are close."""
         result = rows @ self.turned
         result *= -2
         result += self.squares
@@ -88,9 +98,10 @@ class Heads:
         rows = self._at(places)
         distance = self._distances(rows)
         known = np.flatnonzero(places < len(self.vectors))
-        distance[known, places[known]] = 0
+        known = known[self.own[places[known]] >= 0]
+        distance[known, self.own[places[known]]] = 0
         near = best(-distance, self.near.shape[1])[0]
-        exact = np.linalg.norm(self.vectors[near].astype(np.float64) - rows[:, None], axis=2)
+        exact = np.linalg.norm(self.targets[near].astype(np.float64) - rows[:, None], axis=2)
         lowest = exact.min(1, keepdims=True)
         weight = np.exp(-self.half * (exact - lowest))
         np.put_along_axis(distance, near, np.inf, 1)  # the tail is left
@@ -98,9 +109,9 @@ class Heads:
         tail = weights.astype(np.float64).sum(1)  # a sum that casts as it goes would depend on the rows beside it
         cumulative = np.cumsum(weight, 1)
         cumulative /= (cumulative[:, -1] + tail)[:, None]
-        if near.shape[1] == len(self.vectors):
+        if near.shape[1] == len(self.targets):
             cumulative[:, -1] = 1
-        slack = (self.usual - distance).max(1) + SLACK * np.sqrt(self.squares.max())
+        slack = (self.usual - distance).max(1) + SLACK * self.longest
         kept = places[slots]
         self.near[kept], self.cumulative[kept], self.slack[kept] = near[slots], cumulative[slots], slack[slots]
         self.ready[kept] = True
@@ -122,9 +133,9 @@ class Heads:
     def _tries(self, places: Ids, times: int, stream: Stream) -> tuple[Ids, Mask]:
         """(t, times) words from q, and which of them are accepted."""
         shape = (len(places), times)
-        guess = np.minimum(np.searchsorted(self.proposal, stream.random(shape), "right"), len(self.vectors) - 1)
+        guess = np.minimum(np.searchsorted(self.proposal, stream.random(shape), "right"), len(self.targets) - 1)
         rows = self._at(places)
-        product = np.einsum("td,tsd->ts", rows, self.vectors[guess])
+        product = np.einsum("td,tsd->ts", rows, self.targets[guess])
         squares = self.squares[guess] + (rows * rows).sum(1)[:, None] - 2 * product
         excess = np.sqrt(np.maximum(squares, 0)) - self.usual[guess] + self.slack[places][:, None]
         taken = stream.random(shape) < np.exp(-self.half * excess)

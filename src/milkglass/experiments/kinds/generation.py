@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rouge_score.rouge_scorer import RougeScorer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from milkglass.attacks.assignment import ranked
@@ -34,6 +33,7 @@ from milkglass.client.data.dataset import read_examples
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.runs import RunFolder, Variant, seeded_codec
+from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
@@ -46,7 +46,7 @@ from milkglass.threat.observations import Outputs, Transcript, Weights
 from milkglass.threat.truth import Truth, score
 
 BATCH = 8
-NAMES = {"rouge1": "rouge-1", "rougeL": "rouge-l"}
+NAMES = ("rouge-1", "rouge-l")
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,8 @@ def ended(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[Any, An
 
 def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Mean F of ROUGE-1 and ROUGE-L, percent."""
-    scorer = RougeScorer(list(NAMES), use_stemmer=True)
-    scores = [scorer.score(reference, text) for text, reference in zip(texts, references, strict=True)]
-    return {name: 100 * sum(one[kind].fmeasure for one in scores) / len(scores) for kind, name in NAMES.items()}
+    found = text.rouge(texts, references, np.random.default_rng(0))
+    return {name: 100 * found[name].value for name in NAMES}
 
 
 # --- what attackers read ----------------------------------------------------------------------------------------------
@@ -180,12 +179,12 @@ def candidates(transcript: Transcript, knowledge: Knowledge, rng: np.random.Gene
 def graded(guess: Guess, codec: Codec, created: GeneratedAnswers, rng: np.random.Generator) -> dict[str, float]:
     """Against the data set's answers, as Table 6 does, and against what the client reads; percent."""
 
-    def text(ids: np.ndarray[Any, Any]) -> str:
+    def readable(ids: np.ndarray[Any, Any]) -> str:
         known = ids[(ids >= 0) & codec.visible[ids]]  # as the client leaves out special tokens, and what has no belief
         return str(codec.tokenizer.decode(known.tolist(), clean_up_tokenization_spaces=False))
 
     seen = Sequences(guess.at(created.ids)[:, 0], created.ids.lengths)
-    result = rouge([text(one) for one in seen], created.references)
-    recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, text, created.ids), rng)
+    result = rouge([readable(one) for one in seen], created.references)
+    recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, readable, created.ids), rng)
     of_client = ("tokens top-1", "rouge-1", "rouge-l")
     return result | {f"{name} of the client's": 100 * recovery[name].value for name in of_client}
