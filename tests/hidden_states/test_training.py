@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from milkglass.errors import UsageError
 from milkglass.hidden_states import cape, halves
 from milkglass.hidden_states.cape import CAPE
+from milkglass.hidden_states.catalogue import CONTROLS
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
@@ -19,8 +21,10 @@ from milkglass.hidden_states.textobfuscator import TextObfuscator, away
 from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, batch_of
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import classifier
+from milkglass.noise.root import NoiseRoot
 from milkglass.sequences import Sequences
 from milkglass.threat.defence import LabelledTexts
+from milkglass.threat.observations import Activations
 from tests.hidden_states.kit import SECRET, split
 
 WORDS = ["nurse test monday", "scan fever father", "invoice wrong eat", "appointment friday results"]
@@ -88,6 +92,47 @@ def test_steps_and_epochs_are_bounded(bert: Checkpoint, tmp_path: Path, monkeypa
         steps.clear()
         split(DPForward(training=how), bert, tmp_path / name, corpus=task(16))
         assert len(steps) == expected
+
+
+def test_the_rate_rises_and_falls_as_the_servers(
+    bert: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 steps, warm-up over ceil(0.06 * 20) = 2 of them, then a line to 0 at step 20."""
+    rates: list[float] = []
+    stepped = torch.optim.AdamW.step
+    monkeypatch.setattr(
+        torch.optim.AdamW, "step", lambda self: (rates.append(self.param_groups[0]["lr"]), stepped(self))[1]
+    )
+    how = HalvesTraining(learning_rate=1.0, batch_size=8, epochs=10, max_length=32, warmup_ratio=0.06)
+    split(DPForward(training=how), bert, tmp_path / "server", corpus=task(16))
+    assert rates == pytest.approx([0.0, 0.5, *(1 - step / 18 for step in range(18))])
+    assert '"warmup_ratio": 0.06' in DPForward(training=how).salt
+    assert "warmup_ratio" not in DPForward().salt, "folders of older versions would not open"
+
+
+@pytest.mark.parametrize("send", ["tokens", "mean", "first"])
+def test_the_control_learns_and_sends_what_was_computed(send: str, bert: Checkpoint, tmp_path: Path) -> None:
+    control = CONTROLS.make("undisturbed", {"send": send, "training": LEARN})
+    assert accuracy(control, bert, tmp_path / "server") >= 0.85
+    client, _ = split(control, bert, tmp_path / "again", corpus=task())
+    text = task(1).texts
+    (one,), (two,) = client.send(text), client.send(text)
+    assert isinstance(one, Activations) and isinstance(two, Activations)
+    assert torch.equal(one.hidden, two.hidden)
+    encoded = PublicTokenizer.open(bert.folder, 32).encode(text)
+    with torch.inference_mode():
+        states = client.lower(batch_of(encoded, np.array([0]), client.lower.pad))[0]
+    expected = {"tokens": states, "mean": states.mean(0)[None], "first": states[:1]}[send]
+    torch.testing.assert_close(one.hidden, expected)
+
+
+def test_cape_sends_the_mean_or_the_first_state() -> None:
+    states = torch.tensor([[0.0, 1.0, 8.0], [2.0, 5.0, 0.0]])  # mean: 1, 3, 4
+    for how, expected in (("mean", [0.0, 2 / 3, 1.0]), ("first", [0.0, 1 / 8, 1.0])):
+        sent = replace(CAPE(epsilon=1e9), pooling=how).mechanism(states, NoiseRoot(SECRET, "x").draws("y"))
+        torch.testing.assert_close(sent[0].float(), torch.tensor(expected), atol=1e-5, rtol=0)
+    assert '"pooling": "first"' in CAPE(pooling="first").salt
+    assert "pooling" not in CAPE().salt
 
 
 @pytest.mark.parametrize("given", [{"learning_rate": 0.0}, {"batch_size": 0}, {"epochs": 0}, {"max_steps": 0}])

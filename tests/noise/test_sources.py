@@ -29,7 +29,7 @@ FILES = {
     "split/audit_scene.py": "which rows are held out; by the user's seed",
     "split/server.py": "weights are drawn, then overwritten",
     "hidden_states/defence.py": "first weights of halves, which the server has, and of an adversary, which is dropped",
-    "hidden_states/cape.py": "dropout of the server's head, whose masks training draws from a stream",
+    "hidden_states/halves.py": "dropout of the server's head, whose masks training draws from a stream",
     "hidden_states/textmixer.py": "first weights of the server's half",
     "models/torch_model.py": "first weights of a head, which the server is given",
     "threat/training_step.py": "first weights of a head, which all sites and the server have",

@@ -17,7 +17,7 @@ from typing import Any
 from milkglass.defences.obfuscated_tables import Plain, TableDefence
 from milkglass.defences.sanitized_text import SanitizerDefence
 from milkglass.errors import UsageError
-from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES
+from milkglass.hidden_states.catalogue import of_recipe
 from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.threat.defence import Defence
@@ -29,7 +29,7 @@ def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
     if not provided:
         return Plain()
     if "encoder" in provided:
-        return HIDDEN_STATE_DEFENCES.make(provided.pop("encoder"), provided)
+        return of_recipe(provided.pop("encoder"), provided)
     if "sanitizer" in provided:
         return _sanitizer(provided.pop("sanitizer"), provided, data)
     bands = provided.pop("bands", None)  # here the factor alone: they are counted on the corpus

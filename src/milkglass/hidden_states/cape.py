@@ -1,7 +1,7 @@
 """CAPE: one vector a text, normalised, with Laplace noise, from an encoder that was trained against an adversary
 (Plant et al. 2021, arXiv:2108.12318, section 3).
 
-    z    = (x - min x) / (max x - min x)         x (d,): the mean of a text's last states; min and max of this text
+    z    = (x - min x) / (max x - min x)         x (d,): one vector a text, see below; min and max of this text
     sent = z + Laplace(1 / epsilon)              drawn anew for each text, exactly and on a grid (noise/grid.py)
     loss = cross-entropy + w_adv * adversary(reversed gradient(sent))
 
@@ -11,6 +11,10 @@ the adversary learns to tell private words from what is sent, the encoder to mak
 The paper takes 1 for the sensitivity of z. That is one coordinate's: a text that is replaced by another moves all d of
 them, and what holds for a text is d times epsilon. `calibration = "strict"` draws Laplace(d / epsilon), for which
 epsilon holds; with "paper" no guarantee is printed.
+
+x is the mean of a text's last states, as in the authors' code (github.com/NapierNLP/CAPE, models.py, "mean_embedding",
+which also counts the padding); `pooling = "first"` takes the state of [CLS]. The control of either is the method
+"undisturbed" (undisturbed.py).
 
 What it does not know: which attributes are private. Nobody labels any here, so the adversary names words.
 """
@@ -27,7 +31,7 @@ from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
 from milkglass.hidden_states.defence import HiddenStateDefence
-from milkglass.hidden_states.halves import Lower
+from milkglass.hidden_states.halves import Head, Lower, Pooling, pooled
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
@@ -50,19 +54,6 @@ class Reversed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return -gradients[0]
-
-
-class Head(torch.nn.Module):
-    """(b, 1, d) to (b, classes). z lies around one half."""
-
-    def __init__(self, width: int, classes: int, dropout: float = 0.1) -> None:
-        super().__init__()
-        self.dense = torch.nn.Linear(width, width)
-        self.drop = torch.nn.Dropout(dropout)
-        self.out = torch.nn.Linear(width, classes)
-
-    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return self.out(self.drop(torch.tanh(self.dense(hidden[:, 0] - 0.5))))
 
 
 class WordAdversary(torch.nn.Module):
@@ -115,6 +106,7 @@ class CAPE(HiddenStateDefence):
         w_adv: the adversary's weight.
         words: how many words the adversary names.
         calibration: what epsilon holds for, see above.
+        pooling: see above.
     """
 
     layer: int | None = None
@@ -122,6 +114,7 @@ class CAPE(HiddenStateDefence):
     w_adv: float = limited(0.1)
     words: int = limited(2000, least=1)
     calibration: Literal["paper", "strict"] = "paper"
+    pooling: Pooling = "mean"
     training: HalvesTraining = field(default_factory=lambda: HalvesTraining(learning_rate=1e-5))
 
     name: ClassVar[str] = "cape"
@@ -130,7 +123,9 @@ class CAPE(HiddenStateDefence):
         "The adversary's loss weighs words that are there and words that are not alike.",
         "Least and greatest are those of one text; the public code takes a whole batch's.",
         "Noise is drawn for each text; the public code draws it once, when its graph is built.",
-        "The vector is the mean of the last states.",
+        "The mean leaves padding out; the public code counts it.",
+        "The encoder is trained, as ObfusLM's comparison has it; the public code freezes it, and trains layers above.",
+        "The adversary reads what is sent; in the public code it reads two layers above that.",
     )
 
     def __post_init__(self) -> None:
@@ -147,6 +142,12 @@ class CAPE(HiddenStateDefence):
             "it adds up; nothing is claimed for the texts and labels that the halves were trained with"
         )
 
+    def document(self) -> dict[str, Any]:
+        document = super().document()
+        if self.pooling == "mean":  # older folders have no other
+            del document["pooling"]
+        return document
+
     @property
     def pooled(self) -> bool:
         return True
@@ -154,11 +155,11 @@ class CAPE(HiddenStateDefence):
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         """(1, d)."""
         sensitivity = hidden.shape[1] if self.calibration == "strict" else 1
-        z = normalised(hidden.mean(0))
+        z = normalised(pooled(hidden, self.pooling))
         return grid.in_place_of(z, grid.laplace(z, sensitivity / self.epsilon, draws.stream, 1.0))[None]
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
-        return Head(int(model.config.hidden_size), classes)
+        return Head(int(model.config.hidden_size), classes, centre=0.5)  # z lies around one half
 
     def aids(self, base: Checkpoint, lower: Lower, encoded: TokenizedTexts, root: NoiseRoot) -> torch.nn.Module:
         size = int(base.config["vocab_size"])

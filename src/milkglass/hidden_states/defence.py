@@ -1,7 +1,7 @@
 """A method with its two halves: a model cut after some layer, and a mechanism on what one half sends to the other.
 
 The mechanism is in mechanism.py. Here: cutting, training, saving and loading, the same for all methods. Halves are
-trained by AdamW in fp32:
+trained by AdamW in fp32, the rate rising and decaying linearly as in transformers' Trainer:
 
     loss = cross-entropy(upper(disturbed(lower(text))), label) + what the method adds
 
@@ -13,6 +13,7 @@ What this module does not know: any mechanism, any attack.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -154,12 +155,16 @@ def train(
     root: NoiseRoot,
 ) -> None:
     """In place. aids: what the method trains besides, discarded afterwards."""
+    from transformers import get_linear_schedule_with_warmup
+
     how, order = defence.training, root.draws("order")
     trained = [*upper.parameters(), *aids.parameters(), *(lower.parameters() if defence.trains_lower else ())]
     optimiser = torch.optim.AdamW(trained, lr=how.learning_rate, weight_decay=how.weight_decay)
     for parameter in lower.parameters():
         parameter.requires_grad_(defence.trains_lower)
-    done, limit = 0, how.max_steps or how.epochs * -(-len(encoded) // how.batch_size)
+    steps = how.epochs * -(-len(encoded) // how.batch_size)
+    done, limit = 0, min(steps, how.max_steps or steps)
+    rate = get_linear_schedule_with_warmup(optimiser, math.ceil(how.warmup_ratio * limit), limit)
     with drawing_from(root.draws("dropout").stream):
         lower.train(defence.trains_lower)
         upper.train()
@@ -174,6 +179,7 @@ def train(
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(trained, 1.0)
                 optimiser.step()
+                rate.step()
                 done += 1
     lower.eval()
     upper.eval()

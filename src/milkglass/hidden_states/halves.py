@@ -16,7 +16,7 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -101,6 +101,33 @@ class Upper(torch.nn.Module):
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """(b, classes) from (b, t, d) and the mask (b, t)."""
         return self.model(inputs_embeds=hidden, attention_mask=mask.long()).logits
+
+
+# --- where the client sends one vector a text ---
+Pooling = Literal["mean", "first"]
+
+
+def pooled(hidden: torch.Tensor, how: Pooling) -> torch.Tensor:
+    """(t, d) states of one text to (d,): their mean, or the state of the first token, [CLS] where a model has one."""
+    return hidden.mean(0) if how == "mean" else hidden[0]
+
+
+class Head(torch.nn.Module):
+    """(b, 1, d) to (b, classes).
+
+    Attributes:
+        centre: what the vectors lie around.
+    """
+
+    def __init__(self, width: int, classes: int, centre: float = 0.0, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.centre = centre
+        self.dense = torch.nn.Linear(width, width)
+        self.drop = torch.nn.Dropout(dropout)
+        self.out = torch.nn.Linear(width, classes)
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.out(self.drop(torch.tanh(self.dense(hidden[:, 0] - self.centre))))
 
 
 def shell(config: Mapping[str, Any], layers: int, classes: int) -> Any:

@@ -26,9 +26,11 @@ from milkglass.threat.defence import Defence
 
 @dataclass(frozen=True)
 class HalvesTraining:
-    """How both halves are trained: C.3 of the ObfusLM paper, unless a method says otherwise.
+    """How both halves are trained: C.3 of the ObfusLM paper, unless a method says otherwise. The learning rate decays
+    linearly to zero, as in transformers' Trainer, which trains the models beside these.
 
     Attributes:
+        warmup_ratio: of the steps, over which the learning rate rises first.
         max_steps: None for all epochs.
         max_length: in tokens; longer texts are cut in training, and refused when they are sent.
     """
@@ -39,6 +41,7 @@ class HalvesTraining:
     max_steps: int | None = limited(None, least=1)
     max_length: int = limited(128, least=1)
     weight_decay: float = limited(0.01)
+    warmup_ratio: float = limited(0.0, most=0.99)
 
     def __post_init__(self) -> None:
         require(self)
@@ -142,7 +145,11 @@ class Mechanism(Defence):
         return epoch
 
     def document(self) -> dict[str, Any]:
-        return {"name": self.name, **dataclasses.asdict(self)}
+        """Parameters that came later are left out at the value that held before, so that older folders open."""
+        document = {"name": self.name, **dataclasses.asdict(self)}
+        if self.training.warmup_ratio == 0:
+            del document["training"]["warmup_ratio"]
+        return document
 
     @property
     def salt(self) -> str:

@@ -75,8 +75,8 @@ class SanTextPlus(SanText):
     """
 
     paper: ClassVar[Paper] = papers.SANTEXT.but(
-        "Words that are not in the corpus are sensitive, and are drawn for by their distance; the published code takes a "
-        "uniform word of the corpus.",
+        "Words that are not in the corpus are sensitive, and are drawn for by their distance; the published code takes "
+        "a uniform word of the corpus.",
         "Unknown words and numbers are drawn for as if they lay at the mean of the table.",
         "Published workers share a random state and draw equally; ours are independent.",
     )

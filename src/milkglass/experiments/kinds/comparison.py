@@ -149,7 +149,7 @@ def with_training(defence: Defence, settings: Hyperparameters) -> Defence:
         return defence
     how = HalvesTraining(
         settings.learning_rate, settings.batch_size, math.ceil(settings.n_epochs), settings.max_steps,
-        settings.max_length, settings.weight_decay,
+        settings.max_length, settings.weight_decay, settings.warmup_ratio,
     )  # fmt: skip
     return replace(defence, training=how)
 
