@@ -17,6 +17,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison
 from milkglass.experiments.procedures.leakage import LeakageTexts
+from milkglass.experiments.procedures.predictions import packed, unpacked
 from milkglass.experiments.procedures.trials import TrialData, _write, secret_of
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import RunFolder
@@ -134,6 +135,33 @@ def test_a_run_goes_on_and_cells_are_shared(
     assert set(changed) <= {"spec.json", "lock"}  # nothing was split, trained or asked again
 
 
+def test_a_result_keeps_the_predictions(done: tuple[Path, dict[str, Any]], data: Path) -> None:
+    """They give the accuracy again, so that two cells of one accuracy can be compared."""
+    truth = np.array([int(line.split("\t")[1]) for line in (data / "dev.tsv").read_text("utf-8").splitlines()[1:]])
+    kept = done[1]["predictions"]
+    assert set(kept) == {f"small, {name}, 1" for name in ("plain", "words", "noise")}
+    for name in ("plain", "words", "noise"):
+        guess = unpacked(kept[f"small, {name}, 1"])
+        assert 100 * (guess == truth).mean() == pytest.approx(measured(done[1])[f"accuracy, small, {name}"])
+    assert unpacked(packed(np.array([0.25, 1.5]))).tolist() == [0.25, 1.5]
+    assert unpacked(packed(np.array([0, 700]))).tolist() == [0, 700]
+
+
+def test_attacks_read_the_uploaded_table_and_the_tuned_one(recipe: Path, data: Path, tmp_path: Path) -> None:
+    """The tuned table is another one; with a rate that tears it apart nearest neighbours lose it."""
+    text = recipe.read_text("utf-8").replace("rows = 8\n", 'rows = 8\ntables = "both"\n', 1)
+    text = text.replace("learning_rate = 1e-3", "learning_rate = 0.5").replace('"words", "noise"]', '"noise"]')
+    path = tmp_path / "both.toml"
+    path.write_text(text, "utf-8")
+    found = measured(json.loads(reproduce(path, data, tmp_path / "out", quick=True).read_text("utf-8")))
+    assert found["vocabulary top-1, knn, model only, small, plain"] == 100
+    assert found["tokens top-1, knn, model only, small, plain"] == 100
+    assert found["vocabulary top-1, knn, model only (tuned), small, plain"] < 100
+    assert not [name for name in found if "(tuned)" in name and "noise" in name], "a half is trained before it is sent"
+    with pytest.raises(UsageError, match="attacked.tables is 'old'"):
+        LeakageTexts(1, 1, tables="old")  # type: ignore[arg-type]
+
+
 def test_a_cell_is_its_owners_alone(done: tuple[Path, dict[str, Any]]) -> None:
     for folder in (done[0].parent / "cells", *(done[0].parent / "cells").iterdir()):
         assert folder.stat().st_mode & 0o077 == 0
@@ -165,7 +193,10 @@ def test_means_and_deviations_of_seeds(recipe: Path) -> None:
     found = comparison._named(several, {("d", name, seed): {"accuracy": v} for (name, seed), v in values.items()})
     assert found == {
         "accuracy, d, plain": 91.0, "accuracy, d, plain, sd": pytest.approx(2**0.5),
-        "accuracy, d, x": 83.0, "accuracy, d, x, sd": pytest.approx(3 * 2**0.5), "accuracy loss, d, x": 8.0,
+        "accuracy, d, plain, median": 91.0, "accuracy, d, plain, least": 90.0, "accuracy, d, plain, most": 92.0,
+        "accuracy, d, x": 83.0, "accuracy, d, x, sd": pytest.approx(3 * 2**0.5),
+        "accuracy, d, x, median": 83.0, "accuracy, d, x, least": 80.0, "accuracy, d, x, most": 86.0,
+        "accuracy loss, d, x": 8.0,
     }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import runs as recipes
 from milkglass.experiments.__main__ import run
 from milkglass.experiments.entries import Entries, attacks_of
-from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked
+from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked, over_keys
 from milkglass.experiments.kinds.attacks import split as split_texts
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.kinds.gradients import GradientRecipe
@@ -427,3 +427,11 @@ def test_a_run_that_older_code_began_says_so(tmp_path: Path) -> None:
     assert recipes.made(tmp_path) == {**now, "begun": older}
     (tmp_path / "begun.json").unlink()
     assert recipes.made(tmp_path)["begun"] == {"commit": "not recorded"}
+
+
+def test_figures_over_keys_are_a_median_and_a_range() -> None:
+    each = [{"top": value, "tokens": 7.0} for value in (93.0, 0.1, 8.0)]
+    assert over_keys(each) == {
+        "top": 8.0, "top, least": 0.1, "top, most": 93.0, "tokens": 7.0, "tokens, least": 7.0, "tokens, most": 7.0
+    }  # fmt: skip
+    assert over_keys(each[:1]) == each[0]

@@ -119,7 +119,10 @@ def test_a_shipped_recipe_has_a_quick_setting(path: Path) -> None:
     assert full.quick is None and quick.quick
     assert quick.published == full.published and quick.paper == full.paper
     if kind == "comparison":
-        assert set(quick.defences) <= set(full.defences) and len(quick.seeds) == 1
+        assert set(quick.defences) <= set(full.defences) and len(quick.seeds) in (
+            1,
+            8,
+        )  # figures that depend on the key have eight
         assert all(entry.get("rows", 10_000) <= 10_000 for entry in quick.data.values())
         return
     if kind in ("gradients", "shared-training"):

@@ -135,3 +135,12 @@ def test_rouge_is_the_mean_over_texts() -> None:
     assert found["rouge-1"].units == 2
     with pytest.raises(UsageError, match="1 texts for 2 references"):
         text.rouge(["a"], ["a", "b"], rng())
+
+
+def test_precision_and_recall_of_class_1() -> None:
+    guess, truth = np.array([1, 1, 1, 0, 0]), np.array([1, 0, 1, 1, 0])
+    assert glue.precision(guess, truth, rng()).value == pytest.approx(2 / 3)
+    assert glue.recall(guess, truth, rng()).value == pytest.approx(2 / 3)
+    assert glue.precision(np.array([1, 0]), np.array([0, 1]), rng()).value == 0
+    assert math.isnan(glue.precision(np.zeros(3, int), np.ones(3, int), rng()).value)
+    assert math.isnan(glue.recall(np.ones(3, int), np.zeros(3, int), rng()).value)

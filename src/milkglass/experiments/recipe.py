@@ -82,7 +82,8 @@ class Recipe(abc.ABC):
     def reproduce(self, run: RunFolder) -> Path:
         """RUN/NAME.json: what was run, by which code, and each figure beside the paper's and what was asked."""
         measured = self.measure(run)
-        whole = {**self.result(run), "made": run.made(), "figures": self.figures(measured)}
+        kept = {"predictions": run.predictions} if run.predictions else {}
+        whole = {**self.result(run), "made": run.made(), "figures": self.figures(measured), **kept}
         path = run.out / f"{self.name}.json"
         files.write(path, json.dumps(whole, indent=1) + "\n")
         return path

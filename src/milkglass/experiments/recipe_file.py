@@ -28,6 +28,7 @@ CHANGEABLE = (
     "rows",
     "seconds",
     "curve",
+    "keys",
     "attacks",
     "public",
     "variants",

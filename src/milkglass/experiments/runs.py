@@ -46,6 +46,7 @@ class RunFolder:
         progress: receives what is done.
         cache: a folder for several recipes, for what takes longest; None: nothing is shared.
         commits: filled by the run: those that made what it took of other runs.
+        predictions: likewise: a model's answers to the held-out rows, by the name of the cell (predictions.py).
     """
 
     data: Path
@@ -54,6 +55,7 @@ class RunFolder:
     progress: Log = no_log
     cache: Path | None = None
     commits: list[str] = field(default_factory=list)
+    predictions: dict[str, str] = field(default_factory=dict)
 
     @property
     def threads(self) -> int:

@@ -32,6 +32,18 @@ def f1(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
     return ratio(2 * hits, named, rng)
 
 
+def precision(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+    """Of class 1: the share of what is named so that is so. nan where no guess names it."""
+    _require_alike(guess, truth)
+    return ratio(((guess == 1) & (truth == 1)).astype(np.float64), (guess == 1).astype(np.float64), rng)
+
+
+def recall(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
+    """Of class 1: the share that was found. nan where the truth holds none."""
+    _require_alike(guess, truth)
+    return ratio(((guess == 1) & (truth == 1)).astype(np.float64), (truth == 1).astype(np.float64), rng)
+
+
 def macro_f1(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
     """The mean of F1 over the classes that occur in the truth; 0 for one that no guess names."""
     _require_alike(guess, truth)
@@ -131,6 +143,8 @@ Measure = Callable[[Numbers, Numbers, np.random.Generator], Interval]
 MEASURES: Mapping[str, Measure] = {
     "accuracy": accuracy,
     "f1": f1,
+    "precision": precision,
+    "recall": recall,
     "macro recall": macro_recall,
     "matthews": matthews,
     "pearson": pearson,

@@ -26,6 +26,7 @@ from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Scene
 from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import encoded
+from milkglass.client.key.key import Key
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_variants
@@ -40,6 +41,7 @@ from milkglass.signature import signature
 from milkglass.threat.attack import Budget
 
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")
+MAX_KEYS = 1000
 MAX_ROWS = 10**8  # an order of them is drawn before the text is read
 
 
@@ -48,7 +50,9 @@ class AttackRecipe(Recipe):
     """A recipe of attacks on scrambled texts.
 
     Attributes:
-        seed: of the keys, of the split and of the attacks.
+        seed: of the first key, of the split and of the attacks.
+        keys: how many keys each variant is attacked under. With more than one a figure is their median, and
+            "FIGURE, least" and "FIGURE, most" are the range.
         private: a file, or a data set by name (data_refs.py).
         rows: how many of its texts are private; the rest may be public.
         order: which ones.
@@ -68,6 +72,7 @@ class AttackRecipe(Recipe):
     variants: Mapping[str, Mapping[str, Any]]
     order: Literal["random", "first"] = "random"
     curve: bool = False
+    keys: int = 1
     seconds: float | None = None
 
     def check(self) -> None:
@@ -75,6 +80,8 @@ class AttackRecipe(Recipe):
         require_variants(self.variants)
         if not 1 <= self.rows <= MAX_ROWS:
             raise UsageError(f"rows is {self.rows:,}, 1 to {MAX_ROWS:,} are possible", "see the recipe")
+        if not 1 <= self.keys <= MAX_KEYS:
+            raise UsageError(f"keys is {self.keys}, 1 to {MAX_KEYS} are possible", "see the recipe")
         leaked(self)
 
     def about(self) -> dict[str, Any]:
@@ -86,6 +93,7 @@ class AttackRecipe(Recipe):
             "order": self.order,
             "public": self.public,
             "attacks": self.attacks,
+            **({} if self.keys == 1 else {"keys": self.keys}),
             **({} if self.seconds is None else {"seconds": self.seconds}),
             **self.quick_entry,
             "variants": self.variants,
@@ -98,26 +106,52 @@ class AttackRecipe(Recipe):
         digest = base.digest()
         private, public = split(self, run.data)
         _require_same_run(self, run.out)
-        shared = leaked(self)
         results: dict[str, float] = {}
         for name, parameters in self.variants.items():
             run.progress(f"{name}: {len(private):,} private texts, {len(self.attacks)} attacks")
-            key = seeded_key(base, self.model, digest, self.seed, scheme_of_recipe(parameters))
-            codec = seeded_codec(key, folder, "attacks")
-            texts = encoded(codec, private)
-            corpora = {who: encoded(codec, part).original for who, part in public.items()}
-            attackers = {who: AttackerText(ids, shared.get(who)) for who, ids in corpora.items()}
-            scene = assemble(key, codec, base, texts, attackers)
-            work = ResumeStore.open(run.out / name, _work_of(self, name, run.data, digest))
-            done = attacked(self, scene, work, _once(name, run.progress))
-            results[f"seconds, {name}"] = sum(cell.seconds for cell in done.cells)  # of earlier runs as well
-            results[f"private tokens, {name}"] = float(len(texts.original.ids))
-            results |= _figures(done.cells, name)
-            results |= _unleaked(scene, done, shared, name)
-            if self.curve:
-                run.progress(f"{name}: the key's budget")
-                results |= _curve(self, scene, done, name)
+            each = []
+            for number in range(self.keys):
+                key = seeded_key(base, self.model, digest, self.seed + number, scheme_of_recipe(parameters))
+                words = name if self.keys == 1 else f"{name}, key {number + 1}"
+                about = _work_of(self, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
+                work = ResumeStore.open(run.out / words, about)
+                each.append(self._under(key, base, private, public, work, name, _once(words, run.progress)))
+            results |= over_keys(each)
         return results
+
+    def _under(
+        self, key: Key, base: Checkpoint, private: list[Example], public: Mapping[str, list[Example]],
+        work: ResumeStore, name: str, progress: Log,
+    ) -> dict[str, float]:  # fmt: skip
+        """The figures of one variant under one key."""
+        shared, codec = leaked(self), seeded_codec(key, base.folder, "attacks")
+        texts = encoded(codec, private)
+        corpora = {who: encoded(codec, part).original for who, part in public.items()}
+        attackers = {who: AttackerText(ids, shared.get(who)) for who, ids in corpora.items()}
+        scene = assemble(key, codec, base, texts, attackers)
+        done = attacked(self, scene, work, progress)
+        results = {
+            f"seconds, {name}": sum(cell.seconds for cell in done.cells),  # of earlier runs as well
+            f"private tokens, {name}": float(len(texts.original.ids)),
+        }
+        results |= _figures(done.cells, name)
+        results |= _unleaked(scene, done, shared, name)
+        if self.curve:
+            progress("the key's budget")
+            results |= _curve(self, scene, done, name)
+        return results
+
+
+def over_keys(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each figure over keys, and its range: one key says little where the key decides."""
+    if len(each) == 1:
+        return dict(each[0])
+    results = {}
+    for figure in each[0]:
+        values = np.array([one[figure] for one in each])
+        results[figure] = float(np.median(values))
+        results |= {f"{figure}, least": float(values.min()), f"{figure}, most": float(values.max())}
+    return results
 
 
 def _require_same_run(recipe: AttackRecipe, out: Path) -> None:

@@ -33,7 +33,7 @@ class ClassificationRecipe(FineTuning):
         """Percent; and of a data set by name its measures beside accuracy, such as Matthews' correlation of CoLA."""
         data_set = data_refs.named(self.data["validation"])
         metrics = [name for name in data_set[0].metrics if name != "accuracy"] if data_set else []
-        more = predictions.measure(variants, metrics, self.training.max_length, self.seed)
+        more = predictions.measure(variants, metrics, self.training.max_length, self.seed, run.predictions)
         return recovery(base, variants, statuses) | more
 
 

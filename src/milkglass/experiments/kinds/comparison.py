@@ -12,7 +12,8 @@ A defence's entry may lay tables `training` and `attacked` of its own over these
 what one key hides.
 
 Figures are called "MEASURE, DATA, DEFENCE" and "MEASURE, ATTACK, ATTACKER, DATA, DEFENCE"; with several seeds they are
-means, and "..., sd" is the standard deviation of the seeds. Cells are shared by recipes with the same --cache.
+means; "..., sd" is the standard deviation of the seeds, and "..., median", "..., least", "..., most" their median and
+range, for a seed is a key as well, on which some figures depend. Cells are shared by recipes with the same --cache.
 """
 
 from __future__ import annotations
@@ -127,6 +128,7 @@ class Comparison(Recipe):
         with ThreadPoolExecutor(run.at_once) as pool:
             cells = dict(zip(places, pool.map(train, places), strict=True))
         run.commits.extend(str(cell.made.get("begun", cell.made)["commit"]) for cell in cells.values())
+        run.predictions.update({", ".join(map(str, place)): cell.predictions for place, cell in cells.items()})
         results: dict[Place, dict[str, float]] = {place: dict(cell.figures) for place, cell in cells.items()}
         for place, cell in cells.items() if self.attacks else ():
             run.progress(f"{', '.join(map(str, place))}: attacks")
@@ -212,7 +214,9 @@ def _named(recipe: Comparison, measured: Mapping[Place, Mapping[str, float]]) ->
             values = np.array([one[name] for one in each])
             figures[f"{name}, {data}, {defence}"] = float(values.mean())
             if len(values) > 1:
-                figures[f"{name}, {data}, {defence}, sd"] = float(values.std(ddof=1))
+                spread = {"sd": values.std(ddof=1), "median": np.median(values)}
+                spread |= {"least": values.min(), "most": values.max()}
+                figures |= {f"{name}, {data}, {defence}, {word}": float(one) for word, one in spread.items()}
     plain = next((name for name, entry in recipe.defences.items() if not entry), None)
     for data, defence in product(recipe.data, recipe.defences):
         main = next(iter(measured[data, defence, recipe.seeds[0]]))

@@ -4,14 +4,17 @@ The private texts are some that the cell was trained with. The attacker has othe
 trained with, without those that contain a private text or are part of one (SST-2's rows are phrases of one another).
 What was sent is what the client half sends for them now: the ids of training where ids are sent, other draws of the
 noise where states are. Of pairs only the first texts are attacked.
+
+Where a checkpoint was uploaded and trained, the server has it twice. `tables` says which of the two attacks on tables
+read: EDNN's claim, for one, is about the tuned one. The figures of the tuned one name "ATTACKER (tuned)".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -26,20 +29,33 @@ from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
 from milkglass.signature import signature
-from milkglass.threat.attack import Budget
+from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF
+from milkglass.threat.observations import Weights
 
-MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "rouge-l", "bag f1")
+MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l", "bag f1")
+Tables = Literal["uploaded", "tuned", "both"]
 
 
 @dataclass(frozen=True)
 class LeakageTexts:
-    """rows: texts that are private, of those that were trained with. public: how many others an attacker has, at
-    most. seconds: for all attacks of a cell; of one that does not end by then, what it has read is graded."""
+    """What is attacked in a cell.
+
+    Attributes:
+        rows: texts that are private, of those that were trained with.
+        public: how many others an attacker has, at most.
+        seconds: for all attacks of a cell; of one that does not end by then, what it has read is graded.
+        tables: which tables attacks on tables read: as uploaded, after training, or one after the other.
+    """
 
     rows: int
     public: int
     seconds: float | None = None
+    tables: Tables = "uploaded"
+
+    def __post_init__(self) -> None:
+        if self.tables not in get_args(Tables):
+            raise UsageError(f"attacked.tables is {self.tables!r}", f"one of {', '.join(get_args(Tables))}")
 
 
 def leakage(
@@ -61,16 +77,40 @@ def leakage(
         )
     private = problem.train.texts[: attacked.rows]
     scene = scene_of(base, cell.client, cell.server, private, {ALIKE: problem.others.texts[: attacked.public]})
-    instances = attacks_of(attacks)
-    work = ResumeStore.open(folder, {**about, "attacks": {name: signature(one) for name, one in instances.items()}})
     budget = Budget() if attacked.seconds is None else Budget(attacked.seconds)
+    instances = attacks_of(attacks)
+    cells: list[AttackResult] = []
 
     def ended(one: AttackResult) -> None:
         top = f", {one.measures['tokens top-1']} of the tokens" if "tokens top-1" in one.measures else ""
         progress(f"{one.attack} ({one.adversary}): {one.state}{top}")
 
-    done = run(scene, instances, work, budget, 1, ended, RECIPE)
-    return {**_figures(done.cells), "texts, attacker": float(_texts_of_attacker(scene)), **_ceiling(scene)}
+    if attacked.tables != "tuned" or not _has_tables(scene, cell):
+        work = _work(folder, about, instances)
+        cells += run(scene, instances, work, budget, 1, ended, RECIPE).cells
+    if attacked.tables != "uploaded" and _has_tables(scene, cell):
+        reading = {name: one for name, one in instances.items() if Weights in one.sees}
+        work = _work(folder / "tuned", about, reading)
+        cells += run(_after_training(scene, cell), reading, work, budget, 1, ended, RECIPE).cells
+    return {**_figures(cells), "texts, attacker": float(_texts_of_attacker(scene)), **_ceiling(scene)}
+
+
+def _work(folder: Path, about: Mapping[str, Any], instances: Mapping[str, Attack]) -> ResumeStore:
+    return ResumeStore.open(folder, {**about, "attacks": {name: signature(one) for name, one in instances.items()}})
+
+
+def _has_tables(scene: Scene, cell: TrainedHalves) -> bool:
+    """Whether a checkpoint was uploaded and trained; halves are trained before the server has one of them."""
+    return cell.tuned is not cell.server and bool(scene.transcript.all(Weights))
+
+
+def _after_training(scene: Scene, cell: TrainedHalves) -> Scene:
+    """The scene of an attacker who has the tuned checkpoint and not the uploaded one."""
+    others = [one for one in scene.transcript.observations if not isinstance(one, Weights)]
+    tuned = [replace(one, tuned=True) for one in cell.tuned.rest() if isinstance(one, Weights)]
+    adversaries = tuple(replace(one, name=f"{one.name} (tuned)") for one in scene.adversaries)
+    transcript = replace(scene.transcript, observations=(*tuned, *others))
+    return replace(scene, transcript=transcript, adversaries=adversaries)
 
 
 def _texts_of_attacker(scene: Scene) -> int:
@@ -86,7 +126,7 @@ def _ceiling(scene: Scene) -> dict[str, float]:
     return {"tokens with a place": 100 * float((scene.truth.origin[counted] != NO_BELIEF).mean())}
 
 
-def _figures(cells: tuple[AttackResult, ...]) -> dict[str, float]:
+def _figures(cells: Sequence[AttackResult]) -> dict[str, float]:
     result: dict[str, float] = {}
     for cell in cells:
         if cell.state == "failed":

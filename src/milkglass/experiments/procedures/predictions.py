@@ -1,7 +1,12 @@
-"""A trained classifier's own answers on the rows that were held out, and GLUE's measures of them."""
+"""A trained classifier's own answers on the rows that were held out, and GLUE's measures of them.
+
+Results keep the answers: whether two cells of equal accuracy answered alike is then to be seen.
+"""
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +23,17 @@ from milkglass.server.jobs.data import Collate, TrainingDataset
 BATCH = 64
 
 
+def packed(answers: NDArray[Any]) -> str:
+    """(u,) class numbers or scores as a short text: their type, a colon, and base64 of zlib of their bytes."""
+    kind = "<f4" if answers.dtype.kind == "f" else "<u1" if not len(answers) or answers.max() < 256 else "<u2"
+    return f"{kind}:{base64.b64encode(zlib.compress(answers.astype(kind).tobytes(), 9)).decode()}"
+
+
+def unpacked(text: str) -> NDArray[Any]:
+    kind, _, body = text.partition(":")
+    return np.frombuffer(zlib.decompress(base64.b64decode(body)), kind)
+
+
 @torch.inference_mode()
 def predicted(model: Path, held_out: Path, max_length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(u,) the class that the model names for each row, and (u,) the row's own."""
@@ -32,11 +48,14 @@ def predicted(model: Path, held_out: Path, max_length: int) -> tuple[NDArray[np.
     return np.concatenate(guess), np.concatenate(truth)
 
 
-def measure(variants: Sequence[Variant], metrics: Sequence[str], max_length: int, seed: int) -> dict[str, float]:
-    """In percent, "f1, VARIANT" for each metric; nothing is loaded where there is none."""
+def measure(
+    variants: Sequence[Variant], metrics: Sequence[str], max_length: int, seed: int, kept: dict[str, str]
+) -> dict[str, float]:
+    """In percent, "f1, VARIANT" for each metric. kept: receives each variant's answers."""
     result: dict[str, float] = {}
-    for variant in variants if metrics else ():
+    for variant in variants:
         guess, truth = predicted(variant.job / "result", variant.job / "validation.parquet", max_length)
+        kept[variant.name] = packed(guess)
         for name in metrics:
             value = MEASURES[name](guess, truth, np.random.default_rng(seed)).value
             result[f"{name}, {variant.name}"] = 100 * value

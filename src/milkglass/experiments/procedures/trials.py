@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from milkglass import files
 from milkglass.client.label_scale import Scale
 from milkglass.defences.token_halves import TokenClient, TokenServer
+from milkglass.experiments.procedures.predictions import packed
 from milkglass.experiments.runs import begun, made, run_job
 from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
@@ -32,7 +33,8 @@ from milkglass.server.spec import Hyperparameters, JobSpec
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
 
-VERSION = 2  # raised when code changes what a cell's settings make: older cells are not taken for it
+Answered = tuple[dict[str, float], str]
+VERSION = 3  # raised when code changes what a cell's settings make: older cells are not taken for it
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,17 @@ class TrialData:
 
 @dataclass(frozen=True)
 class TrainedHalves:
-    """client, server: the halves as they were split; tuned: the server's half after training. name: the digest of all
-    that decides the cell."""
+    """A cell.
+
+    Attributes:
+        name: the digest of all that decides it.
+        client: the half as it was split.
+        server: likewise.
+        tuned: the server's half after training.
+        figures: what its answers are worth.
+        made: by which code.
+        predictions: its answers to the held-out rows (predictions.py).
+    """
 
     name: str
     client: Client = field(repr=False)
@@ -60,6 +71,7 @@ class TrainedHalves:
     tuned: Server = field(repr=False)
     figures: Mapping[str, float]
     made: Mapping[str, Any]
+    predictions: str = field(repr=False)
 
 
 def secret_of(seed: int) -> bytes:
@@ -97,8 +109,8 @@ def trained(
         tuned = server
         if isinstance(client, TokenClient):
             tuned = _tuned(client, server, problem, training, folder / "job", threads, progress)
-        figures = _figures(client, tuned, problem, seed, folder)
-    return TrainedHalves(folder.name, client, server, tuned, figures, made(folder))
+        figures, predicted = _figures(client, tuned, problem, seed, folder)
+    return TrainedHalves(folder.name, client, server, tuned, figures, made(folder), predicted)
 
 
 @contextmanager
@@ -170,15 +182,18 @@ def _write(client: TokenClient, rows: LabelledTexts, labels: Sequence[float], ta
     part.rename(out)
 
 
-def _figures(client: Client, server: Server, problem: TrialData, seed: int, folder: Path) -> dict[str, float]:
-    """In percent, what the server's answers to the held-out rows are worth, and the half-width of its interval."""
+def _figures(client: Client, server: Server, problem: TrialData, seed: int, folder: Path) -> Answered:
+    """In percent, what the server's answers to the held-out rows are worth, and the half-width of its interval; and
+    the answers."""
     done = folder / "figures.json"
     if not done.is_file():
         logits = client.receive(server.answer(client.send(problem.held_out.texts, problem.held_out.pairs)))
         guess = logits[:, 0] if problem.classes == 1 else logits.argmax(1)
         result: dict[str, float] = {}
-        for name in problem.metrics:
+        of_class_1 = ("precision", "recall") if problem.classes == 2 else ()
+        for name in dict.fromkeys((*problem.metrics, *of_class_1)):
             one = MEASURES[name](guess, np.asarray(problem.held_out.labels), np.random.default_rng(seed))
             result |= {name: 100 * one.value, f"{name} +-": 50 * (one.high - one.low)}
-        done.write_text(json.dumps(result) + "\n", "utf-8")
-    return dict(json.loads(done.read_text("utf-8")))
+        done.write_text(json.dumps({"figures": result, "predictions": packed(guess)}) + "\n", "utf-8")
+    known = json.loads(done.read_text("utf-8"))
+    return dict(known["figures"]), str(known["predictions"])
