@@ -14,7 +14,7 @@ from milkglass.audit.scene import ALIKE
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import key_from
-from milkglass.defences.sanitized_text import SanitizedClient
+from milkglass.defences.sanitized_text import SanitizedTextClient
 from milkglass.errors import UsageError
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
@@ -68,7 +68,7 @@ def test_nothing_replaced_is_read_whole(base: Checkpoint, words: Path, tmp_path:
     entry = {"sanitizer": "custext", "epsilon": 1.0, "k": 3, "words": "words.txt", "allow": frozenset(tokens())}
     corpus = LabelledTexts(tiny.TEXTS, [0] * 4)
     client, server = defence_of(entry, words.parent).split(base, corpus, bytes(32), tmp_path / "s")
-    assert isinstance(client, SanitizedClient)
+    assert isinstance(client, SanitizedTextClient)
     sent, original, origin = crossed(client, tiny.TEXTS)
     assert origin is not None
     assert (origin != NO_BELIEF).all()

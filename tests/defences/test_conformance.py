@@ -68,6 +68,7 @@ VARIANTS = (
     Target("custext", {"sanitizer": "custext", "epsilon": 1.0, "k": 3, "words": GLOVE}),
     Target("custext+", {"sanitizer": "custext+", "epsilon": 1.0, "k": 3, "words": GLOVE}),
     Target("rnm", {"sanitizer": "rnm", "epsilon": 1.0, "k": 3, "words": GLOVE}),
+    Target("rnm, tokens", {"sanitizer": "rnm", "epsilon": 1.0, "k": 3}),
     Target("dp-forward", {"encoder": "dp-forward", "layer": 1}, "bert", "llama-tied", "decoder"),
     Target("cape", {"encoder": "cape"}, "bert", "llama-tied", "decoder"),
     Target("textobfuscator", {"encoder": "textobfuscator", "layer": 1}, "bert", "llama-tied", "decoder"),

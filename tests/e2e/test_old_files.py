@@ -41,7 +41,12 @@ REWORDED = {
 }
 
 # Questions whose answer was wrong, and why it is another now. Nor is ROUGE compared: it had stems, which no paper has.
-MENDED = {"sanitized santext+": "substitutes are the sensitive words of the corpus, as in the paper, not any word"}
+MENDED = {
+    "sanitized santext+": "substitutes are the sensitive words of the corpus, as in the paper, not any word",
+    "recipe_cells compared": "cells of older code are trained anew: halves had a constant rate (trials.VERSION)",
+    "recipe_kept compared": "likewise",
+    "recipe_anew compared": "likewise; and results have more figures",
+}
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +79,10 @@ def test_every_question_was_answered() -> None:
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_the_answer_is_the_old_one(question: str, same_arithmetic: bool, tmp_path: Path) -> None:
     with place(tmp_path) as at:
+        if question == "recipe_cells compared":
+            with pytest.raises(AssertionError, match="a cell was made again"):
+                QUESTIONS[question](at)
+            return
         found = json.loads(json.dumps(QUESTIONS[question](at)))
     assert bool(differences(found, RECORDED["answers"][question], same_arithmetic)) == (question in MENDED)
 

@@ -22,7 +22,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import PrivateTexts, encoded, pieces
 from milkglass.defences.obfuscated_tables import TableClient, key_from
-from milkglass.defences.sanitized_text import SanitizedClient
+from milkglass.defences.sanitized_text import SanitizedTextClient, SanitizingClient
 from milkglass.errors import UsageError
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.models.checkpoint import Checkpoint
@@ -47,7 +47,7 @@ def scene_of(
     others = {who: texts for who, texts in others.items() if texts}
     if isinstance(client, TableClient) and client.document["name"] != "plain":
         return _of_table(base, client, private, others)
-    if isinstance(client, TableClient | SanitizedClient):
+    if isinstance(client, TableClient | SanitizingClient):
         return _of_words(base, client, server, private, others)
     if isinstance(client, EncoderClient):
         return _of_states(base, client, server, private, others)
@@ -70,7 +70,7 @@ def _examples(texts: Sequence[str]) -> list[Example]:
 
 def _of_words(
     base: Checkpoint,
-    client: TableClient | SanitizedClient,
+    client: TableClient | SanitizingClient,
     server: Server,
     private: Sequence[str],
     public: Mapping[str, Sequence[str]],
@@ -81,7 +81,7 @@ def _of_words(
     truth = replace(_truth(client.codec, sent, original, public_ids), origin=origin)
     knowledge = {}
     for who, texts in public.items():
-        rehearse = _rehearsal(client, texts) if isinstance(client, SanitizedClient) else None
+        rehearse = _rehearsal(client, texts) if isinstance(client, SanitizingClient) else None
         knowledge[who] = Knowledge(corpus=public_ids[who], rehearse=rehearse)
     return _scene(base, client.codec, (*server.rest(), Tokens(sent)), truth, knowledge, dict(client.document))
 
@@ -136,19 +136,21 @@ def _truth(codec: Codec, sent: Sequences, original: Sequences, public: Mapping[s
 
 # --- words and the pieces they are sent as ----------------------------------------------------------------------------
 def crossed(
-    client: TableClient | SanitizedClient, texts: Sequence[str]
+    client: TableClient | SanitizingClient, texts: Sequence[str]
 ) -> tuple[Sequences, Sequences, NDArray[np.int64] | None]:
     """What is sent for these texts, what they are, both in public ids, and where each of their tokens was sent."""
-    if not isinstance(client, SanitizedClient):
+    if not isinstance(client, SanitizedTextClient):
         ids = Sequences.of(client.codec.encode(texts, truncate=True).ids)
-        return ids, ids, None
+        if not isinstance(client, SanitizingClient):
+            return ids, ids, None
+        return Sequences.of(client.encoded(list(texts), None).ids), ids, np.arange(len(ids.ids), dtype=np.int64)
     parts = client.parts(texts)
     before, own = _pieces(client.codec, [one for one, _ in parts])
     after, other = _pieces(client.codec, [one for _, one in parts])
     return after, before, _places(own, other)
 
 
-def _rehearsal(client: SanitizedClient, texts: Sequence[str]) -> Rehearsal:
+def _rehearsal(client: SanitizingClient, texts: Sequence[str]) -> Rehearsal:
     """The same mechanism on the attacker's own texts, with draws of the attacker's own."""
 
     def rehearse(corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:

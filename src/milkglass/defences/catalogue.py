@@ -3,6 +3,7 @@
     k = 10, epsilon = 0.1                                      a scheme that rewrites tables; `scheme` where not ObfusLM
     k = 10, epsilon = 0.1, bands = 2.0                         the same in frequency bands, counted on the corpus
     sanitizer = "custext+", epsilon = 3, words = "glove.txt"   words replaced before they are sent
+    sanitizer = "rnm", epsilon = 3, by = "tokens"              ids replaced before they are sent; RNM's default
     encoder = "dp-forward", epsilon = 8                        a model cut in two, hidden states disturbed
 
 Importing this page imports them all: commands do so only when they need it.
@@ -37,8 +38,9 @@ def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
 
 
 def _sanitizer(name: str, provided: dict[str, Any], data: Path | None) -> Defence:
-    words = provided.pop("words", None)
+    words, by = provided.pop("words", None), provided.pop("by", None)
     path = None if words is None else (data or Path()) / str(words)
     if path is not None and not path.is_file():
         raise UsageError(f"there is no {path}", "words names a GloVe file, from the data folder on")
-    return SanitizerDefence(SANITIZERS.make(name, provided), path)
+    method = SANITIZERS.make(name, provided)
+    return SanitizerDefence(method, path, by or ("tokens" if method.by_tokens and path is None else "words"))

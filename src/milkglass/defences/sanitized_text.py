@@ -1,4 +1,9 @@
-"""Every sanitizer as a defence: the model and the ids are the public ones, the words are others.
+"""Every sanitizer as a defence: the model is the public one, the words or the tokens are others.
+
+By words a sanitizer replaces words of the text, which is tokenized afterwards; the table is a GloVe file or the model's
+whole words. By tokens it replaces the ids of the tokenized text, and the table is the model's own, row for row: pieces
+of words and punctuation are tokens like all others, special tokens cross. RNM is by tokens (CMIF, section 3.2: w_i is a
+row of the embedding layer), unless an entry asks for words.
 
 Draws come from a ChaCha20 stream of the secret and the text: the same text gives the same words again, so sending it
 twice does not give an attacker a second draw. A sanitizer that must know how often words occur counts the corpus; the
@@ -11,15 +16,15 @@ import hashlib
 import hmac
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from milkglass.client.codec.codec import Codec
+from milkglass.client.codec.codec import Codec, Encoded
 from milkglass.defences.obfuscated_tables import copied, key_from, unreadable
 from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
@@ -27,34 +32,30 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.sanitizers.method import SanitizerMethod
+from milkglass.sanitizers.sanitizer import Sanitizer
 from milkglass.sanitizers.tables.glove import read_glove
 from milkglass.sanitizers.tables.table import WordVectors
-from milkglass.sanitizers.tables.vocabulary import words_of_model
+from milkglass.sanitizers.tables.vocabulary import tokens_of_model, words_of_model
 from milkglass.sanitizers.text import TextSanitizer, WordReader
+from milkglass.sequences import Sequences
 from milkglass.threat.defence import Defence, LabelledTexts
 
 COUNTS = "counts.safetensors"
+SECRET_BYTES = 32
+Unit = Literal["words", "tokens"]
 
 
 @dataclass(frozen=True)
-class SanitizedClient(TokenClient):
-    """The client half.
+class SanitizingClient(TokenClient):
+    """A client half with a sanitizer.
 
     Attributes:
-        counts: (n,) how often the corpus has each word of the table, where that was counted.
+        counts: (n,) how often the corpus has each row of the table, where that was counted.
     """
 
-    sanitizer: TextSanitizer = field(repr=False)
-    counts: NDArray[np.int64] | None = field(default=None, repr=False)
+    counts: NDArray[np.int64] | None = field(repr=False)
 
-    def before(self, texts: Sequence[str]) -> list[str]:
-        return ["".join(after) for _, after in self.parts(texts)]
-
-    def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
-        """See `TextSanitizer.parts`. Text by text: what else is sent with a text changes nothing."""
-        return [self.sanitizer.parts([text], self._stream(text))[0] for text in texts]
-
-    def _stream(self, text: str) -> Stream:
+    def stream(self, text: str) -> Stream:
         label = json.dumps(["milkglass sanitizer", dict(self.document), text], sort_keys=True)
         return Stream(hmac.digest(self.secret, label.encode(), "sha256"))
 
@@ -65,19 +66,65 @@ class SanitizedClient(TokenClient):
 
 
 @dataclass(frozen=True)
+class SanitizedTextClient(SanitizingClient):
+    """Replaces words."""
+
+    sanitizer: TextSanitizer = field(repr=False)
+
+    def before(self, texts: Sequence[str]) -> list[str]:
+        return ["".join(after) for _, after in self.parts(texts)]
+
+    def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+        """See `TextSanitizer.parts`. Text by text: what else is sent with a text changes nothing."""
+        return [self.sanitizer.parts([text], self.stream(text))[0] for text in texts]
+
+
+@dataclass(frozen=True)
+class SanitizedTokensClient(SanitizingClient):
+    """Replaces tokens: each keeps its place."""
+
+    mechanism: Sanitizer = field(repr=False)
+
+    def before(self, texts: Sequence[str]) -> list[str]:
+        return list(texts)
+
+    def encoded(self, texts: list[str], pairs: list[str] | None) -> Encoded:
+        """A pair's tokens are drawn by both texts."""
+        whole = super().encoded(texts, pairs)
+        labels = texts if pairs is None else [json.dumps(both) for both in zip(texts, pairs, strict=True)]
+        ids = [
+            self.mechanism.replaced(one.astype(np.int64), self.stream(text))[0].astype(np.int32)
+            for one, text in zip(whole.ids, labels, strict=True)
+        ]
+        return replace(whole, ids=ids)
+
+
+@dataclass(frozen=True)
 class SanitizerDefence(Defence):
     """A sanitizer in front of a public model.
 
     Attributes:
         method: the mechanism and its parameters.
-        words: a GloVe file, or None for the model's own whole words.
+        words: a GloVe file, or None for the model's own table.
+        by: what is replaced.
     """
 
     method: SanitizerMethod
     words: Path | None = None
+    by: Unit = "words"
 
     name: ClassVar[str] = "sanitizer"
     paper: ClassVar[Paper | None] = None
+
+    def __post_init__(self) -> None:
+        if self.by not in get_args(Unit):
+            raise UsageError(f"by is {self.by!r}", f"one of {', '.join(get_args(Unit))}")
+        if self.by == "tokens" and self.words is not None:
+            raise UsageError(
+                "a GloVe file has words, and tokens are to be replaced", 'leave out words, or by = "words"'
+            )
+        if self.by == "tokens" and (self.method.keeps_stopwords or self.method.allow):
+            raise UsageError(f"{self.method.name} keeps some words, and tokens are to be replaced", 'say by = "words"')
 
     @property
     def guarantee(self) -> str | None:
@@ -89,18 +136,24 @@ class SanitizerDefence(Defence):
 
     def split(
         self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
-    ) -> tuple[SanitizedClient, TokenServer]:
+    ) -> tuple[SanitizingClient, TokenServer]:
         if reason := self.refuses(base):
             raise UnsupportedModel(reason, "choose another model")
         table, counts = self._table(base), None
         if self.method.needs_counts:
             if corpus is None:
                 raise UsageError(f"{self.method.name} must know how often words occur", "give a corpus")
-            counts = WordReader(table).counts([*corpus.texts, *(corpus.pairs or ())])
+            counts = self._counted(base, table, [*corpus.texts, *(corpus.pairs or ())])
         copied(base, folder)
         return self._client(base, table, counts, secret), TokenServer(folder)
 
-    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[SanitizedClient, TokenServer]:
+    def _counted(self, base: Checkpoint, table: WordVectors, texts: list[str]) -> NDArray[np.int64]:
+        if self.by == "words":
+            return WordReader(table).counts(texts)
+        ids = _public(base, bytes(SECRET_BYTES)).encode(texts, truncate=True).ids
+        return Sequences.of(ids).counts(len(table))
+
+    def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[SanitizingClient, TokenServer]:
         secret, info = read_saved(client)
         if info != self.document():
             raise KeyFileError(f"{client} is of another defence than this one", "give the parameters that made it")
@@ -108,13 +161,18 @@ class SanitizerDefence(Defence):
         return self._client(base, self._table(base), counts, secret), TokenServer(server)
 
     def _table(self, base: Checkpoint) -> WordVectors:
+        if self.by == "tokens":
+            return tokens_of_model(base.folder, "the model")
         return words_of_model(base.folder, "the model") if self.words is None else read_glove(self.words)
 
     def _client(
         self, base: Checkpoint, table: WordVectors, counts: NDArray[np.int64] | None, secret: bytes
-    ) -> SanitizedClient:
-        codec = Codec.open(key_from(base, None, secret), base.folder)
-        return SanitizedClient(codec, secret, self.document(), self.method.over(table, counts), counts)
+    ) -> SanitizingClient:
+        codec = _public(base, secret)
+        if self.by == "tokens":
+            mechanism = self.method.sanitizer(table, counts)
+            return SanitizedTokensClient(codec, secret, self.document(), counts, mechanism)
+        return SanitizedTextClient(codec, secret, self.document(), counts, self.method.over(table, counts))
 
     def document(self) -> dict[str, Any]:
         """Words that are allowed by their digest: they are the user's."""
@@ -124,7 +182,13 @@ class SanitizerDefence(Defence):
             "words": None if self.words is None else {"file": self.words.name, "sha256": digest_of(self.words)},
             **self.method.document(),
             **({"allowed": allowed} if self.method.allow else {}),
+            **({} if self.by == "words" else {"by": self.by}),
         }
+
+
+def _public(base: Checkpoint, secret: bytes) -> Codec:
+    """The model's own ids."""
+    return Codec.open(key_from(base, None, secret), base.folder)
 
 
 def digest_of(path: Path) -> str:

@@ -13,6 +13,7 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from milkglass.attacks.catalogue import EVERY
+from milkglass.defences.sanitized_text import SanitizerDefence
 from milkglass.errors import UsageError
 from milkglass.experiments.recipe_file import from_entries
 from milkglass.experiments.value_types import kind_of
@@ -81,7 +82,8 @@ def require_defence(name: str, entry: Mapping[str, Any]) -> None:
         if not isinstance(words := provided.pop("words", ""), str):
             raise UsageError(f"defences.{name}: words is {kind_of(words)}", "it names a GloVe file")
         with _of(f"defences.{name}"):
-            SANITIZERS.make(provided.pop("sanitizer"), provided)
+            by = provided.pop("by", "words")
+            SanitizerDefence(SANITIZERS.make(provided.pop("sanitizer"), provided), by=by)
     elif provided:
         bands = provided.pop("bands", 1.0)
         if isinstance(bands, bool) or not isinstance(bands, int | float):

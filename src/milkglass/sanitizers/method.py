@@ -31,6 +31,7 @@ class SanitizerMethod(abc.ABC):
         allow: further words that are kept.
         name: the catalogue's.
         needs_counts: whether a corpus must be counted first. Other methods use counts if there are any.
+        by_tokens: whether the paper replaces tokens of the model, not words.
         has_lists: whether lists of words are made before the first word is drawn, which takes time.
     """
 
@@ -40,6 +41,7 @@ class SanitizerMethod(abc.ABC):
 
     name: ClassVar[str]
     needs_counts: ClassVar[bool] = False
+    by_tokens: ClassVar[bool] = False
     has_lists: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

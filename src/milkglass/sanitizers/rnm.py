@@ -135,6 +135,7 @@ class RnmMethod(SparingMethod):
     guarantee: Guarantee = "paper"
 
     name: ClassVar[str] = "rnm"
+    by_tokens: ClassVar[bool] = True
     has_lists: ClassVar[bool] = True
 
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> Rnm:

@@ -1,0 +1,99 @@
+"""Tokens replaced by a sanitizer: lists over the model's own rows, for every kind of tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from milkglass.audit.defence_scene import crossed, scene_of
+from milkglass.defences.catalogue import defence_of
+from milkglass.defences.sanitized_text import SanitizedTextClient, SanitizedTokensClient
+from milkglass.errors import UsageError
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.tokenizer import load_tokenizer
+from milkglass.threat.defence import LabelledTexts
+from milkglass.threat.observations import Tokens
+from tests.sanitizers.kit import literal
+from tests.tiny import TEXTS, save
+
+CORPUS = LabelledTexts(TEXTS, [0, 1] * (len(TEXTS) // 2) + [0] * (len(TEXTS) % 2))
+SECRET = bytes(range(32))
+RNM = {"sanitizer": "rnm", "epsilon": 0.01, "k": 5, "sensitive": 1.0}  # all are sensitive, the list is drawn evenly
+
+
+@pytest.fixture(scope="module", params=["bert", "gpt2", "llama-tied"])
+def halves(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, object]:
+    root = tmp_path_factory.mktemp("tokens")
+    base = Checkpoint.open(save(request.param, root / "base"))
+    client, _ = defence_of(RNM).split(base, CORPUS, SECRET, root / "server")
+    return base, client
+
+
+def test_rnm_is_by_tokens_unless_words_are_asked_for(tmp_path: Path) -> None:
+    base = Checkpoint.open(save("bert", tmp_path / "base"))
+    for number, (entry, kind) in enumerate(
+        [(RNM, SanitizedTokensClient), ({**RNM, "by": "words", "k": 2}, SanitizedTextClient)]
+    ):
+        client, _ = defence_of(entry).split(base, CORPUS, SECRET, tmp_path / f"server{number}")
+        assert isinstance(client, kind)
+
+
+def test_every_token_becomes_one_of_the_list_of_its_row(halves: tuple[Checkpoint, object]) -> None:
+    """The lists of the paper's formula over all rows but the special ones, computed one row at a time."""
+    base, client = halves
+    assert isinstance(client, SanitizedTokensClient)
+    sent, original, origin = crossed(client, TEXTS)
+    assert origin is not None and np.array_equal(origin, np.arange(len(original.ids)))
+    table = client.mechanism.table
+    candidates = table.candidates
+    x = table.vectors[candidates].astype(np.float64)
+    tokenizer = load_tokenizer(base.folder)
+    for before, after in set(zip(original.ids.tolist(), sent.ids.tolist(), strict=True)):
+        if before in tokenizer.all_special_ids:
+            assert after == before
+            continue
+        near, _ = literal.candidate_list(x, int(np.flatnonzero(candidates == before)[0]), 5)
+        assert after in candidates[near]
+    ordinary = ~np.isin(original.ids, tokenizer.all_special_ids)
+    assert ordinary.any() and (sent.ids != original.ids)[ordinary].all()
+    marks = [i for i in original.ids.tolist() if tokenizer.decode([i]).strip() in {",", "."}]
+    assert marks, "punctuation is a token like others"
+
+
+def test_what_is_sent_is_what_is_graded(halves: tuple[Checkpoint, object]) -> None:
+    client = halves[1]
+    assert isinstance(client, SanitizedTokensClient)
+    (one,) = client.send(TEXTS)
+    assert isinstance(one, Tokens)
+    assert np.array_equal(one.ids.ids, crossed(client, TEXTS)[0].ids)
+
+
+def test_the_channel_attack_has_its_rehearsal(tmp_path: Path) -> None:
+    base = Checkpoint.open(save("bert", tmp_path / "base"))
+    client, server = defence_of(RNM).split(base, CORPUS, SECRET, tmp_path / "server")
+    scene = scene_of(base, client, server, TEXTS[:2], {"same kind of text": ["the nurse came on monday", "call me"]})
+    (_, alike) = scene.adversaries
+    assert alike.knowledge.rehearse is not None and alike.knowledge.corpus is not None
+    sent, origin = alike.knowledge.rehearse(alike.knowledge.corpus, 1)
+    assert len(sent.ids) == len(alike.knowledge.corpus.ids) == len(origin)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"by": "letters"}, "by is 'letters'"),
+        ({"keep_stopwords": True}, "keeps some words"),
+        ({"allow": ["house"]}, "keeps some words"),
+    ],
+)
+def test_what_cannot_be_is_refused(more: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        defence_of({**RNM, **more})
+
+
+def test_a_glove_file_has_words(tmp_path: Path) -> None:
+    (tmp_path / "glove.txt").write_text("a 1 2\nb 2 1\nc 0 1\n", "utf-8")
+    with pytest.raises(UsageError, match="a GloVe file has words"):
+        defence_of({**RNM, "by": "tokens", "words": "glove.txt"}, tmp_path)
