@@ -79,8 +79,8 @@ def test_every_question_was_answered() -> None:
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_the_answer_is_the_old_one(question: str, same_arithmetic: bool, tmp_path: Path) -> None:
     with place(tmp_path) as at:
-        if question == "recipe_cells compared":
-            with pytest.raises(AssertionError, match="a cell was made again"):
+        if question in ("recipe_cells compared", "recipe_kept compared"):
+            with pytest.raises(AssertionError, match="a cell was made again|of another key, text or setting"):
                 QUESTIONS[question](at)
             return
         found = json.loads(json.dumps(QUESTIONS[question](at)))
