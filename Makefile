@@ -7,7 +7,7 @@ STAMP := $(VENV)/.ready
 # Threads that wait by spinning slow everything down on a busy machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup lock demo test test-all check lint types bench clean
+.PHONY: setup lock demo test test-all check lint types figures bench clean
 
 setup: $(STAMP)
 
@@ -64,6 +64,10 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+
+# Fills the figures of README, THREATS and docs from recipes/results.
+figures: setup
+	$(BIN)/python recipes/fill_figures.py
 
 bench: setup
 	$(BIN)/python bench/obfuscate.py

@@ -1,8 +1,8 @@
-"""Fill the figures of README and docs from recipes/results: `python recipes/fill_figures.py [--check]`.
+"""Fill the figures of README and docs from recipes/results: `make figures`, which is this program without --check.
 
 A figure is written as `<!-- figure RECIPE:NAME -->98<!-- end -->`: RECIPE is a file of recipes/results, no suffix,
-NAME a figure in it. The number of decimals stays. With --check nothing is written, and the exit status is 1 where a
-figure differs.
+NAME a figure in it. The number of decimals stays. `<!-- state RECIPE -->result<!-- end -->` is what a recipe has: a
+result, a quick result, or none. With --check nothing is written, and the exit status is 1 where a figure differs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "THREATS.md", "docs/*.md")
 FIGURE = re.compile(r"(<!-- figure ([^:>]+):([^>]+?) -->)([^<]*)(<!-- end -->)")
+STATE = re.compile(r"(<!-- state (\w+) -->)[^<]*(<!-- end -->)")
 
 
 def filled(text: str, results: Path) -> str:
@@ -25,7 +26,14 @@ def filled(text: str, results: Path) -> str:
         value = json.loads((results / f"{recipe}.json").read_text("utf-8"))["figures"][name]["measured"]
         return f"{begin}{value:.{len(old.partition('.')[2])}f}{end}"
 
-    return FIGURE.sub(figure, text)
+    def state(match: re.Match[str]) -> str:
+        begin, recipe, end = match.groups()
+        if not (results.parent / f"{recipe}.toml").is_file():
+            raise KeyError(f"there is no recipe {recipe}")
+        full, quick = ((results / f"{recipe}{suffix}.json").is_file() for suffix in ("", ".quick"))
+        return f"{begin}{'result' if full else 'quick result' if quick else 'recipe without a result'}{end}"
+
+    return STATE.sub(state, FIGURE.sub(figure, text))
 
 
 def main() -> int:

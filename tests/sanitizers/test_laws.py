@@ -238,3 +238,41 @@ def test_rnm_replaces_sensitive_words_always_and_others_with_probability_p() -> 
     assert (drawn(sanitizer, 3) != 3).all()
     stayed = (drawn(sanitizer, 15) == 15).sum()
     assert abs(stayed - 0.7 * DRAWS) < 5 * math.sqrt(DRAWS * 0.21)
+
+
+def ratio(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest ratio of two laws, outcome by outcome; infinite where one makes possible what the other does not."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = np.where(one == 0, 0.0, one / other)
+    return float(each.max())
+
+
+def test_cmifs_cases_1_and_2_in_numbers() -> None:
+    """Section 4.4 bounds the ratio of two words' laws by e^eps (both sensitive) and by e^eps / p (one is not).
+
+    With each word's own list it is infinite: an outcome of one word cannot come of another. Even where two words have
+    one list, Lap(1/eps) gives up to e^(2 eps), as their scores are normalised by themselves and one may rise while
+    another falls; and a word that is spared shows itself.
+    """
+    epsilon, p, words = 1.0, 0.3, table(24, 3)
+    x = words.vectors.astype(np.float64)
+
+    def law(word: int) -> np.ndarray:
+        group, scores = literal.candidate_list(x, word, 6)
+        result = np.zeros(24)
+        result[group] = noisy_max_law(np.array(scores), 1 / epsilon)
+        return result
+
+    def spared(word: int) -> np.ndarray:
+        return p * law(word) + (1 - p) * np.eye(24)[word]
+
+    assert ratio(law(0), law(1)) == math.inf  # case 1
+    assert ratio(law(0), spared(1)) == math.inf  # case 2
+    assert ratio(spared(1), law(0)) == math.inf  # and the other way
+    rises, falls = np.array([1.0, 0.0, *[0.5] * 4]), np.array([0.0, 1.0, *[0.5] * 4])  # two words' scores of one list
+    assert math.exp(epsilon) < ratio(noisy_max_law(rises, 1 / epsilon), noisy_max_law(falls, 1 / epsilon))
+    assert ratio(noisy_max_law(rises, 2 / epsilon), noisy_max_law(falls, 2 / epsilon)) <= math.exp(epsilon)  # `strict`
+    one = noisy_max_law(np.eye(30)[0], 2 / epsilon)
+    kept = p * noisy_max_law(np.eye(30)[1], 2 / epsilon) + (1 - p) * np.eye(30)[2]
+    assert ratio(one, kept) <= math.exp(epsilon) / p
+    assert ratio(kept, one) > math.exp(epsilon) / p

@@ -40,7 +40,7 @@ def _alpaca() -> Description:
     splits = {"train": train, "validation": (Layout(("validation.jsonl",), json_lines, build),)}
     return Description(
         "alpaca", "instructions with answers written by a model", "chat", splits, ("instruction", "input", "output"),
-        "CC BY-NC 4.0", (), ROUGE, Hub("tatsu-lab/alpaca", None, TRAIN, build), flaws="rows without an answer",
+        "CC BY-NC 4.0", (), ROUGE, Hub("yahma/alpaca-cleaned", None, TRAIN, build), flaws="rows without an answer",
     )  # fmt: skip
 
 

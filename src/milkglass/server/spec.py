@@ -32,8 +32,9 @@ GENERATION = {"learning_rate": 1e-4, "batch_size": 8, "adam_beta2": 0.95}
 
 class Hyperparameters(BaseModel):
     """What is trained, and how fast, is by default ObfusLM's appendix C.3: encoders in full; decoders with LoRA of rank
-    256 and alpha 16 on every linear layer, the first two layers and the last one in full, and the tables trainable.
-    Two defaults are ours: 3 epochs (the paper trains 10) and fp32 (the paper trains Llama-3 in bf16).
+    256 and alpha 16 on every linear layer, the first two layers and the last one in full.
+    Three defaults are ours: 3 epochs (the paper trains 10), fp32 (it trains Llama-3 in bf16), and that the tables of
+    embeddings are trained under LoRA (it does not say so; `train_tables=False` is the literal reading).
 
     Regression is what Hugging Face's Trainer does for a model of one label: problem_type "regression", the mean squared
     error of one number a row, which is judged by Pearson's correlation as GLUE judges STS-B.

@@ -1,4 +1,5 @@
-"""ObfusLM's way to tune a decoder (appendix C.3): LoRA in the middle layers, the outer layers and the tables in full.
+"""ObfusLM's way to tune a decoder (appendix C.3): LoRA in the middle layers, the outer layers in full; and, which is
+ours, the tables of embeddings in full, since their rows are what a scheme has mixed.
 
 The adapters are injected into the model rather than wrapped around it, so that a checkpoint holds everything that is
 trained, and are merged at the end: serving engines refuse adapters that come with fully trained layers.
