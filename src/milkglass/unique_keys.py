@@ -1,6 +1,6 @@
 """JSON in which no key may occur twice: readers differ in which of the two they take.
 
-What this module does not know: what is read.
+Out of scope: what is read.
 """
 
 from __future__ import annotations

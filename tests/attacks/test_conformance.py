@@ -52,7 +52,7 @@ def test_its_page_explains_it(name: str) -> None:
     assert module is not None
     text = module.__doc__ or ""
     assert len(text) > 300
-    assert "not know" in text or "does not know" in text or "looks at one token" in text, name
+    assert "Out of scope" in text or "does not know" in text, name
     others = [k for k, one in EVERY.items() if k != name and inspect.getmodule(type(one)) is module]
     assert not others
 

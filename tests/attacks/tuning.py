@@ -6,7 +6,7 @@ what did best on average. The groups of candidates are the real ones (they are p
 which only the order was drawn anew. Rehearsals from one kind of text and rehearsals across kinds should both be played,
 since the attacker may not know how near its text is to the client's.
 
-What this module does not know: the private text, the key, the client's groups where the attacker has not found them.
+Out of scope: the private text, the key, the client's groups where the attacker has not found them.
 """
 
 from __future__ import annotations

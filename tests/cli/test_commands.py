@@ -643,7 +643,7 @@ def test_a_models_control_characters_stay_off_the_terminal(monkeypatch: pytest.M
 def test_a_stage_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.progress import Progress
 
-    terminal.told_now_and_then("put together", 0)(1)
+    terminal.occasional_lines("put together", 0)(1)
     assert capsys.readouterr().err == "put together ...\n"
     monkeypatch.setattr(terminal, "watched", lambda: True)
     made: list[Progress] = []

@@ -87,8 +87,8 @@ READERS = (
     lambda answer: responses.token_ids(records.rows(answer, "choices")[0]) if records.rows(answer, "choices") else [],
     model_download.promised,
     model_download.promised_model,
-    responses.told_id,
-    lambda answer: responses.told_number(answer, "received"),
+    responses.response_id,
+    lambda answer: responses.response_number(answer, "received"),
 )
 
 

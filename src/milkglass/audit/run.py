@@ -54,7 +54,7 @@ RECIPE = Rules(threads=1, use_minimum=False)
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class FinishedAttack:
     """One attack by one adversary, as it ended.
 
     Attributes:
@@ -75,7 +75,7 @@ class AuditRun:
         candidates: what the solvers that need no text worked out.
     """
 
-    played: tuple[Played, ...]
+    played: tuple[FinishedAttack, ...]
     candidates: Candidates | None
 
     @property
@@ -125,7 +125,7 @@ def planned(scene: Scene, attacks: Mapping[str, Attack]) -> int:
 
 
 # --- one attack -------------------------------------------------------------------------------------------------------
-Chain = tuple[list[Played], Candidates | None]
+Chain = tuple[list[FinishedAttack], Candidates | None]
 Attempt = Callable[[Transcript, Knowledge, Budget, np.random.Generator], Guess]
 
 
@@ -161,7 +161,7 @@ class _Runner:
 
     def _solve(
         self, turn: AttackTurn, who: Adversary, candidates: Candidates | None, transcript: Transcript
-    ) -> tuple[Played, Candidates | None]:
+    ) -> tuple[FinishedAttack, Candidates | None]:
         solver, learnt = turn.attack, list[Candidates]()
         assert isinstance(solver, Solver)
         kept = None if self.store is None else self.store.candidates(turn.name)
@@ -177,19 +177,19 @@ class _Runner:
         played = played or self._played(turn, who, knowledge, attempt, learnt)
         return played, learnt[0] if learnt else kept
 
-    def play(self, turn: AttackTurn, who: Adversary, chain: Future[Chain]) -> Played:
+    def play(self, turn: AttackTurn, who: Adversary, chain: Future[Chain]) -> FinishedAttack:
         knowledge = who.knowledge
         if turn.takes_candidates and knowledge.candidates is None:
             knowledge = replace(knowledge, candidates=chain.result()[1])
         return self._kept(turn, who) or self._played(turn, who, knowledge, turn.attack)
 
-    def _kept(self, turn: AttackTurn, who: Adversary) -> Played | None:
+    def _kept(self, turn: AttackTurn, who: Adversary) -> FinishedAttack | None:
         """What was played before a stop."""
         kept = None if self.store is None else self.store.cell(_file_name(turn, who))
         if kept is None:
             return None
         self.progress(kept[0])
-        return Played(kept[0], reading=kept[1])
+        return FinishedAttack(kept[0], reading=kept[1])
 
     def _played(
         self,
@@ -198,14 +198,16 @@ class _Runner:
         knowledge: Knowledge,
         attempt: Attempt,
         learnt: Sequence[Candidates] = (),
-    ) -> Played:
+    ) -> FinishedAttack:
         result = turn.result_by(who)
         try:
             played = self._tried(result, turn, self.scene.seen_by(who), knowledge, attempt, learnt)
         except MilkglassError as error:
-            played = Played(replace(result, state="failed", reason=error.message))
+            played = FinishedAttack(replace(result, state="failed", reason=error.message))
         except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results
-            played = Played(replace(result, state="failed", reason=type(error).__name__))  # its text may quote texts
+            played = FinishedAttack(
+                replace(result, state="failed", reason=type(error).__name__)
+            )  # its text may quote texts
         if played.result.state == "done" and self.store is not None and not self.stop.is_set():
             self.store.keep(_file_name(turn, who), played.result, played.reading)
         self.progress(played.result)
@@ -214,23 +216,23 @@ class _Runner:
     def _tried(
         self, result: AttackResult, turn: AttackTurn, seen: Transcript, knowledge: Knowledge, attempt: Attempt,
         learnt: Sequence[Candidates],
-    ) -> Played:  # fmt: skip
+    ) -> FinishedAttack:  # fmt: skip
         budget = self._budget(turn)
         if reason := why_not(turn.attack, seen, knowledge):
-            return Played(replace(result, state="does not apply", reason=reason))
+            return FinishedAttack(replace(result, state="does not apply", reason=reason))
         if reason := self._late(turn):
-            return Played(replace(result, reason=reason))
+            return FinishedAttack(replace(result, reason=reason))
         started = budget.clock()
         guess = attempt(seen, knowledge, budget, self._rng(turn))
         result = replace(result, state="done", seconds=budget.clock() - started, cut=budget.left() <= 0)
         truth, rng = self.scene.truth_about(turn.attack.of_outputs), np.random.default_rng(self.seed)
         result = replace(result, measures=score(guess, truth, rng).measures, in_group=in_group(learnt, truth))
         if guess.bags is not None or guess.texts is not None or turn.attack.of_outputs:
-            return Played(result, guess)
+            return FinishedAttack(result, guess)
         reading = truth.readings(guess)[:, 0]
         if self.scene.texts is not None:
             result = replace(result, by_class=by_class(self.scene.texts, truth, reading, rng))
-        return Played(result, guess, reading)
+        return FinishedAttack(result, guess, reading)
 
     def _late(self, turn: AttackTurn) -> str:
         """Why there is no time for it, "" where there is."""

@@ -1,6 +1,6 @@
 """`milkglass finetune`: scramble data here, train there, watch.
 
-What this module does not know: how training is done. Label names and the scale of scores stay here, sealed in the key.
+Out of scope: how training is done. Label names and the scale of scores stay here, sealed in the key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`milkglass jobs` and `job`: what a server trains; watch, cancel, fetch or delete one.
 
-What this module does not know: keys and data.
+Out of scope: keys and data.
 """
 
 from __future__ import annotations

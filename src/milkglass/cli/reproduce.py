@@ -1,6 +1,6 @@
 """`milkglass reproduce`: run a recipe. `milkglass data`: a public data set, or a table of yours, as JSON Lines.
 
-What this module does not know: what a recipe measures.
+Out of scope: what a recipe measures.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ the range of the scores. It does learn their order and the shape of their distri
 are not scrambled, and a score tells more of a row than a class does. A new head starts near 0, so a standardised score
 also trains in fewer steps.
 
-What this module does not know: texts and files.
+Out of scope: texts and files.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_
 
 # Which names a checkpoint's tensors can have: a name that no such model has could say anything.
 #
-# What this module does not know: what the tensors hold, and models beyond the supported families.
+# Out of scope: what the tensors hold, and models beyond the supported families.
 # The parts between the dots of all tensor names of the supported families, with and without heads, beside numbers; also
 # those that older checkpoints have: norms of 2018, buffers that were saved once, heads of two tasks learnt at once. A
 # test compares them with the classes of transformers.

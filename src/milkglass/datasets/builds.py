@@ -1,6 +1,6 @@
 """Builders: from a row of a published file to an Example.
 
-What this module does not know: how a file is read.
+Out of scope: how a file is read.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 What differs between such defences is the checkpoint (client/obfuscate/scramble.py) or the text before it is encoded
 (sanitized_text.py); how a server trains and answers is the same for all of them.
 
-What this module does not know: any scheme, any mechanism, training.
+Out of scope: any scheme, any mechanism, training.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the demo tells while it runs: a bar a stage, a line a finished step, and the loss as the server reports it.
 
-What this module does not know: what the steps are.
+Out of scope: what the steps are.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from milkglass.federated.site import LocalResult, Site
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search
-from milkglass.sanitizers.ghost.selection import Selection, Way
+from milkglass.sanitizers.ghost.selection import Selection, SelectionMethod
 from milkglass.sanitizers.tables.table import Mask
 
 _HINT = "prepare it with `milkglass federated prepare`, without --plain"
@@ -53,10 +53,10 @@ class GhostDemand:
     folder: Path
     digest: str
     search: Search = Search()
-    way: Way = "states"
+    way: SelectionMethod = "states"
 
     @classmethod
-    def of(cls, folder: Path, search: Search = Search(), way: Way = "states") -> GhostDemand:
+    def of(cls, folder: Path, search: Search = Search(), way: SelectionMethod = "states") -> GhostDemand:
         """For the model in a folder. Raises what `Checkpoint.open` raises."""
         return cls(folder, Checkpoint.open(folder).digest(), search, way)
 

@@ -3,7 +3,7 @@
 Every gradient goes through the site's gradient defence (gradient_defences/) before anything is made of it. Which rows
 are in a batch, and what a shield draws, follows from the site's secret (seeds.py).
 
-What this module does not know: texts, other sites, whether the rows were obfuscated (checks.py), Flower.
+Out of scope: texts, other sites, whether the rows were obfuscated (checks.py), Flower.
 """
 
 from __future__ import annotations

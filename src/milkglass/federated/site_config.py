@@ -24,7 +24,7 @@ from milkglass.federated.site import FederatedTraining, Site
 from milkglass.gradient_defences.catalogue import gradient_defence_named
 from milkglass.models.resolve import resolve
 from milkglass.sanitizers.ghost.search import Search
-from milkglass.sanitizers.ghost.selection import Selection, Way
+from milkglass.sanitizers.ghost.selection import Selection, SelectionMethod
 
 FAILED = "the site could not do this round; its own log says why"
 MOST_CLASSES = 10_000  # a server could have a site make a head of any size
@@ -54,8 +54,8 @@ class Node:
             raise UsageError(f"the node's configuration has {odd[0]!r}", f"known: {', '.join(sorted(known))}")
         provided = {name: _alike(name, config[name], demands[name]) for name in demands if name in config}
         way = provided.pop("selection", Selection().way)
-        if way not in get_args(Way):
-            raise UsageError(f"the selection is {way!r}", f"one of {', '.join(get_args(Way))}")
+        if way not in get_args(SelectionMethod):
+            raise UsageError(f"the selection is {way!r}", f"one of {', '.join(get_args(SelectionMethod))}")
         selection = Selection(way)
         rows = Path(str(config["rows"])).expanduser().absolute()
         site = Site(require_name(rows.name), rows, gradient_defence_named(str(config.get("shield", "none"))))

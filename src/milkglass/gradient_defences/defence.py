@@ -6,7 +6,7 @@
 
 All randomness comes from a ChaCha20 stream (noise/): noise on a grid by exact samples, masks of pruning and of dropout.
 
-What this module does not know: any method, rounds, and what a server does with a gradient.
+Out of scope: any method, rounds, and what a server does with a gradient.
 """
 
 from __future__ import annotations

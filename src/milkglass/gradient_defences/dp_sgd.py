@@ -18,7 +18,7 @@ after 100.
 Not through Opacus, which takes examples apart inside the model: it does so at every layer but one that all examples
 share, such as a table of positions, whose gradient it leaves whole, and it knows no tied tables.
 
-What this module does not know: how texts are drawn.
+Out of scope: how texts are drawn.
 """
 
 from __future__ import annotations

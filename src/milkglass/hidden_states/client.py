@@ -5,7 +5,7 @@ states. A text that is sent twice meets other noise. A client that is loaded twi
 number: then noise repeats for an equal text with equal states at an equal place alone, which shows that the texts are
 equal and nothing else.
 
-What this module does not know: any mechanism, the server's half.
+Out of scope: any mechanism, the server's half.
 """
 
 from __future__ import annotations

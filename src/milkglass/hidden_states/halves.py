@@ -7,7 +7,7 @@ family is named here but by what models/families says of it.
     lower:  ids (b, t)  ->  hidden states (b, t, d) after `layer` layers; 0: what the embeddings give
     upper:  hidden states (b, t, d)  ->  logits (b, classes)
 
-What this module does not know: defences, secrets, training.
+Out of scope: defences, secrets, training.
 """
 
 from __future__ import annotations

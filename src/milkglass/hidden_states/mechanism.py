@@ -1,6 +1,6 @@
 """What a method adds to a model that is cut in two: a mechanism on the (t, d) hidden states of one text, and a loss.
 
-What this module does not know: any method, files, and how halves are made (defence.py).
+Out of scope: any method, files, and how halves are made (defence.py).
 """
 
 from __future__ import annotations

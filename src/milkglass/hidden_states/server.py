@@ -1,6 +1,6 @@
 """The server's half: its folder, its answers, and what an attacker who reads the disk has.
 
-What this module does not know: secrets, texts, ids, mechanisms.
+Out of scope: secrets, texts, ids, mechanisms.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Texts to public ids and padded batches: the model's own fast tokenizer, and nothing secret.
 
-What this module does not know: defences. What looks like a special token in a text is text.
+Out of scope: defences. What looks like a special token in a text is text.
 """
 
 from __future__ import annotations

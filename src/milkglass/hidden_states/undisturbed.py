@@ -4,7 +4,7 @@ What is sent is what the client's half computes. With `send = "tokens"` the two 
 the same loop as the methods beside it; with "mean" or "first" the server has CAPE's head over one vector a text. What
 is left between a method and its control is the noise and the method's own loss.
 
-It is in no catalogue that a command offers: there is nothing to protect a text here. What it does not know: any noise.
+It is in no catalogue that a command offers: there is nothing to protect a text here. Out of scope: any noise.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ answer keeps no rule.
 A rule that cannot be checked (ifeval_rules.UNSUPPORTED) is left out and counted, and so is a prompt with one, from the
 accuracies by prompt: it is never taken as kept.
 
-What this module does not know: models. It reads texts.
+Out of scope: models. It reads texts.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _open(interval: Interval) -> Interval:
 
 # The bootstrap of any statistic (Efron 1979, percentile method); `share` and `ratio` above are quicker.
 #
-# What this module does not know: what is measured. Data on which every draw agrees (all right, or a perfect line) get
+# Out of scope: what is measured. Data on which every draw agrees (all right, or a perfect line) get
 # an interval without width, which is no certainty: look at `units`.
 Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 

@@ -5,7 +5,7 @@ tensor's entry `dtype`, `shape` and `data_offsets` and nothing else. So `__metad
 `has_notes` sees all of them. What JSON builds from the header is bounded before it is built (`_require_bounded`): files
 come from strangers, and an empty object takes twenty times the memory of its text.
 
-What this module does not know: models, and what a tensor holds.
+Out of scope: models, and what a tensor holds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A model's own tokenizer: loaded from its folder alone, and how many tokens the two of them take.
 
-What this module does not know: keys, texts.
+Out of scope: keys, texts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A checkpoint as PyTorch runs it, with a head or without: read tensor by tensor, fp32, and nothing printed.
 
 What the checkpoint lacks, such as a class head, is drawn from torch's generator. Nothing but heads and poolers may be
-missing. What this module does not know: defences, training.
+missing. Out of scope: defences, training.
 """
 
 from __future__ import annotations

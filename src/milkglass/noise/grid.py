@@ -7,7 +7,7 @@ as well. round(Z / g) is an exact sample (rounded.py). The result is a function 
 cut x and has its guarantee; every multiple of g can be released, whatever x is. A conversion to fp32 afterwards is a
 function of the released number alone.
 
-What this module does not know: which bound holds for x (clipping.py makes it), and what the noise is worth.
+Out of scope: which bound holds for x (clipping.py makes it), and what the noise is worth.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def in_place_of(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
 
 # What is public of the noise that a mechanism adds: an attacker is given it (Kerckhoffs).
 #
-# What this module does not know: how the noise is drawn.
+# Out of scope: how the noise is drawn.
 @dataclass(frozen=True)
 class AddedNoise:
     """Attributes:

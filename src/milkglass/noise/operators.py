@@ -4,7 +4,7 @@ PyTorch's generator keeps 32 bits of a seed, so its masks can be searched. Insid
 that PyTorch marks as random is drawn from the stream instead. One that is not implemented here raises; none falls back
 to PyTorch's generator.
 
-What this module does not know: models, and why they drop.
+Out of scope: models, and why they drop.
 """
 
 from __future__ import annotations

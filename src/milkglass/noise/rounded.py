@@ -12,7 +12,7 @@ the bits not yet drawn could change K, the tail's probability at the neighbourin
 and further bits are drawn until K is certain. `reference/noise.py` is the literal oracle, `vectors/noise.json` its
 answers.
 
-What this module does not know: what is hidden, and which r hides it.
+Out of scope: what is hidden, and which r hides it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Exponential mechanism: weights are whole numbers from ceil(2^44 exp(-epsilon / 2
 sum is drawn exactly. For two inputs the weights of a candidate differ by a factor of at most exp(epsilon / 2), so do
 the sums, and no rounding is left over.
 
-What this module does not know: what the candidates are.
+Out of scope: what the candidates are.
 """
 
 from __future__ import annotations

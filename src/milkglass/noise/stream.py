@@ -3,7 +3,7 @@
 Sub-keys are HKDF-SHA256(root, salt = digest of the base model, info = "milkglass/1 " + label), so a key used with
 another model gives another permutation. `vectors/` holds known answers.
 
-What this module does not know: what the numbers are for.
+Out of scope: what the numbers are for.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Stream:
 # its last bits differ, and they name the tokens that were read. So the key of noise is an HMAC over the very numbers
 # that the noise is added to.
 #
-# What this module does not know: what is added, and where it goes.
+# Out of scope: what is added, and where it goes.
 def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """SHA-256 over names, shapes, types and all numbers."""
     whole = hashlib.sha256()

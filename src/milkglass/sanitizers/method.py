@@ -1,6 +1,6 @@
 """A sanitizer but for its table: what commands and recipes name, with parameters.
 
-What this module does not know: any sanitizer.
+Out of scope: any sanitizer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A mixture of rows within clusters: the weight matrix W of a scheme that mixes, and what it promises.
 
-W @ table is the mixed table. What this module does not know: how the clusters and the weights came about (obfuslm.py).
+W @ table is the mixed table. Out of scope: how the clusters and the weights came about (obfuslm.py).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ rounding of the checkpoint's dtype.
 **It hides nothing from anyone with the public layers**: Phi* = Phi T has one unknown, and least squares finds it
 (attacks/embeddings/known_weight.py). What is left is ObfusLM.
 
-What this module does not know: which tensors read and which write (models/families/residual.py), and the norms' gains,
+Out of scope: which tensors read and which write (models/families/residual.py), and the norms' gains,
 which must be folded away before: a diagonal does not commute with W*, and merely permuted gains show sigma* by their
 sizes.
 """

@@ -3,7 +3,7 @@
 `client/obfuscate/scramble.py` reads the tables, asks the scheme for a `RowMap`, permutes what that gives and writes it.
 One file of this folder is one scheme, and `of` finds it by the name that a key file keeps.
 
-What this module does not know: keys, files, models.
+Out of scope: keys, files, models.
 """
 
 from __future__ import annotations

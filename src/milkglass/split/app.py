@@ -3,7 +3,7 @@
 The door is the main server's (server/http/auth.py): bearer token, body limit, a log without content. A frame
 (hidden_states/frames.py) crosses in, numbers out: no text, no ids, no pickle.
 
-What this module does not know: the client, and any secret.
+Out of scope: the client, and any secret.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The client's half at work: its folder opened, texts sent a frame at a time, answers read as classes.
 
 How many texts were sent is recorded before they are: a text that is sent twice meets other noise, even if the command
-is interrupted in between. What this module does not know: any method, and how a frame reaches the server.
+is interrupted in between. Out of scope: any method, and how a frame reaches the server.
 """
 
 from __future__ import annotations

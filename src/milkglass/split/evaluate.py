@@ -1,6 +1,6 @@
 """How many other texts two halves classify correctly, disturbed as they would be sent: what a defence costs.
 
-What this module does not know: the wire. Nothing is sent, and no number of a text is used up.
+Out of scope: the wire. Nothing is sent, and no number of a text is used up.
 """
 
 from __future__ import annotations

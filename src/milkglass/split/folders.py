@@ -3,7 +3,7 @@
 The client's names the classes, and only its owner can read it; the server's names the method and its parameters, which
 an attacker is assumed to know, and nothing of texts, labels or the secret. docs/formats.md has both.
 
-What this module does not know: what a half is, and the wire.
+Out of scope: what a half is, and the wire.
 """
 
 from __future__ import annotations

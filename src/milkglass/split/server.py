@@ -1,6 +1,6 @@
 """The server's half from its folder alone: frames in, logits out, and a reason for every frame that is refused.
 
-No tokenizer, no original model, no secret. What this module does not know: HTTP.
+No tokenizer, no original model, no secret. Out of scope: HTTP.
 """
 
 from __future__ import annotations

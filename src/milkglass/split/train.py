@@ -2,7 +2,7 @@
 
 Training happens here, where both halves are. The texts are read whole: they are tokenised at once anyway.
 
-What this module does not know: any method, and how training goes (hidden_states/defence.py).
+Out of scope: any method, and how training goes (hidden_states/defence.py).
 """
 
 from __future__ import annotations

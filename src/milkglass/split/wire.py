@@ -1,6 +1,6 @@
 """The client's connection to a split server: frames out, logits back. Answers are not trusted.
 
-What this module does not know: texts, secrets, methods.
+Out of scope: texts, secrets, methods.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ is rounding for these, and not for a token that was read. The last token of a te
 Where noise was added, rows that are too long for noise are taken, as long as there are such.
 
 How often a token was there is not guessed: rows grow with their tokens' effect, not with their number. Each comes once.
-Texts of a batch are not distinguished: all tokens are dealt out by the lengths, in the order of their ids. What it does
-not know: the order of tokens, which text each is of, the model's layers.
+Texts of a batch are not distinguished: all tokens are dealt out by the lengths, in the order of their ids.
+Out of scope: the order of tokens, which text each is of, the model's layers.
 """
 
 from __future__ import annotations

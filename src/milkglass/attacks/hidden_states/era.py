@@ -9,7 +9,7 @@ needs neither the table nor the corpus, only what the server computes anyway. Th
 the states are recomputed by running the served model over prompt and answer as one sequence. The first id of an answer
 to an empty prompt follows nothing, so there is no state for it and no guess.
 
-What it does not know: that one scrambled id always stands for one public id. ERA+ (era_plus.py) does.
+Out of scope: that one scrambled id always stands for one public id. ERA+ (era_plus.py) does.
 """
 
 from __future__ import annotations

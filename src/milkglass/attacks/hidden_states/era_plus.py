@@ -20,7 +20,7 @@ prior stands. A prior that says nothing leaves it at 1/2. rho counts ids, not pl
 most ids and sure of the wrong token for the two commonest, it is small, and those two are read wrongly (measured:
 docs/log.md, Alpaca).
 
-What it does not know: ids that were never generated, or only where nothing precedes them; they keep their prior.
+Out of scope: ids that were never generated, or only where nothing precedes them; they keep their prior.
 """
 
 from __future__ import annotations

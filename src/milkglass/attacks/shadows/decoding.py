@@ -10,7 +10,7 @@ the attacker's own rehearsal of the defence gave t the shadow s, beside `prior` 
 alike; without a rehearsal, these alone. Each place takes the likeliest original, summed over all readings of the rest
 of the text (forward-backward).
 
-What it does not know: more of the language than pairs of neighbours; why the defence chose that shadow in that text.
+Out of scope: more of the language than pairs of neighbours; why the defence chose that shadow in that text.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ that an original stands at the position of its shadow. The model is any causal m
 texts: one from a folder, else a small one that starts from nothing, which is what a processor trains in minutes. With
 `restricted` a place may only hold what its shadow can stand for.
 
-What it does not know: any text but the reference corpus; without a folder, no language at all before that.
+Out of scope: any text but the reference corpus; without a folder, no language at all before that.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ the same public text, the forward-backward algorithm weighs every candidate of a
 
 A seen token that the rehearsal never gave is read as itself: much of a sanitized text is the text.
 
-What it does not know: more of the language than pairs of neighbours, and what the mechanism does to words that the
+Out of scope: more of the language than pairs of neighbours, and what the mechanism does to words that the
 attacker's own text lacks.
 """
 

@@ -29,7 +29,7 @@ lies between two values that were, and no two of the twelve settings were more t
 round, `contexts`, `certain`) was not tuned: a second round costs as much again, and on real text what it adds is not
 measured.
 
-What it does not know: what follows a place beyond decipherment's two neighbours, ids outside all groups, tokens that
+Out of scope: what follows a place beyond decipherment's two neighbours, ids outside all groups, tokens that
 the reader's tokenizer spells alike at their beginning. A reader may have read the private text when it was trained, if
 that was public: results on well-known data sets can be flattered by it.
 """

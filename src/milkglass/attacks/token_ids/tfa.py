@@ -19,7 +19,7 @@ What is matched by nothing is said to be so:
   (attacks/token_ids/decipherment/cribs.py) and takes no rank: in texts of other lengths it is commoner or rarer, and
   would shift every rank after it. `match = "nearest", places = False` is the paper's attack.
 
-What it does not know: neighbours and candidates.
+Out of scope: neighbours and candidates.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 from milkglass.attacks.catalogue import GRADIENT_ATTACKS
 from milkglass.audit.gradient_scene import SERVER, measured
 from milkglass.audit.outcome import AttackResult
-from milkglass.audit.run import Played, Rules, run
+from milkglass.audit.run import FinishedAttack, Rules, run
 from milkglass.audit.scene import Scene
 from milkglass.audit.updates.report import AS_THEY_ARE, Leakage, UpdateReading
 from milkglass.audit.updates.scenes import AuditedSite
@@ -106,7 +106,7 @@ class _Player:
     def __init__(self, budget: Budget, seed: int, steps: int, progress: Progress) -> None:
         self._budget, self._seed, self._left, self._progress = budget, seed, steps, progress
 
-    def __call__(self, scene: Scene, attacks: Mapping[str, Attack], ghost: bool) -> list[Played]:
+    def __call__(self, scene: Scene, attacks: Mapping[str, Attack], ghost: bool) -> list[FinishedAttack]:
         fit = {name: one for name, one in attacks.items() if ghost or Tokens not in one.sees}
         rules = Rules(threads=1, use_minimum=False, own_stream=False, own_budget=self._share)
         played = run(scene, fit, None, Budget(), self._seed, lambda result: self._progress(1), rules).played
@@ -114,7 +114,7 @@ class _Player:
         rest = [one for one in rest if one.attack not in fit]
         self._left -= len(rest)
         self._progress(len(rest))
-        return [*played, *map(Played, rest)]
+        return [*played, *map(FinishedAttack, rest)]
 
     def _share(self) -> Budget:
         self._left -= 1
@@ -128,7 +128,7 @@ class _Pool:
     site: AuditedSite
     attack: Attack
     seed: int
-    rounds: dict[int, Played]
+    rounds: dict[int, FinishedAttack]
 
     @property
     def by_round(self) -> dict[int, AttackResult]:

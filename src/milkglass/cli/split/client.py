@@ -1,6 +1,6 @@
 """`milkglass split classify` and `split audit`: both halves at work, and under attack.
 
-What this module does not know: methods, and how halves were made.
+Out of scope: methods, and how halves were made.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`milkglass split`: a model cut in two, the lower half here, the upper one on a server.
 
-What this module does not know: any method's parameters, and how halves are trained.
+Out of scope: any method's parameters, and how halves are trained.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A fine-tuning job, watched to its end by a person or a log; what follows it.
 
-What this module does not know: the data, the key, and how the job was made.
+Out of scope: the data, the key, and how the job was made.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the commands say: results to stdout, everything else to stderr; bars only where someone watches.
 
-What this module does not know: any command.
+Out of scope: any command.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def watched() -> bool:
     return sys.stderr.isatty()
 
 
-def told_now_and_then(name: str, total: int) -> Progress:
+def occasional_lines(name: str, total: int) -> Progress:
     """A line on stderr every now and then, for a log; nothing for a stage that is soon over. One whose size no one can
     say has its line at once."""
     if not total:
@@ -109,7 +109,7 @@ def told_now_and_then(name: str, total: int) -> Progress:
 def bars(as_json: bool = False) -> Iterator[Stage]:
     """Progress bars on stderr, one a stage; where no one watches a line now and then; with --json nothing."""
     if as_json or not watched():
-        yield no_stage if as_json else told_now_and_then
+        yield no_stage if as_json else occasional_lines
         return
     from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn

@@ -1,7 +1,7 @@
 """Lines of stdin or of a file, as texts: one rule for every command that reads them.
 
-A line is JSON only if it is an object with "text" or "messages" in it; anything else is text, braces and all. What this
-module does not know: the codec, and what becomes of a row.
+A line is JSON only if it is an object with "text" or "messages" in it; anything else is text, braces and all.
+Out of scope: the codec, and what becomes of a row.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Where a key gives each token one id nothing is drawn. With aliases the ids of a token are its own; with shared rows they
 are those of its cluster, and the server learns the cluster and no more.
 
-What this module does not know: tokenizers, text. Secret randomness is the operating system's unless a generator is
+Out of scope: tokenizers, text. Secret randomness is the operating system's unless a generator is
 given, as recipes and tests do, whose choices must be the same again.
 """
 

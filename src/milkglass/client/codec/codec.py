@@ -2,7 +2,7 @@
 
 The model's own fast tokenizer does the text, one `take` with sigma does the secret: no Python loop goes over tokens.
 
-What this module does not know: the server, files of data, and what the ids are for. It hides no lengths: a text of 40
+Out of scope: the server, files of data, and what the ids are for. It hides no lengths: a text of 40
 tokens is 40 scrambled tokens.
 """
 

@@ -1,6 +1,6 @@
 """Conversations in a model's own chat template, and what must not be in them.
 
-What this module does not know: sigma, and what becomes of the text. Nothing that is raised here quotes a conversation.
+Out of scope: sigma, and what becomes of the text. Nothing that is raised here quotes a conversation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Text from token ids as they come, a character at a time that is certain.
 
-What this module does not know: sigma and tokenizers; it is given two functions.
+Out of scope: sigma and tokenizers; it is given two functions.
 """
 
 from __future__ import annotations

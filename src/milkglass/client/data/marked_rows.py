@@ -5,7 +5,7 @@ NAME.milkglass.json, with the file's SHA-256 and the key's identifier (docs/form
 its mark stays here. What is sent is not the file but its columns, written anew: names and types are those of the
 format, and no other part of a Parquet file, where a note or a name could say anything, is kept.
 
-What this module does not know: keys and text. The mark keeps accidents from happening; it is not a proof against the
+Out of scope: keys and text. The mark keeps accidents from happening; it is not a proof against the
 person who writes it.
 """
 

@@ -1,6 +1,6 @@
 """The user's data as scrambled Parquet that a server can train on: ids and numbers, no text and no names.
 
-What this module does not know: files of text and their shapes (dataset.py), and where it is sent.
+Out of scope: files of text and their shapes (dataset.py), and where it is sent.
 """
 
 from __future__ import annotations

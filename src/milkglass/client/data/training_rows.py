@@ -51,7 +51,7 @@ def numbers_of(key: Key, train: Summary) -> Numbers:
 # The server sees numbers. In alphabetical order, anyone who guesses the set of names would know which number is which;
 # here the order is drawn under the key, so that a guessed set leaves every order as likely as any other.
 #
-# What this module does not know: how often each label occurs, which the server can count.
+# Out of scope: how often each label occurs, which the server can count.
 def in_secret_order(names: Sequence[str], key: Key) -> tuple[str, ...]:
     """The names in an order of their own for each key and each set of names: the same again for the same data, so that
     an upload that was interrupted goes on."""

@@ -4,7 +4,7 @@
     the seal: ChaCha20-Poly1305 over the payload, the header line as associated data
     32 bytes: SHA-256 of all before, so that damage is distinguished from tampering
 
-What this module does not know: what a key is for, and where a model lies.
+Out of scope: what a key is for, and where a model lies.
 """
 
 from __future__ import annotations

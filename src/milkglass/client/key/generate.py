@@ -1,6 +1,6 @@
 """Make a model's key, and what a key says of the model that it was made for: its scheme, its clusters, their order.
 
-What this module does not know: how a model is written (client/obfuscate/scramble.py), and files of keys (file.py).
+Out of scope: how a model is written (client/obfuscate/scramble.py), and files of keys (file.py).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ intersection of its clusters, which is the token alone after two jobs (members l
 that stay are linked, which says no more than solving them does, and inside them new noise links nothing and gains
 nothing by being averaged. So they are kept by default.
 
-What this module does not know: key files, and who else was given a child. A child that keeps clusters holds its
+Out of scope: key files, and who else was given a child. A child that keeps clusters holds its
 parent's clusters, which any server that has a table of the parent's can solve.
 """
 

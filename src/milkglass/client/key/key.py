@@ -1,6 +1,6 @@
 """The key: one root secret, the permutation that it gives, and what the codec needs beside it.
 
-What this module does not know: files (file.py), schemes, but for how many ids a token has and what its cluster is.
+Out of scope: files (file.py), schemes, but for how many ids a token has and what its cluster is.
 It does not protect a key in memory: Python cannot wipe it.
 """
 

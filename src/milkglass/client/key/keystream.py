@@ -1,6 +1,6 @@
 """Permutations of a vocabulary, drawn from a key's streams (noise/stream.py). `vectors/` holds known answers.
 
-What this module does not know: what is permuted, and for whom.
+Out of scope: what is permuted, and for whom.
 """
 
 from __future__ import annotations

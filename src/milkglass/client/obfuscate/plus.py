@@ -4,7 +4,7 @@ Tensor by tensor: what is held beside one of them is two (d, d) matrices and, wh
 transpose. Gains of norms are folded into what reads after them and become ones, so a head that is tied to the table
 gets a tensor of its own.
 
-What this module does not know: which tensors there are (models/families/residual.py), how W* is drawn
+Out of scope: which tensors there are (models/families/residual.py), how W* is drawn
 (schemes/obfuslm_plus.py).
 """
 

@@ -1,6 +1,6 @@
 """What can be told before a model is scrambled: hours of reading should not end in a folder that cannot be written.
 
-What this module does not know: the key, and what stands in any tensor.
+Out of scope: the key, and what stands in any tensor.
 """
 
 from __future__ import annotations

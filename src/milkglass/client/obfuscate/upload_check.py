@@ -1,6 +1,6 @@
 """What may leave this machine of a model's folder: every file and every name is looked at before anything is sent.
 
-What this module does not know: whether the tables are in fact scrambled. `milkglass verify` can tell, with the key.
+Out of scope: whether the tables are in fact scrambled. `milkglass verify` can tell, with the key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Check a scrambled model: everything is computed again from the original and the key, and compared file by file.
 
-What this module does not know: how tables are mixed (scramble.py says what is expected).
+Out of scope: how tables are mixed (scramble.py says what is expected).
 """
 
 from __future__ import annotations

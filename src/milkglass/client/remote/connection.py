@@ -225,7 +225,7 @@ def _read(answer: httpx2.Response, limit: int) -> bytes:
 
 def error_from(answer: httpx2.Response) -> RemoteError:
     """The server's own message and hint, as one of our errors; reads the body. `status` is the HTTP status."""
-    message, hint = _told(_read(answer, MAX_ERROR))
+    message, hint = _message_of(_read(answer, MAX_ERROR))
     kind = Unauthorized if answer.status_code in (401, 403) else RemoteError
     if kind is Unauthorized:  # the server's own hint is for those who speak HTTP
         hint = f"give the server's token with --token-file FILE or MILKGLASS_TOKEN; {TOKEN_PLACE}"
@@ -234,7 +234,7 @@ def error_from(answer: httpx2.Response) -> RemoteError:
     return error
 
 
-def _told(body: bytes) -> tuple[str, str]:
+def _message_of(body: bytes) -> tuple[str, str]:
     """Message and hint of an error's body; "" for what it does not say. It may be a proxy's page."""
     try:
         info = strict_json.document(body).get("error")

@@ -3,7 +3,7 @@
 httpx2's timeouts are of silence: a server that sends a byte now and then never meets them. So a thread looks at the
 clock and shuts the socket down, which ends every read and write on it, of headers as well as of a body.
 
-What this module does not know: what is sent, and what follows from a cut.
+Out of scope: what is sent, and what follows from a cut.
 """
 
 from __future__ import annotations

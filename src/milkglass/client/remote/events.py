@@ -1,6 +1,6 @@
 """Server-sent events, read as they come.
 
-What this module does not know: how a connection is made, and what an event means (responses.py).
+Out of scope: how a connection is made, and what an event means (responses.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 With another key the ids would go out under a permutation that the model doesn't have: the answers would be nonsense,
 and the server would get text in ids that it should see with another model only.
 
-What this module does not know: how the description came here. A server that lies about it gains nothing: it learns
+Out of scope: how the description came here. A server that lies about it gains nothing: it learns
 nothing from ids that it would not have learnt under the right name.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from milkglass.client.key.key import Key
-from milkglass.client.remote.responses import told_number
+from milkglass.client.remote.responses import response_number
 from milkglass.errors import KeyForOtherModel
 
 
@@ -31,7 +31,7 @@ def require_key(told: Mapping[str, Any], key: Key, model: str) -> str | None:
         return None
     if known is False:
         raise _other(f"{model} was scrambled with another key than this one")
-    size, kind = told_number(told, "vocab_size"), told.get("kind")
+    size, kind = response_number(told, "vocab_size"), told.get("kind")
     if size != len(key.sigma):
         raise _other(f"{model} has {size} tokens, this key is for a model of {len(key.sigma)}")
     if kind != key.info.kind:

@@ -3,7 +3,7 @@
 A server may promise any file of any size. So names are those of a checkpoint, and sizes are compared with what the
 model can have and with the room on the disk before the first byte is written.
 
-What this module does not know: keys, and whether the weights are what a job made of them.
+Out of scope: keys, and whether the weights are what a job made of them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 So every later use, in words or in numbers, meets the types that it expects. Strings and numbers themselves are made
 safe by strict_json.py. Each function raises RemoteError for what cannot be.
 
-What this module does not know: how the records came here, and what is done with them.
+Out of scope: how the records came here, and what is done with them.
 """
 
 from __future__ import annotations

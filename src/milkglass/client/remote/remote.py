@@ -1,6 +1,6 @@
 """A Milkglass server, as the client sees it: models, files, fine-tuning jobs, classification, generation.
 
-Everything that goes through here is scrambled already, or is a setting. What this module does not know: keys, text,
+Everything that goes through here is scrambled already, or is a setting. Out of scope: keys, text,
 tokenizers. It refuses to send a model folder in which it sees a tokenizer or the names that scrambling removes.
 """
 
@@ -21,7 +21,7 @@ from milkglass.client.remote import records
 from milkglass.client.remote.connection import Connection, RetryPolicy
 from milkglass.client.remote.events import server_events
 from milkglass.client.remote.model_download import fetch
-from milkglass.client.remote.responses import Prediction, classified, delta, in_order, token_ids, told_id
+from milkglass.client.remote.responses import Prediction, classified, delta, in_order, response_id, token_ids
 from milkglass.client.remote.transfer import file_sha256, send
 from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
 from milkglass.progress import Stage, no_stage
@@ -103,7 +103,7 @@ class Remote:
         over = progress("the server puts the model together", 0)
         # Again where the answer was lost: the server answers alike for the same name, weights and configs.
         body = {**about, "files": files}
-        created = told_id(self.connection.json("POST", "/v1/models", body, again=True, timeout=ASSEMBLY))
+        created = response_id(self.connection.json("POST", "/v1/models", body, again=True, timeout=ASSEMBLY))
         over(1)
         return created
 
@@ -178,7 +178,7 @@ class Remote:
         if suffix:
             body["suffix"] = suffix
         created = records.job(self.connection.json("POST", "/v1/fine_tuning/jobs", body))
-        told_id(created)
+        response_id(created)
         return created
 
     def job(self, job: str) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class Remote:
         if state.get("status") != "succeeded":
             reason = (state["error"] or {}).get("message") or "no reason given"
             raise JobFailed(f"the job {job} is {state.get('status')}: {reason}", "its events say more")
-        told_id(state, "fine_tuned_model")
+        response_id(state, "fine_tuned_model")
         return state
 
     # --- inference ----------------------------------------------------------------------------------------------------

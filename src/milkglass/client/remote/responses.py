@@ -3,7 +3,7 @@
 Strings and numbers themselves are made safe by strict_json.py; records of models, files and jobs are read by
 records.py. Each function raises RemoteError for what cannot be.
 
-What this module does not know: how the answers came here.
+Out of scope: how the answers came here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from milkglass.client.remote.strict_json import HINT, document
 from milkglass.errors import RemoteError
 
 
-def told_id(answer: Mapping[str, Any], name: str = "id") -> str:
+def response_id(answer: Mapping[str, Any], name: str = "id") -> str:
     """An id of the server's, which can stand in an address."""
     value = answer.get(name)
     if not isinstance(value, str) or not PLAIN_NAME.fullmatch(value) or ".." in value:
@@ -27,7 +27,7 @@ def told_id(answer: Mapping[str, Any], name: str = "id") -> str:
     return value
 
 
-def told_number(answer: Mapping[str, Any], name: str) -> int:
+def response_number(answer: Mapping[str, Any], name: str) -> int:
     value = answer.get(name)
     if not is_whole(value) or value < 0:
         raise RemoteError(f"the answer has no proper number of {name}", HINT)

@@ -1,6 +1,6 @@
 """Text that others wrote, made safe to show: no character of it can steer a terminal or hide what it says.
 
-What this module does not know: where the text comes from, and where it is shown.
+Out of scope: where the text comes from, and where it is shown.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ What leaves this module cannot steer a terminal, and every number of it can be c
 line each, numbers are finite and fit 64 bits, and neither depth nor the number of containers is for the server to
 choose. So no command has to clean anything again.
 
-What this module does not know: what an answer means (responses.py), and how it came here.
+Out of scope: what an answer means (responses.py), and how it came here.
 """
 
 from __future__ import annotations

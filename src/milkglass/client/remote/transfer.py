@@ -3,7 +3,7 @@
 An upload's number on the server is noted in the cache folder under a digest of address and content, so that a client
 that was killed finds it again. The note holds nothing but that number.
 
-What this module does not know: what the files mean. `send` sends whatever it is given; see remote.py for what may go.
+Out of scope: what the files mean. `send` sends whatever it is given; see remote.py for what may go.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from milkglass.client.remote.connection import Connection
 from milkglass.client.remote.records import FILE
-from milkglass.client.remote.responses import told_id, told_number
+from milkglass.client.remote.responses import response_id, response_number
 from milkglass.client.remote.strict_json import HINT
 from milkglass.errors import RemoteError, Unreachable
 from milkglass.models.resolve import cache_folder
@@ -53,9 +53,9 @@ def send(
     if upload is None:
         requested = {"filename": name, "bytes": size, "sha256": digest, "purpose": purpose}
         upload = connection.json("POST", "/v1/uploads", requested, again=True)  # a lost answer leaves an empty upload
-        _write_note(note, told_id(upload))
-    route, received = f"/v1/uploads/{told_id(upload)}", told_number(upload, "received")
-    step = min(CHUNK, told_number(upload, "chunk_bytes")) if upload.get("chunk_bytes") else CHUNK
+        _write_note(note, response_id(upload))
+    route, received = f"/v1/uploads/{response_id(upload)}", response_number(upload, "received")
+    step = min(CHUNK, response_number(upload, "chunk_bytes")) if upload.get("chunk_bytes") else CHUNK
     if step < LEAST_CHUNK:
         raise RemoteError(f"the server asks for chunks of {step} bytes, {LEAST_CHUNK} is the least", HINT)
     progress(received)
@@ -75,7 +75,7 @@ def _complete(connection: Connection, route: str, digest: str, purpose: str) -> 
     """Close the upload. When the first answer was lost, the second finds the server busy with it, or done."""
     for attempt in range(connection.patience.attempts):
         try:
-            return told_id(connection.json("POST", f"{route}/complete", again=True))
+            return response_id(connection.json("POST", f"{route}/complete", again=True))
         except RemoteError as error:
             if error.status not in GONE:
                 raise
@@ -91,7 +91,7 @@ def _file_there(connection: Connection, digest: str, purpose: str) -> str | None
     """The server's id of a file with this content, if it has one."""
     for file in FILE.rows(connection.json("GET", "/v1/files")):
         if file.get("sha256") == digest and file.get("purpose") == purpose:
-            return told_id(file)
+            return response_id(file)
     return None
 
 
@@ -112,11 +112,13 @@ def _send_chunks(
                 "Content-Type": "application/octet-stream",
             }
             try:
-                now = told_number(connection.json("PUT", route, content=chunk, headers=headers, again=True), "received")
+                now = response_number(
+                    connection.json("PUT", route, content=chunk, headers=headers, again=True), "received"
+                )
             except RemoteError as error:
                 if error.status != 409:
                     raise
-                now = told_number(connection.json("GET", route), "received")
+                now = response_number(connection.json("GET", route), "received")
             stuck = stuck + 1 if now < received + len(chunk) else 0
             if stuck > 3 or not 0 <= now <= size:
                 raise RemoteError(

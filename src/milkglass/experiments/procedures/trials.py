@@ -3,7 +3,7 @@
 A cell lies in a folder under its digest, with what it is of (about.json) and by which code it was begun. Recipes that
 name the same cell share it; one that was stopped goes on.
 
-What this module does not know: attacks, and what a recipe makes of a cell's figures.
+Out of scope: attacks, and what a recipe makes of a cell's figures.
 """
 
 from __future__ import annotations

@@ -4,5 +4,5 @@
     shadow = ghost.sanitize(["a private text"])[0]  # ids to train on, and how they read
 
 lemmas.py, near.py and search.py find each token's shadows, cache.py keeps them; states.py runs the model, selection.py
-chooses; ghost.py puts both together; files.py does it to a data set. What this room does not know: gradients, servers.
+chooses; ghost.py puts both together; files.py does it to a data set. Out of scope: gradients, servers.
 """

@@ -1,7 +1,7 @@
 """A search is made once for a table, a tokenizer and its parameters, and cached under the digest of all three.
 
 Files are safetensors in `ghost/` of Milkglass's cache. They hold what follows from a public model: nothing secret.
-What this module does not know: how a search is done.
+Out of scope: how a search is done.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The ids are the result, special tokens included: they go into the model unchange
 tokenizer may cut it otherwise (docs/papers.md). What a sentence starts from is drawn by a generator of the seed and of
 the sentence, so that neither the other sentences nor their order change a result.
 
-What this module does not know: files, gradients.
+Out of scope: files, gradients.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ not settled.
 Sentences of one length go together, their candidates in one forward. Not computed: a candidate whose loss is known,
 since it is in the beam; a position since whose last visit nothing has changed; layers of candidates that are beyond the
 worst of the beam; in fp32, where the processor is quicker in bf16, candidates that bf16 shows not to be among the best
-(near.py). None of these changes a choice. What this module does not know: text, embeddings.
+(near.py). None of these changes a choice. Out of scope: text, embeddings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.states import TOKENS, Encoder, Prefix
 
 Ids = NDArray[np.int64]
-Way = Literal["states", "random", "nearest"]
+SelectionMethod = Literal["states", "random", "nearest"]
 GROUP = 32  # sentences of one length at a time
 
 
@@ -49,7 +49,7 @@ class Selection:
         sweeps: at most.
     """
 
-    way: Way = "states"
+    way: SelectionMethod = "states"
     beams: int = limited(1, least=1)
     threshold: float = limited(0.01, above=0)
     sweeps: int = limited(20, least=1)

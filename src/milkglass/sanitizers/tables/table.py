@@ -1,6 +1,6 @@
 """An embedding table: the words that a sanitizer knows, and a vector for each.
 
-What this module does not know: where a table comes from (glove.py, vocabulary.py), and any mechanism.
+Out of scope: where a table comes from (glove.py, vocabulary.py), and any mechanism.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A transcript a model and all that was fine-tuned from it, under FOLDER/MODEL: it
 ids it was trained on, the ids it was sent and what it answered. Nothing more than the server holds or is sent anyway,
 but kept, which without --record inference requests are not.
 
-What this module does not know: whose data it is. Tell them before you record.
+Out of scope: whose data it is. Tell them before you record.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 
 No optimisation, no start, no prior: texts come out exactly, or not at all. Noise and pruning give every gradient full
 rank, and then nothing is found; `surviving-entries` is for these. So does a batch with as many tokens as the model is
-wide. What it does not know: the labels, and of the language more than its vocabulary. Lengths help where they are
+wide. Out of scope: the labels, and of the language more than its vocabulary. Lengths help where they are
 known.
 """
 

@@ -5,7 +5,7 @@ moved so that the sum of the squared differences between their gradients and the
 then each place is read as the token whose embedding has the nearest cosine. Settings are those with which the text
 attacks compare themselves (LAMP's code, its baselines): Adam 0.1, 2,500 steps, one start from N(0, 1).
 
-What it does not know: that embeddings are tokens, until the end, and anything of language. A step twice too long for a
+Out of scope: that embeddings are tokens, until the end, and anything of language. A step twice too long for a
 table whose entries are about 0.05, as sentence encoders have, leaves little of the text: that is how the attack is.
 """
 

@@ -7,7 +7,7 @@
    of its places, judged by the distance of its gradient; `sweeps` times over, or until nothing changes.
 4. The next of `rounds` begins at the embeddings of what was found.
 
-What it does not know: anything of language; a token that was never near is never tried. Where the client drops, of
+Out of scope: anything of language; a token that was never near is never tried. Where the client drops, of
 models with 32 dimensions no more came back with masks than without: they are many unknowns beside few numbers.
 """
 

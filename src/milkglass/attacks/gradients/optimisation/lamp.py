@@ -7,7 +7,7 @@
    judged by   distance + language x mean negative log-likelihood of the nearest tokens (prior.py);   the best is taken.
 4. The nearest tokens by cosine of the best embeddings on the way.
 
-What it does not know: which words a text has, but by their embeddings' gradients; without public text it has no model
+Out of scope: which words a text has, but by their embeddings' gradients; without public text it has no model
 of the language, and orders are judged by the distance alone.
 """
 

@@ -4,7 +4,7 @@ The square hardly sees the many small differences of a transformer's gradient; t
 equation 7). Settings are those of LAMP's comparison: Adam 0.1, 2,500 steps, one start from N(0, 1), L1 at 0.01 for all
 layers alike. Each place is then read as the token whose embedding has the nearest cosine.
 
-What it does not know: that embeddings are tokens, until the end, and anything of language.
+Out of scope: that embeddings are tokens, until the end, and anything of language.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ and Enron, which showed that a larger alpha and rho help: there, results are not
 truth. Recovery is flat around the parameters. The schedule without candidates is an earlier prototype's, not tuned
 again. How alike the two texts are is not declared: frequency.spread estimates it from the counts.
 
-What it does not know: longer context than two neighbours, sentences, documents. A language model over the remaining
+Out of scope: longer context than two neighbours, sentences, documents. A language model over the remaining
 candidates comes after it and takes `learn`'s result as its prior. Departures from the annealed prototype: it used hard
 assignments and needed to know how alike the texts are.
 """
