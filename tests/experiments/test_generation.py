@@ -12,7 +12,17 @@ from transformers import AutoModelForCausalLM
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.obfuscate.scramble import scramble
-from milkglass.experiments.kinds.generation import GeneratedAnswers, answers, ended, graded, read, rouge
+from milkglass.experiments.kinds import generation
+from milkglass.experiments.kinds.generation import (
+    GeneratedAnswers,
+    answers,
+    ended,
+    followed,
+    graded,
+    greedy,
+    read,
+    rouge,
+)
 from milkglass.experiments.runs import Variant, seeded_key
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
@@ -94,3 +104,26 @@ def test_rouge_l_goes_by_order_and_rouge_1_does_not() -> None:
 def test_an_answer_ends_with_its_stop(ids: list[int], stops: list[int], kept: list[int]) -> None:
     found: Any = ended(np.array(ids), stops)
     assert found.tolist() == kept
+
+
+def test_instructions_are_graded_by_their_rules(
+    base: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two prompts, one answer given: one rule is kept by it and one is not; and the answers are those of the model."""
+    rows = [
+        {"prompt": "the nurse", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
+        {"prompt": "the test", "instruction_id_list": ["change_case:english_capital"], "kwargs": [{}]},
+    ]
+    path = tmp_path / "input_data.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    one = variant(base, tmp_path, ObfusLM(4, 3.0, beta=0.9))
+    codec, model = Codec.open(one.key, base.folder), AutoModelForCausalLM.from_pretrained(one.model).eval()
+    said = codec.encode(["the nurse called"]).ids[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(generation, "greedy", lambda *_: [said, said])
+        found = followed(model, codec, path, 2, 6)
+    assert found["ifeval prompt strict"] == 50 and found["ifeval instruction strict"] == 50
+    assert set(followed(model, codec, path, 1, 6)) == set(found)
+    prompt = codec.encode_chat([{"role": "user", "content": "the nurse"}])
+    (longer,), (first,) = greedy(model, [prompt], 4), greedy(model, [prompt], 1)
+    assert len(longer) <= 4 and longer[0] == first[0]

@@ -13,8 +13,9 @@ catalogue's; ERA+ starts from the candidates that cluster-solve and matching fin
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,13 @@ from milkglass.attacks.hidden_states.era_plus import ERAPlus
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import read_examples
 from milkglass.experiments import data_refs
+from milkglass.experiments.entries import require_names
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.runs import RunFolder, Variant, seeded_codec
-from milkglass.metrics import text
+from milkglass.metrics import ifeval, text
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
-from milkglass.sequences import Sequences
+from milkglass.sequences import Ids, Sequences
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.spec import Status
 from milkglass.threat.attack import Budget
@@ -60,10 +62,26 @@ class GeneratedAnswers:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRecipe(FineTuning):
-    """Fine-tuned generators. evaluation: answers, how many prompts of the validation data; new_tokens of each."""
+    """Fine-tuned generators.
+
+    Attributes:
+        evaluation: answers, how many prompts of the validation data; new_tokens of each.
+        instructions: prompts whose answers are checked by rule, as CMIF's Figure 3 has them: file (IFEval's
+            input_data.jsonl), prompts (how many of its first) and new_tokens. Without them none are.
+    """
+
+    instructions: Mapping[str, Any] = field(default_factory=dict)
 
     task = "causal-lm"
     needed = ("answers", "new_tokens")
+
+    def check(self) -> None:
+        super().check()
+        if self.instructions:
+            require_names(self.instructions, "instructions", ("file", "prompts", "new_tokens"))
+
+    def about(self) -> dict[str, Any]:
+        return {**super().about(), **({"instructions": self.instructions} if self.instructions else {})}
 
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
@@ -84,7 +102,21 @@ class GenerationRecipe(FineTuning):
                 scores = rouge(texts, created.references)
                 result |= {f"{name}, {variant.name} {when}": value for name, value in scores.items()}
             result |= read(self.seed, base, variant, codec, created)
+            if self.instructions:
+                run.progress(f"{variant.name}: instructions")
+                path = data_refs.files(run.data, self.instructions["file"])[0]
+                found = followed(model, codec, path, self.instructions["prompts"], self.instructions["new_tokens"])
+                result |= {f"{name}, {variant.name} after": value for name, value in found.items()}
         return result
+
+
+def followed(model: PreTrainedModel, codec: Codec, path: Path, count: int, new_tokens: int) -> dict[str, float]:
+    """IFEval's accuracies of the answers to the file's first prompts, in percent: "ifeval prompt strict" and so on."""
+    with path.open(encoding="utf-8") as lines:
+        prompts = [ifeval.Prompt.of(json.loads(one)) for one in islice(lines, count)]
+    asked = [codec.encode_chat([{"role": "user", "content": one.text}]) for one in prompts]
+    texts = [codec.decode(one) for one in greedy(model, asked, new_tokens)]
+    return {f"ifeval {name}": 100 * one.value for name, one in ifeval.score(prompts, texts).measures.items()}
 
 
 @torch.inference_mode()
@@ -107,6 +139,15 @@ def answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation: Mappin
     """Greedy answers to the first prompts of the file, each up to and with its end-of-sequence id."""
     examples = list(islice(read_examples(path), evaluation["answers"]))
     prompts = [codec.encode_chat(example.messages[:-1]) for example in examples]
+    references = tuple(str(example.messages[-1]["content"]) for example in examples)
+    return GeneratedAnswers(
+        Sequences.of(prompts), Sequences.of(greedy(model, prompts, evaluation["new_tokens"])), references
+    )
+
+
+@torch.inference_mode()
+def greedy(model: PreTrainedModel, prompts: Sequence[Ids], new_tokens: int) -> list[np.ndarray[Any, Any]]:
+    """What the model continues each prompt with, up to and with its end-of-sequence id."""
     created: list[np.ndarray[Any, Any]] = []
     for start in range(0, len(prompts), BATCH):
         group = prompts[start : start + BATCH]
@@ -119,14 +160,13 @@ def answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation: Mappin
         out = model.generate(
             input_ids=ids,
             attention_mask=mask,
-            max_new_tokens=evaluation["new_tokens"],
+            max_new_tokens=new_tokens,
             do_sample=False,
             pad_token_id=model.config.pad_token_id,
         )
         stops = model.generation_config.eos_token_id
         created += [ended(row.numpy(), [stops] if isinstance(stops, int) else stops or []) for row in out[:, width:]]
-    references = tuple(str(example.messages[-1]["content"]) for example in examples)
-    return GeneratedAnswers(Sequences.of(prompts), Sequences.of(created), references)
+    return created
 
 
 def ended(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[Any, Any]:
