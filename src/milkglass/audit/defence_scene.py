@@ -120,7 +120,8 @@ def _scene(
     adversaries = [Adversary(MODEL_ONLY, "has the public model and no text", bare)]
     for who, one in knowledge.items():
         own = replace(one, public_model=public, simulate=simulate)
-        adversaries.append(Adversary(who, f"has {WORDS.get(who, who)}", own))
+        half = ", and can run the client's trained half on it" if one.observe is not None else ""
+        adversaries.append(Adversary(who, f"has {WORDS.get(who, who)}{half}", own))
     unmarked = np.zeros(len(truth.tokens.ids), np.bool_)
     texts = PrivateTexts(truth.sent, truth.tokens, unmarked, unmarked)
     transcript = Transcript(seen, size)
