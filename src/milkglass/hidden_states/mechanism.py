@@ -40,7 +40,7 @@ class HalvesTraining:
     epochs: int = limited(10, least=1)
     max_steps: int | None = limited(None, least=1)
     max_length: int = limited(128, least=1)
-    weight_decay: float = limited(0.01)
+    weight_decay: float = limited(0.0)
     warmup_ratio: float = limited(0.0, most=0.99)
 
     def __post_init__(self) -> None:

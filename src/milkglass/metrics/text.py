@@ -1,6 +1,6 @@
 """How alike two texts are: ROUGE-1, ROUGE-2, ROUGE-L (Lin 2004) and METEOR (Banerjee and Lavie 2005).
 
-ROUGE is rouge-score's F-measure without stems: an exact match, as GHOST (section 5.4) and the published gradient
+ROUGE is rouge-score's F-measure without stems: an exact match, as GHOST (section 5.3) and the published gradient
 attacks have it. With stems a shadow token that is another form of the original would count as the original. METEOR is
 NLTK's, of words in lower case with punctuation split off, on
 both sides alike: one side is often a text as it was written and the other one that a tokenizer decoded ("film." and

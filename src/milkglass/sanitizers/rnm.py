@@ -62,7 +62,7 @@ class Rnm(Sanitizer):
     paper: ClassVar[Paper] = papers.CMIF.but(
         "The published code never finds a token sensitive, takes dot products, normalises over a block of the "
         "vocabulary and replaces [CLS], [SEP] and [PAD]; ours follows the paper.",
-        "Unknown words and numbers become any word of the table.",
+        "By words, unknown ones and numbers become any word of the table.",
         "The claim of equation 4 does not hold as built; `strict` has shared lists and twice the noise.",
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -125,19 +126,11 @@ def _halves(base: Checkpoint, problem: TrialData, defence: Defence, seed: int, f
     """Split once; the client half is written last, so that what is there is whole."""
     if (folder / "client").is_dir():
         return defence.load(base, folder / "client", folder / "server")
-    for left in ("server", "client.part"):  # of a run that was stopped here
-        _remove(folder / left)
+    if (folder / "server").is_dir():  # of a run that was stopped here
+        shutil.rmtree(folder / "server")
     client, server = defence.split(base, problem.train, secret_of(seed), folder / "server")
-    client.save(folder / "client.part")
-    (folder / "client.part").rename(folder / "client")
+    client.save(folder / "client")
     return client, server
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    if folder.is_dir():
-        shutil.rmtree(folder)
 
 
 def _tuned(
@@ -177,9 +170,8 @@ def _write(client: TokenClient, rows: LabelledTexts, labels: Sequence[float], ta
     if sent.types is not None:
         columns["token_type_ids"] = pa.array([one.astype(np.int8) for one in sent.types], pa.list_(pa.int8()))
     columns["labels"] = pa.array(labels, pa.float32() if task == "regression" else pa.int32())
-    part = out.with_suffix(".part")
-    pq.write_table(pa.table(columns), part)
-    part.rename(out)
+    with files.atomic_path(out) as part:
+        pq.write_table(pa.table(columns), part)
 
 
 def _figures(client: Client, server: Server, problem: TrialData, seed: int, folder: Path) -> Answered:
