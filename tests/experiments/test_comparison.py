@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from milkglass.audit.decontaminate import decontaminate
 from milkglass.defences.catalogue import defence_of
@@ -16,6 +17,7 @@ from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison
+from milkglass.experiments.procedures.distances import own_and_nearest, quantiles
 from milkglass.experiments.procedures.leakage import LeakageTexts
 from milkglass.experiments.procedures.predictions import packed, unpacked
 from milkglass.experiments.procedures.trials import TrialData, _write, secret_of
@@ -157,9 +159,25 @@ def test_attacks_read_the_uploaded_table_and_the_tuned_one(recipe: Path, data: P
     assert found["vocabulary top-1, knn, model only, small, plain"] == 100
     assert found["tokens top-1, knn, model only, small, plain"] == 100
     assert found["vocabulary top-1, knn, model only (tuned), small, plain"] < 100
+    assert found["nearest other distance, median, small, plain"] > 0 and "own is nearest, small, noise" not in found
     assert not [name for name in found if "(tuned)" in name and "noise" in name], "a half is trained before it is sent"
     with pytest.raises(UsageError, match="attacked.tables is 'old'"):
         LeakageTexts(1, 1, tables="old")  # type: ignore[arg-type]
+
+
+def test_distances_to_the_own_row_and_to_the_nearest_other() -> None:
+    """Row by row, by Algorithm 1's words."""
+    rng = np.random.default_rng(0)
+    public = rng.normal(size=(40, 6))
+    origin = rng.permutation(40)
+    server = public[origin] + 3.0 + 0.5 * rng.normal(size=(40, 6))  # a constant is not seen, noise is
+    own, other = own_and_nearest(torch.from_numpy(server), torch.from_numpy(public), origin)
+    for i in range(40):
+        x = server[i] - np.append(server[i][1:], server[i][0])
+        far = [float(np.linalg.norm(x - (e - np.append(e[1:], e[0])))) for e in public]
+        assert own[i] == pytest.approx(far[origin[i]])
+        assert other[i] == pytest.approx(min(far[: origin[i]] + far[origin[i] + 1 :]))
+    assert quantiles(own, other)["own is nearest"] == pytest.approx(100 * (own < other).mean())
 
 
 def test_a_cell_is_its_owners_alone(done: tuple[Path, dict[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 
 from milkglass.audit.defence_scene import scene_of
 from milkglass.audit.outcome import AttackResult
@@ -25,6 +26,7 @@ from milkglass.audit.run import RECIPE, run
 from milkglass.audit.scene import ALIKE, Scene
 from milkglass.errors import UsageError
 from milkglass.experiments.entries import Entries, attacks_of
+from milkglass.experiments.procedures.distances import own_and_nearest, quantiles
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
@@ -92,7 +94,10 @@ def leakage(
         reading = {name: one for name, one in instances.items() if Weights in one.sees}
         work = _work(folder / "tuned", about, reading)
         cells += run(_after_training(scene, cell), reading, work, budget, 1, ended, RECIPE).cells
-    return {**_figures(cells), "texts, attacker": float(_texts_of_attacker(scene)), **_ceiling(scene)}
+    return {
+        **_figures(cells), "texts, attacker": float(_texts_of_attacker(scene)), **_ceiling(scene),
+        **(_distances(scene, cell) if attacked.tables != "uploaded" and _has_tables(scene, cell) else {}),
+    }  # fmt: skip
 
 
 def _work(folder: Path, about: Mapping[str, Any], instances: Mapping[str, Attack]) -> ResumeStore:
@@ -111,6 +116,17 @@ def _after_training(scene: Scene, cell: TrainedHalves) -> Scene:
     adversaries = tuple(replace(one, name=f"{one.name} (tuned)") for one in scene.adversaries)
     transcript = replace(scene.transcript, observations=(*tuned, *others))
     return replace(scene, transcript=transcript, adversaries=adversaries)
+
+
+def _distances(scene: Scene, cell: TrainedHalves) -> dict[str, float]:
+    """EDNN's Figure 2, of the tokens that are attacked, where each id stands for one token."""
+    public = scene.adversaries[0].knowledge.public_model
+    tuned = _after_training(scene, cell).transcript.table
+    assert public is not None
+    if tuned.shape != public.table.shape:
+        return {}
+    rows = np.flatnonzero(scene.truth.ordinary[scene.truth.inverse])
+    return quantiles(*own_and_nearest(tuned[torch.from_numpy(rows)], public.table, scene.truth.inverse[rows]))
 
 
 def _texts_of_attacker(scene: Scene) -> int:
