@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from milkglass.defences.catalogue import CONTROLS
 from milkglass.errors import UsageError
 from milkglass.hidden_states import cape, halves
 from milkglass.hidden_states.cape import CAPE
-from milkglass.hidden_states.catalogue import CONTROLS
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep

@@ -15,13 +15,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from milkglass.catalogue import Catalogue
 from milkglass.defences.obfuscated_tables import Plain, TableDefence
 from milkglass.defences.sanitized_text import SanitizerDefence
+from milkglass.defences.undisturbed import Undisturbed
 from milkglass.errors import UsageError
-from milkglass.hidden_states.catalogue import of_recipe
+from milkglass.hidden_states.catalogue import HIDDEN_STATE_DEFENCES
+from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.threat.defence import Defence
+
+CONTROLS: Catalogue[HiddenStateDefence] = Catalogue("control", Undisturbed())  # nothing is protected
+
+
+def halves_of(name: str, parameters: Mapping[str, Any]) -> HiddenStateDefence:
+    """A defence of hidden states, or a control. Raises UsageError."""
+    return (CONTROLS if name in CONTROLS else HIDDEN_STATE_DEFENCES).make(name, parameters)
 
 
 def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
@@ -30,7 +40,7 @@ def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
     if not provided:
         return Plain()
     if "encoder" in provided:
-        return of_recipe(provided.pop("encoder"), provided)
+        return halves_of(provided.pop("encoder"), provided)
     if "sanitizer" in provided:
         return _sanitizer(provided.pop("sanitizer"), provided, data)
     bands = provided.pop("bands", None)  # here the factor alone: they are counted on the corpus

@@ -13,11 +13,11 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from milkglass.attacks.catalogue import EVERY
+from milkglass.defences.catalogue import halves_of
 from milkglass.defences.sanitized_text import SanitizerDefence
 from milkglass.errors import UsageError
 from milkglass.experiments.recipe_file import from_entries
 from milkglass.experiments.value_types import kind_of
-from milkglass.hidden_states.catalogue import of_recipe
 from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.server.spec import Hyperparameters
@@ -77,7 +77,7 @@ def require_defence(name: str, entry: Mapping[str, Any]) -> None:
     provided = dict(entry)
     if "encoder" in provided:
         with _of(f"defences.{name}"):
-            of_recipe(provided.pop("encoder"), provided)
+            halves_of(provided.pop("encoder"), provided)
     elif "sanitizer" in provided:
         if not isinstance(words := provided.pop("words", ""), str):
             raise UsageError(f"defences.{name}: words is {kind_of(words)}", "it names a GloVe file")

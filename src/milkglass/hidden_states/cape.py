@@ -14,7 +14,7 @@ epsilon holds; with "paper" no guarantee is printed.
 
 x is the mean of a text's last states, as in the authors' code (github.com/NapierNLP/CAPE, models.py, "mean_embedding",
 which also counts the padding); `pooling = "first"` takes the state of [CLS]. The control of either is the method
-"undisturbed" (undisturbed.py).
+"undisturbed" (defences/undisturbed.py).
 
 Out of scope: which attributes are private. Nobody labels any here, so the adversary names words.
 """

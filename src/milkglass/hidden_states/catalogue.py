@@ -13,7 +13,6 @@ from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.textmixer import TextMixer
 from milkglass.hidden_states.textobfuscator import TextObfuscator
-from milkglass.hidden_states.undisturbed import Undisturbed
 from milkglass.parameters import parameters_of, read_words
 
 HIDDEN_STATE_DEFENCES: Catalogue[HiddenStateDefence] = Catalogue(
@@ -23,13 +22,7 @@ HIDDEN_STATE_DEFENCES: Catalogue[HiddenStateDefence] = Catalogue(
     TextObfuscator(),
     TextMixer(),
 )
-CONTROLS: Catalogue[HiddenStateDefence] = Catalogue("control", Undisturbed())  # for recipes: nothing is protected
 TRAINING = "training"  # a parameter of every method, whose values commands and files keep apart from the others
-
-
-def of_recipe(name: str, parameters: Mapping[str, Any]) -> HiddenStateDefence:
-    """A defence, or a control. Raises UsageError."""
-    return (CONTROLS if name in CONTROLS else HIDDEN_STATE_DEFENCES).make(name, parameters)
 
 
 def from_words(method: str, words: Sequence[str], training: Mapping[str, Any]) -> HiddenStateDefence:
