@@ -50,7 +50,6 @@ def santext_plus_law(
     A word of V_S becomes y of V_S with probability ~ exp(-eps/2 d(word, y)). A word of V_N is kept with probability
     1 - p, and becomes y of V_S by the same law with probability p. vocabulary: how often each word of the corpus
     occurs; words that do not occur are neither in V_S nor in V_N.
-    words that do not occur are neither in V_S nor in V_N.
     """
     v_s = [y for y in vocabulary if y in sensitive and vocabulary[y] > 0]
     weights = {}

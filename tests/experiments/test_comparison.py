@@ -161,6 +161,12 @@ def test_attacks_read_the_uploaded_table_and_the_tuned_one(recipe: Path, data: P
     assert found["vocabulary top-1, knn, model only (tuned), small, plain"] < 100
     assert found["nearest other distance, median, small, plain"] > 0 and "own is nearest, small, noise" not in found
     assert not [name for name in found if "(tuned)" in name and "noise" in name], "a half is trained before it is sent"
+    only = tmp_path / "tuned.toml"
+    only.write_text(text.replace('"both"', '"tuned"').replace('attacks = ["knn",', 'attacks = ["knn", "tfa",'), "utf-8")
+    found = measured(json.loads(reproduce(only, data, tmp_path / "out2", quick=True).read_text("utf-8")))
+    assert "vocabulary top-1, knn, model only (tuned), small, plain" in found
+    assert "vocabulary top-1, knn, model only, small, plain" not in found
+    assert "tokens top-1, tfa, same kind of text, small, plain" in found, "what reads no table is still run"
     with pytest.raises(UsageError, match="attacked.tables is 'old'"):
         LeakageTexts(1, 1, tables="old")  # type: ignore[arg-type]
 

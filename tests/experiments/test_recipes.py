@@ -435,3 +435,5 @@ def test_figures_over_keys_are_a_median_and_a_range() -> None:
         "top": 8.0, "top, least": 0.1, "top, most": 93.0, "tokens": 7.0, "tokens, least": 7.0, "tokens, most": 7.0
     }  # fmt: skip
     assert over_keys(each[:1]) == each[0]
+    some = over_keys([{"a": 1.0}, {"a": 3.0, "b": 5.0}])  # "b" applies under one key only
+    assert (some["a"], some["b"], some["b, keys"]) == (2.0, 5.0, 1.0)

@@ -48,9 +48,18 @@ def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
 
 
 def _sanitizer(name: str, provided: dict[str, Any], data: Path | None) -> Defence:
-    words, by = provided.pop("words", None), provided.pop("by", None)
+    words = provided.pop("words", None)
     path = None if words is None else (data or Path()) / str(words)
     if path is not None and not path.is_file():
         raise UsageError(f"there is no {path}", "words names a GloVe file, from the data folder on")
+    return sanitizer_of(name, provided, path)
+
+
+def sanitizer_of(name: str, entry: Mapping[str, Any], words: Path | None) -> SanitizerDefence:
+    """words: a GloVe file. By tokens where the paper's method is and no file is given, unless `by` says otherwise."""
+    provided = dict(entry)
+    by = provided.pop("by", None)
     method = SANITIZERS.make(name, provided)
-    return SanitizerDefence(method, path, by or ("tokens" if method.by_tokens and path is None else "words"))
+    return SanitizerDefence(
+        method, words, ("tokens" if method.by_tokens and words is None else "words") if by is None else by
+    )

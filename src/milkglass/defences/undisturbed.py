@@ -2,7 +2,8 @@
 
 What is sent is what the client's half computes. With `send = "tokens"` the two halves are the whole model, trained by
 the same loop as the methods beside it; with "mean" or "first" the server has CAPE's head over one vector a text. What
-is left between a method and its control is the noise and the method's own loss.
+is left between a method and its control is the noise, the method's own loss, CAPE's scaling to 0 ... 1, and a learning
+rate or batch size of its own where a recipe gives it one.
 
 It is in no catalogue that a command offers: there is nothing to protect a text here. Out of scope: any noise.
 """

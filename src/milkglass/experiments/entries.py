@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 from pydantic import ValidationError
 
 from milkglass.attacks.catalogue import EVERY
-from milkglass.defences.catalogue import halves_of
-from milkglass.defences.sanitized_text import SanitizerDefence
+from milkglass.defences.catalogue import halves_of, sanitizer_of
 from milkglass.errors import UsageError
 from milkglass.experiments.recipe_file import from_entries
 from milkglass.experiments.value_types import kind_of
-from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.attack import Attack
@@ -82,8 +81,7 @@ def require_defence(name: str, entry: Mapping[str, Any]) -> None:
         if not isinstance(words := provided.pop("words", ""), str):
             raise UsageError(f"defences.{name}: words is {kind_of(words)}", "it names a GloVe file")
         with _of(f"defences.{name}"):
-            by = provided.pop("by", "words")
-            SanitizerDefence(SANITIZERS.make(provided.pop("sanitizer"), provided), by=by)
+            sanitizer_of(provided.pop("sanitizer"), provided, Path(words) if words else None)
     elif provided:
         bands = provided.pop("bands", 1.0)
         if isinstance(bands, bool) or not isinstance(bands, int | float):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -17,6 +18,8 @@ from milkglass import files
 from milkglass.errors import UsageError
 from milkglass.experiments.recipe_file import from_entries, settings
 from milkglass.experiments.runs import RunFolder
+
+UNDEFINED = {"measured": None, "why": "a share of nothing, such as the precision of a class that no answer names"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +86,11 @@ class Recipe(abc.ABC):
         """RUN/NAME.json: what was run, by which code, and each figure beside the paper's and what was asked."""
         measured = self.measure(run)
         kept = {"predictions": run.predictions} if run.predictions else {}
-        whole = {**self.result(run), "made": run.made(), "figures": self.figures(measured), **kept}
+        about = self.result(run)
+        undefined = {name: UNDEFINED for name, value in measured.items() if not math.isfinite(value)}
+        if undefined:
+            about = {**about, "untold": {**about.get("untold", {}), **undefined}}
+        whole = {**about, "made": run.made(), "figures": self.figures(measured), **kept}
         path = run.out / f"{self.name}.json"
         files.write(path, json.dumps(whole, indent=1) + "\n")
         return path
@@ -109,6 +116,8 @@ class Recipe(abc.ABC):
             raise UsageError(f"{self.name} names a figure that was not measured: {missing[0]!r}", "see the recipe")
         result: dict[str, dict[str, Any]] = {}
         for name, value in measured.items():
+            if not math.isfinite(value):
+                continue
             row: dict[str, Any] = {"measured": round(value, self.digits)}
             if name in self.published:
                 row["published"] = self.published[name]

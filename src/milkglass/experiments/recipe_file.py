@@ -28,6 +28,7 @@ CHANGEABLE = (
     "rows",
     "seconds",
     "curve",
+    "instructions",
     "keys",
     "attacks",
     "public",

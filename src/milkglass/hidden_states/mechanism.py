@@ -145,7 +145,8 @@ class Mechanism(Defence):
         return epoch
 
     def document(self) -> dict[str, Any]:
-        """Parameters that came later are left out at the value that held before, so that older folders open."""
+        """A parameter that came later is left out at the value that folders without it have, so that these open. They
+        keep the others as they were made, such as a weight decay of 0.01, which was the default."""
         document = {"name": self.name, **dataclasses.asdict(self)}
         if self.training.warmup_ratio == 0:
             del document["training"]["warmup_ratio"]

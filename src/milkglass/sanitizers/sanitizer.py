@@ -62,6 +62,11 @@ class Sanitizer(abc.ABC):
         """(n,) the words that the variant always replaces; None where it makes no difference between words."""
         return None
 
+    @property
+    def drawn_from(self) -> int | None:
+        """How many words substitutes are drawn from, where these are words of the corpus; None: of the whole table."""
+        return None
+
     def prepare(self) -> None:  # noqa: B027
         """Work out now what draws need, where that is not done word by word."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,10 @@ class SanTextPlus(SanText):
                 "give a larger share of sensitive words, or a corpus with words of the table",
             )
 
+    @property
+    def drawn_from(self) -> int:
+        return len(self.outputs())
+
     def outputs(self) -> Ids:
         return np.flatnonzero((self.spared.sensitive & self.occurring)[self.table.candidates])
 
@@ -129,6 +133,10 @@ class SanTextPlusMethod(SparingMethod):
     sensitive: float = limited(0.9, above=0, most=1, hint="with 0 no word would be protected; 0.2 is CMIF's choice")
 
     name: ClassVar[str] = "santext+"
+
+    def document(self) -> dict[str, Any]:
+        """Names the law: halves that were saved when substitutes came from the whole table are refused."""
+        return {**super().document(), "substitutes": "sensitive words of the corpus"}
 
     def sanitizer(self, table: WordVectors, counts: NDArray[np.int64] | None) -> SanTextPlus:
         spared = self.spared(counts)

@@ -157,6 +157,15 @@ def _file(
     workers = workers or (cores() if source.stat().st_size > SMALL else 1)
     counted = corpus or (source if method.needs_counts else None)
     sanitizer = _over(method, _table(embeddings), counted, workers, as_json, shape if counted == source else None)
+    if (left := sanitizer.drawn_from) is not None:
+        note(
+            f"substitutes are the {left:,} sensitive words that occur in {counted.name if counted else 'the corpus'}: "
+            + (
+                "what is written shows some of its rare words; give --corpus FILE to draw them from another text"
+                if counted == source
+                else "what is written shows some of its rare words"
+            )
+        )
     with bars(as_json) as stage:
         report = sanitize_file(
             sanitizer, source, shape, out, seed, describe(method, counted), workers,

@@ -147,8 +147,10 @@ def over_keys(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
     if len(each) == 1:
         return dict(each[0])
     results = {}
-    for figure in each[0]:
-        values = np.array([one[figure] for one in each])
+    for figure in dict.fromkeys(name for one in each for name in one):
+        values = np.array([one[figure] for one in each if figure in one])
+        if len(values) < len(each):  # an attack that applies under some keys only
+            results[f"{figure}, keys"] = float(len(values))
         results[figure] = float(np.median(values))
         results |= {f"{figure}, least": float(values.min()), f"{figure}, most": float(values.max())}
     return results

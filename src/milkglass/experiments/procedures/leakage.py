@@ -6,7 +6,9 @@ What was sent is what the client half sends for them now: the ids of training wh
 noise where states are. Of pairs only the first texts are attacked.
 
 Where a checkpoint was uploaded and trained, the server has it twice. `tables` says which of the two attacks on tables
-read: EDNN's claim, for one, is about the tuned one. The figures of the tuned one name "ATTACKER (tuned)".
+read: EDNN's claim, for one, is about the tuned one. The figures of the tuned one name "ATTACKER (tuned)", and
+"strongest" is over both. No attacker has both at once here, so that `tuned-rows` does not apply. Where words are
+sanitized the table is the public one, and "(tuned)" says how far training blurred it.
 """
 
 from __future__ import annotations
@@ -87,13 +89,14 @@ def leakage(
         top = f", {one.measures['tokens top-1']} of the tokens" if "tokens top-1" in one.measures else ""
         progress(f"{one.attack} ({one.adversary}): {one.state}{top}")
 
-    if attacked.tables != "tuned" or not _has_tables(scene, cell):
-        work = _work(folder, about, instances)
-        cells += run(scene, instances, work, budget, 1, ended, RECIPE).cells
-    if attacked.tables != "uploaded" and _has_tables(scene, cell):
-        reading = {name: one for name, one in instances.items() if Weights in one.sees}
-        work = _work(folder / "tuned", about, reading)
-        cells += run(_after_training(scene, cell), reading, work, budget, 1, ended, RECIPE).cells
+    tuned = attacked.tables != "uploaded" and _has_tables(scene, cell)
+    first = {name: one for name, one in instances.items() if not (tuned and attacked.tables == "tuned" and _reads(one))}
+    if first:
+        cells += run(scene, first, _work(folder, about, first), budget, 1, ended, RECIPE).cells
+    if tuned:
+        again = {name: one for name, one in instances.items() if _reads(one)}
+        work = _work(folder / "tuned", about, again)
+        cells += run(_after_training(scene, cell), again, work, budget, 1, ended, RECIPE).cells
     return {
         **_figures(cells), "texts, attacker": float(_texts_of_attacker(scene)), **_ceiling(scene),
         **(_distances(scene, cell) if attacked.tables != "uploaded" and _has_tables(scene, cell) else {}),
@@ -102,6 +105,11 @@ def leakage(
 
 def _work(folder: Path, about: Mapping[str, Any], instances: Mapping[str, Attack]) -> ResumeStore:
     return ResumeStore.open(folder, {**about, "attacks": {name: signature(one) for name, one in instances.items()}})
+
+
+def _reads(attack: Attack) -> bool:
+    """Whether it reads tables."""
+    return Weights in attack.sees
 
 
 def _has_tables(scene: Scene, cell: TrainedHalves) -> bool:
