@@ -47,6 +47,7 @@ def test_every_method_from_end_to_end(tmp_path: Path, glove: Path, method: str) 
     assert (report["guarantee"] is None) == (method == "rnm")
     assert report["words"]["unknown"]["replaced_share"] == 1 and report["words"]["number"]["words"] == 600
     assert (report["words"]["sensitive"]["words"] > 0) == (method in ("santext+", "rnm"))
+    assert ("what is written shows some of its rare words" in result.stderr) == (method == "santext+")
     assert SECRET not in json.dumps(report) + result.stdout + result.stderr
 
 
