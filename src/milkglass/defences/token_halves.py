@@ -23,6 +23,7 @@ from milkglass.client.codec.codec import Codec, Encoded
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
 from milkglass.files import new_dir
 from milkglass.models.checkpoint import Checkpoint, read_json
+from milkglass.models.load_lock import ONE_LOAD
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client, Server
@@ -129,9 +130,10 @@ def _classifier(folder: Path) -> Any:
     if not any(name.startswith(("classifier.", "score.")) for name in names):
         raise UsageError(f"{folder.name} has no classes yet", "train it on labelled texts first")
     try:
-        return AutoModelForSequenceClassification.from_pretrained(
-            str(folder), local_files_only=True, use_safetensors=True, trust_remote_code=False
-        ).eval()
+        with ONE_LOAD:  # cells of a comparison are asked in threads
+            return AutoModelForSequenceClassification.from_pretrained(
+                str(folder), local_files_only=True, use_safetensors=True, trust_remote_code=False
+            ).eval()
     except (OSError, ValueError) as error:
         raise UnsupportedModel(
             f"{folder.name} cannot be loaded ({type(error).__name__})", "give a checkpoint of a classifier"

@@ -12,6 +12,7 @@ import torch
 
 from milkglass.errors import CorruptCheckpoint
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.load_lock import ONE_LOAD
 
 
 def classifier(base: Checkpoint, classes: int, attention: str | None = None) -> Any:
@@ -40,6 +41,11 @@ def body(base: Checkpoint, attention: str | None = None) -> Any:
 
 
 def _built(kind: Any, base: Checkpoint, raw: dict[str, Any], attention: str | None) -> Any:
+    with ONE_LOAD:  # another load would take the tying of heads away meanwhile
+        return _filled(kind, base, raw, attention)
+
+
+def _filled(kind: Any, base: Checkpoint, raw: dict[str, Any], attention: str | None) -> Any:
     from transformers import AutoConfig
 
     raw = {name: value for name, value in raw.items() if name != "architectures"}

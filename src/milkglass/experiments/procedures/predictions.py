@@ -18,6 +18,7 @@ from transformers import AutoModelForSequenceClassification
 
 from milkglass.experiments.runs import Variant
 from milkglass.metrics.glue import MEASURES
+from milkglass.models.load_lock import ONE_LOAD
 from milkglass.server.jobs.data import Collate, TrainingDataset
 
 BATCH = 64
@@ -37,7 +38,8 @@ def unpacked(text: str) -> NDArray[Any]:
 @torch.inference_mode()
 def predicted(model: Path, held_out: Path, max_length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(u,) the class that the model names for each row, and (u,) the row's own."""
-    net: Any = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
+    with ONE_LOAD:
+        net: Any = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
     rows = TrainingDataset(held_out, "classification", max_length)
     collate = Collate(net.config.pad_token_id or 0)
     guess, truth = [], []

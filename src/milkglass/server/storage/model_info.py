@@ -14,7 +14,7 @@ from milkglass.errors import CorruptCheckpoint, UnsupportedModel
 from milkglass.models import families
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.models.families import Architecture
-from milkglass.server.load_lock import ONE_LOAD
+from milkglass.models.load_lock import ONE_LOAD
 from milkglass.server.storage.store import ModelRecord
 
 if TYPE_CHECKING:
