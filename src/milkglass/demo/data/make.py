@@ -1,7 +1,9 @@
 """Write the demo's data: `python -m milkglass.demo.data.make FOLDER`. The same files on every run.
 
-Five messages a situation, worded and filled differently; 480 to train on, 120 to test. The test ones tell of situations
-that training never showed, so that the accuracy is about new ones. What was written is checked by tests/demo.
+situations.jsonl has what people write to the message desk of an invented clinic: forty situations a label, each a
+message and its summary, in which `[a|b]` offers ways to say it and `slots` fills `{slot}`. Of each, five messages are
+worded and filled differently; 480 to train on, 120 to test. The test ones tell of situations that training never
+showed, so that the accuracy is about new ones. What was written is checked by tests/demo.
 
 Everybody and everything named here is invented, the medicines too.
 """
@@ -15,10 +17,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from milkglass.demo.data.situations import HELD_OUT, SITUATIONS, Situation
-
 SEED = 20261121
 EACH = 5  # messages a situation
+HELD_OUT = 8  # situations of each label, the last ones, are only in the test split
 WORDS = (8, 40)
 
 FIRST = (
@@ -82,6 +83,15 @@ REPLY = {
 SUMMARY, WHICH, ANSWER = "Summarise for the doctor.", "Which desk takes this?", "Write a one-sentence reply."
 
 
+def situations() -> dict[str, list[dict[str, str]]]:
+    """By label, each with "message" and "summary"."""
+    result: dict[str, list[dict[str, str]]] = {}
+    for line in Path(__file__).with_name("situations.jsonl").read_text("utf-8").splitlines():
+        one = json.loads(line)
+        result.setdefault(one["label"], []).append(one)
+    return result
+
+
 def slots(rng: random.Random) -> dict[str, str]:
     """One invented person with what may be said about them."""
     first, last = rng.choice(FIRST.split()), rng.choice(LAST.split())
@@ -117,9 +127,9 @@ def word(template: str, values: dict[str, str], rng: random.Random) -> str:
 QUESTION = re.compile(r"(can|could|do|does|is|may|will|why|what|who|which)\b", re.IGNORECASE)
 
 
-def message(situation: Situation, values: dict[str, str], rng: random.Random) -> str:
+def message(template: str, values: dict[str, str], rng: random.Random) -> str:
     """What one person writes about `values`' person: an opening, the matter, a closing; some write carelessly."""
-    body, style, sender = word(situation[0], values, rng), rng.random(), slots(rng)
+    body, style, sender = word(template, values, rng), rng.random(), slots(rng)
     opening, closing = (word(rng.choice(choices), sender, rng) for choices in (OPEN, CLOSE))
     if style < 0.75 and not opening.endswith((", ", ": ")):
         body = body[0].upper() + body[1:]
@@ -131,17 +141,17 @@ def message(situation: Situation, values: dict[str, str], rng: random.Random) ->
 def tickets(test: bool, rng: random.Random) -> Iterator[tuple[dict[str, str], str]]:
     """({"text", "label"}, summary) of each message of one split, every text once."""
     seen: set[str] = set()
-    for label, situations in SITUATIONS.items():
-        for situation in situations[-HELD_OUT:] if test else situations[:-HELD_OUT]:
+    for label, group in situations().items():
+        for situation in group[-HELD_OUT:] if test else group[:-HELD_OUT]:
             created = 0
             while created < EACH:
                 values = slots(rng)
-                text = message(situation, values, rng)
+                text = message(situation["message"], values, rng)
                 if text in seen or not WORDS[0] <= len(text.split()) <= WORDS[1]:
                     continue
                 seen.add(text)
                 created += 1
-                summary = word(situation[1], values, rng)
+                summary = word(situation["summary"], values, rng)
                 yield {"text": text, "label": label}, summary[0].upper() + summary[1:] + "."
 
 
