@@ -25,6 +25,7 @@ from milkglass.files import new_dir
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.models.load_lock import ONE_LOAD
 from milkglass.models.view import Model
+from milkglass.noise import root
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client, Server
 from milkglass.threat.observations import Observation, Tokens, Weights
@@ -74,8 +75,10 @@ def read_saved(folder: Path) -> tuple[bytes, dict[str, Any]]:
     if not (folder / SECRET).is_file() or not (folder / ABOUT).is_file():
         raise KeyFileError(f"{folder} holds no client half", "give the folder that Client.save wrote")
     secret = (folder / SECRET).read_bytes()
-    if len(secret) != 32:
-        raise KeyFileError(f"the secret is {len(secret)} bytes long, 32 are needed", "give the folder of another copy")
+    if len(secret) != root.SECRET:
+        raise KeyFileError(
+            f"the secret is {len(secret)} bytes long, {root.SECRET} are needed", "give the folder of another copy"
+        )
     return secret, read_json(folder / ABOUT)
 
 

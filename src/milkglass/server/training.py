@@ -119,7 +119,7 @@ class Reporter(TrainerCallback):
 
 
 def _kept_metrics(metrics: dict[str, float] | None) -> dict[str, float]:
-    """Numbers only: a loss that is none (training diverged, or nothing to learn from) is left out."""
+    """Numbers only: a loss that is not finite (training diverged, or there was nothing to learn from) is left out."""
     names = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
     return {names[n]: float(value) for n, value in (metrics or {}).items() if n in names and math.isfinite(value)}
 

@@ -157,7 +157,7 @@ def _file(
     workers = workers or (cores() if source.stat().st_size > SMALL else 1)
     counted = corpus or (source if method.needs_counts else None)
     sanitizer = _over(method, _table(embeddings), counted, workers, as_json, shape if counted == source else None)
-    if (left := sanitizer.drawn_from) is not None:
+    if (left := sanitizer.sanitizer.drawn_from) is not None:
         note(
             f"substitutes are the {left:,} sensitive words that occur in {counted.name if counted else 'the corpus'}: "
             + (
