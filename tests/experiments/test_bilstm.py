@@ -16,8 +16,20 @@ from milkglass.experiments.__main__ import run
 from milkglass.experiments.kinds import bilstm
 from milkglass.experiments.kinds.bilstm import BiLSTMRecipe, mixed, scrambled, seeded_key
 from milkglass.experiments.procedures import lstm
-from milkglass.experiments.procedures.lstm import BiLSTM, LSTMTraining, batched, padded, predicted, train
-from milkglass.experiments.procedures.lstm_words import PADDING, SPECIAL, UNKNOWN, WordTable, ordinary, split
+from milkglass.experiments.procedures.lstm import (
+    PADDING,
+    SPECIAL,
+    UNKNOWN,
+    BiLSTM,
+    LSTMTraining,
+    WordTable,
+    batched,
+    ordinary,
+    padded,
+    predicted,
+    split,
+    train,
+)
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
 

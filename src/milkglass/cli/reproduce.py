@@ -92,7 +92,7 @@ def data(
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent}", "make it first")
 
-    from milkglass.datasets import export, own, sets
+    from milkglass.datasets import own, sets
 
     requested = (text_column, label_column, pair_column)
     score, columns = False, None
@@ -109,7 +109,7 @@ def data(
             raise UsageError(words, "give --from FOLDER, or --hub")
         score = sets.describe(name).task == "regression"
         result = sets.load(name, source, split, note)
-    count = export.write(result, out, score, rows)
+    count = sets.write(result, out, score, rows)
     taken = {} if columns is None else {"columns": columns.document()}
     emit(as_json, {"out": str(out), "rows": count, **taken}, f"{count:,} rows in {out}{_taken(columns)}")
 

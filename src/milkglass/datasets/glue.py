@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from milkglass.datasets.builds import LabelledColumn, ScoredPair
-from milkglass.datasets.description import Build, Description, Hub, Layout
+from milkglass.datasets.description import Build, Description, Hub, LabelledColumn, Layout, ScoredPair
 from milkglass.datasets.rows import tsv
 
 HUB = {"train": "train", "validation": "validation"}

@@ -10,8 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from milkglass.datasets.builds import LabelledColumn
-from milkglass.datasets.description import Description, Hub, Layout
+from milkglass.datasets.description import Description, Hub, LabelledColumn, Layout
 from milkglass.datasets.rows import Place, comma, lines, texts, tsv
 from milkglass.errors import CodecError
 

@@ -33,8 +33,7 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import Sanitizer
-from milkglass.sanitizers.tables.glove import read_glove
-from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.tables.table import WordVectors, read_glove
 from milkglass.sanitizers.tables.vocabulary import tokens_of_model, words_of_model
 from milkglass.sanitizers.text import TextSanitizer, WordReader
 from milkglass.sequences import Sequences

@@ -1,4 +1,5 @@
-"""A run of a recipe: its folder, which goes on where it was stopped, and by which code it was made.
+"""A run of a recipe: its folder, which goes on where it was stopped, and by which code it was made; and
+the jobs in it.
 
 A run folder holds `run.json` (what it is a run of), `begun.json` (by which code it was begun) and what its kind of
 recipe writes. A run of another recipe, model or data in the same folder is refused.
@@ -6,29 +7,32 @@ recipe writes. A run of another recipe, model or data in the same folder is refu
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from milkglass import __version__, files
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
 from milkglass.errors import JobFailed, UsageError
-from milkglass.experiments.procedures.training_progress import follow
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
 from milkglass.schemes.scheme import Scheme
-from milkglass.server.spec import Status
+from milkglass.server.spec import Event, Status
 from milkglass.system import cores
 
 SPLITS = ("train", "validation")
@@ -46,7 +50,7 @@ class RunFolder:
         progress: receives what is done.
         cache: a folder for several recipes, for what takes longest; None: nothing is shared.
         commits: filled by the run: those that made what it took of other runs.
-        predictions: likewise: a model's answers to the held-out rows, by the name of the cell (predictions.py).
+        predictions: likewise: a model's answers to the held-out rows, by the name of the cell (`packed`).
     """
 
     data: Path
@@ -145,6 +149,44 @@ def run_job(job: Path, progress: Log) -> Status:
     return result
 
 
+LOOK, APART = 1.0, 10.0  # seconds between looks at the file, and between lines
+
+
+def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log) -> None:
+    """Report until the worker ends. What was in the file before it began is not reported again."""
+    start = events.stat().st_size if events.is_file() else 0
+    due, info = time.monotonic(), ""
+    while True:
+        try:
+            worker.wait(LOOK)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() < due:
+                continue
+        words = newest(events, start)
+        if words and words != info:
+            progress(words)
+            info, due = words, time.monotonic() + APART
+        if worker.returncode is not None:
+            return
+
+
+def newest(events: Path, start: int = 0) -> str:
+    """What the worker says of its last step, after byte `start`; "" before the first."""
+    if not events.is_file():
+        return ""
+    with events.open("rb") as file:
+        file.seek(start)
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        try:
+            event = Event.model_validate_json(line)
+        except ValidationError:  # the line is being written
+            continue
+        if event.type == "metrics":
+            return event.message
+    return ""
+
+
 def taken(out: Path) -> list[str]:
     """The commits that made what a run took of a cache."""
     path = out / TAKEN
@@ -188,3 +230,15 @@ def _git(*words: str) -> str:
     except OSError:  # there is no git
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+# --- answers in a result ----------------------------------------------------------------------------------------------
+def packed(answers: NDArray[Any]) -> str:
+    """(u,) class numbers or scores as a short text: their type, a colon, and base64 of zlib of their bytes."""
+    kind = "<f4" if answers.dtype.kind == "f" else "<u1" if not len(answers) or answers.max() < 256 else "<u2"
+    return f"{kind}:{base64.b64encode(zlib.compress(answers.astype(kind).tobytes(), 9)).decode()}"
+
+
+def unpacked(text: str) -> NDArray[Any]:
+    kind, _, body = text.partition(":")
+    return np.frombuffer(zlib.decompress(base64.b64decode(body)), kind)

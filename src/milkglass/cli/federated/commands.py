@@ -64,7 +64,7 @@ def run(
     from milkglass.gradient_defences.catalogue import gradient_defence_named, name_and_parameters
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
-    from milkglass.sanitizers.files.files import promised
+    from milkglass.sanitizers.files import promised
     from milkglass.threat.training_step import SharedStep
 
     training = FederatedTraining(method, rounds, learning_rate, batch_size, minimum)

@@ -34,8 +34,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_names, require_variants
 from milkglass.experiments.procedures import lstm
-from milkglass.experiments.procedures.lstm import Labels, LSTMTraining
-from milkglass.experiments.procedures.lstm_words import SPECIAL, WordTable, ordinary
+from milkglass.experiments.procedures.lstm import SPECIAL, Labels, LSTMTraining, WordTable, ordinary
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import from_entries, table_of
 from milkglass.experiments.runs import SPLITS, RunFolder, require_same_run

@@ -20,7 +20,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from milkglass.attacks.embeddings.ednn import differences
 from milkglass.audit.defence_scene import scene_of
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.resume import ResumeStore
@@ -28,10 +30,10 @@ from milkglass.audit.run import RECIPE, run
 from milkglass.audit.scene import ALIKE, Scene
 from milkglass.errors import UsageError
 from milkglass.experiments.entries import Entries, attacks_of
-from milkglass.experiments.procedures.distances import own_and_nearest, quantiles
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
+from milkglass.sequences import Ids
 from milkglass.signature import signature
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF
@@ -164,3 +166,40 @@ def _figures(cells: Sequence[AttackResult]) -> dict[str, float]:
         if values := [value for name, value in result.items() if name.startswith(f"{kind}, ")]:
             result[f"{kind}, strongest"] = float(np.nanmax(values))
     return result
+
+
+# --- EDNN, Figure 2 ---------------------------------------------------------------------------------------------------
+ROWS = 1024  # rows compared at a time
+Floats = NDArray[np.float64]
+
+
+def own_and_nearest(server: torch.Tensor, public: torch.Tensor, origin: Ids) -> tuple[Floats, Floats]:
+    """(n,) each, for the rows (n, d) of the server's table: the distance to the public row that it stands for, and to
+    the nearest other one.
+
+    Args:
+        public: (m, d).
+        origin: (n,) which public row each stands for.
+    """
+    theirs, mine = differences(public.double()), differences(server.double())
+    own, other = [], []
+    for start in range(0, len(mine), ROWS):
+        place = torch.from_numpy(origin[start : start + ROWS])
+        far = torch.cdist(mine[start : start + ROWS], theirs)
+        rows = torch.arange(len(place))
+        own.append(far[rows, place].clone())
+        far[rows, place] = torch.inf
+        other.append(far.min(1).values)
+    return torch.cat(own).numpy(), torch.cat(other).numpy()
+
+
+def quantiles(own: Floats, other: Floats) -> dict[str, float]:
+    """The figures of a result: medians and the ends that face each other, and the share of rows that are nearest to
+    their own token, in percent."""
+    return {
+        "own distance, median": float(np.median(own)),
+        "own distance, 99 %": float(np.quantile(own, 0.99)),
+        "nearest other distance, 1 %": float(np.quantile(other, 0.01)),
+        "nearest other distance, median": float(np.median(other)),
+        "own is nearest": 100 * float((own < other).mean()),
+    }

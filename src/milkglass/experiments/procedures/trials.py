@@ -25,8 +25,7 @@ import pyarrow.parquet as pq
 from milkglass import files
 from milkglass.client.label_scale import Scale
 from milkglass.defences.token_halves import TokenClient, TokenServer
-from milkglass.experiments.procedures.predictions import packed
-from milkglass.experiments.runs import begun, made, run_job
+from milkglass.experiments.runs import begun, made, packed, run_job
 from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
@@ -63,7 +62,7 @@ class TrainedHalves:
         tuned: the server's half after training.
         figures: what its answers are worth.
         made: by which code.
-        predictions: its answers to the held-out rows (predictions.py).
+        predictions: its answers to the held-out rows, as `packed` has them.
     """
 
     name: str

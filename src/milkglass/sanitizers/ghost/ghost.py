@@ -19,9 +19,8 @@ from milkglass.errors import EmptyText, IdOutOfRange, TooLong, UsageError
 from milkglass.models.tokenizer import longest
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.sanitizers.ghost import cache
 from milkglass.sanitizers.ghost.lemmas import lemmas_of
-from milkglass.sanitizers.ghost.search import Search, Shadows, search
+from milkglass.sanitizers.ghost.search import Search, Shadows, cached, digest, search
 from milkglass.sanitizers.ghost.selection import Choice, Selection, drawn, nearest, select
 from milkglass.sanitizers.ghost.states import Encoder
 from milkglass.sanitizers.tables.vocabulary import opened, table_of
@@ -97,8 +96,8 @@ class Ghost:
             lemmas = lemmas_of(table.words, texts, searching.language) if searching.lemma else None
             return search(table, lemmas, searching)
 
-        searched = cache.digest(table, texts, searching)
-        result = cache.kept(searched, len(table), make, kept)
+        searched = digest(table, texts, searching)
+        result = cached(searched, len(table), make, kept)
         network = Encoder.open(folder) if selection.way == "states" else None
         limit = longest(folder, tokenizer)
         return cls(folder, table.name, searched, tokenizer, result, network, limit, seed, searching, selection)
