@@ -26,25 +26,9 @@ from milkglass.errors import UsageError
 QUICK = ".quick"
 # What a quick run may change. Never what was published, the seed, or what kind of recipe it is.
 CHANGEABLE = (
-    "model",
-    "rows",
-    "seconds",
-    "curve",
-    "instructions",
-    "keys",
-    "attacks",
-    "public",
-    "variants",
-    "defences",
-    "seeds",
-    "attacked",
-    "data",
-    "training",
-    "texts",
-    "evaluation",
-    "asked",
-    "only",
-)
+    "model", "rows", "seconds", "curve", "instructions", "keys", "attacks", "public", "variants", "defences", "seeds",
+    "attacked", "data", "training", "texts", "evaluation", "asked", "only",
+)  # fmt: skip
 
 T = TypeVar("T")
 
@@ -154,7 +138,8 @@ def require_types(kind: type, raw: Mapping[str, Any], more: tuple[tuple[str, typ
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
             place, value = _place(name, raw[name], first["loc"])
-            raise UsageError(f"{place} is {kind_of(value)}: {_lowered(first['msg'])}", "see the recipe") from None
+            words = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+            raise UsageError(f"{place} is {kind_of(value)}: {words}", "see the recipe") from None
 
 
 @cache
@@ -179,7 +164,3 @@ def _place(name: str, value: Any, path: Sequence[Any]) -> tuple[str, Any]:
             value = value[step]
             words.append(str(step))
     return ".".join(words), value
-
-
-def _lowered(message: str) -> str:
-    return message[:1].lower() + message[1:]

@@ -16,7 +16,8 @@ import sys
 import time
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from pydantic import ValidationError
 
 from milkglass import __version__, files
 from milkglass.client.codec.codec import Codec
-from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
+from milkglass.defences.obfuscated_tables import key_from
 from milkglass.errors import JobFailed, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
@@ -90,11 +91,14 @@ class Variant:
     plain: bool
 
 
+def secret_of(seed: int) -> bytes:
+    """32 bytes that anyone can derive: a recipe has no secrets."""
+    return hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
+
+
 def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: Scheme | None) -> Key:
     """A key that anyone can derive from the recipe's seed; without a scheme, the identity (no secret at all)."""
-    root = hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
-    key = new_key(base, ref, scheme, digest, root)
-    return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))
+    return key_from(base, scheme, secret_of(seed), ref, digest)
 
 
 def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
@@ -117,8 +121,7 @@ def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
     if record.is_file():
         if json.loads(record.read_text("utf-8")) != this:
             raise UsageError(
-                f"{out} holds a run of other settings, model or data",
-                "give a new folder, or remove this one",
+                f"{out} holds a run of other settings, model or data", "give a new folder, or remove this one"
             )
         out.chmod(0o700)
         return
@@ -178,12 +181,10 @@ def newest(events: Path, start: int = 0) -> str:
         file.seek(start)
         lines = file.read().splitlines()
     for line in reversed(lines):
-        try:
+        with suppress(ValidationError):  # the line is being written
             event = Event.model_validate_json(line)
-        except ValidationError:  # the line is being written
-            continue
-        if event.type == "metrics":
-            return event.message
+            if event.type == "metrics":
+                return event.message
     return ""
 
 

@@ -77,15 +77,9 @@ class FileReport:
 
 
 def sanitize_file(
-    sanitizer: TextSanitizer,
-    source: Path,
-    shape: FileShape,
-    out: Path,
-    seed: int | None,
-    about: dict[str, Any],
-    workers: int = 0,
-    progress: Progress = no_progress,
-) -> dict[str, Any]:
+    sanitizer: TextSanitizer, source: Path, shape: FileShape, out: Path, seed: int | None, about: dict[str, Any],
+    workers: int = 0, progress: Progress = no_progress,
+) -> dict[str, Any]:  # fmt: skip
     """Write `out` and the report, which is returned; both appear under their names when they are complete.
 
     about: what the report says of the method. Raises UsageError where one of the two exists.

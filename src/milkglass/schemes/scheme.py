@@ -96,15 +96,9 @@ class Scheme(abc.ABC):
 
     @abc.abstractmethod
     def row_map(
-        self,
-        table: torch.Tensor,
-        order: Ids,
-        special: Ids,
-        draws: Callable[[str], Draws],
-        progress: Progress,
-        slots: Slots,
-        groups: list[Ids] | None = None,
-    ) -> RowMap:
+        self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
+        slots: Slots, groups: list[Ids] | None = None,
+    ) -> RowMap:  # fmt: skip
         """How the rows of a table are mixed.
 
         Args:

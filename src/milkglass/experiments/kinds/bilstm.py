@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,16 +92,7 @@ class BiLSTMRecipe(Recipe):
             _require_simple(one)
 
     def about(self) -> dict[str, Any]:
-        return {
-            **self.head,
-            "seed": self.seed,
-            "data": self.data,
-            "training": asdict(self.training),
-            "attacks": self.attacks,
-            "evaluation": self.evaluation,
-            "variants": self.variants,
-            **self.quick_entry,
-        }
+        return self.entries("seed", "data", "training", "attacks", "evaluation", "variants")
 
     def measure(self, run: RunFolder) -> dict[str, float]:
         """ "accuracy, VARIANT" in percent; of the scrambled ones "accuracy loss" in points, and "MEASURE, ATTACK, model

@@ -60,14 +60,7 @@ class FineTuning(Recipe):
         require_variants(self.variants)
 
     def about(self) -> dict[str, Any]:
-        return {
-            **self.head,
-            "seed": self.seed,
-            "training": self.training.model_dump(),
-            "variants": self.variants,
-            "evaluation": self.evaluation,
-            **self.quick_entry,
-        }
+        return self.entries("seed", "training", "variants", "evaluation")
 
     def result(self, run: RunFolder) -> dict[str, Any]:
         return {**self.about(), "data": self.data}

@@ -85,15 +85,7 @@ class OverheadRecipe(Recipe):
             raise UsageError("training times no steps", "give max_steps of 3 or more; logging_steps stays 1")
 
     def about(self) -> dict[str, Any]:
-        return {
-            **self.head,
-            "seed": self.seed,
-            "data": self.data,
-            "training": self.training.model_dump(),
-            "evaluation": self.evaluation,
-            "variants": self.variants,
-            **self.quick_entry,
-        }
+        return self.entries("seed", "data", "training", "evaluation", "variants")
 
     def measure(self, run: RunFolder) -> dict[str, float]:
         """Seconds, and hours of the extrapolated training, by name: "PART, client" and "PART, server"."""

@@ -65,15 +65,9 @@ class LeakageTexts:
 
 
 def leakage(
-    attacks: Entries,
-    attacked: LeakageTexts,
-    base: Checkpoint,
-    problem: TrialData,
-    cell: TrainedHalves,
-    about: Mapping[str, Any],
-    folder: Path,
-    progress: Log = no_log,
-) -> dict[str, float]:
+    attacks: Entries, attacked: LeakageTexts, base: Checkpoint, problem: TrialData, cell: TrainedHalves,
+    about: Mapping[str, Any], folder: Path, progress: Log = no_log,
+) -> dict[str, float]:  # fmt: skip
     """In percent, "MEASURE, ATTACK, ATTACKER"; "strongest" is the best of all, for each measure
     separately."""
     if attacked.rows > len(problem.train.texts):

@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from milkglass.errors import JobFailed, UsageError
+from milkglass.errors import JobFailed
+from milkglass.parameters import limited, require
 from milkglass.progress import Log
 from milkglass.sanitizers.tables.table import read_glove
 from milkglass.sanitizers.tables.words import is_word, pattern
@@ -102,23 +103,15 @@ class LSTMTraining:
         epochs: passes over the texts.
     """
 
-    hidden: int = 256
-    layers: int = 2
-    epochs: int = 3
-    batch_size: int = 128
-    learning_rate: float = 1e-3
+    hidden: int = limited(256, least=1)
+    layers: int = limited(2, least=1)
+    epochs: int = limited(3, least=1)
+    batch_size: int = limited(128, least=1)
+    learning_rate: float = limited(1e-3, above=0, most=1)
     train_table: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "epochs", "batch_size"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise UsageError(f"training: {name} is {value!r}, a whole number from 1 is needed", "see the recipe")
-        rate = self.learning_rate
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1:
-            raise UsageError(f"training: learning_rate is {rate!r}, a number above 0 and up to 1 is needed", "try 1e-3")
-        if not isinstance(self.train_table, bool):
-            raise UsageError(f"training: train_table is {self.train_table!r}", "give true or false")
+        require(self)
 
 
 class BiLSTM(torch.nn.Module):

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from milkglass import files
 from milkglass.client.label_scale import Scale
 from milkglass.defences.token_halves import TokenClient, TokenServer
-from milkglass.experiments.runs import begun, made, packed, run_job
+from milkglass.experiments.runs import begun, made, packed, run_job, secret_of
 from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
@@ -74,22 +74,10 @@ class TrainedHalves:
     predictions: str = field(repr=False)
 
 
-def secret_of(seed: int) -> bytes:
-    """32 bytes that anyone can derive: a recipe has no secrets."""
-    return hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
-
-
 def trained(
-    base: Checkpoint,
-    digest: str,
-    problem: TrialData,
-    defence: Defence,
-    training: Hyperparameters,
-    seed: int,
-    cells: Path,
-    threads: int | None,
-    progress: Log = no_log,
-) -> TrainedHalves:
+    base: Checkpoint, digest: str, problem: TrialData, defence: Defence, training: Hyperparameters, seed: int,
+    cells: Path, threads: int | None, progress: Log = no_log,
+) -> TrainedHalves:  # fmt: skip
     """Raises JobFailed for a training that failed."""
     about = {
         "version": VERSION,
@@ -133,14 +121,9 @@ def _halves(base: Checkpoint, problem: TrialData, defence: Defence, seed: int, f
 
 
 def _tuned(
-    client: TokenClient,
-    server: Server,
-    problem: TrialData,
-    training: Hyperparameters,
-    job: Path,
-    threads: int | None,
+    client: TokenClient, server: Server, problem: TrialData, training: Hyperparameters, job: Path, threads: int | None,
     progress: Log,
-) -> TokenServer:
+) -> TokenServer:  # fmt: skip
     job.mkdir(exist_ok=True)
     for split, rows in (("train", problem.train), ("validation", problem.held_out)):
         if not (job / f"{split}.parquet").is_file():
