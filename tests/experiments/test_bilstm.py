@@ -257,7 +257,7 @@ def test_the_transcript_holds_what_crosses_and_nothing_else(tmp_path: Path, glov
         ("beta = 0.9", "aliases = 2", "aliases, shared rows and plus"),
         ('"knn+"]', '"nothing"]', "there is no attack 'nothing'"),
         ("hidden = 8", "width = 8", "has no width"),
-        ("layers = 1", "layers = 0", "training: layers is 0"),
+        ("layers = 1", "layers = 0", "layers is 0"),
     ],
 )
 def test_recipes_that_cannot_be(tmp_path: Path, glove: Path, old: str, new: str, words: str) -> None:

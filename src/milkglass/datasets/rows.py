@@ -2,8 +2,6 @@
 
 What is raised here names the file, the line and the column, and never a cell's content: it may be private. Names
 of columns are shown only where they look like names, since the first line of a file without a header is text.
-
-Out of scope: what a column means.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +33,7 @@ from milkglass.errors import JobFailed, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
 from milkglass.schemes.scheme import Scheme
-from milkglass.server.spec import Event, Status
+from milkglass.server.spec import Event, Hyperparameters, JobSpec, Status
 from milkglass.system import cores
 
 SPLITS = ("train", "validation")
@@ -131,6 +131,15 @@ def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
     out.chmod(0o700)  # an empty one that was there had a mode of its own
     files.write(record, json.dumps(this, indent=1) + "\n")
     begun(out)
+
+
+def write_spec(
+    job: Path, model: Path, training: Hyperparameters, threads: int | None, splits: Sequence[str] = SPLITS
+) -> None:
+    """For the worker: to train this model on the job's own files."""
+    data = {split: str(job / f"{split}.parquet") for split in splits}
+    spec = JobSpec(model=str(model), **data, hyperparameters=training, threads=threads)
+    files.write(job / "spec.json", spec.model_dump_json())
 
 
 def run_job(job: Path, progress: Log) -> Status:

@@ -4,8 +4,6 @@ Where noise comes from: the secret, the number of the text among all that this c
 states. A text that is sent twice meets other noise. A client that is loaded twice from one folder counts from the same
 number: then noise repeats for an equal text with equal states at an equal place alone, which shows that the texts are
 equal and nothing else.
-
-Out of scope: any mechanism, the server's half.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ trained by AdamW in fp32, the rate rising and decaying linearly as in transforme
 
 Training happens where both halves are, before the server's is handed over: on the user's machine, or a trusted one. The
 order of the texts and dropout's masks come from streams of the secret, and so does each text's noise (`NoiseRoot`).
-
-Out of scope: any mechanism, any attack.
 """
 
 from __future__ import annotations

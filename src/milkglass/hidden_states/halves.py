@@ -6,8 +6,6 @@ family is named here but by what models/families says of it.
 
     lower:  ids (b, t)  ->  hidden states (b, t, d) after `layer` layers; 0: what the embeddings give
     upper:  hidden states (b, t, d)  ->  logits (b, classes)
-
-Out of scope: defences, secrets, training.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a method adds to a model that is cut in two: a mechanism on the (t, d) hidden states of one text, and a loss.
-
-Out of scope: any method, files, and how halves are made (defence.py).
-"""
+"""What a method adds to a model that is cut in two: a mechanism on the (t, d) hidden states of one text, and a loss."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 `client/obfuscate/scramble.py` reads the tables, asks the scheme for a `RowMap`, permutes what that gives and writes it.
 One file of this folder is one scheme, and `of` finds it by the name that a key file keeps.
-
-Out of scope: keys, files, models.
 """
 
 from __future__ import annotations

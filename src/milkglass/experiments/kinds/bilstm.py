@@ -88,8 +88,11 @@ class BiLSTMRecipe(Recipe):
             raise UsageError("no variant is plain", "add one without parameters: the loss is measured against it")
         require_names(self.data, "data", SPLITS)
         require_variants(self.variants)
-        for one in self.variants.values():
-            _require_simple(one)
+        for one in map(scheme_of_recipe, self.variants.values()):
+            if one.copies > 1 or one.shares or one.document().get("plus"):  # more than one id a word, or than a table
+                raise UsageError(
+                    "aliases, shared rows and plus are not done for a word table", "take them from this recipe"
+                )
 
     def about(self) -> dict[str, Any]:
         return self.entries("seed", "data", "training", "attacks", "evaluation", "variants")
@@ -113,13 +116,6 @@ class BiLSTMRecipe(Recipe):
                 scene = assembled(self, table, rows, key, scheme, mixture, train.texts)
                 result |= _attacked(self, name, scene, key, run.out, run.progress)
         return result | _losses(self, result)
-
-
-def _require_simple(parameters: Mapping[str, Any]) -> None:
-    """What needs more of the client than one id a word, or more of the model than its table, is not done here."""
-    scheme = scheme_of_recipe(parameters)
-    if scheme.copies > 1 or scheme.shares or scheme.document().get("plus"):
-        raise UsageError("aliases, shared rows and plus are not done for a word table", "take them from this recipe")
 
 
 @dataclass(frozen=True)

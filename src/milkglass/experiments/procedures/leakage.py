@@ -85,7 +85,9 @@ def leakage(
         top = f", {one.measures['tokens top-1']} of the tokens" if "tokens top-1" in one.measures else ""
         progress(f"{one.attack} ({one.adversary}): {one.state}{top}")
 
-    tuned = attacked.tables != "uploaded" and _has_tables(scene, cell)
+    # whether a checkpoint was uploaded and trained; halves are trained before the server has one of them
+    has_tables = cell.tuned is not cell.server and bool(scene.transcript.all(Weights))
+    tuned = attacked.tables != "uploaded" and has_tables
     first = {name: one for name, one in instances.items() if not (tuned and attacked.tables == "tuned" and _reads(one))}
     if first:
         cells += run(scene, first, _work(folder, about, first), budget, 1, ended, RECIPE).cells
@@ -93,9 +95,11 @@ def leakage(
         again = {name: one for name, one in instances.items() if _reads(one)}
         work = _work(folder / "tuned", about, again)
         cells += run(_after_training(scene, cell), again, work, budget, 1, ended, RECIPE).cells
+    corpora = [one.knowledge.corpus for one in scene.adversaries if one.name == ALIKE]
+    texts = sum(len(one) for one in corpora if one is not None)
     return {
-        **_figures(cells), "texts, attacker": float(_texts_of_attacker(scene)), **_ceiling(scene),
-        **(_distances(scene, cell) if attacked.tables != "uploaded" and _has_tables(scene, cell) else {}),
+        **_figures(cells), "texts, attacker": float(texts), **_ceiling(scene),
+        **(_distances(scene, cell) if tuned else {}),
     }  # fmt: skip
 
 
@@ -106,11 +110,6 @@ def _work(folder: Path, about: Mapping[str, Any], instances: Mapping[str, Attack
 def _reads(attack: Attack) -> bool:
     """Whether it reads tables."""
     return Weights in attack.sees
-
-
-def _has_tables(scene: Scene, cell: TrainedHalves) -> bool:
-    """Whether a checkpoint was uploaded and trained; halves are trained before the server has one of them."""
-    return cell.tuned is not cell.server and bool(scene.transcript.all(Weights))
 
 
 def _after_training(scene: Scene, cell: TrainedHalves) -> Scene:
@@ -131,11 +130,6 @@ def _distances(scene: Scene, cell: TrainedHalves) -> dict[str, float]:
         return {}
     rows = np.flatnonzero(scene.truth.ordinary[scene.truth.inverse])
     return quantiles(*own_and_nearest(tuned[torch.from_numpy(rows)], public.table, scene.truth.inverse[rows]))
-
-
-def _texts_of_attacker(scene: Scene) -> int:
-    corpora = [one.knowledge.corpus for one in scene.adversaries if one.name == ALIKE]
-    return sum(len(one) for one in corpora if one is not None)
 
 
 def _ceiling(scene: Scene) -> dict[str, float]:

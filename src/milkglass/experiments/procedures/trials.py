@@ -2,8 +2,6 @@
 
 A cell lies in a folder under its digest, with what it is of (about.json) and by which code it was begun. Recipes that
 name the same cell share it; one that was stopped goes on.
-
-Out of scope: attacks, and what a recipe makes of a cell's figures.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ import pyarrow.parquet as pq
 from milkglass import files
 from milkglass.client.label_scale import Scale
 from milkglass.defences.token_halves import TokenClient, TokenServer
-from milkglass.experiments.runs import begun, made, packed, run_job, secret_of
+from milkglass.experiments.runs import begun, made, packed, run_job, secret_of, write_spec
 from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
-from milkglass.server.spec import Hyperparameters, JobSpec
+from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
 
@@ -132,14 +130,7 @@ def _tuned(
                 scale = Scale.of(map(float, problem.train.labels))
                 labels = [scale.sent(float(one)) for one in rows.labels]
             _write(client, rows, labels, training.task, job / f"{split}.parquet")
-    spec = JobSpec(
-        model=str(server.folder),
-        train=str(job / "train.parquet"),
-        validation=str(job / "validation.parquet"),
-        hyperparameters=training,
-        threads=threads,
-    )
-    (job / "spec.json").write_text(spec.model_dump_json(), "utf-8")
+    write_spec(job, server.folder, training, threads)
     run_job(job, progress)
     return TokenServer(job / "result")
 

@@ -3,8 +3,6 @@
 The ids are the result, special tokens included: they go into the model unchanged. The text is how they read; a
 tokenizer may cut it otherwise (docs/papers.md). What a sentence starts from is drawn by a generator of the seed and of
 the sentence, so that neither the other sentences nor their order change a result.
-
-Out of scope: files, gradients.
 """
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
@@ -191,22 +193,12 @@ def cached(name: str, size: int, make: Callable[[], Shadows], folder: Path | Non
         return _read(path, size)
     result = make()
     files.private_dir(folder)
-    _write(path, result)
+    with files.atomic_path(path) as partial:  # another process that does the same writes the same
+        save_file({name: np.ascontiguousarray(getattr(result, name)) for name in NAMES}, partial)
     return result
 
 
-def _write(path: Path, shadows: Shadows) -> None:
-    """Another process that does the same writes the same."""
-    from safetensors.numpy import save_file
-
-    with files.atomic_path(path) as partial:
-        save_file({name: np.ascontiguousarray(getattr(shadows, name)) for name in NAMES}, partial)
-
-
 def _read(path: Path, size: int) -> Shadows:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     try:
         result = load_file(path)
     except (SafetensorError, OSError):
