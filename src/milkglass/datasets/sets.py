@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from milkglass.client.data.dataset import Example
+from milkglass.datasets.classified import TASKS, TOPICS
 from milkglass.datasets.corpora import CORPORA, INSTRUCTIONS
 from milkglass.datasets.description import Build, Description, Hub, Layout
-from milkglass.datasets.glue import TASKS
 from milkglass.datasets.rows import Place
-from milkglass.datasets.topics import TOPICS
 from milkglass.errors import EmptyText, UsageError
 from milkglass.files import atomic_write
 from milkglass.progress import Log, no_log

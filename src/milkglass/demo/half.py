@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.client.session import Session
 from milkglass.demo.attacker import Ids, Reading, deciphered, neighbours, ordinary
@@ -20,6 +21,7 @@ from milkglass.demo.owner import DemoOwner
 from milkglass.demo.result import ClassifiedText, DemoRecovery, DemoStep, Generated, ModelRun
 from milkglass.demo.workplace import data_file, read_rows
 from milkglass.errors import JobFailed
+from milkglass.models.view import Model
 from milkglass.schemes.mixture import Promise
 from milkglass.sequences import Sequences
 
@@ -43,8 +45,8 @@ class DemoHalf:
         """Make a key and scramble the model with it."""
         steps: list[DemoStep] = []
         with journal.step(steps, f"obfuscate {ref}") as detail:
-            owner = DemoOwner.new(ref, folder, delta)
-            promise = owner.scramble(journal.stage)
+            owner = DemoOwner.new(ref, folder)
+            promise = scramble(owner.base, owner.key, owner.scrambled, delta, journal.stage)
             detail.append(f"{len(owner.key.sigma):,} tokens in {promise.clusters:,} clusters")
         half = cls(owner, journal, promise, steps)
         half.sizes["original model"] = sum(tensor.bytes for tensor in owner.base.tensors.values())
@@ -81,7 +83,7 @@ class DemoHalf:
             texts: public text of the same kind, in public ids.
         """
         owner, codec = self.owner, self.owner.codec
-        uploaded, public = owner.uploaded, owner.public
+        uploaded, public = owner.uploaded, Model.open(owner.base.folder)
         with self.journal.step(self.steps, f"attack {owner.name}") as detail:
             everything = np.flatnonzero(codec.visible)
             drawn = np.random.default_rng(SEED).choice(everything, min(SAMPLED, len(everything)), replace=False)
@@ -105,13 +107,9 @@ class DemoHalf:
     def run(self) -> ModelRun:
         """What the page shows of this model."""
         assert self.recovery is not None
+        about, steps = self.owner.about(self.promise), tuple(self.steps)
         return ModelRun(
-            ref=self.owner.ref,
-            steps=tuple(self.steps),
-            sizes=self.sizes,
-            losses=self.losses,
-            recovery=self.recovery,
-            **self.owner.about(self.promise),
+            self.owner.ref, sizes=self.sizes, steps=steps, losses=self.losses, recovery=self.recovery, **about
         )
 
 

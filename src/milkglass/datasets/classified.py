@@ -1,22 +1,32 @@
-"""GLUE (Wang et al. 2019): eight of its tasks, in the TSV files of its download script, quoting off.
+"""Texts that are classified. GLUE (Wang et al. 2019): eight of its tasks, in the TSV files of its download script,
+quoting off. AG News (Zhang et al. 2015), TweetEval sentiment (Rosenthal et al. 2017, Barbieri et al. 2020) and the
+sentence polarity data of Pang and Lee (2005).
 
-Its test files have no labels, so there is no split "test", but for MRPC's in Microsoft's own files. MNLI's "validation"
-is the matched one. STS-B is a regression: the label is the score, from 0 to 5.
+GLUE's test files have no labels, so there is no split "test", but for MRPC's in Microsoft's own files. MNLI's
+"validation" is the matched one. STS-B is a regression: the label is the score, from 0 to 5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import zip_longest
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from milkglass.datasets.description import Description, Hub, LabelledColumn, Layout, ScoredPair
-from milkglass.datasets.rows import tsv
+from milkglass.datasets.rows import Place, comma, lines, texts, tsv
+from milkglass.errors import CodecError
 
 FILES = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
 HUB = {"train": "train", "validation": "validation"}
 COLA = ("source", "label", "mark", "sentence")  # CoLA's files have no header
 MATCHED = {"train": "train", "validation": "validation_matched", "validation_mismatched": "validation_mismatched"}
+
+
+def _numbered(labels: tuple[str, ...], start: int = 0) -> dict[str, str]:
+    return {str(number): name for number, name in enumerate(labels, start)}
 
 
 def _task(
@@ -37,7 +47,7 @@ def _task(
         hub_columns: as the hub names them, where that differs.
     """
     values = {one: one for one in labels} if named else {}
-    values |= {str(number): label for number, label in enumerate(labels)} | dict(others)
+    values |= _numbered(labels) | dict(others)
 
     def build(cells: tuple[str, ...]) -> LabelledColumn:
         text, *pair, label = cells
@@ -92,3 +102,75 @@ TASKS = (
                  "validation_mismatched": ("dev_mismatched.tsv",)},
           hub_columns=("premise", "hypothesis", "label"), hub_splits=MATCHED),
 )  # fmt: skip
+
+
+# --- by topic or mood -------------------------------------------------------------------------------------------------
+CLASSES = ("World", "Sports", "Business", "Sci/Tech")
+MOODS = ("negative", "neutral", "positive")
+SIDES = ("negative", "positive")
+
+
+def _ag_news() -> Description:
+    """The published CSV (class from 1, title, description; no header), or text<TAB>class name."""
+    table = LabelledColumn("title", "class", _numbered(CLASSES, 1), also="description")
+    short = LabelledColumn("text", "class", {name: name for name in CLASSES})
+    read_csv = partial(comma, needed=(), header=("class", "title", "description"))
+    read_tsv = partial(tsv, needed=(), header=("text", "class"))
+    splits = {
+        name: (Layout((f"{name}.csv",), read_csv, table), Layout((f"{name}.tsv",), read_tsv, short))
+        for name in ("train", "test")
+    }
+    build = LabelledColumn("text", "label", _numbered(CLASSES))
+    hub = Hub("fancyzhx/ag_news", None, {"train": "train", "test": "test"}, build)
+    return Description(
+        "ag_news", "the topic of a piece of news", "classification", splits, ("title", "description", "class"),
+        "non-commercial research", CLASSES, ("accuracy",), hub,
+    )  # fmt: skip
+
+
+def side_by_side(text: Path, labels: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Line n of one file belongs to line n of the other."""
+    for (number, one), (_, label) in zip_longest(lines(text), lines(labels), fillvalue=(0, "")):
+        if not number or not label.strip():
+            shorter = text.name if not number else labels.name
+            raise CodecError(f"{shorter} has fewer lines than the file beside it", "fetch both files again")
+        yield Place(text.name, number), {"text": one.strip(), "label": label}
+
+
+def _tweets() -> Description:
+    build = LabelledColumn("text", "label", _numbered(MOODS))
+    files = {"train": "train", "validation": "val", "test": "test"}
+    splits = {
+        split: (Layout((f"{file}_text.txt", f"{file}_labels.txt"), side_by_side, build),)
+        for split, file in files.items()
+    }
+    hub = Hub("cardiffnlp/tweet_eval", "sentiment", {one: one for one in files}, build)
+    return Description(
+        "tweet_sentiment", "the mood of a tweet", "classification", splits, ("text", "label"), "Twitter's terms", MOODS,
+        ("macro recall", "accuracy"), hub, folders=("sentiment",),
+    )  # fmt: skip
+
+
+def two_sides(negative: Path, positive: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Latin-1, as it was published; every second row is of the other side, so that a part of them is of both."""
+    sides = (texts(negative, "latin-1"), texts(positive, "latin-1"))
+    for pair in zip_longest(*sides):
+        for name, result in zip(SIDES, pair, strict=True):
+            if result is not None:
+                yield result[0], {**result[1], "side": name}
+
+
+def _rotten() -> Description:
+    build = LabelledColumn("text", "side", {name: name for name in SIDES})
+    splits = {"train": (Layout(("rt-polarity.neg", "rt-polarity.pos"), two_sides, build),)}
+    hub = Hub(
+        "cornell-movie-review-data/rotten_tomatoes", None, {one: one for one in ("train", "validation", "test")},
+        LabelledColumn("text", "label", _numbered(SIDES)),
+    )  # fmt: skip
+    return Description(
+        "rotten_tomatoes", "is a sentence of a film review friendly? Published without splits", "classification",
+        splits, ("text",), "none stated", SIDES, ("accuracy",), hub, folders=("rt-polaritydata",),
+    )  # fmt: skip
+
+
+TOPICS = (_ag_news(), _tweets(), _rotten())
