@@ -117,10 +117,17 @@ def _everything(place: Workplace, plan: DemoPlan, console: Console) -> DemoResul
             with Remote(service.url, service.token) as remote:
                 sorter, classified, correct, labels = sort(first, remote, plan.sorting, plan.asked)
                 writer, generated = write(second, remote, plan.writing, plan.prompts, plan.new_tokens)
-    seconds = time.monotonic() - started
     return DemoResult(
-        version("milkglass"), seconds, sorter, plan.asked, correct, labels, classified, writer, generated
-    )  # fmt: skip
+        version=version("milkglass"),
+        seconds=time.monotonic() - started,
+        classifier=sorter,
+        asked=plan.asked,
+        correct=correct,
+        labels=labels,
+        classified=classified,
+        generator=writer,
+        generated=generated,
+    )
 
 
 @contextmanager
