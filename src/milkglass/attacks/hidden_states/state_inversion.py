@@ -20,8 +20,8 @@ import torch
 
 from milkglass import papers
 from milkglass.attacks.forward import batches, places
+from milkglass.attacks.hidden_states.invbert import train
 from milkglass.attacks.hidden_states.nearest_state import hidden_of
-from milkglass.attacks.hidden_states.train_inverter import train
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget

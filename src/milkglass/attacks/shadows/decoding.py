@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milkglass import papers
-from milkglass.attacks.text.channel import Channel, Neighbours, became, read, rehearsed
+from milkglass.attacks.token_ids.channel import Channel, Neighbours, became, read, rehearsed
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess

@@ -13,7 +13,7 @@ import numpy as np
 from milkglass.attacks.embeddings.tuned_rows import TunedRows
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.report import state_findings
-from milkglass.audit.report.warning import Finding
+from milkglass.audit.report.result import Finding
 from milkglass.audit.scene import Scene
 from milkglass.sequences import Sequences
 from milkglass.threat.observations import Tokens, Weights

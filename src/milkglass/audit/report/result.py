@@ -9,9 +9,24 @@ from typing import Any
 
 from milkglass.audit.metadata_leakage import MetadataLeakage
 from milkglass.audit.outcome import AttackResult
-from milkglass.audit.report.warning import Finding
 
 VERSION = 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A finding, as the page shows it.
+
+    Attributes:
+        raised_if: the rule, with its figure.
+        explanation: why it is so.
+        change: what helps, or that nothing here does.
+    """
+
+    title: str
+    raised_if: str
+    explanation: str
+    change: str
 
 
 @dataclass(frozen=True)

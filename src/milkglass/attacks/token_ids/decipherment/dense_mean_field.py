@@ -14,8 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, PublicBigrams
-from milkglass.attacks.token_ids.decipherment.frequency import FrequencyFit
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, FrequencyFit, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.mean_field import Between, between
 from milkglass.sequences import Ids
 
