@@ -13,12 +13,12 @@ import numpy as np
 from milkglass import files
 from milkglass.audit import key_budget as curve
 from milkglass.audit.metadata_leakage import metadata_leakage
-from milkglass.audit.outcome import AttackResult, strongest
+from milkglass.audit.outcome import AttackResult, AuditRun, strongest
 from milkglass.audit.report.findings import distortion, verdict, warnings
 from milkglass.audit.report.page import drawn, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.run import AuditRun, Rules, run
+from milkglass.audit.run import Rules, run
 from milkglass.audit.scene import Scene
 from milkglass.metrics.recovery import floors
 from milkglass.sequences import Ids

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from milkglass.client.data.texts import CLASSES, PrivateTexts, classes
 from milkglass.metrics.interval import Interval, ratio
 from milkglass.sequences import Ids
+from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Candidates
 from milkglass.threat.truth import Truth
 
@@ -82,6 +83,43 @@ class AttackResult:
 def _interval(raw: Mapping[str, Any]) -> Interval:
     value, low, high = (math.nan if raw[part] is None else float(raw[part]) for part in ("value", "low", "high"))
     return Interval(value, low, high, int(raw["units"]))
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedAttack:
+    """One attack by one adversary, as it ended.
+
+    Attributes:
+        guess: None where there is none, and where the result was on disk.
+        reading: (total,) the public id read for each token sent, where the attack reads places of what was sent.
+    """
+
+    result: AttackResult
+    guess: Guess | None = None
+    reading: Ids | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AuditRun:
+    """All that was played.
+
+    Attributes:
+        candidates: what the solvers that need no text worked out.
+    """
+
+    played: tuple[FinishedAttack, ...]
+    candidates: Candidates | None
+
+    @property
+    def cells(self) -> tuple[AttackResult, ...]:
+        return tuple(one.result for one in self.played)
+
+    @property
+    def readings(self) -> dict[tuple[str, str], Ids]:
+        """By adversary and attack."""
+        return {
+            (one.result.adversary, one.result.attack): one.reading for one in self.played if one.reading is not None
+        }
 
 
 def strongest(cells: tuple[AttackResult, ...], measure: str | None = None) -> AttackResult | None:

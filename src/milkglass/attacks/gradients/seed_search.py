@@ -33,12 +33,11 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.attacks.gradients.free_tokens import bag, dealt, table_gradient
-from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
+from milkglass.attacks.gradients.free_tokens import NOT_SHARED, bag, dealt, table_gradient
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Knowledge, required
-from milkglass.threat.observations import Transcript
+from milkglass.threat.knowledge import required
 
 OFF = 0.02  # of the width, by which its estimate from other rows may be wrong
 NUMBERS = 12  # of the first row that are compared with a Laplacian seed's
@@ -74,24 +73,20 @@ class SeedSearch(Inversion):
     uses = frozenset({"lengths"})
     min_seconds = 60.0
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        for batch in batches(transcript, knowledge):
-            grad = table_gradient(batch)
-            if grad is None:
-                return "the gradient of the embeddings is not shared"
-            if batch.step.names[0] != batch.step.table_name:
-                return "the embeddings are not the first tensor that noise was drawn for"
-            if grad.shape[1] < 16:
-                return "a row is too short to hold a generator's first numbers"
-            if (grad == 0).all(1).any():
-                return "no noise was added to the embeddings' gradient"
-        return None
+    def misses(self, batch: SharedBatch) -> str | None:
+        grad = table_gradient(batch)
+        if grad is None:
+            return NOT_SHARED
+        if batch.step.names[0] != batch.step.table_name:
+            return "the embeddings are not the first tensor that noise was drawn for"
+        if grad.shape[1] < 16:
+            return "a row is too short to hold a generator's first numbers"
+        return "no noise was added to the embeddings' gradient" if (grad == 0).all(1).any() else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = required(table_gradient(batch))
         seed = self.seed(grad, budget)
-        result = None if seed is None else bag(_Drawn.of(grad).bare(grad, seed))
-        return dealt(np.empty(0, np.int64) if result is None else result, batch)
+        return dealt(None if seed is None else bag(_Drawn.of(grad).bare(grad, seed)), batch)
 
     def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
         """The 32 bits that the noise of the embeddings' gradient (v, d) follows from; None where no seed fits."""

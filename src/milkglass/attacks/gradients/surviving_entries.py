@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from milkglass import papers
-from milkglass.attacks.gradients.free_tokens import bag, table_gradient
-from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
+from milkglass.attacks.gradients.free_tokens import NOT_SHARED, bag, table_gradient
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
@@ -64,12 +64,12 @@ class SurvivingEntries(Inversion):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if required(knowledge.step).task == "classification" and knowledge.labels is None:
             return "the attacker does not know the labels"
-        for batch in batches(transcript, knowledge):
-            if batch.size > 1:
-                return f"a batch holds {batch.size} texts, and only one can be ordered at a time"
-            if table_gradient(batch) is None:
-                return "the gradient of the embeddings is not shared"
-        return None
+        return super().refuses(transcript, knowledge)
+
+    def misses(self, batch: SharedBatch) -> str | None:
+        if batch.size > 1:
+            return f"a batch holds {batch.size} texts, and only one can be ordered at a time"
+        return NOT_SHARED if table_gradient(batch) is None else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = table_gradient(batch)

@@ -2,7 +2,7 @@
 
 A state is sent as y = fl(x f + fl(s z)), x the state of a token at its place, f the factor by which the text was
 clipped. For a wrong token or a wrong factor, about one coordinate in ten of y is a number that the noise cannot reach
-(attacks/holes.py); for the right ones none is. With hundreds of coordinates a token, whatever the noise's width is, and
+(`Holes`); for the right ones none is. With hundreds of coordinates a token, whatever the noise's width is, and
 with it epsilon, one frame suffices:
 
     f        of all fp32 numbers between two bounds the one that the known first row of the text does not rule out
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.attacks.forward import body
 from milkglass.attacks.hidden_states.nearest_state import embedded, frame, hidden_of
-from milkglass.attacks.holes import Floats, Holes
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.noise.grid import AddedNoise
@@ -42,6 +41,48 @@ SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit 
 CLOSE = 3  # coordinates by which a token may be behind the best and is kept
 TRIED, LOOKED = 9, 2  # factors that the first row does not separate, and rows that do
 SPARSE = 1 << 10  # of so many factors one is tried where none fits
+
+
+Floats = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+
+UP, DOWN = np.float32(np.inf), np.float32(-np.inf)
+
+
+@dataclass(frozen=True)
+class Holes:
+    """The numbers that noise of one width cannot reach.
+
+    Attributes:
+        width: s, the width of the noise, as fp32 has it.
+    """
+
+    width: np.float32
+
+    @property
+    def share(self) -> float:
+        """Of the numbers between two powers of two, the share that noise alone never is, by a sample of them."""
+        sample = np.linspace(1, 2, 20_001, dtype=np.float32)[:-1]
+        return 1 - float(self.noise(sample).mean())
+
+    def noise(self, n: Floats) -> Mask:
+        """Where n = fl(s z) for some fp32 number z."""
+        z = (n.astype(np.float64) / np.float64(self.width)).astype(np.float32)
+        hit = (self.width * z) == n
+        for direction in (UP, DOWN):
+            hit |= (self.width * np.nextafter(z, direction)) == n
+        return hit
+
+    def reachable(self, x: Floats, y: Floats) -> Mask:
+        """Where y = fl(x + n) for a noise n that there is."""
+        x, y = np.broadcast_arrays(x, y)
+        middle = (y.astype(np.float64) - x.astype(np.float64)).astype(np.float32)
+        up, down = np.nextafter(middle, UP), np.nextafter(middle, DOWN)
+        hit = np.zeros(x.shape, np.bool_)
+        for n in (middle, up, down, np.nextafter(up, UP), np.nextafter(down, DOWN)):
+            part = ~hit & ((x + n) == y)
+            hit[part] = self.noise(n[part])
+        return hit
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,18 @@ def train(
             budget.progress(done / steps)
 
 
+@torch.inference_mode()
+def inverted(inverter: torch.nn.Module, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids], k: int) -> Ids:
+    """(total, k) public ids for the texts in `groups`; of the others nothing is believed."""
+    inverter.eval()
+    guess = np.full((len(tokens.ids), k), NO_BELIEF, np.int64)
+    for numbers in groups:
+        where = places(tokens, numbers)
+        provided = states[torch.from_numpy(where)].reshape(len(numbers), -1, states.shape[1])
+        guess[where] = inverter(provided).topk(k, dim=-1).indices.flatten(0, 1).numpy()
+    return guess
+
+
 class InvBertModel(torch.nn.Module):
     """States (b, t, d) to scores of public ids (b, t, n): the public model's body and its table."""
 
@@ -156,7 +168,8 @@ class InvBert(Attack):
         train(inverter, states[known], corpus, self, budget.part(TRAINING, budget.progress), rng)
         part = np.flatnonzero(reached)
         groups = (part[one] for one in within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS))
-        return Guess(running=self.read(inverter, seen, transcript.tokens, groups))
+        k = min(self.k, inverter.read.out_features)
+        return Guess(running=inverted(inverter, seen, transcript.tokens, groups, k))
 
     def states(self, model: Model, texts: Sequences, groups: Iterable[Ids]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
         """(total, d) of the texts in `groups`, (b,) which ones these are. One layer more is run than is needed, so that
@@ -168,15 +181,3 @@ class InvBert(Attack):
         if provided := self._given(transcript):
             return torch.cat([one.hidden.float() for one in provided]), np.ones(len(transcript.tokens), np.bool_)
         return self.states(transcript.model, transcript.tokens, groups)
-
-    @torch.inference_mode()
-    def read(self, inverter: InvBertModel, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids]) -> Ids:
-        """(total, k) of the texts in `groups`; of the others nothing is believed."""
-        inverter.eval()
-        k = min(self.k, inverter.read.out_features)
-        guess = np.full((len(tokens.ids), k), NO_BELIEF, np.int64)
-        for numbers in groups:
-            where = places(tokens, numbers)
-            provided = states[torch.from_numpy(where)].reshape(len(numbers), -1, states.shape[1])
-            guess[where] = inverter(provided).topk(k, dim=-1).indices.flatten(0, 1).numpy()
-        return guess

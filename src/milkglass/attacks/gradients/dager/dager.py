@@ -2,7 +2,7 @@
 
 1. The gradient of the first layer's query projection is dQ^T X. Its row space holds what entered at every position,
    and its rank is how many that were (`spans`, `layers`).
-2. Every token of the vocabulary is put at every position and held against that span (`first_layer`).
+2. Every token of the vocabulary is put at every position and held against that span (`layers`).
 3. What is in it is put together to texts which are in the span of the second layer's gradients, too: prefix by prefix
    in a decoder (`prefixes`), position by position in an encoder (`combining`).
 4. The last token of a text, which a causal model with the next-token loss never feeds on, leaves nothing in the layers'
@@ -28,8 +28,7 @@ from torch import Tensor
 
 from milkglass import papers
 from milkglass.attacks.gradients.dager import combining, prefixes
-from milkglass.attacks.gradients.dager.first_layer import SpanTokens, spans_of, tokens
-from milkglass.attacks.gradients.dager.layers import Entrance, entrance
+from milkglass.attacks.gradients.dager.layers import Entrance, SpanTokens, entrance, spans_of, tokens
 from milkglass.attacks.gradients.dager.prefixes import Text
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
 from milkglass.attacks.gradients.spans import Span

@@ -43,7 +43,7 @@ class Bigrams:
         return cls(keys // size, keys % size, counts.astype(np.float64))
 
 
-def unseen(counts: Floats, ordinary: NDArray[np.bool_] | None = None) -> Floats:
+def unseen(counts: Floats) -> Floats:
     """(n,) the count to expect of each id in a second text as long, where it was not seen in the first.
 
     Good and Turing: the text's tokens seen once have as much in them as all that it lacks. Vocabularies are ordered,
