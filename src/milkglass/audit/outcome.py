@@ -54,14 +54,7 @@ class AttackResult:
     in_group: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """nan, which JSON does not have, becomes null."""
-        raw = asdict(self)
-        for name in ("measures", "by_class"):
-            raw[name] = {
-                measure: {part: None if number != number else number for part, number in one.items()}
-                for measure, one in raw[name].items()
-            }
-        return raw
+        return dict(finite(asdict(self)))
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> AttackResult:
@@ -78,6 +71,15 @@ class AttackResult:
     def value(self, measure: str) -> float:
         """nan where there is no such figure."""
         return self.measures[measure].value if measure in self.measures else float("nan")
+
+
+def finite(value: Any) -> Any:
+    """nan, which JSON does not have, becomes null, however deep."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _interval(raw: Mapping[str, Any]) -> Interval:

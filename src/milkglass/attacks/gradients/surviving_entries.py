@@ -77,11 +77,9 @@ class SurvivingEntries(Inversion):
         if grad is None or tokens is None:
             return [np.empty(0, np.int64)]
         places = position_rows(batch)
-        length = (
-            int(batch.lengths[0])
-            if batch.lengths is not None
-            else max(len(tokens), 0 if places is None else len(places))
-        )
+        length = max(len(tokens), 0 if places is None else len(places))
+        if batch.lengths is not None:
+            length = int(batch.lengths[0])
         search = _OrderSearch(batch, tokens, self.evaluations, budget)
         if length > 1:
             firsts = [_filled(tokens, rng.permutation(length), length, rng) for _ in range(self.starts)]
@@ -95,17 +93,13 @@ def position_rows(batch: SharedBatch) -> Tensor | None:
     """(t, d) the rows of the gradient of learned positions, up to the last that is left; None without these."""
     names = {id(one): name for name, one in batch.step.module.named_parameters()}
     words = batch.step.module.get_input_embeddings()
-    result = []
     for module in batch.step.module.modules():
         if isinstance(module, nn.Embedding) and module is not words and len(module.weight) > 2:  # types are two
             grad = batch.tensor(names.get(id(module.weight), ""))
             if grad is not None and bool((rows := (grad != 0).any(1).nonzero()[:, 0]).numel()):
-                result.append(
-                    grad[int(rows[0]) : int(rows[-1]) + 1]
-                    if module.padding_idx is not None
-                    else grad[: int(rows[-1]) + 1]
-                )
-    return result[0] if result else None
+                first = 0 if module.padding_idx is None else int(rows[0])
+                return grad[first : int(rows[-1]) + 1]
+    return None
 
 
 def matched(rows: Tensor, places: Tensor, tokens: Ids) -> Ids:

@@ -16,7 +16,6 @@ Out of scope: the key of the noise; any text but how public texts begin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,14 +155,12 @@ class _Reader:
         """(n, d) the states of all tokens at a place, bounded where rows are."""
         if place not in self.states:
             blocks = [block.numpy() for _, block in embedded(self.runner, self.size, place + self.unused)]
-            self.states = {place: self._bounded(np.concatenate(blocks))}  # one is tens of megabytes
+            states = np.concatenate(blocks)
+            if self.noise.clip is not None and self.noise.bounded == "row":
+                size = np.abs(states).mean(1, keepdims=True, dtype=np.float32)
+                states = states * np.minimum(np.float32(self.noise.clip) / size, np.float32(1))
+            self.states = {place: states}  # one is tens of megabytes
         return self.states[place]
-
-    def _bounded(self, states: Floats) -> Floats:
-        if self.noise.clip is None or self.noise.bounded != "row":
-            return states
-        size = np.abs(states).mean(1, keepdims=True, dtype=np.float32)
-        return states * np.minimum(np.float32(self.noise.clip) / size, np.float32(1))
 
     def factor(self, rows: Floats, budget: Budget) -> np.float32 | None:
         """By which a text was clipped, from its rows (t, d); None where none fits the first of them."""
@@ -217,7 +214,8 @@ class _Reader:
         """(k,) the tokens that a row (d,) rules out least, and by how many coordinates the first of them."""
         states, width = self.at(place), len(row)
         alive, ruled = np.arange(self.size), np.zeros(self.size, np.int32)
-        for part in _parts(width):
+        for start in range(0, width, BLOCK):
+            part = slice(start, start + BLOCK)
             x = states[alive][:, part] * factor
             ruled[alive] += (~self.holes.reachable(x, np.broadcast_to(row[part], x.shape))).sum(1).astype(np.int32)
             alive = alive[ruled[alive] <= ruled[alive].min() + CLOSE]
@@ -225,7 +223,3 @@ class _Reader:
         filled: NDArray[np.int64] = np.full(min(self.attack.k, self.size), NO_BELIEF, np.int64)
         filled[: len(order)] = order
         return filled, int(ruled[order[0]])
-
-
-def _parts(width: int) -> Iterator[slice]:
-    return (slice(start, start + BLOCK) for start in range(0, width, BLOCK))

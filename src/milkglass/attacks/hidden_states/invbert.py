@@ -118,8 +118,7 @@ class InvBertModel(torch.nn.Module):
 
 @dataclass(frozen=True)
 class InvBert(Attack):
-    """InvBert: train a model that turns hidden states back into tokens (Kugler et al. 2021; settings of Zhou et al.
-    2023).
+    """InvBert: train a model that turns hidden states back into tokens (Kugler et al. 2021).
 
     Attributes:
         layer: after which the states are taken.

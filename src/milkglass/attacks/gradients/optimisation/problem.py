@@ -203,9 +203,7 @@ class Problem:
         """() the distance for embeddings (b, t, d), to be differentiated by them."""
         targets = self._targets(x)
         if self.distance.l1 or not self.layers:  # a sum of absolute differences needs gradients written out
-            with self._run():
-                created = self.step.dummy(x, self.mask, targets, self.names)
-            return self.distance(created, [self.seen[name] for name in self.names])
+            return self._written_out(x, targets)
         with self._run(), Tap(self.layers) as tap:
             loss = self.step.loss(x, self.mask, targets)
         rest = [self._parameters[name] for name in self._rest]
@@ -235,7 +233,8 @@ class Problem:
         count = len(guesses)
         if not self.layers:
             rows = zip(guesses, targets.chunk(count), strict=True)
-            return np.array([float(self._alone(x, part)) for x, part in rows])
+            with torch.enable_grad():
+                return np.array([float(self._written_out(x.detach(), part).detach()) for x, part in rows])
         with self._run(), Tap(self.layers) as tap, torch.enable_grad():
             # the mean is over all guesses, each of as many tokens: count times it is the sum of each one's own mean
             loss = count * self.step.loss(guesses.detach().flatten(0, 1), self.mask.repeat(count, 1), targets)
@@ -243,10 +242,10 @@ class Problem:
         with torch.no_grad():
             return np.asarray(self.distance.of(products(tap, deltas, self.seen, count), self.squares).double().numpy())
 
-    def _alone(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        with self._run(), torch.enable_grad():
-            created = self.step.dummy(x.detach(), self.mask, targets, self.names)
-        return self.distance(created, [self.seen[name] for name in self.names]).detach()
+    def _written_out(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with self._run():
+            created = self.step.dummy(x, self.mask, targets, self.names)
+        return self.distance(created, [self.seen[name] for name in self.names])
 
     def _targets(self, x: torch.Tensor, guesses: int = 1) -> torch.Tensor:
         if self.labels is not None:
