@@ -12,12 +12,8 @@ from scipy.stats import chisquare
 
 from milkglass.attacks.shadows.decoding import ShadowDecoding
 from milkglass.attacks.shadows.generation import ShadowGeneration
-from milkglass.attacks.shadows.inverse import Rule, inverse
-from milkglass.attacks.shadows.max_similarity import ShadowMaximum
-from milkglass.attacks.shadows.mean_embedding import ShadowMean
-from milkglass.attacks.shadows.median_similarity import ShadowMedian
-from milkglass.attacks.shadows.sampling import ShadowSampling
-from milkglass.attacks.text.channel import Channel
+from milkglass.attacks.shadows.inverse import Rule, ShadowMaximum, ShadowMean, ShadowMedian, ShadowSampling, inverse
+from milkglass.attacks.token_ids.channel import Channel
 from milkglass.errors import UsageError
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milkglass.attacks.text.channel import Channel, ChannelAttack, Neighbours, learnt, posterior
+from milkglass.attacks.token_ids.channel import Channel, ChannelAttack, Neighbours, learnt, posterior
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Budget
 from milkglass.threat.guess import NO_BELIEF

@@ -47,14 +47,16 @@ def test_it_refuses_with_a_reason_where_it_cannot_apply(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_its_page_explains_it(name: str) -> None:
-    """One file a method, which says what it exploits and what it does not know."""
+    """One file a method, which says what it exploits and what it does not know. Variants of one method may share a
+    file: they have a base of their own there."""
     module = inspect.getmodule(type(EVERY[name]))
     assert module is not None
     text = module.__doc__ or ""
     assert len(text) > 300
     assert "Out of scope" in text or "does not know" in text, name
-    others = [k for k, one in EVERY.items() if k != name and inspect.getmodule(type(one)) is module]
-    assert not others
+    here = [type(one) for one in EVERY.values() if inspect.getmodule(type(one)) is module]
+    bases = [{base for base in kind.__bases__ if inspect.getmodule(base) is module} for kind in here]
+    assert len(here) == 1 or set.intersection(*bases)
 
 
 def test_an_attack_never_sees_the_truth() -> None:

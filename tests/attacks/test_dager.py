@@ -11,7 +11,7 @@ import torch
 from milkglass.attacks.gradients import spans
 from milkglass.attacks.gradients.dager import layers
 from milkglass.attacks.gradients.dager.dager import DAGER
-from milkglass.attacks.gradients.dager.first_layer import depends_on_position
+from milkglass.attacks.gradients.dager.layers import depends_on_position
 from milkglass.threat.attack import Budget, why_not
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge

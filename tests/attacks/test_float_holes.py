@@ -14,9 +14,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from milkglass.attacks.forward import body, hidden
-from milkglass.attacks.hidden_states.float_holes import FloatHoles
-from milkglass.attacks.holes import Holes
+from milkglass.attacks.forward import body
+from milkglass.attacks.hidden_states.float_holes import FloatHoles, Holes
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.textobfuscator import TextObfuscator
 from milkglass.metrics.interval import Interval
@@ -31,6 +30,7 @@ from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Transcript
 from milkglass.threat.truth import Truth, score
 from tests.attacks import old_noise
+from tests.attacks.tiny_scenes import hidden
 
 SIZE, WIDTH, FIRST = 400, 256, 2
 Mechanism = Callable[[torch.Tensor, Stream], torch.Tensor]

@@ -14,16 +14,21 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from milkglass.attacks.gradients.dager.dager import DAGER
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import Distance, Kind, product
-from milkglass.attacks.gradients.optimisation.dlg import DLG
+from milkglass.attacks.gradients.optimisation.dlg import DLG, TAG
 from milkglass.attacks.gradients.optimisation.dropout import Masks
-from milkglass.attacks.gradients.optimisation.frame import Frame
 from milkglass.attacks.gradients.optimisation.grab import GRAB, neighbours
-from milkglass.attacks.gradients.optimisation.lamp import LAMP
-from milkglass.attacks.gradients.optimisation.moves import MOVES, proposals, rotated, span_moved, swapped, token_moved
+from milkglass.attacks.gradients.optimisation.lamp import (
+    LAMP,
+    MOVES,
+    proposals,
+    rotated,
+    span_moved,
+    swapped,
+    token_moved,
+)
 from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
 from milkglass.attacks.gradients.optimisation.prior import Prior
-from milkglass.attacks.gradients.optimisation.problem import Problem, comparable
-from milkglass.attacks.gradients.optimisation.tag import TAG
+from milkglass.attacks.gradients.optimisation.problem import Frame, Problem, comparable
 from milkglass.attacks.gradients.surviving_entries import SurvivingEntries
 from milkglass.errors import UsageError
 from milkglass.papers import Paper

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.forward import body, hidden
+from milkglass.attacks.forward import body
 from milkglass.attacks.hidden_states.bag_of_words import BagOfWords, vectors
 from milkglass.attacks.hidden_states.nearest_state import NearestState, frame
 from milkglass.attacks.hidden_states.state_inversion import StateInversion
@@ -20,6 +20,7 @@ from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Transcript
 from milkglass.threat.truth import Truth, score
 from tests.attacks.scenes import SPECIAL, chain
+from tests.attacks.tiny_scenes import hidden
 from tests.tiny import VOCAB, save
 
 INVERT = StateInversion(epochs=6, learning_rate=3e-3)

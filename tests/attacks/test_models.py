@@ -11,7 +11,7 @@ import torch
 
 from milkglass.attacks import forward
 from milkglass.attacks.embeddings.knn import KNN
-from milkglass.attacks.forward import batches, body, hidden
+from milkglass.attacks.forward import batches, body
 from milkglass.attacks.hidden_states import mlc
 from milkglass.attacks.hidden_states.invbert import InvBert
 from milkglass.attacks.hidden_states.mlc import MLC
@@ -21,7 +21,7 @@ from milkglass.sequences import Sequences
 from milkglass.threat.attack import Attack, Budget, why_not
 from milkglass.threat.observations import Activations, Tokens, Transcript, Weights
 from tests.attacks.scenes import obfuslm, plain
-from tests.attacks.tiny_scenes import graded, setting
+from tests.attacks.tiny_scenes import graded, hidden, setting
 from tests.tiny import VOCAB
 
 

@@ -14,8 +14,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from milkglass.attacks.gradients.float_holes_rows import FloatHolesRows
-from milkglass.attacks.gradients.mersenne import outputs, search
-from milkglass.attacks.gradients.seed_search import SeedSearch
+from milkglass.attacks.gradients.seed_search import SeedSearch, outputs, search
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share
 from milkglass.gradient_defences.dp_sgd import DPSGD
 from milkglass.gradient_defences.noise import GaussianNoise, LaplaceNoise

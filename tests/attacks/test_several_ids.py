@@ -12,10 +12,9 @@ from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.attacks.embeddings.matching import Matching
 from milkglass.attacks.embeddings.mean_solve import MeanSolve
 from milkglass.attacks.token_ids.cluster_conditional import ClusterConditional
-from milkglass.attacks.token_ids.decipherment.bigrams import PublicBigrams
+from milkglass.attacks.token_ids.decipherment.bigrams import FrequencyFit, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.cribs import consistent, pinned
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
-from milkglass.attacks.token_ids.decipherment.frequency import FrequencyFit
 from milkglass.attacks.token_ids.text_in_context import Chain, TextInContext
 from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.key_scene import AuditFiles, build

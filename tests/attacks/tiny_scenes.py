@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from milkglass.attacks.assignment import ranked
-from milkglass.attacks.forward import body
+from milkglass.attacks.forward import batches, body, sampled
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
@@ -18,6 +20,11 @@ from tests.attacks.scenes import SPECIAL, Change, chain, plain
 from tests.tiny import VOCAB
 
 TABLE = {"bert": "bert.embeddings.word_embeddings.weight", "llama-tied": "model.embed_tokens.weight"}
+
+
+def hidden(model: Any, sequences: Sequences, layer: int | None = None) -> torch.Tensor:
+    """(total, d) the state of every token."""
+    return sampled(model, sequences, batches(sequences), layer)[0]
 
 
 def moved(model: Model, name: str, change: Change, sigma: Ids, seed: int) -> Model:

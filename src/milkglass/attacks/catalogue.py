@@ -21,10 +21,9 @@ from milkglass.attacks.embeddings.tuned_rows import TunedRows
 from milkglass.attacks.gradients.dager.dager import DAGER
 from milkglass.attacks.gradients.float_holes_rows import FloatHolesRows
 from milkglass.attacks.gradients.free_tokens import FreeTokens
-from milkglass.attacks.gradients.optimisation.dlg import DLG
+from milkglass.attacks.gradients.optimisation.dlg import DLG, TAG
 from milkglass.attacks.gradients.optimisation.grab import GRAB
 from milkglass.attacks.gradients.optimisation.lamp import LAMP
-from milkglass.attacks.gradients.optimisation.tag import TAG
 from milkglass.attacks.gradients.seed_search import SeedSearch
 from milkglass.attacks.gradients.surviving_entries import SurvivingEntries
 from milkglass.attacks.hidden_states.bag_of_words import BagOfWords
@@ -37,11 +36,8 @@ from milkglass.attacks.hidden_states.nearest_state import NearestState
 from milkglass.attacks.hidden_states.state_inversion import StateInversion
 from milkglass.attacks.shadows.decoding import ShadowDecoding
 from milkglass.attacks.shadows.generation import ShadowGeneration
-from milkglass.attacks.shadows.max_similarity import ShadowMaximum
-from milkglass.attacks.shadows.mean_embedding import ShadowMean
-from milkglass.attacks.shadows.median_similarity import ShadowMedian
-from milkglass.attacks.shadows.sampling import ShadowSampling
-from milkglass.attacks.text.channel import ChannelAttack
+from milkglass.attacks.shadows.inverse import ShadowMaximum, ShadowMean, ShadowMedian, ShadowSampling
+from milkglass.attacks.token_ids.channel import ChannelAttack
 from milkglass.attacks.token_ids.cluster_conditional import ClusterConditional
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.language import LanguageModel

@@ -118,11 +118,6 @@ def sampled(
     return out, read
 
 
-def hidden(model: PreTrainedModel, sequences: Sequences, layer: int | None = None) -> torch.Tensor:
-    """(total, d) the state of every token."""
-    return sampled(model, sequences, batches(sequences), layer)[0]
-
-
 def headless(model: Model) -> str | None:
     """Why `public_head` is not the model's: its head is not its table, and its checkpoint has no head."""
     if model.head is None and not tied(model):

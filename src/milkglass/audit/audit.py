@@ -13,15 +13,14 @@ import numpy as np
 from milkglass import files
 from milkglass.audit import key_budget as curve
 from milkglass.audit.metadata_leakage import metadata_leakage
-from milkglass.audit.outcome import AttackResult, strongest
+from milkglass.audit.outcome import AttackResult, AuditRun, strongest
 from milkglass.audit.report.findings import distortion, verdict, warnings
 from milkglass.audit.report.page import drawn, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.run import AuditRun, Rules, run
+from milkglass.audit.run import Rules, run
 from milkglass.audit.scene import Scene
 from milkglass.metrics.recovery import floors
-from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Budget
 
 SHOWN = 6  # examples
@@ -43,7 +42,7 @@ def audit(
     points = key_budget(scene, attacks, done, best, budget, seed)
     spent = curve.spent(points)
     words = {one.name: one.words for one in scene.adversaries}
-    sent = scene.truth.tokens
+    sent, ordinary = scene.truth.tokens, scene.truth.ordinary
     public = {a.name: a.knowledge.corpus for a in scene.adversaries if a.knowledge.corpus is not None}
     corpus = next(reversed(public.values()), None)
     return Audit(
@@ -61,9 +60,9 @@ def audit(
         cells=done.cells,
         floors=floors(
             sent,
-            scene.truth.ordinary[sent.ids],
-            None if corpus is None else _ordinary_counts(scene, corpus.counts(len(scene.truth.ordinary))),
-            len(scene.truth.ordinary),
+            ordinary[sent.ids],
+            None if corpus is None else np.where(ordinary, corpus.counts(len(ordinary)), 0),
+            len(ordinary),
         ),
         warnings=warnings(scene, done.cells, spent),
         examples=examples(scene, done, best, seed),
@@ -92,10 +91,6 @@ def key_budget(
     if best is None or "corpus" not in attacks[best.attack].assumes:
         return ()
     return curve.measure(scene, attacks[best.attack], done.candidates, scene.adversaries, budget, seed)
-
-
-def _ordinary_counts(scene: Scene, counts: Ids) -> Ids:
-    return np.where(scene.truth.ordinary, counts, 0)
 
 
 def examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int) -> tuple[ReadExample, ...]:

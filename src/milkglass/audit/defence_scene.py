@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.audit.decontaminate import decontaminate
-from milkglass.audit.key_scene import AttackerText, assemble, reader
+from milkglass.audit.key_scene import AttackerText, assemble, truth_of
 from milkglass.audit.scene import MODEL_ONLY, WORDS, Adversary, Scene
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import Example
-from milkglass.client.data.texts import PrivateTexts, encoded, pieces
+from milkglass.client.data.texts import PrivateTexts, encoded
 from milkglass.defences.obfuscated_tables import TableClient, key_from, public_codec
 from milkglass.defences.sanitized_text import SanitizedTextClient, SanitizingClient
 from milkglass.errors import UsageError
@@ -33,7 +33,7 @@ from milkglass.threat.defence import Client, Server
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Observation, Tokens, Transcript
-from milkglass.threat.truth import Truth, content_tokens
+from milkglass.threat.truth import Truth
 
 Rehearsal = Callable[[Sequences, int], tuple[Sequences, Ids]]
 
@@ -78,7 +78,7 @@ def _of_words(
     """The scene of a defence that sends words: ids are public ones. `Truth.origin` gives each piece's word."""
     sent, original, origin = crossed(client, private)
     public_ids = {who: crossed(client, texts)[1] for who, texts in public.items()}
-    truth = replace(_truth(client.codec, sent, original, public_ids), origin=origin)
+    truth = replace(truth_of(client.codec, sent, original, public_ids.values()), origin=origin)
     knowledge = {}
     for who, texts in public.items():
         rehearse = _rehearsal(client, texts) if isinstance(client, SanitizingClient) else None
@@ -99,7 +99,9 @@ def _of_states(
     noise = client.defence.added_noise
     knowledge = {who: Knowledge(corpus=one, observe=client.observe, noise=noise) for who, one in corpora.items()}
     seen = (*server.rest(), *client.send(private))
-    scene = _scene(base, codec, seen, _truth(codec, ids, ids, corpora), knowledge, {"name": client.defence.name})
+    scene = _scene(
+        base, codec, seen, truth_of(codec, ids, ids, corpora.values()), knowledge, {"name": client.defence.name}
+    )
     return replace(scene, broken=client.defence.broken)
 
 
@@ -126,13 +128,6 @@ def _scene(
     texts = PrivateTexts(truth.sent, truth.tokens, unmarked, unmarked)
     transcript = Transcript(seen, size)
     return Scene(transcript, truth, tuple(adversaries), texts, scheme=scheme, model=base.folder.name)
-
-
-def _truth(codec: Codec, sent: Sequences, original: Sequences, public: Mapping[str, Sequences]) -> Truth:
-    size = len(codec.sigma)
-    counts = np.sum([one.counts(size) / max(1, len(one.ids)) for one in (original, *public.values())], axis=0)
-    content = content_tokens(counts, pieces(codec, size))
-    return Truth(codec.inverse, codec.visible, content, reader(codec), sent, original)
 
 
 # --- words and the pieces they are sent as ----------------------------------------------------------------------------

@@ -6,14 +6,14 @@ The scrambled model is made in memory, exactly as `obfuscate` writes it, or read
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from milkglass.attacks.embeddings.known_weight import OverlaidTensors
 from milkglass.audit.decontaminate import without_private
 from milkglass.audit.scene import ALIKE, KNOWN, LEAST, MODEL_ONLY, OTHER, WORDS, Adversary, Scene, require_texts
 from milkglass.client.codec.codec import Codec
@@ -88,30 +88,13 @@ class AttackerText:
 
 
 # --- the model as it is uploaded --------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Replaced(Mapping[str, torch.Tensor]):
-    """The base's tensors, but for those that the scheme changed."""
-
-    base: Stored
-    changed: Mapping[str, torch.Tensor]
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self.changed[name] if name in self.changed else self.base[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.base)
-
-    def __len__(self) -> int:
-        return len(self.base)
-
-
 def uploaded(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, Promise]:
     """The scrambled model, as `milkglass obfuscate` would write it for this key."""
     result = replacements(base, of(base), key, stage)
     changed = {name: rows.rows(0, result.base.tensors[name].shape[0]) for name, rows in result.rows.items()}
     config = scrambled_configs(base, key).config
     promise = replace(result.mixture.promise(scheme_of(key).k), condition=result.condition)
-    return Model(Replaced(Stored(result.base), changed), config), promise
+    return Model(OverlaidTensors(Stored(result.base), changed), config), promise
 
 
 # --- from files -------------------------------------------------------------------------------------------------------
@@ -200,12 +183,11 @@ def assemble(
 ) -> Scene:  # fmt: skip
     """attackers: the text of each, by name; one more, the first, has the public model alone."""
     model, promise = uploaded(base, key, stage)
-    size, scheme = len(codec.sigma), scheme_of(key)
+    scheme = scheme_of(key)
     transcript = _transcript(model, private, len(key.sigma), seen, key)
     if seen is not None and seen.all(Tokens):
         private = unmarked(codec, transcript.tokens)
     sent = private.original
-    content = content_tokens(_common([sent, *(one.counted for one in attackers.values())], size), pieces(codec, size))
     simulate = _simulate(base, key.info.model, scheme, key.model_digest)
     bare = Knowledge(
         public_model=Model.open(base.folder), simulate=simulate, aliases=scheme.copies, shared=scheme.shares
@@ -215,20 +197,22 @@ def assemble(
         own = replace(text, public=without_private(text.public, sent, codec.tokenizer))
         knowledge = replace(bare, corpus=own.besides(sent), pairs=text.pairs)
         adversaries.append(Adversary(name, f"has {WORDS.get(name, name)}", knowledge))
-    original = None if codec.readable else sent
-    truth = Truth(codec.inverse, codec.visible, content, reader(codec), transcript.tokens, original)
+    truth = truth_of(codec, transcript.tokens, sent, [one.counted for one in attackers.values()])
+    truth = replace(truth, original=None) if codec.readable else truth
     scene = Scene(transcript, truth, tuple(adversaries), private, promise)
     return replace(scene, scheme=key.info.public_scheme, model=key.info.model, broken=scheme.broken)
 
 
-def reader(codec: Codec) -> Callable[[Ids], str]:
-    """Public ids to text, for grading and for examples."""
-    return lambda ids: str(codec.tokenizer.decode(ids.tolist()))
+def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterable[Sequences]) -> Truth:
+    """public: text by which, with the original, tokens are common or carry content: each counts alike, however long."""
+    size = len(codec.sigma)
+    counts = np.sum([one.counts(size) / max(1, len(one.ids)) for one in (original, *public)], axis=0)
+    content = content_tokens(counts, pieces(codec, size))
 
+    def read(ids: Ids) -> str:
+        return str(codec.tokenizer.decode(ids.tolist()))
 
-def _common(texts: list[Sequences], size: int) -> NDArray[np.float64]:
-    """(n,) how common each public id is: every text counts alike, however long."""
-    return np.sum([one.counts(size) / max(1, len(one.ids)) for one in texts], axis=0, dtype=np.float64)
+    return Truth(codec.inverse, codec.visible, content, read, sent, original)
 
 
 def _transcript(model: Model, private: PrivateTexts, size: int, seen: Transcript | None, key: Key) -> Transcript:

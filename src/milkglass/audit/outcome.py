@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from milkglass.client.data.texts import CLASSES, PrivateTexts, classes
 from milkglass.metrics.interval import Interval, ratio
 from milkglass.sequences import Ids
+from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Candidates
 from milkglass.threat.truth import Truth
 
@@ -53,14 +54,7 @@ class AttackResult:
     in_group: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """nan, which JSON does not have, becomes null."""
-        raw = asdict(self)
-        for name in ("measures", "by_class"):
-            raw[name] = {
-                measure: {part: None if number != number else number for part, number in one.items()}
-                for measure, one in raw[name].items()
-            }
-        return raw
+        return dict(finite(asdict(self)))
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> AttackResult:
@@ -79,9 +73,55 @@ class AttackResult:
         return self.measures[measure].value if measure in self.measures else float("nan")
 
 
+def finite(value: Any) -> Any:
+    """nan, which JSON does not have, becomes null, however deep."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
 def _interval(raw: Mapping[str, Any]) -> Interval:
     value, low, high = (math.nan if raw[part] is None else float(raw[part]) for part in ("value", "low", "high"))
     return Interval(value, low, high, int(raw["units"]))
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedAttack:
+    """One attack by one adversary, as it ended.
+
+    Attributes:
+        guess: None where there is none, and where the result was on disk.
+        reading: (total,) the public id read for each token sent, where the attack reads places of what was sent.
+    """
+
+    result: AttackResult
+    guess: Guess | None = None
+    reading: Ids | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AuditRun:
+    """All that was played.
+
+    Attributes:
+        candidates: what the solvers that need no text worked out.
+    """
+
+    played: tuple[FinishedAttack, ...]
+    candidates: Candidates | None
+
+    @property
+    def cells(self) -> tuple[AttackResult, ...]:
+        return tuple(one.result for one in self.played)
+
+    @property
+    def readings(self) -> dict[tuple[str, str], Ids]:
+        """By adversary and attack."""
+        return {
+            (one.result.adversary, one.result.attack): one.reading for one in self.played if one.reading is not None
+        }
 
 
 def strongest(cells: tuple[AttackResult, ...], measure: str | None = None) -> AttackResult | None:

@@ -15,12 +15,10 @@ from threading import Event
 import numpy as np
 
 from milkglass.attacks.assignment import Solver, ranked
-from milkglass.audit.outcome import AttackResult, by_class, in_group
+from milkglass.audit.outcome import AttackResult, AuditRun, FinishedAttack, by_class, in_group
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import Adversary, Scene
-from milkglass.audit.turns import AttackTurn, pairs, turns_of
 from milkglass.errors import MilkglassError
-from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Budget, Preprocessor, why_not
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Candidates, Knowledge
@@ -53,41 +51,64 @@ class Rules:
 RECIPE = Rules(threads=1, use_minimum=False)
 
 
-@dataclass(frozen=True, eq=False)
-class FinishedAttack:
-    """One attack by one adversary, as it ended.
+@dataclass(frozen=True)
+class AttackTurn:
+    """One attack of a run.
 
     Attributes:
-        guess: None where there is none, and where the result was on disk.
-        reading: (total,) the public id read for each token sent, where the attack reads places of what was sent.
+        name: that its results have.
+        min_seconds: see `Attack`.
     """
 
-    result: AttackResult
-    guess: Guess | None = None
-    reading: Ids | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class AuditRun:
-    """All that was played.
-
-    Attributes:
-        candidates: what the solvers that need no text worked out.
-    """
-
-    played: tuple[FinishedAttack, ...]
-    candidates: Candidates | None
+    name: str
+    attack: Attack
+    min_seconds: float
 
     @property
-    def cells(self) -> tuple[AttackResult, ...]:
-        return tuple(one.result for one in self.played)
+    def early(self) -> bool:
+        """Solvers without text: they are the chain."""
+        return isinstance(self.attack, Solver) and "corpus" not in self.attack.assumes and not self.attack.of_outputs
 
     @property
-    def readings(self) -> dict[tuple[str, str], Ids]:
-        """By adversary and attack."""
-        return {
-            (one.result.adversary, one.result.attack): one.reading for one in self.played if one.reading is not None
-        }
+    def takes_candidates(self) -> bool:
+        return "candidates" in self.attack.assumes | self.attack.uses
+
+    @property
+    def waits(self) -> bool:
+        """For the chain: these are cheap and read most, so a budget that the chain used up must not be their end."""
+        return self.takes_candidates and not self.min_seconds and not self.early
+
+    @property
+    def rank(self) -> int:
+        """What ends soon while the chain runs; what reads most as soon as it has ended; last what takes minutes."""
+        if self.waits:
+            return 1
+        if not self.min_seconds:
+            return 0
+        return 2 if "candidates" in self.attack.assumes else 3
+
+    def result_by(self, adversary: Adversary) -> AttackResult:
+        """Before it was run."""
+        return AttackResult(
+            self.name,
+            self.attack.title,
+            adversary.name,
+            "not run",
+            of_outputs=self.attack.of_outputs,
+            costly=self.min_seconds > 0,
+            joint=self.early or self.takes_candidates,
+        )
+
+
+def turns_of(attacks: Mapping[str, Attack], use_minimum: bool = True) -> list[AttackTurn]:
+    return [AttackTurn(name, one, one.min_seconds if use_minimum else 0.0) for name, one in attacks.items()]
+
+
+def pairs(scene: Scene, turns: Sequence[AttackTurn]) -> list[tuple[Adversary, AttackTurn]]:
+    """Who runs what beside the chain."""
+    late = [(turn, scene.players(turn.attack)) for turn in turns if not turn.early]
+    pairs = [(who, turn) for who in scene.adversaries for turn, players in late if who in players]
+    return sorted(pairs, key=lambda pair: pair[1].rank)
 
 
 def run(

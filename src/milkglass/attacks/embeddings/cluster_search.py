@@ -6,7 +6,7 @@ See cluster_solve.py for the method, sparse.py for the linear algebra.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ class _FreePool:
     small: Tensor
 
 
-@dataclass
 class ClusterSearch:
     """What is still free, and what was found. Indices are scrambled ids (rows) and public ids (tokens).
 
@@ -49,42 +48,23 @@ class ClusterSearch:
         noise: how nearly the equations hold, see `measure`.
         clusters: rows, tokens and weights of each cluster.
         small_rows, small_tokens: `rows` and `tokens` in `sketch` dimensions.
+        pool_rows, pool_tokens: what of these was free when it was last looked at.
     """
 
-    mixed: Tensor
-    public: Tensor
-    rows: Tensor
-    tokens: Tensor
-    widths: tuple[int, ...]
-    batch: int
-    sketch: int
-    margins: tuple[float, ...]
-    rng: np.random.Generator
-    copies: int
-    free_rows: NDArray[np.bool_]
-    twins: list[Ids]
-    noise: float = EXACT
-    clusters: list[tuple[Ids, Ids, NDArray[np.float64] | None]] = field(default_factory=list)
-    small_rows: Tensor = field(default_factory=lambda: torch.empty(0))
-    small_tokens: Tensor = field(default_factory=lambda: torch.empty(0))
-    pool_rows: _FreePool = field(init=False)
-    pool_tokens: _FreePool = field(init=False)
+    small_rows: Tensor
+    small_tokens: Tensor
+    pool_rows: _FreePool
+    pool_tokens: _FreePool
 
-    @classmethod
-    def of(
-        cls,
-        mixed: Tensor,
-        public: Tensor,
-        widths: tuple[int, ...],
-        batch: int,
-        sketch: int,
-        margins: tuple[float, ...],
-        rng: np.random.Generator,
-        copies: int,
-    ) -> ClusterSearch:
-        free, twins = np.ones(len(mixed), np.bool_), [np.empty(0, np.int64)] * len(public)
-        rows, tokens = sparse.unit(mixed), sparse.unit(public)
-        return cls(mixed, public, rows, tokens, widths, batch, sketch, margins, rng, copies, free, twins)
+    def __init__(
+        self, mixed: Tensor, public: Tensor, widths: tuple[int, ...], batch: int, sketch: int,
+        margins: tuple[float, ...], rng: np.random.Generator, copies: int,
+    ) -> None:  # fmt: skip
+        self.mixed, self.public, self.copies, self.rng = mixed, public, copies, rng
+        self.widths, self.batch, self.sketch, self.margins = widths, batch, sketch, margins
+        self.rows, self.tokens = sparse.unit(mixed), sparse.unit(public)
+        self.free_rows, self.twins = np.ones(len(mixed), np.bool_), [np.empty(0, np.int64)] * len(public)
+        self.noise, self.clusters = EXACT, list[tuple[Ids, Ids, NDArray[np.float64] | None]]()
 
     def verbatim(self) -> None:
         """Rows equal to a public row; and which public rows equal each other."""

@@ -84,7 +84,7 @@ class ClusterSolve(Solver):
     ) -> Candidates:
         """Groups with weights for every cluster found (noise may make a weight negative); any order equally likely."""
         features = _features(transcript.model, required(knowledge.public_model), self.head)
-        search = ClusterSearch.of(*features, self.widths, self.batch, self.sketch, self.margins, rng, knowledge.aliases)
+        search = ClusterSearch(*features, self.widths, self.batch, self.sketch, self.margins, rng, knowledge.aliases)
         search.verbatim()
         search.measure()
         for width, margin in search.stages():

@@ -71,21 +71,8 @@ class LastAnswer:
 _latest = LastAnswer()
 
 
-@dataclass(frozen=True)
-class UntransformedModel:
-    """A model whose transformation was undone.
-
-    Attributes:
-        model: the public layers under the tables before their transformation.
-        transformations: those that fitted.
-    """
-
-    model: Model
-    transformations: tuple[Estimate, ...]
-
-
-def undone(public: Model, seen: Model, tolerance: float = 0.3) -> UntransformedModel | str:
-    """The upload as it would have been without the transformation, or why it can't be had."""
+def undone(public: Model, seen: Model, tolerance: float) -> Model | str:
+    """The public layers under the tables as they were before their transformation, or why these can't be had."""
     result = _latest(public, seen, tolerance)
     if isinstance(result, str):
         return result
@@ -97,7 +84,7 @@ def undone(public: Model, seen: Model, tolerance: float = 0.3) -> UntransformedM
         if max(near) <= closeness(rows, original):
             return "the layers were transformed, but undoing that brings the tables no nearer to the public ones"
         changed[name] = undo(value, ways[int(np.argmax(near))])
-    return UntransformedModel(Model(OverlaidTensors(public.tensors, changed), seen.config), result)
+    return Model(OverlaidTensors(public.tensors, changed), seen.config)
 
 
 def closeness(rows: Tensor, original: Tensor) -> float:
@@ -178,7 +165,7 @@ class KnownWeight(Preprocessor):
         if isinstance(result, str):
             raise UsageError(f"{self.name} does not apply: {result}", "ask why_not before an attack is run")
         others = tuple(
-            replace(one, model=result.model) if isinstance(one, Weights) and one.model is seen else one
+            replace(one, model=result) if isinstance(one, Weights) and one.model is seen else one
             for one in transcript.observations
             if not isinstance(one, Weights) or one.model is seen
         )
@@ -191,6 +178,6 @@ class KnownWeight(Preprocessor):
         def rehearsed(seed: int) -> tuple[Model, Ids]:
             model, sigma = required(simulate)(seed)
             result = undone(required(public), model, self.tolerance)
-            return (model if isinstance(result, str) else result.model), sigma
+            return (model if isinstance(result, str) else result), sigma
 
         return replace(knowledge, candidates=None, simulate=None if simulate is None else rehearsed)

@@ -149,11 +149,8 @@ def kinds(public: Model, seen: Model) -> Iterator[Kind]:
         if stack.change(public, seen) > MOVED:
             pairs = {name: (public.tensors[name], seen.tensors[name]) for name in stack.names}
             for turned in stack.turned:
-                yield _best(stack.stem, {n: _normal(*pair, turned) for n, pair in pairs.items()}, public)
-
-
-def _normal(before: Tensor, after: Tensor, turned: bool) -> Normal:
-    return Normal.of(before.T, after.T) if turned else Normal.of(before, after)
+                parts = {n: Normal.of(a.T, b.T) if turned else Normal.of(a, b) for n, (a, b) in pairs.items()}
+                yield _best(stack.stem, parts, public)
 
 
 def _stem(name: str) -> str:

@@ -39,8 +39,7 @@ TEMPERATURE = 0.05
 
 @dataclass(frozen=True)
 class MeanSolve(Solver):
-    """Mean solve: where all rows of a cluster are one, find from that row which tokens it is the mean of (our own
-    attack).
+    """Mean solve: where all rows of a cluster are one, find from that row which tokens it is the mean of.
 
     Attributes:
         pool: public rows from which a mean is explained at first, at most half the dimensions.

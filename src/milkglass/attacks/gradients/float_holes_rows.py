@@ -1,7 +1,7 @@
 """Float holes of a gradient: rows of the embeddings that are noise alone are distinguished from others.
 
 Of a token that no text has, the embedding's gradient is 0, and its row is fl(s z): every entry is a number that
-floating-point noise can be (attacks/holes.py). A row of a token that was read is fl(g + fl(s z)), and some entries lie
+floating-point noise can be (`Holes`). A row of a token that was read is fl(g + fl(s z)), and some entries lie
 in holes. One entry suffices; a row has hundreds. Clipping and the width of the noise, and with it epsilon, change
 nothing of this.
 
@@ -17,15 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from milkglass import papers
-from milkglass.attacks.gradients.free_tokens import MOST, dealt, table_gradient
-from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
-from milkglass.attacks.holes import Holes
+from milkglass.attacks.gradients.free_tokens import MOST, NOT_SHARED, dealt, table_gradient
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
+from milkglass.attacks.hidden_states.float_holes import FEWEST, Holes
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Knowledge, required
-from milkglass.threat.observations import Transcript
+from milkglass.threat.knowledge import required
 
-FEWEST = 0.01  # a width with fewer holes rules nothing out
 ROWS = 4096  # looked at at a time
 
 
@@ -39,13 +37,10 @@ class FloatHolesRows(Inversion):
     assumes = frozenset({"step", "noise"})
     uses = frozenset({"lengths"})
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        for batch in batches(transcript, knowledge):
-            if table_gradient(batch) is None:
-                return "the gradient of the embeddings is not shared"
-            if holes(batch).share < FEWEST:
-                return "noise of this width reaches every number"
-        return None
+    def misses(self, batch: SharedBatch) -> str | None:
+        if table_gradient(batch) is None:
+            return NOT_SHARED
+        return "noise of this width reaches every number" if holes(batch).share < FEWEST else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         rows, hole = required(table_gradient(batch)).float().numpy(), holes(batch)

@@ -27,16 +27,15 @@ import torch
 from torch import Tensor
 
 from milkglass import papers
-from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.attacks.gradients.spans import row_space
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Transcript
 
 SAMPLE = 512  # rows from which the span of the others is taken
 LEVEL = 0.5  # how far the squared lengths of rows of noise may spread, relative to their middle
 SIGMAS = 8.0  # a row of noise is not so much longer than others, among any number of rows
+NOT_SHARED = "the gradient of the embeddings is not shared"
 MOST = 0.5  # share of the vocabulary above which rows are not distinguished
 
 
@@ -57,18 +56,16 @@ class FreeTokens(Inversion):
     )
     uses = frozenset({"lengths"})
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        for batch in batches(transcript, knowledge):
-            if (grad := table_gradient(batch)) is None:
-                return "the gradient of the embeddings is not shared"
-            if bag(grad, self.apart) is None:
-                return "the rows of the embeddings' gradient are all alike: no token can be distinguished from another"
+    def misses(self, batch: SharedBatch) -> str | None:
+        if (grad := table_gradient(batch)) is None:
+            return NOT_SHARED
+        if bag(grad, self.apart) is None:
+            return "the rows of the embeddings' gradient are all alike: no token can be distinguished from another"
         return None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = table_gradient(batch)
-        result = None if grad is None else bag(grad, self.apart)
-        return dealt(np.empty(0, np.int64) if result is None else result, batch)
+        return dealt(None if grad is None else bag(grad, self.apart), batch)
 
 
 def table_gradient(batch: SharedBatch) -> Tensor | None:
@@ -108,8 +105,9 @@ def _outstanding(squares: Tensor) -> Tensor:
     return squares > middle + SIGMAS * spread
 
 
-def dealt(ids: Ids, batch: SharedBatch) -> list[Ids]:
-    """All tokens, dealt out by the lengths; where these are not known, evenly."""
+def dealt(ids: Ids | None, batch: SharedBatch) -> list[Ids]:
+    """All tokens, dealt out by the lengths; where these are not known, evenly. None: there are no tokens."""
+    ids = np.empty(0, np.int64) if ids is None else ids
     shares = np.ones(batch.size) if batch.lengths is None else batch.lengths.astype(np.float64)
     ends = np.rint(np.cumsum(shares / shares.sum()) * len(ids)).astype(np.int64)
     return np.split(ids, ends[:-1])

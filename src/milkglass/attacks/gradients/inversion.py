@@ -65,6 +65,14 @@ class Inversion(Attack):
             budget: this batch's own.
         """
 
+    def misses(self, batch: SharedBatch) -> str | None:
+        """Why nothing can be read of a batch, whatever its values."""
+        return None
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        """What the first batch that cannot be read misses."""
+        return next(filter(None, map(self.misses, batches(transcript, knowledge))), None)
+
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         result: list[Ids] = []
         every = batches(transcript, knowledge)

@@ -7,7 +7,14 @@ first numbers are known, up to rounding and to the width of the noise, which is 
     Gaussian     numbers 0 and 8 come from outputs 0 and 8 by Box and Muller: r^2 = -2 ln(1 - u_0), angle = 2 pi u_8
     Laplacian    number i comes from outputs 2 i and 2 i + 1 by its inverse distribution function
 
-All seeds are tried (mersenne.py); each that passes is checked by the noise that it makes. With the seed all noise is
+`torch.Generator().manual_seed(s)` fills the state of a Mersenne Twister with
+
+    x_0 = s,    x_i = 1812433253 (x_{i-1} xor x_{i-1} >> 30) + i
+
+(Matsumoto and Nishimura 1998, in the revision of 2002). Output number j follows from x_j, x_{j+1} and x_{j+397}, so the
+first outputs cost 400 steps a seed and nothing else of the state.
+
+All seeds are tried, in blocks; each that passes is checked by the noise that it makes. With the seed all noise is
 known, of every tensor: it is subtracted, and the rows that are left are the tokens that were read (free_tokens.py).
 The seed of a stream of 256 bits cannot be searched: there every seed fails, and nothing is named.
 
@@ -17,7 +24,8 @@ It takes up to an hour of two cores. Out of scope: the width of the noise, texts
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,19 +33,24 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.attacks.gradients.free_tokens import bag, dealt, table_gradient
-from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
-from milkglass.attacks.gradients.mersenne import SEEDS, Test, Words, search
+from milkglass.attacks.gradients.free_tokens import NOT_SHARED, bag, dealt, table_gradient
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
-from milkglass.threat.knowledge import Knowledge, required
-from milkglass.threat.observations import Transcript
+from milkglass.threat.knowledge import required
 
 OFF = 0.02  # of the width, by which its estimate from other rows may be wrong
 NUMBERS = 12  # of the first row that are compared with a Laplacian seed's
 SURE = 0.99  # correlation of a seed's noise with the first rows
 ROWS = 64  # that a seed's noise is compared with
 LEFT = 1e-5  # of the noise's width, below which an entry is rounding
+
+
+Words = NDArray[np.uint32]
+Test = Callable[[Words], NDArray[np.bool_]]
+SEEDS = 1 << 32
+BLOCK = 1 << 14  # seeds at a time: 64 KiB a row, which a processor's cache holds
+FAR = 397
 
 
 @dataclass(frozen=True)
@@ -60,24 +73,20 @@ class SeedSearch(Inversion):
     uses = frozenset({"lengths"})
     min_seconds = 60.0
 
-    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        for batch in batches(transcript, knowledge):
-            grad = table_gradient(batch)
-            if grad is None:
-                return "the gradient of the embeddings is not shared"
-            if batch.step.names[0] != batch.step.table_name:
-                return "the embeddings are not the first tensor that noise was drawn for"
-            if grad.shape[1] < 16:
-                return "a row is too short to hold a generator's first numbers"
-            if (grad == 0).all(1).any():
-                return "no noise was added to the embeddings' gradient"
-        return None
+    def misses(self, batch: SharedBatch) -> str | None:
+        grad = table_gradient(batch)
+        if grad is None:
+            return NOT_SHARED
+        if batch.step.names[0] != batch.step.table_name:
+            return "the embeddings are not the first tensor that noise was drawn for"
+        if grad.shape[1] < 16:
+            return "a row is too short to hold a generator's first numbers"
+        return "no noise was added to the embeddings' gradient" if (grad == 0).all(1).any() else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = required(table_gradient(batch))
         seed = self.seed(grad, budget)
-        result = None if seed is None else bag(_Drawn.of(grad).bare(grad, seed))
-        return dealt(np.empty(0, np.int64) if result is None else result, batch)
+        return dealt(None if seed is None else bag(_Drawn.of(grad).bare(grad, seed)), batch)
 
     def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
         """The 32 bits that the noise of the embeddings' gradient (v, d) follows from; None where no seed fits."""
@@ -156,3 +165,65 @@ def _near(bits: int, middle: float, half: float) -> Test:
         return np.minimum(apart, 1 - apart) <= half
 
     return test
+
+
+def outputs(seeds: Words, places: Sequence[int]) -> Iterator[Words]:
+    """For ascending places below 227 (where the first twist uses no new word), the outputs (n,) of every seed (n,)."""
+    state, work = seeds.copy(), np.empty_like(seeds)
+    near: dict[int, Words] = {0: seeds}
+    expected = {at + step for at in places for step in (0, 1)}
+    ends = {at + FAR: at for at in places}
+    for i in range(1, max(ends) + 1):
+        np.right_shift(state, np.uint32(30), out=work)
+        np.bitwise_xor(state, work, out=state)
+        np.multiply(state, np.uint32(1812433253), out=state)
+        np.add(state, np.uint32(i), out=state)
+        if i in expected:
+            near[i] = state.copy()
+        if i in ends:
+            at = ends[i]
+            yield _tempered(_twisted(near[at], near[at + 1], state))
+
+
+def search(
+    tests: Sequence[tuple[int, Test]], first: int, count: int, stopped: Callable[[], bool], threads: int = 2
+) -> Iterator[int]:
+    """Every seed from `first` on, of `count`, whose outputs at these places pass their tests; the first one is a sieve.
+
+    Args:
+        stopped: asked between blocks; the search ends where it says so.
+    """
+    starts = range(first, min(first + count, SEEDS), BLOCK)
+    with ThreadPoolExecutor(threads) as pool:
+        for at in range(0, len(starts), 4 * threads):
+            if stopped():
+                return
+            part = starts[at : at + 4 * threads]
+            for seeds in pool.map(lambda start: _passing(tests, start, min(BLOCK, first + count - start)), part):
+                yield from seeds
+
+
+def _passing(tests: Sequence[tuple[int, Test]], start: int, count: int) -> list[int]:
+    seeds = (np.arange(count, dtype=np.uint64) + np.uint64(start)).astype(np.uint32)
+    place, test = tests[0]
+    (drawn,) = outputs(seeds, [place])
+    left = seeds[test(drawn)]
+    if not len(left):
+        return []
+    passed = np.ones(len(left), np.bool_)
+    rest = dict(tests)
+    for at, drawn in zip(sorted(rest), outputs(left, sorted(rest)), strict=True):
+        passed &= rest[at](drawn)
+    return [int(one) for one in left[passed]]
+
+
+def _twisted(one: Words, two: Words, far: Words) -> Words:
+    mixed = (one & np.uint32(0x80000000)) | (two & np.uint32(0x7FFFFFFF))
+    return far ^ (mixed >> np.uint32(1)) ^ ((two & np.uint32(1)) * np.uint32(0x9908B0DF))
+
+
+def _tempered(y: Words) -> Words:
+    y = y ^ (y >> np.uint32(11))
+    y = y ^ ((y << np.uint32(7)) & np.uint32(0x9D2C5680))
+    y = y ^ ((y << np.uint32(15)) & np.uint32(0xEFC60000))
+    return y ^ (y >> np.uint32(18))

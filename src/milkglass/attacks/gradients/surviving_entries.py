@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from milkglass import papers
-from milkglass.attacks.gradients.free_tokens import bag, table_gradient
-from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
+from milkglass.attacks.gradients.free_tokens import NOT_SHARED, bag, table_gradient
+from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
@@ -64,12 +64,12 @@ class SurvivingEntries(Inversion):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if required(knowledge.step).task == "classification" and knowledge.labels is None:
             return "the attacker does not know the labels"
-        for batch in batches(transcript, knowledge):
-            if batch.size > 1:
-                return f"a batch holds {batch.size} texts, and only one can be ordered at a time"
-            if table_gradient(batch) is None:
-                return "the gradient of the embeddings is not shared"
-        return None
+        return super().refuses(transcript, knowledge)
+
+    def misses(self, batch: SharedBatch) -> str | None:
+        if batch.size > 1:
+            return f"a batch holds {batch.size} texts, and only one can be ordered at a time"
+        return NOT_SHARED if table_gradient(batch) is None else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         grad = table_gradient(batch)
@@ -77,11 +77,9 @@ class SurvivingEntries(Inversion):
         if grad is None or tokens is None:
             return [np.empty(0, np.int64)]
         places = position_rows(batch)
-        length = (
-            int(batch.lengths[0])
-            if batch.lengths is not None
-            else max(len(tokens), 0 if places is None else len(places))
-        )
+        length = max(len(tokens), 0 if places is None else len(places))
+        if batch.lengths is not None:
+            length = int(batch.lengths[0])
         search = _OrderSearch(batch, tokens, self.evaluations, budget)
         if length > 1:
             firsts = [_filled(tokens, rng.permutation(length), length, rng) for _ in range(self.starts)]
@@ -95,17 +93,13 @@ def position_rows(batch: SharedBatch) -> Tensor | None:
     """(t, d) the rows of the gradient of learned positions, up to the last that is left; None without these."""
     names = {id(one): name for name, one in batch.step.module.named_parameters()}
     words = batch.step.module.get_input_embeddings()
-    result = []
     for module in batch.step.module.modules():
         if isinstance(module, nn.Embedding) and module is not words and len(module.weight) > 2:  # types are two
             grad = batch.tensor(names.get(id(module.weight), ""))
             if grad is not None and bool((rows := (grad != 0).any(1).nonzero()[:, 0]).numel()):
-                result.append(
-                    grad[int(rows[0]) : int(rows[-1]) + 1]
-                    if module.padding_idx is not None
-                    else grad[: int(rows[-1]) + 1]
-                )
-    return result[0] if result else None
+                first = 0 if module.padding_idx is None else int(rows[0])
+                return grad[first : int(rows[-1]) + 1]
+    return None
 
 
 def matched(rows: Tensor, places: Tensor, tokens: Ids) -> Ids:

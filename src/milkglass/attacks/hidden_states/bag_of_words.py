@@ -31,9 +31,7 @@ def vectors(seen: Activations) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class BagOfWords(LinearWords):
-    """Hidden-words: which words does a text contain, from the states that a client sends (Song and Raghunathan 2020,
-    4.2).
-    """
+    """Hidden-words: which words does a text contain, from the states that a client sends."""
 
     name = "hidden-words"
     title = "Words in a text, from states"

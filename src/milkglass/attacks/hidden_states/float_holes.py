@@ -2,7 +2,7 @@
 
 A state is sent as y = fl(x f + fl(s z)), x the state of a token at its place, f the factor by which the text was
 clipped. For a wrong token or a wrong factor, about one coordinate in ten of y is a number that the noise cannot reach
-(attacks/holes.py); for the right ones none is. With hundreds of coordinates a token, whatever the noise's width is, and
+(`Holes`); for the right ones none is. With hundreds of coordinates a token, whatever the noise's width is, and
 with it epsilon, one frame suffices:
 
     f        of all fp32 numbers between two bounds the one that the known first row of the text does not rule out
@@ -16,7 +16,6 @@ Out of scope: the key of the noise; any text but how public texts begin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +24,6 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.attacks.forward import body
 from milkglass.attacks.hidden_states.nearest_state import embedded, frame, hidden_of
-from milkglass.attacks.holes import Floats, Holes
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.noise.grid import AddedNoise
@@ -42,6 +40,48 @@ SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit 
 CLOSE = 3  # coordinates by which a token may be behind the best and is kept
 TRIED, LOOKED = 9, 2  # factors that the first row does not separate, and rows that do
 SPARSE = 1 << 10  # of so many factors one is tried where none fits
+
+
+Floats = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+
+UP, DOWN = np.float32(np.inf), np.float32(-np.inf)
+
+
+@dataclass(frozen=True)
+class Holes:
+    """The numbers that noise of one width cannot reach.
+
+    Attributes:
+        width: s, the width of the noise, as fp32 has it.
+    """
+
+    width: np.float32
+
+    @property
+    def share(self) -> float:
+        """Of the numbers between two powers of two, the share that noise alone never is, by a sample of them."""
+        sample = np.linspace(1, 2, 20_001, dtype=np.float32)[:-1]
+        return 1 - float(self.noise(sample).mean())
+
+    def noise(self, n: Floats) -> Mask:
+        """Where n = fl(s z) for some fp32 number z."""
+        z = (n.astype(np.float64) / np.float64(self.width)).astype(np.float32)
+        hit = (self.width * z) == n
+        for direction in (UP, DOWN):
+            hit |= (self.width * np.nextafter(z, direction)) == n
+        return hit
+
+    def reachable(self, x: Floats, y: Floats) -> Mask:
+        """Where y = fl(x + n) for a noise n that there is."""
+        x, y = np.broadcast_arrays(x, y)
+        middle = (y.astype(np.float64) - x.astype(np.float64)).astype(np.float32)
+        up, down = np.nextafter(middle, UP), np.nextafter(middle, DOWN)
+        hit = np.zeros(x.shape, np.bool_)
+        for n in (middle, up, down, np.nextafter(up, UP), np.nextafter(down, DOWN)):
+            part = ~hit & ((x + n) == y)
+            hit[part] = self.noise(n[part])
+        return hit
 
 
 @dataclass(frozen=True)
@@ -115,14 +155,12 @@ class _Reader:
         """(n, d) the states of all tokens at a place, bounded where rows are."""
         if place not in self.states:
             blocks = [block.numpy() for _, block in embedded(self.runner, self.size, place + self.unused)]
-            self.states = {place: self._bounded(np.concatenate(blocks))}  # one is tens of megabytes
+            states = np.concatenate(blocks)
+            if self.noise.clip is not None and self.noise.bounded == "row":
+                size = np.abs(states).mean(1, keepdims=True, dtype=np.float32)
+                states = states * np.minimum(np.float32(self.noise.clip) / size, np.float32(1))
+            self.states = {place: states}  # one is tens of megabytes
         return self.states[place]
-
-    def _bounded(self, states: Floats) -> Floats:
-        if self.noise.clip is None or self.noise.bounded != "row":
-            return states
-        size = np.abs(states).mean(1, keepdims=True, dtype=np.float32)
-        return states * np.minimum(np.float32(self.noise.clip) / size, np.float32(1))
 
     def factor(self, rows: Floats, budget: Budget) -> np.float32 | None:
         """By which a text was clipped, from its rows (t, d); None where none fits the first of them."""
@@ -176,7 +214,8 @@ class _Reader:
         """(k,) the tokens that a row (d,) rules out least, and by how many coordinates the first of them."""
         states, width = self.at(place), len(row)
         alive, ruled = np.arange(self.size), np.zeros(self.size, np.int32)
-        for part in _parts(width):
+        for start in range(0, width, BLOCK):
+            part = slice(start, start + BLOCK)
             x = states[alive][:, part] * factor
             ruled[alive] += (~self.holes.reachable(x, np.broadcast_to(row[part], x.shape))).sum(1).astype(np.int32)
             alive = alive[ruled[alive] <= ruled[alive].min() + CLOSE]
@@ -184,7 +223,3 @@ class _Reader:
         filled: NDArray[np.int64] = np.full(min(self.attack.k, self.size), NO_BELIEF, np.int64)
         filled[: len(order)] = order
         return filled, int(ruled[order[0]])
-
-
-def _parts(width: int) -> Iterator[slice]:
-    return (slice(start, start + BLOCK) for start in range(0, width, BLOCK))

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.attacks.forward import body, places, sampled, within
-from milkglass.attacks.hidden_states.train_inverter import train
+from milkglass.attacks.forward import batches, body, places, sampled, stacked, within
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
@@ -41,6 +41,64 @@ from milkglass.threat.observations import Activations, Tokens, Transcript, Weigh
 PUBLIC, SENT = 0.7, 0.6  # of the budget: what is left at least when the public, the client's states are computed
 TRAINING = 0.8  # of what is left then
 TOKENS = 512  # read at a time
+
+
+class InverterSettings(Protocol):
+    """The attack's own parameters."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def epochs(self) -> int: ...
+
+
+def train(
+    inverter: torch.nn.Module,
+    states: torch.Tensor,
+    corpus: Sequences,
+    settings: InverterSettings,
+    budget: Budget,
+    rng: np.random.Generator,
+    clip: float | None = None,
+) -> None:
+    """Until the epochs are done or the budget is spent, whichever is first.
+
+    Args:
+        states: (total, d), one for each id of `corpus`.
+        clip: the greatest norm of a step's gradient.
+    """
+    optimiser = torch.optim.AdamW(inverter.parameters(), lr=settings.learning_rate, weight_decay=0.0)
+    groups = [g for part in batches(corpus) for g in np.array_split(part, -(-len(part) // settings.batch_size))]
+    steps, done = settings.epochs * len(groups), 0
+    inverter.train()
+    for _ in range(settings.epochs):
+        for number in rng.permutation(len(groups)).tolist():
+            if budget.left() <= 0:
+                return
+            expected = stacked(corpus, groups[number])
+            provided = states[torch.from_numpy(places(corpus, groups[number]))].reshape(*expected.shape, -1)
+            loss = torch.nn.functional.cross_entropy(inverter(provided).flatten(0, 1), expected.flatten())
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(inverter.parameters(), clip)
+            optimiser.step()
+            done += 1
+            budget.progress(done / steps)
+
+
+@torch.inference_mode()
+def inverted(inverter: torch.nn.Module, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids], k: int) -> Ids:
+    """(total, k) public ids for the texts in `groups`; of the others nothing is believed."""
+    inverter.eval()
+    guess = np.full((len(tokens.ids), k), NO_BELIEF, np.int64)
+    for numbers in groups:
+        where = places(tokens, numbers)
+        provided = states[torch.from_numpy(where)].reshape(len(numbers), -1, states.shape[1])
+        guess[where] = inverter(provided).topk(k, dim=-1).indices.flatten(0, 1).numpy()
+    return guess
 
 
 class InvBertModel(torch.nn.Module):
@@ -60,8 +118,7 @@ class InvBertModel(torch.nn.Module):
 
 @dataclass(frozen=True)
 class InvBert(Attack):
-    """InvBert: train a model that turns hidden states back into tokens (Kugler et al. 2021; settings of Zhou et al.
-    2023).
+    """InvBert: train a model that turns hidden states back into tokens (Kugler et al. 2021).
 
     Attributes:
         layer: after which the states are taken.
@@ -110,7 +167,8 @@ class InvBert(Attack):
         train(inverter, states[known], corpus, self, budget.part(TRAINING, budget.progress), rng)
         part = np.flatnonzero(reached)
         groups = (part[one] for one in within(transcript.tokens.chosen(part), budget, third, tokens=TOKENS))
-        return Guess(running=self.read(inverter, seen, transcript.tokens, groups))
+        k = min(self.k, inverter.read.out_features)
+        return Guess(running=inverted(inverter, seen, transcript.tokens, groups, k))
 
     def states(self, model: Model, texts: Sequences, groups: Iterable[Ids]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
         """(total, d) of the texts in `groups`, (b,) which ones these are. One layer more is run than is needed, so that
@@ -122,15 +180,3 @@ class InvBert(Attack):
         if provided := self._given(transcript):
             return torch.cat([one.hidden.float() for one in provided]), np.ones(len(transcript.tokens), np.bool_)
         return self.states(transcript.model, transcript.tokens, groups)
-
-    @torch.inference_mode()
-    def read(self, inverter: InvBertModel, states: torch.Tensor, tokens: Sequences, groups: Iterable[Ids]) -> Ids:
-        """(total, k) of the texts in `groups`; of the others nothing is believed."""
-        inverter.eval()
-        k = min(self.k, inverter.read.out_features)
-        guess = np.full((len(tokens.ids), k), NO_BELIEF, np.int64)
-        for numbers in groups:
-            where = places(tokens, numbers)
-            provided = states[torch.from_numpy(where)].reshape(len(numbers), -1, states.shape[1])
-            guess[where] = inverter(provided).topk(k, dim=-1).indices.flatten(0, 1).numpy()
-        return guess

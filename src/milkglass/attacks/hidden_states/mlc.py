@@ -108,9 +108,7 @@ class LinearWords(Attack):
 
 @dataclass(frozen=True)
 class MLC(LinearWords):
-    """MLC: which words does a text contain, from one vector for the whole text (Song and Raghunathan 2020, section
-    4.2).
-    """
+    """MLC: which words does a text contain, from one vector for the whole text (Song and Raghunathan 2020, 4.2)."""
 
     name = "mlc"
     title = "Words in a text (multi-label)"

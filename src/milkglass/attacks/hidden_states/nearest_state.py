@@ -49,8 +49,7 @@ def hidden_of(transcript: Transcript, width: int) -> str | None:
 
 @dataclass(frozen=True)
 class NearestState(Attack):
-    """Near-hidden: read each hidden vector as the public token whose own representation is nearest (Qu et al. 2021,
-    section 4.2: "embedding inversion", on the states that split inference sends).
+    """Near-hidden: read each hidden vector as the public token whose own representation is nearest.
 
     Attributes:
         k: how many ranks the guess has.

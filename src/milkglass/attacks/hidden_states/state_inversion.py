@@ -14,18 +14,19 @@ that texts repeat, nor any order of texts: it reads each separately.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import torch
 
 from milkglass import papers
-from milkglass.attacks.forward import batches, places
+from milkglass.attacks.forward import batches
+from milkglass.attacks.hidden_states.invbert import TOKENS, inverted, train
 from milkglass.attacks.hidden_states.nearest_state import hidden_of
-from milkglass.attacks.hidden_states.train_inverter import train
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
-from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
@@ -128,17 +129,8 @@ class StateInversion(Attack):
                 texts.extend(selected)
         return torch.cat(states), Sequences.of(texts)
 
-    @torch.inference_mode()
     def read(self, inverter: StateInverter, seen: Activations, budget: Budget) -> Ids:
         """(rows, k); of texts that time does not reach nothing is believed."""
-        inverter.eval()
-        k = min(self.k, inverter.read.out_features)
-        guess = np.full((len(seen.hidden), k), NO_BELIEF, np.int64)
         shape = Sequences(np.zeros(len(seen.hidden), np.int64), seen.lengths)
-        for numbers in batches(shape, 512):
-            if budget.left() <= 0:
-                break
-            where = places(shape, numbers)
-            provided = seen.hidden[torch.from_numpy(where)].float().reshape(len(numbers), -1, seen.hidden.shape[1])
-            guess[where] = inverter(provided).topk(k, dim=-1).indices.flatten(0, 1).numpy()
-        return guess
+        groups = takewhile(lambda _: budget.left() > 0, batches(shape, TOKENS))
+        return inverted(inverter, seen.hidden.float(), shape, groups, min(self.k, inverter.read.out_features))

@@ -5,7 +5,7 @@ each shadow can stand for. This puts both together:
 
     p(t_1 ... t_n | s_1 ... s_n)  ~  prod_i p(s_i | t_i) p(t_i | t_(i-1)),    t_i in T_ori(s_i) only
 
-p(t | t') are pairs of neighbours in a public text, mixed with frequency, as in `words/channel`. p(s | t) is how often
+p(t | t') are pairs of neighbours in a public text, mixed with frequency, as in `channel.py`. p(s | t) is how often
 the attacker's own rehearsal of the defence gave t the shadow s, beside `prior` choices made of all its |S_t| shadows
 alike; without a rehearsal, these alone. Each place takes the likeliest original, summed over all readings of the rest
 of the text (forward-backward).
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milkglass import papers
-from milkglass.attacks.text.channel import Channel, Neighbours, became, read, rehearsed
+from milkglass.attacks.token_ids.channel import Channel, Neighbours, became, read, rehearsed
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF, Guess

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from milkglass import papers
 from milkglass.attacks.forward import batches, places, stacked
-from milkglass.attacks.text.channel import rehearsed
+from milkglass.attacks.token_ids.channel import rehearsed
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget

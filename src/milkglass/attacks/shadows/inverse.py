@@ -3,17 +3,32 @@
 GHOST's search is public, and so is the table that it searched (Kerckhoffs). So the attacker runs it, and turns its
 result around: T_ori(s) = {t : s is a shadow of t} (paper, section 5.7). The replaced ids themselves are taken to be
 known exactly, which is what an inversion of gradients gives at its best.
+
+Here are also the paper's four rules (section 5.7), which name an original t of a shadow s by embeddings alone:
+
+    sampling             drawn with p(t | s) ~ max(0, cos(e_t, e_s)), anew for each place
+    maximum similarity   the largest cos(e_t, e_s)
+    median similarity    the median cos(e_t, e_s), further ranks outwards from there
+    mean embedding       the nearest, by cosine, to the mean of the embeddings of T_ori(s)
+
+GHOST throws out the nearest neighbours with meaning in common, not all that are near, so that nearness still says
+something; and a defence which takes shadows from the middle of its lists is read from the middle. Sampling is the
+weakest, as it spends draws on tokens that it holds for less likely itself. Special tokens stand for themselves, and are
+read so. Each looks at one token at a time. Out of scope: frequency, context, and how the defence chose among the
+shadows.
 """
 
 from __future__ import annotations
 
 import abc
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from milkglass import papers
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Budget
@@ -49,13 +64,19 @@ def inverse(ids: NDArray[np.integer[Any]], starts: Ids) -> Candidates:
     return Candidates(groups, tuple(-np.log(counts[one.members].astype(np.float64))[None, :] for one in groups))
 
 
+@dataclass(frozen=True)
 class Rule(Attack):
-    """An attack that orders each shadow's originals by their embeddings, one token at a time. Authors write `order`."""
+    """An attack that orders each shadow's originals by their embeddings, one token at a time. Authors write `order`.
+
+    Attributes:
+        k: how many originals are listed of each.
+    """
+
+    k: int = 10
 
     sees = frozenset({Tokens})
     assumes = frozenset({"candidates"})
     uses = frozenset({"public_model", "step"})
-    k: int
 
     @abc.abstractmethod
     def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
@@ -102,3 +123,60 @@ def cosines(rows: Floats, vector: Floats) -> Floats:
     """(m,) of rows (m, d) with a vector (d,); 0 of a row of zeros."""
     lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(vector)
     return np.asarray((rows @ vector) / np.maximum(lengths, 1e-300))
+
+
+@dataclass(frozen=True)
+class ShadowSampling(Rule):
+    """Sampling: each shadow token becomes an original drawn by likeness to it."""
+
+    name = "shadow-sampling"
+    title = "Sampling among the originals of a shadow"
+    paper = papers.GHOST.at("section 5.7").but(
+        "A likeness below zero counts as zero; where all are, all originals are equally likely.",
+        "Ranks after the first are further draws, without the ones before.",
+    )
+
+    def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
+        weights = np.maximum(cosines(members, shadow), 0.0)
+        weights = weights / weights.sum() if weights.sum() > 0 else np.full(len(members), 1 / len(members))
+        drawn = rng.choice(len(members), size=int((weights > 0).sum()), replace=False, p=weights)
+        return np.asarray(drawn, np.int64)
+
+
+@dataclass(frozen=True)
+class ShadowMaximum(Rule):
+    """Maximum similarity: each shadow token becomes the original that is nearest to it."""
+
+    name = "shadow-max"
+    title = "Maximum similarity among the originals of a shadow"
+    paper = papers.GHOST.at("section 5.7").but("Equal likenesses are ordered by id.")
+
+    def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
+        return np.argsort(-cosines(members, shadow), kind="stable").astype(np.int64)
+
+
+@dataclass(frozen=True)
+class ShadowMedian(Rule):
+    """Median similarity: each shadow token becomes the original in the middle, by likeness to it."""
+
+    name = "shadow-median"
+    title = "Median similarity among the originals of a shadow"
+    paper = papers.GHOST.at("section 5.7").but("Of an even number, the one below the middle; the paper does not say.")
+
+    def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
+        order = np.argsort(cosines(members, shadow), kind="stable")  # least alike first
+        middle = (len(order) - 1) // 2
+        outwards = np.argsort(np.abs(np.arange(len(order)) - middle), kind="stable")
+        return order[outwards].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class ShadowMean(Rule):
+    """Mean embedding: each shadow token becomes the original nearest to the mean of them all."""
+
+    name = "shadow-mean"
+    title = "Mean embedding among the originals of a shadow"
+    paper = papers.GHOST.at("section 5.7").but("Equal likenesses are ordered by id.")
+
+    def order(self, shadow: Floats, members: Floats, rng: np.random.Generator) -> Ids:
+        return np.argsort(-cosines(members, members.mean(0)), kind="stable").astype(np.int64)

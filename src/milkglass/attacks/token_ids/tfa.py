@@ -43,8 +43,7 @@ Match = Literal["rank", "nearest"]
 
 @dataclass(frozen=True)
 class TFA(Attack):
-    """TFA: the id that is sent most often is the commonest token (Zanella-Beguelin et al. 2020; ObfusLM, 5.2 and Table
-    5).
+    """TFA: the id that is sent most often is the commonest token.
 
     Attributes:
         k: how many ranks are guessed, the id's own first, then those nearest to it, the commoner ones first.

@@ -13,7 +13,7 @@ import numpy as np
 from milkglass.attacks.embeddings.tuned_rows import TunedRows
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.report import state_findings
-from milkglass.audit.report.warning import Finding
+from milkglass.audit.report.result import Finding
 from milkglass.audit.scene import Scene
 from milkglass.sequences import Sequences
 from milkglass.threat.observations import Tokens, Weights
@@ -106,21 +106,19 @@ def _why(scene: Scene) -> str:
 def _running(scene: Scene, best: AttackResult | None, spent: Mapping[str, Mapping[str, int]]) -> Finding | None:
     if best is None or best.value("content top-1") < 0.1:
         return None
+    advice = state_findings.CHANGE
+    if not scene.of_states:
+        advice = "A larger k or a smaller epsilon moves this figure by a few points only. " + (
+            "A new key would not help: the first texts are read already."
+            if _at_once(spent)
+            else "A new key for each job lowers it where each job is small."
+        )
     return Finding(
         "An attacker reads your text",
         f"the strongest attack ({best.title}) reads 10 % or more of the content tokens: here "
         f"{best.measures['content top-1']}",
         _why(scene),
-        "What must not be read must not be sent: leave it out, or replace it before encoding. "
-        + (
-            state_findings.CHANGE
-            if scene.of_states
-            else "A larger k or a smaller epsilon moves this figure by a few points only. "
-            "A new key would not help: the first texts are read already."
-            if _at_once(spent)
-            else "A larger k or a smaller epsilon moves this figure by a few points only. "
-            "A new key for each job lowers it where each job is small."
-        ),
+        f"What must not be read must not be sent: leave it out, or replace it before encoding. {advice}",
     )
 
 

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from milkglass.audit.metadata_leakage import MetadataLeakage
-from milkglass.audit.outcome import AttackResult
-from milkglass.audit.report.warning import Finding
+from milkglass.audit.outcome import AttackResult, finite
 
 VERSION = 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A finding, as the page shows it.
+
+    Attributes:
+        raised_if: the rule, with its figure.
+        explanation: why it is so.
+        change: what helps, or that nothing here does.
+    """
+
+    title: str
+    raised_if: str
+    explanation: str
+    change: str
 
 
 @dataclass(frozen=True)
@@ -93,12 +107,3 @@ class Audit:
     def to_json(self) -> dict[str, Any]:
         result: dict[str, Any] = finite({"milkglass_audit": VERSION, **asdict(self)})
         return result
-
-
-def finite(value: Any) -> Any:
-    """nan, which JSON does not have, becomes null, however deep."""
-    if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from milkglass.audit.outcome import AttackResult
-from milkglass.audit.report.warning import Finding
+from milkglass.audit.report.result import Finding
 from milkglass.audit.scene import Scene
 from milkglass.threat.observations import Activations
 

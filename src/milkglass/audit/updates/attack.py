@@ -13,8 +13,8 @@ import numpy as np
 
 from milkglass.attacks.catalogue import GRADIENT_ATTACKS
 from milkglass.audit.gradient_scene import SERVER, measured
-from milkglass.audit.outcome import AttackResult
-from milkglass.audit.run import FinishedAttack, Rules, run
+from milkglass.audit.outcome import AttackResult, FinishedAttack
+from milkglass.audit.run import Rules, run
 from milkglass.audit.scene import Scene
 from milkglass.audit.updates.report import AS_THEY_ARE, Leakage, UpdateReading
 from milkglass.audit.updates.scenes import AuditedSite

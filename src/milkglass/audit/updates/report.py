@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
-from milkglass.audit.outcome import AttackResult
-from milkglass.audit.report.result import finite
+from milkglass.audit.outcome import AttackResult, finite
 from milkglass.metrics.interval import Interval
 
 AS_THEY_ARE = "shadows as they are"  # no attack: the shadows are taken for the texts

@@ -19,9 +19,9 @@ import numpy as np
 from milkglass.attacks.assignment import Solver
 from milkglass.audit.audit import key_budget
 from milkglass.audit.key_scene import AttackerText, assemble
-from milkglass.audit.outcome import AttackResult, strongest
+from milkglass.audit.outcome import AttackResult, AuditRun, strongest
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.run import RECIPE, AuditRun
+from milkglass.audit.run import RECIPE
 from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Scene
 from milkglass.client.data.dataset import Example

@@ -20,13 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from milkglass.attacks.gradients.dager.first_layer import farthest
-from milkglass.attacks.gradients.dager.layers import Entrance
-from milkglass.attacks.gradients.dager.prefixes import Text, states
+from milkglass.attacks.gradients.dager.layers import Entrance, farthest
+from milkglass.attacks.gradients.dager.prefixes import Text, blocks, states
 from milkglass.attacks.gradients.spans import Span
 from milkglass.threat.attack import Budget
-
-TOKENS = 8192  # in a forward
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +93,7 @@ class Combiner:
         return nearest
 
     def _nearest(self, texts: list[Text]) -> tuple[Text, float]:
-        step = max(1, TOKENS // len(texts[0]))
-        blocks = [texts[start : start + step] for start in range(0, len(texts), step)]
-        away = torch.cat([farthest(self.spans, states(self.entrance, part)).mean(1) for part in blocks])
+        away = torch.cat([farthest(self.spans, states(self.entrance, part)).mean(1) for part in blocks(texts)])
         at = int(away.argmin())
         return texts[at], float(away[at])
 

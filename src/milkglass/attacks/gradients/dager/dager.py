@@ -2,9 +2,14 @@
 
 1. The gradient of the first layer's query projection is dQ^T X. Its row space holds what entered at every position,
    and its rank is how many that were (`spans`, `layers`).
-2. Every token of the vocabulary is put at every position and held against that span (`first_layer`).
+2. Every token of the vocabulary is put at every position and held against that span (`layers`).
 3. What is in it is put together to texts which are in the span of the second layer's gradients, too: prefix by prefix
    in a decoder (`prefixes`), position by position in an encoder (`combining`).
+4. The last token of a text, which a causal model with the next-token loss never feeds on, leaves nothing in the layers'
+   gradients. But it is a target: the head's row of each target has, beside what all rows have, minus the state that was
+   asked (over the number of questions). All else of the head's gradient follows from the text before: what is left is
+   that state. Where head and table are one, rows of tokens that were read have a part of that too; among these the
+   whole gradient decides. Adapters leave the head unchanged, and this does not apply.
 
 No optimisation, no start, no prior: texts come out exactly, or not at all. Noise and pruning give every gradient full
 rank, and then nothing is found; `surviving-entries` is for these. So does a batch with as many tokens as the model is
@@ -14,14 +19,16 @@ known.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from milkglass import papers
-from milkglass.attacks.gradients.dager import combining, last_token, prefixes
-from milkglass.attacks.gradients.dager.first_layer import SpanTokens, spans_of, tokens
-from milkglass.attacks.gradients.dager.layers import Entrance, entrance
+from milkglass.attacks.gradients.dager import combining, prefixes
+from milkglass.attacks.gradients.dager.layers import Entrance, SpanTokens, entrance, spans_of, tokens
 from milkglass.attacks.gradients.dager.prefixes import Text
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
 from milkglass.attacks.gradients.spans import Span
@@ -30,6 +37,9 @@ from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
+from milkglass.threat.training_step import batch as padded
+
+SURE = 0.5  # share of the state that must be left in a row for its token to be the last
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ class DAGER(Inversion):
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
         result = self._found(batch, budget, rng)
         if batch.step.task == "next-token" and len(result) == batch.size:
-            result = last_token.completed(batch, result)
+            result = completed(batch, result)
         texts = [np.array(one, np.int64) for one in result]
         return texts + [np.empty(0, np.int64)] * (batch.size - len(texts))
 
@@ -148,3 +158,52 @@ def _options(span_tokens: SpanTokens, lengths: list[int] | None) -> list[tuple[i
 def _ends(options: list[tuple[int, ...]]) -> list[int]:
     """Lengths that texts may have: up to where one of the tokens stands that the longest ends with."""
     return [at + 1 for at, part in enumerate(options) if set(part) & set(options[-1])]
+
+
+def completed(batch: SharedBatch, texts: Sequence[Text]) -> list[Text]:
+    """The texts with their last tokens; unchanged where the head's gradient is not shared."""
+    grad = _head(batch)
+    if grad is None or not all(texts):
+        return list(texts)
+    rest, requested = _left(batch, grad, texts)
+    count = sum(len(one) for one in texts)  # of questions
+    share = -count * rest.double() @ torch.linalg.pinv(requested.double())  # (v, b) of each text's state in each row
+    read = sorted({token for one in texts for token in one})
+    share[read] = -torch.inf
+    best, token = share.max(0)
+    result = [(*one, int(last)) for one, last in zip(texts, token, strict=True)]
+    for at in (best < SURE).nonzero()[:, 0].tolist():
+        tried = [[*result[:at], (*texts[at], last), *result[at + 1 :]] for last in [int(token[at]), *read]]
+        result = min(tried, key=lambda part: _misfit(batch, part))
+    return result
+
+
+def _head(batch: SharedBatch) -> Tensor | None:
+    head = batch.step.module.get_output_embeddings().weight
+    names = [name for name, one in batch.step.module.named_parameters() if one is head]
+    return batch.tensor(names[0]) if names else None
+
+
+def _left(batch: SharedBatch, grad: Tensor, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
+    """(v, d) what the known targets don't explain of the head's gradient; (b, d) the state that each last token is
+    asked of."""
+    ids, mask = padded(texts, 0)
+    module, states = batch.step.module.eval(), []
+    head = module.get_output_embeddings()
+    handle = head.register_forward_pre_hook(lambda _, args: states.append(args[0].detach()))
+    try:
+        with torch.enable_grad():
+            logits = module(inputs_embeds=batch.step.embedded(ids).detach(), attention_mask=mask).logits
+            there = mask.bool()
+            lost = logits.logsumexp(-1)[there].sum()
+            known = logits[:, :-1].gather(2, ids[:, 1:, None])[:, :, 0][there[:, 1:]].sum()
+            own = torch.autograd.grad((lost - known) / mask.sum(), head.weight)[0]
+    finally:
+        handle.remove()
+    return grad - own, states[0][torch.arange(len(mask)), mask.sum(1) - 1]
+
+
+def _misfit(batch: SharedBatch, texts: Sequence[Text]) -> float:
+    ids, mask = padded(texts, 0)
+    own = replace(batch.step, dropout=False).gradient(ids, mask, None)
+    return sum(float((own[name] - one).square().sum()) for name, one in batch.seen.tensors.items() if name in own)

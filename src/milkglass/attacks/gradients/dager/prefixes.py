@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from milkglass.attacks.gradients.dager.first_layer import SpanTokens, farthest
-from milkglass.attacks.gradients.dager.layers import Entrance
+from milkglass.attacks.gradients.dager.layers import Entrance, SpanTokens, farthest
 from milkglass.attacks.gradients.spans import Span
 from milkglass.threat.attack import Budget
 
@@ -48,7 +47,7 @@ def grown(
         longer = [(*prefix, token) for prefix in alive for token in options]
         if not longer or budget.left() <= 0:
             break
-        away = torch.cat([farthest(spans, states(entrance, part)[:, -1]) for part in _blocks(longer)])
+        away = torch.cat([farthest(spans, states(entrance, part)[:, -1]) for part in blocks(longer)])
         order = [one for one in away.argsort().tolist() if away[one] < tolerance][:most]
         kept = [longer[one] for one in order]
         parents = {one[:-1] for one in kept}
@@ -64,7 +63,8 @@ def states(entrance: Entrance, texts: Sequence[Text]) -> Tensor:
     return entrance.read(entrance.step.embedded(torch.tensor(texts)).detach())
 
 
-def _blocks(texts: list[Text]) -> list[list[Text]]:
+def blocks(texts: list[Text]) -> list[list[Text]]:
+    """Texts of one length, as many as go through a model at a time."""
     step = max(1, TOKENS // len(texts[0]))
     return [texts[start : start + step] for start in range(0, len(texts), step)]
 

@@ -4,21 +4,120 @@
     cosine    mean over parameters of 1 - <g, g*> / (||g|| ||g*||)                  (LAMP, section 4.1)
     norms     sum over parameters of ||g - g*||, not squared                        (GRAB, as coded)
 
-each with l1 x sum |g - g*| where that weight is not zero.
+each with l1 x sum |g - g*| where that weight is not zero. Gradients of linear layers are compared as factors.
+
+A linear layer y = x W' + b with rows x (r, in), and the loss's derivatives D (r, out) by its outputs, has
+
+    dL/dW = D' x,    <dL/dW, G> = sum((D G) * x),    ||dL/dW||^2 = sum((x x') * (D D')),    dL/db = the sum of D's rows
+
+which reads G once and never writes a gradient of W's size: most of the time of a step goes there, where texts are
+short. And rows of many guesses go through the model at once and are separated only here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
 
 import torch
 
-from milkglass.attacks.gradients.optimisation.factors import InnerProducts
-
 Kind = Literal["squares", "cosine", "norms"]
 LEAST = 1e-12  # a norm below this is taken as this
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A linear layer whose gradients are compared as factors.
+
+    Attributes:
+        module: a linear layer.
+        weight, bias: the names of its parameters, None where these are not compared.
+        turned: whether its weight is (in, out), as GPT-2's is.
+    """
+
+    module: Any
+    weight: str | None
+    bias: str | None
+    turned: bool
+
+
+def linear(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
+    """The linear layers of a model with a parameter among `names`."""
+    from transformers.pytorch_utils import Conv1D
+
+    known = {id(one): name for name, one in model.named_parameters() if name in names}
+    result = []
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear | Conv1D):
+            weight, bias = (known.get(id(one)) for one in (module.weight, module.bias))
+            if weight or bias:
+                result.append(Layer(module, weight, bias, isinstance(module, Conv1D)))
+    return tuple(result)
+
+
+@dataclass(eq=False)
+class Tap:
+    """While entered, keeps what goes into each layer and what comes out, as often as it is run."""
+
+    layers: tuple[Layer, ...]
+    runs: list[tuple[Layer, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    _handles: list[Any] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        self.runs.clear()
+        for layer in self.layers:
+            self._handles.append(layer.module.register_forward_hook(self._keeper(layer)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._handles:
+            one.remove()
+        self._handles.clear()
+
+    def _keeper(self, layer: Layer) -> Any:
+        def keep(module: Any, provided: tuple[torch.Tensor, ...], created: torch.Tensor) -> None:
+            self.runs.append((layer, provided[0], created))
+
+        return keep
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        return [created for _, _, created in self.runs]
+
+
+@dataclass(frozen=True, eq=False)
+class InnerProducts:
+    """Of h guesses, how the gradient of one parameter lies to the one that was seen: inner and square (h,)."""
+
+    inner: torch.Tensor
+    square: torch.Tensor
+
+
+def products(
+    tap: Tap, deltas: tuple[torch.Tensor, ...], seen: Mapping[str, torch.Tensor], guesses: int
+) -> dict[str, InnerProducts]:
+    """For each parameter of the tapped layers.
+
+    Args:
+        deltas: by the tap's outputs.
+        guesses: h; rows of a guess stand together.
+    """
+    rows: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for (layer, provided, created), delta in zip(tap.runs, deltas, strict=True):
+        x, d = provided.reshape(guesses, -1, provided.shape[-1]), delta.reshape(guesses, -1, created.shape[-1])
+        rows.setdefault(id(layer), []).append((x, d))
+    result = {}
+    for layer in tap.layers:
+        x, d = (torch.cat(parts, 1) for parts in zip(*rows[id(layer)], strict=True))
+        if layer.weight:
+            known = seen[layer.weight].T if layer.turned else seen[layer.weight]
+            square = ((x @ x.transpose(1, 2)) * (d @ d.transpose(1, 2))).sum((1, 2))
+            result[layer.weight] = InnerProducts(((d @ known) * x).sum((1, 2)), square)
+        if layer.bias:
+            own = d.sum(1)
+            result[layer.bias] = InnerProducts(own @ seen[layer.bias], own.square().sum(1))
+    return result
 
 
 @dataclass(frozen=True)

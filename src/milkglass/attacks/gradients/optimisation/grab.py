@@ -24,10 +24,9 @@ from milkglass import papers
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import Distance
 from milkglass.attacks.gradients.optimisation.dropout import Masks
-from milkglass.attacks.gradients.optimisation.frame import Frame
 from milkglass.attacks.gradients.optimisation.lamp import begun, scaled
 from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising, batched
-from milkglass.attacks.gradients.optimisation.problem import Problem
+from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget

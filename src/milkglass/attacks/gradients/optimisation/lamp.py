@@ -3,8 +3,9 @@
 1. Of `starts` draws from N(0, 1) the one with the smallest distance, then the best of as many random orders of its
    places; every place scaled to the mean length of the table's embeddings.
 2. Adam on the distance (cosine, section 4.1; or squares + 0.01 L1) plus a pull to that mean length, the rate falling.
-3. From a tenth of the steps on, every `every` steps, `proposals` other orders of each text (moves.py; section 4.2),
-   judged by   distance + language x mean negative log-likelihood of the nearest tokens (prior.py);   the best is taken.
+3. From a tenth of the steps on, every `every` steps, `proposals` other orders of each text (section 4.2: swap two
+   tokens, move one, move a span, put a prefix at the end; special tokens and padding stay where they are), judged by
+     distance + language x mean negative log-likelihood of the nearest tokens (prior.py);   the best is taken.
 4. The nearest tokens by cosine of the best embeddings on the way.
 
 Out of scope: which words a text has, but by their embeddings' gradients; without public text it has no model
@@ -22,11 +23,9 @@ import torch
 from milkglass import papers
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import Distance
-from milkglass.attacks.gradients.optimisation.frame import Frame
-from milkglass.attacks.gradients.optimisation.moves import proposals
 from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising, judged, lowest
 from milkglass.attacks.gradients.optimisation.prior import Prior
-from milkglass.attacks.gradients.optimisation.problem import Problem
+from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
@@ -131,3 +130,42 @@ def _shuffled(x: torch.Tensor, places: list[Ids], rng: np.random.Generator) -> t
 def scaled(problem: Problem, x: torch.Tensor) -> torch.Tensor:
     """Every place at the mean length of the table's embeddings."""
     return x / x.norm(dim=2, keepdim=True).clamp_min(1e-12) * problem.size
+
+
+def swapped(count: int, rng: np.random.Generator) -> Ids:
+    """(count,) with two places exchanged."""
+    order = np.arange(count)
+    i, j = rng.choice(count, 2, replace=False)
+    order[[i, j]] = order[[j, i]]
+    return order
+
+
+def span_moved(count: int, rng: np.random.Generator, longest: int | None = None) -> Ids:
+    """(count,) with a span of at most `longest` places, and fewer than all, put elsewhere."""
+    width = int(rng.integers(1, min(count - 1, longest or count - 1) + 1))
+    start = int(rng.integers(count - width + 1))
+    rest = np.delete(np.arange(count), np.s_[start : start + width])
+    to = int(rng.choice(np.delete(np.arange(len(rest) + 1), start)))  # not where it was
+    return np.insert(rest, to, np.arange(start, start + width))
+
+
+def token_moved(count: int, rng: np.random.Generator) -> Ids:
+    """(count,) with one place put elsewhere."""
+    return span_moved(count, rng, longest=1)
+
+
+def rotated(count: int, rng: np.random.Generator) -> Ids:
+    """(count,) with a prefix put at the end."""
+    return np.roll(np.arange(count), -int(rng.integers(1, count)))
+
+
+MOVES = (swapped, token_moved, span_moved, rotated)
+
+
+def proposals(count: int, expected: int, rng: np.random.Generator) -> list[Ids]:
+    """At most `expected` different orders of `count` places, none of them the order as it is, all four moves in
+    turn."""
+    if count < 2:
+        return []
+    drawn = [MOVES[number % len(MOVES)](count, rng) for number in range(expected)]
+    return list({one.tobytes(): one for one in drawn}.values())

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
-from milkglass.attacks.gradients.optimisation.frame import Frame
-from milkglass.attacks.gradients.optimisation.problem import Problem, misfit
+from milkglass.attacks.gradients.optimisation.problem import Frame, Problem, misfit
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget

@@ -8,6 +8,9 @@ The class of a text is known. The next tokens are the text itself: each place's 
 embedding, softmax(SHARP x cosine to every token's), so that one unknown stands for both. (DLG learns the soft label as
 a second unknown, for one class a text. With a vocabulary's worth of them a place that is far more unknowns than
 embeddings.) A guess of whole tokens is compared with these tokens as its labels.
+
+Special tokens around every text ([CLS] and [SEP]) are known before an attack begins, as LAMP has it: an attacker with
+the public tokenizer says which, one with public text sees them. Else every place of a text is free.
 """
 
 from __future__ import annotations
@@ -22,11 +25,10 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.attacks.gradients.inversion import SharedBatch
-from milkglass.attacks.gradients.optimisation.distance import Distance, product
+from milkglass.attacks.gradients.optimisation.distance import Distance, Layer, Tap, linear, product, products
 from milkglass.attacks.gradients.optimisation.dropout import Masks
-from milkglass.attacks.gradients.optimisation.factors import Layer, Tap, linear, products
-from milkglass.attacks.gradients.optimisation.frame import Frame
-from milkglass.sequences import Ids
+from milkglass.errors import UsageError
+from milkglass.sequences import Ids, Sequences
 from milkglass.threat.training_step import SharedStep
 
 Floats = NDArray[np.float64]
@@ -34,6 +36,55 @@ Floats = NDArray[np.float64]
 ROWS = 256  # places that go through a model at once, where guesses are judged
 SHARP = 20.0  # how much a soft label of the next token prefers the nearest one
 NOTHING = 1e-6  # a gradient with a norm below this share of the largest is left out
+
+
+FEWEST = 10  # texts, with fewer of which a common beginning may be chance
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The special tokens around every text.
+
+    Attributes:
+        first, last: the id at that end of each text; None: not known, or none.
+    """
+
+    first: int | None = None
+    last: int | None = None
+
+    @classmethod
+    def of(cls, first: int | None, last: int | None, corpus: Sequences | None, size: int) -> Frame:
+        """The ids that are stated, else those that the public text shows.
+
+        Args:
+            size: v, of the vocabulary.
+
+        Raises:
+            UsageError: an id is outside the vocabulary.
+        """
+        for one in (first, last):
+            if one is not None and not 0 <= one < size:
+                raise UsageError(f"a special id of {one} in a vocabulary of {size}", "give the public tokenizer's")
+        if corpus is None:
+            return cls(first, last)
+        return cls(_common(corpus, 0) if first is None else first, _common(corpus, -1) if last is None else last)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(one for one in (self.first, self.last) if one is not None)
+
+    def free(self, length: int) -> Ids:
+        """(f,) the places of a text of `length` tokens that are to be found."""
+        stop = length - (self.last is not None)
+        return np.arange(min(int(self.first is not None), stop), stop, dtype=np.int64)
+
+
+def _common(texts: Sequences, place: int) -> int | None:
+    """The id at this end of every text and nowhere else."""
+    ends = [int(one[place]) for one in texts if len(one) > 1]
+    if len(ends) < FEWEST or len(set(ends)) > 1:
+        return None
+    return ends[0] if int((texts.ids == ends[0]).sum()) == len(ends) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,9 +203,7 @@ class Problem:
         """() the distance for embeddings (b, t, d), to be differentiated by them."""
         targets = self._targets(x)
         if self.distance.l1 or not self.layers:  # a sum of absolute differences needs gradients written out
-            with self._run():
-                created = self.step.dummy(x, self.mask, targets, self.names)
-            return self.distance(created, [self.seen[name] for name in self.names])
+            return self._written_out(x, targets)
         with self._run(), Tap(self.layers) as tap:
             loss = self.step.loss(x, self.mask, targets)
         rest = [self._parameters[name] for name in self._rest]
@@ -184,7 +233,8 @@ class Problem:
         count = len(guesses)
         if not self.layers:
             rows = zip(guesses, targets.chunk(count), strict=True)
-            return np.array([float(self._alone(x, part)) for x, part in rows])
+            with torch.enable_grad():
+                return np.array([float(self._written_out(x.detach(), part).detach()) for x, part in rows])
         with self._run(), Tap(self.layers) as tap, torch.enable_grad():
             # the mean is over all guesses, each of as many tokens: count times it is the sum of each one's own mean
             loss = count * self.step.loss(guesses.detach().flatten(0, 1), self.mask.repeat(count, 1), targets)
@@ -192,10 +242,10 @@ class Problem:
         with torch.no_grad():
             return np.asarray(self.distance.of(products(tap, deltas, self.seen, count), self.squares).double().numpy())
 
-    def _alone(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        with self._run(), torch.enable_grad():
-            created = self.step.dummy(x.detach(), self.mask, targets, self.names)
-        return self.distance(created, [self.seen[name] for name in self.names]).detach()
+    def _written_out(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with self._run():
+            created = self.step.dummy(x, self.mask, targets, self.names)
+        return self.distance(created, [self.seen[name] for name in self.names])
 
     def _targets(self, x: torch.Tensor, guesses: int = 1) -> torch.Tensor:
         if self.labels is not None:

@@ -1,6 +1,9 @@
-"""What neighbouring ids say: counts of pairs, and a public language model made of such counts.
+"""What counts say: of pairs of neighbouring ids, and how well the count of a scrambled id fits that of a public one.
 
-Used by decipherment.py. Knows nothing of what stands for what: public and scrambled ids are counted alike.
+The logarithms of two counts differ by a Gaussian whose variance has two parts: what two texts of one kind differ by
+anyway, tau^2, and the sampling error of both counts, (1 + private size / public size) / (count + 1/2). tau is about 0.3
+where both texts are of one kind and above 1 where they are not. Nobody has to say which it is: inside groups of
+candidates the counts themselves show, by the likelihood of each tau (`spread` in decipherment.py).
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class Bigrams:
         return cls(keys // size, keys % size, counts.astype(np.float64))
 
 
-def unseen(counts: Floats, ordinary: NDArray[np.bool_] | None = None) -> Floats:
+def unseen(counts: Floats) -> Floats:
     """(n,) the count to expect of each id in a second text as long, where it was not seen in the first.
 
     Good and Turing: the text's tokens seen once have as much in them as all that it lacks. Vocabularies are ordered,
@@ -74,3 +77,38 @@ class PublicBigrams:
         counts = corpus.counts(size).astype(np.float64)
         smooth = counts + unseen(counts)
         return cls(counts, smooth / smooth.sum(), {d: Bigrams.of(corpus, size, d) for d in distances})
+
+
+@dataclass(frozen=True)
+class FrequencyFit:
+    """Counts of scrambled ids beside those that the public text predicts.
+
+    Attributes:
+        seen: (n',) counts by scrambled id.
+        expected: (n,) by public id, what the private text should hold of each, under one of its scrambled ids where it
+            has several.
+        ratio: size of the private text over that of the public one, without tokens that are already known.
+    """
+
+    seen: Floats
+    expected: Floats
+    ratio: float
+
+    @classmethod
+    def of(cls, seen: Floats, public: PublicBigrams, rows: Ids, members: Ids, aliases: int = 1) -> FrequencyFit:
+        """The fit over the ids that are still free.
+
+        Args:
+            rows, members: the scrambled and public ids still to be matched.
+            aliases: over how many ids a token's count is spread, and with it the part of its variance that is the
+                public text's.
+        """
+        total = float(seen[rows].sum())
+        mass, size = float(public.share[members].sum()), float(public.counts[members].sum())
+        return cls(seen, public.share * (total / max(mass, 1e-300) / aliases), total / max(size, 1.0) / aliases)
+
+    def scores(self, rows: Ids, members: Ids, tau: float) -> Floats:
+        """Log likelihood of each pair; `rows` and `members` of any shapes that broadcast together."""
+        seen, expected = self.seen[rows], self.expected[members]
+        variance = tau**2 + (1 + self.ratio) / (np.maximum(seen, expected) + 0.5)
+        return -((np.log(seen + 0.5) - np.log(expected + 0.5)) ** 2) / (2 * variance) - np.log(variance) / 2

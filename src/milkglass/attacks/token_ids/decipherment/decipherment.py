@@ -9,7 +9,7 @@ names. An attacker with public text matches the two. What one sentence leaves op
 aliases of one token nothing says in advance. The evidence for b is
 
     log prior(a, b)                                     candidates found by other attacks (cluster-solve, matching)
-    + log frequency(a, b)                               frequency.py: a Gaussian in the logarithms of counts
+    + log frequency(a, b)                               bigrams.py: a Gaussian in the logarithms of counts
     + K / (K + count(a)) * sum over neighbours (a, a') of  w * log(rho + (1 - rho) * R(b, Q[a']))
 
 with R(b, q) the likelihood ratio that something believed to be q stands next to b: sum_b' q[b'] P(b' | b) / P(b'), from
@@ -31,7 +31,7 @@ against public text (news, tweets, dialogues, answers, encyclopaedia; each withi
 private text that results are reported on. But before that, some 60 settings had been looked at on two such texts, SST-2
 and Enron, which showed that a larger alpha and rho help: there, results are not those of an attacker who never saw the
 truth. Recovery is flat around the parameters. The schedule without candidates is an earlier prototype's, not tuned
-again. How alike the two texts are is not declared: frequency.spread estimates it from the counts.
+again. How alike the two texts are is not declared: `spread` estimates it from the counts.
 
 Out of scope: longer context than two neighbours, sentences, documents. A language model over the remaining
 candidates comes after it and takes `learn`'s result as its prior. Departures from the annealed prototype: it used hard
@@ -47,9 +47,8 @@ import numpy as np
 from milkglass import papers
 from milkglass.attacks.assignment import Solver
 from milkglass.attacks.token_ids.decipherment import cribs, dense_mean_field
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, PublicBigrams
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, Floats, FrequencyFit, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.block_assignment import BlockAssignment
-from milkglass.attacks.token_ids.decipherment.frequency import FrequencyFit, spread
 from milkglass.attacks.token_ids.decipherment.mean_field import Between, Schedule, messages_of, settle
 from milkglass.attacks.token_ids.decipherment.profiles import Profiles, Ratios
 from milkglass.sequences import Ids, Sequences
@@ -58,6 +57,7 @@ from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
 UNLIKELIEST = -1e6  # a candidate that another attack rules out is not believed, but can be counted with
+SPREADS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)  # values of tau that are tried
 KEPT = 30  # readings kept for an id that had no candidates before
 
 
@@ -178,6 +178,21 @@ class Decipherment(Solver):
         groups = [Group(result.rows[[i]], result.columns[order[i]]) for i in range(len(result.rows))]
         zeros = [np.zeros((1, 1)) for _ in known]
         return Candidates((*known, *groups), (*zeros, *(row[None] for row in belief)))
+
+
+def spread(fit: FrequencyFit, blocks: BlockAssignment) -> float:
+    """The tau under which the ids that were seen are likeliest, each being any of its candidates."""
+    telling = (blocks.widths > 1) & (fit.seen[blocks.rows] > 0)
+    if not telling.any():
+        return SPREADS[-1]
+
+    def likelihood(tau: float) -> float:
+        scores = fit.scores(blocks.rows[blocks.row], blocks.member, tau)
+        top = np.maximum.reduceat(scores, blocks.starts)
+        mean = blocks.per_row(np.exp(scores - top[blocks.row])) / blocks.widths
+        return float((top + np.log(mean))[telling].mean())
+
+    return max(SPREADS, key=likelihood)
 
 
 def _shaped(candidates: Candidates, cells: Floats) -> Candidates:

@@ -14,8 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, PublicBigrams
-from milkglass.attacks.token_ids.decipherment.frequency import FrequencyFit
+from milkglass.attacks.token_ids.decipherment.bigrams import Bigrams, FrequencyFit, PublicBigrams
 from milkglass.attacks.token_ids.decipherment.mean_field import Between, between
 from milkglass.sequences import Ids
 
@@ -110,99 +109,84 @@ def settle(
     stages = [min(k, len(by_count)) for k in growth.sizes]
     stages = stages[: 1 + next((i for i, k in enumerate(stages) if k == len(by_count)), len(stages))]
     total, done = sum(growth.sweeps[: len(stages)]), 0
-    state: MeanFieldState | None = None
+    field, state = _Field(public, fit, growth, aliases), None
     for k, sweeps in zip(stages, growth.sweeps, strict=False):
         rows = by_count[:k]
         columns = by_share[: int(k * growth.spare / aliases) + growth.margin]
-        channels = _channels(texts, len(seen), public, rows, columns, pins, growth)
-        state = _taken_in(state, rows, columns, fit, growth, done / max(total - 1, 1), aliases)
+        channels = field.channels(texts, rows, columns, pins)
+        state = field.taken_in(state, rows, columns, done / max(total - 1, 1))
         for _ in range(sweeps):
-            state = _sweep(state, channels, public, fit, growth, done / max(total - 1, 1), aliases)
+            state = field.sweep(state, channels, done / max(total - 1, 1))
             done += 1
             if not step(done / total):
                 return state
     return state
 
 
-def _channels(
-    texts: dict[int, Bigrams],
-    ids: int,
-    public: PublicBigrams,
-    rows: Ids,
-    columns: Ids,
-    pins: Ids,
-    growth: GrowthSchedule,
-) -> list[_Channel]:
-    all_rows, all_columns = np.concatenate([rows, pins[:, 0]]), np.concatenate([columns, pins[:, 1]])
-    size = len(public.share)
-    loud = sp.diags(1 / (growth.alpha * public.share[all_columns]))
-    out = []
-    for distance, weight in ((1, 1.0), (2, growth.second)):
-        seen, words = _matrix(texts[distance], ids), _matrix(public.bigrams[distance], size)
-        for edges, votes in ((seen, words), (seen.T.tocsr(), words.T.tocsr())):
-            part = (votes[columns][:, all_columns] @ loud).tocsr().astype(np.float32)
-            out.append(_Channel(edges[rows][:, all_rows].astype(np.float32), part, weight))
-    return out
+@dataclass(frozen=True)
+class _Field:
+    """What stays the same over all sweeps: see `settle`."""
+
+    public: PublicBigrams
+    fit: FrequencyFit
+    growth: GrowthSchedule
+    aliases: int
+
+    def channels(self, texts: dict[int, Bigrams], rows: Ids, columns: Ids, pins: Ids) -> list[_Channel]:
+        all_rows, all_columns = np.concatenate([rows, pins[:, 0]]), np.concatenate([columns, pins[:, 1]])
+        loud = sp.diags(1 / (self.growth.alpha * self.public.share[all_columns]))
+        out = []
+        for distance, weight in ((1, 1.0), (2, self.growth.second)):
+            seen = _matrix(texts[distance], len(self.fit.seen))
+            words = _matrix(self.public.bigrams[distance], len(self.public.share))
+            for edges, votes in ((seen, words), (seen.T.tocsr(), words.T.tocsr())):
+                part = (votes[columns][:, all_columns] @ loud).tocsr().astype(np.float32)
+                out.append(_Channel(edges[rows][:, all_rows].astype(np.float32), part, weight))
+        return out
+
+    def taken_in(self, old: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
+        scores = self.prior(rows, columns, share)
+        belief = self.balanced(scores, self.growth.temperature[0])
+        if old is not None:  # ids are taken in by rank, so the old ones come first
+            belief[: len(old.rows)] = 0
+            belief[: len(old.rows), : len(old.columns)] = old.belief
+        return MeanFieldState(rows, columns, scores, belief)
+
+    def sweep(self, state: MeanFieldState, channels: list[_Channel], share: float) -> MeanFieldState:
+        growth, (rows, columns) = self.growth, state.belief.shape
+        known = channels[0].edges.shape[1] - rows
+        belief = np.zeros((rows + known, columns + known), np.float32)
+        belief[:rows, :columns] = state.belief
+        belief[rows:, columns:] = np.eye(known, dtype=np.float32)
+        doubt = between(growth.doubt, share)
+        base = (growth.alpha / (self.public.counts[state.columns] + growth.alpha)).astype(np.float32)
+        evidence = np.zeros(state.belief.shape, np.float32)
+        for one in channels:
+            ratio = (one.votes @ np.ascontiguousarray(belief.T)).T  # (K + p, C)
+            ratio += 1
+            ratio *= (1 - doubt) * base
+            ratio += doubt
+            evidence += one.weight * (one.edges @ np.ascontiguousarray(np.log(ratio)))
+        patience = between(growth.patience, share)
+        weight = (patience / (patience + self.fit.seen[state.rows])).astype(np.float32)[:, None]
+        scores = self.prior(state.rows, state.columns, share) + evidence * weight
+        fresh = self.balanced(scores, between(growth.temperature, share))
+        belief = growth.inertia * state.belief + (1 - growth.inertia) * fresh
+        return MeanFieldState(state.rows, state.columns, scores, belief)
+
+    def prior(self, rows: Ids, columns: Ids, share: float) -> Soft:
+        tau = between(self.growth.tau, share)
+        return self.fit.scores(rows[:, None], columns[None], tau).astype(np.float32)
+
+    def balanced(self, scores: Soft, temperature: float) -> Soft:
+        """Sinkhorn and Knopp: rows sum to 1, columns to at most `aliases`."""
+        belief = np.exp((scores - scores.max(1, keepdims=True)) / np.float32(temperature))
+        for _ in range(ROUNDS):
+            belief /= belief.sum(1, keepdims=True)
+            belief /= np.maximum(belief.sum(0, keepdims=True) / np.float32(self.aliases), 1)
+        belief /= belief.sum(1, keepdims=True)
+        return belief
 
 
 def _matrix(pairs: Bigrams, size: int) -> sp.csr_matrix:
     return sp.csr_matrix((pairs.count, (pairs.left, pairs.right)), shape=(size, size))
-
-
-def _taken_in(
-    old: MeanFieldState | None,
-    rows: Ids,
-    columns: Ids,
-    fit: FrequencyFit,
-    growth: GrowthSchedule,
-    share: float,
-    aliases: int,
-) -> MeanFieldState:
-    scores = fit.scores(rows[:, None], columns[None], between(growth.tau, share)).astype(np.float32)
-    belief = _balanced(scores, growth.temperature[0], aliases)
-    if old is not None:  # ids are taken in by rank, so the old ones come first
-        belief[: len(old.rows)] = 0
-        belief[: len(old.rows), : len(old.columns)] = old.belief
-    return MeanFieldState(rows, columns, scores, belief)
-
-
-def _sweep(
-    state: MeanFieldState,
-    channels: list[_Channel],
-    public: PublicBigrams,
-    fit: FrequencyFit,
-    growth: GrowthSchedule,
-    share: float,
-    aliases: int,
-) -> MeanFieldState:
-    known = channels[0].edges.shape[1] - len(state.rows)
-    belief = np.zeros((len(state.rows) + known, len(state.columns) + known), np.float32)
-    belief[: len(state.rows), : len(state.columns)] = state.belief
-    belief[len(state.rows) :, len(state.columns) :] = np.eye(known, dtype=np.float32)
-    doubt = between(growth.doubt, share)
-    base = (growth.alpha / (public.counts[state.columns] + growth.alpha)).astype(np.float32)
-    evidence = np.zeros(state.belief.shape, np.float32)
-    for one in channels:
-        ratio = (one.votes @ np.ascontiguousarray(belief.T)).T  # (K + p, C)
-        ratio += 1
-        ratio *= (1 - doubt) * base
-        ratio += doubt
-        evidence += one.weight * (one.edges @ np.ascontiguousarray(np.log(ratio)))
-    patience = between(growth.patience, share)
-    weight = (patience / (patience + fit.seen[state.rows])).astype(np.float32)[:, None]
-    prior = fit.scores(state.rows[:, None], state.columns[None], between(growth.tau, share)).astype(np.float32)
-    scores = prior + evidence * weight
-    fresh = _balanced(scores, between(growth.temperature, share), aliases)
-    return MeanFieldState(
-        state.rows, state.columns, scores, growth.inertia * state.belief + (1 - growth.inertia) * fresh
-    )
-
-
-def _balanced(scores: Soft, temperature: float, aliases: int) -> Soft:
-    """Sinkhorn and Knopp: rows sum to 1, columns to at most `aliases`."""
-    belief = np.exp((scores - scores.max(1, keepdims=True)) / np.float32(temperature))
-    for _ in range(ROUNDS):
-        belief /= belief.sum(1, keepdims=True)
-        belief /= np.maximum(belief.sum(0, keepdims=True) / np.float32(aliases), 1)
-    belief /= belief.sum(1, keepdims=True)
-    return belief

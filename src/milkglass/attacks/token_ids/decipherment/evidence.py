@@ -54,7 +54,7 @@ class EvidenceTable:
         certain: float,
         share: Floats,
         contexts: int,
-        size: int | None = None,
+        size: int,
     ) -> EvidenceTable:
         """An empty table of the ids that are not certain yet.
 
@@ -62,9 +62,8 @@ class EvidenceTable:
             certain: ids whose likeliest option has more are left alone.
             share: (n,) log P of public ids.
             contexts: at how many places of one id to look.
-            size: n', None for n.
+            size: n'.
         """
-        size = len(share) if size is None else size
         counts, sure = texts.counts(size), confidence(candidates, size)
         open_ = (counts > 0) & (sure < certain)
         where = [

@@ -1,1 +1,0 @@
-"""Attacks on words that were replaced by others before they were sent."""
