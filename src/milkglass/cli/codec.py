@@ -30,7 +30,7 @@ from milkglass.errors import CodecError, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec, Encoded
-    from milkglass.client.key.unlocked import UnlockedKey
+    from milkglass.client.key.file import UnlockedKey
 
 BATCH = 1000
 In = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")]

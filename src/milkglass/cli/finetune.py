@@ -30,7 +30,7 @@ from milkglass.cli.ui.terminal import bars, emit
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
-    from milkglass.client.key.unlocked import UnlockedKey
+    from milkglass.client.key.file import UnlockedKey
 
 SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the server's own rule
 

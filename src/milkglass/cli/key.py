@@ -63,8 +63,8 @@ def for_job(
     """
     if out.exists():
         raise KeyExists(f"{out} exists already", "give another file: overwriting a key makes its fine-tunes useless")
-    from milkglass.client.key import job_keys
     from milkglass.client.key.file import write_key
+    from milkglass.client.key.generate import for_job as key_for_job
     from milkglass.client.key.passphrases import weakness
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
@@ -74,7 +74,7 @@ def for_job(
     with bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())
         parent.key.require_model(base.digest(stage("check the model", total)))
-        child = job_keys.for_job(base, parent.key, name, clusters, stage)
+        child = key_for_job(base, parent.key, name, clusters, stage)
     if fault := weakness(parent.passphrase):
         note(f"warning: {fault}; {out} is sealed with it as well")
     write_key(out, child, parent.passphrase, weak=True)

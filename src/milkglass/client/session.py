@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.codec.conversation import Message
-from milkglass.client.key.unlocked import UnlockedKey
+from milkglass.client.key.file import UnlockedKey
 from milkglass.client.label_scale import Scale
 from milkglass.client.remote.key_match import require_key
 from milkglass.client.remote.remote import Remote, Sampling
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from milkglass.client.codec.codec import Codec
-    from milkglass.client.data.parquet import WrittenParquet
-    from milkglass.client.data.training_rows import Numbers
+    from milkglass.client.data.training_rows import Numbers, WrittenParquet
 
 BATCH = 64  # texts a request
 COUNTED = 64  # tokens of an answer that a killed program may leave uncounted
@@ -328,7 +327,7 @@ def write_rows(
     notice: Log = no_log,
 ) -> WrittenParquet:
     """Scramble `data` into the Parquet file `out`, and count it under the key. Rows that are cut are reported."""
-    from milkglass.client.data.parquet import write_parquet
+    from milkglass.client.data.training_rows import write_parquet
 
     written = write_parquet(codec, data, out, numbers, max_length, stage(f"scramble {data.name}", rows))
     if written.cut:

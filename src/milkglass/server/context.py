@@ -14,10 +14,9 @@ from fastapi import Request
 from milkglass.server.inference.model_cache import ModelCache
 from milkglass.server.jobs.queue import Jobs
 from milkglass.server.settings import ServerSettings
-from milkglass.server.storage.base_models import BaseModels
 from milkglass.server.storage.data_dir import DataDir
 from milkglass.server.storage.recording import Recording
-from milkglass.server.storage.registry import Registry
+from milkglass.server.storage.registry import BaseModels, Registry
 from milkglass.server.storage.store import Store
 from milkglass.server.storage.uploads import Uploads
 

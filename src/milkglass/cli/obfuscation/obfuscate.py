@@ -16,8 +16,8 @@ from milkglass.cli.ui.terminal import bars, emit, note
 from milkglass.errors import KeyExists, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
+    from milkglass.client.key.file import UnlockedKey
     from milkglass.client.key.key import Key
-    from milkglass.client.key.unlocked import UnlockedKey
     from milkglass.models.checkpoint import Checkpoint
 
 
@@ -92,7 +92,7 @@ def obfuscate(
         total = sum(tensor.bytes for tensor in base.tensors.values())
         digest = base.digest(stage("read the model" if old is None else "check the model", total))
         if old is None:
-            from milkglass.client.key.unlocked import UnlockedKey
+            from milkglass.client.key.file import UnlockedKey
 
             opened = UnlockedKey(key, make_key(base, ref, expected, digest), secret)
             write_key(key, opened.key, secret, weak=weak_passphrase)  # before anything is scrambled with it

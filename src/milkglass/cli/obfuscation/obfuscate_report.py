@@ -11,8 +11,8 @@ from milkglass.cli.ui.options import TOKEN_VARIABLE, key_options
 from milkglass.cli.ui.terminal import duration
 
 if TYPE_CHECKING:
+    from milkglass.client.key.file import UnlockedKey
     from milkglass.client.key.key import Key
-    from milkglass.client.key.unlocked import UnlockedKey
     from milkglass.schemes.mixture import Promise
 
 LOSS = (

@@ -15,7 +15,7 @@ from milkglass.cli.ui.terminal import note
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
-    from milkglass.client.key.unlocked import UnlockedKey
+    from milkglass.client.key.file import UnlockedKey
     from milkglass.client.remote.remote import Remote
     from milkglass.client.session import Session
 
@@ -52,7 +52,7 @@ def require_file(path: Path, hint: str) -> None:
 
 
 def open_key(path: Path, passphrase_file: Path | None) -> UnlockedKey:
-    from milkglass.client.key.unlocked import UnlockedKey
+    from milkglass.client.key.file import UnlockedKey
     from milkglass.errors import KeyFileError
 
     if not path.is_file():  # before anyone is asked for a passphrase

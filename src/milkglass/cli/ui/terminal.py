@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from milkglass.client.remote.safe_text import escaped, running_text
+from milkglass.client.remote.strict_json import escaped, running_text
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.progress import Progress, Stage, no_stage
 

@@ -17,8 +17,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from milkglass.client.key.key import Key
-from milkglass.client.key.keystream import permutation
+from milkglass.client.key.key import Key, permutation
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import Architecture
 from milkglass.models.families.residual import Residual

@@ -22,7 +22,7 @@ from typing import Any, final
 from milkglass.client.layout import MARKED, MARKER, TOKENIZER
 from milkglass.client.obfuscate.upload_check import PLAIN_NAME
 from milkglass.client.remote.connection import Connection
-from milkglass.client.remote.records import is_count, is_text, rows
+from milkglass.client.remote.responses import is_count, is_text, rows
 from milkglass.client.remote.strict_json import HINT
 from milkglass.client.remote.transfer import receive, require_sum
 from milkglass.errors import ModelError, RemoteError, UsageError

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass.client.remote.connection import Connection
-from milkglass.client.remote.records import FILE
-from milkglass.client.remote.responses import response_id, response_number
+from milkglass.client.remote.responses import FILE, response_id, response_number
 from milkglass.client.remote.strict_json import HINT
 from milkglass.errors import RemoteError, Unreachable
 from milkglass.models.resolve import cache_folder

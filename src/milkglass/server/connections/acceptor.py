@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol, final
 
-from milkglass.server.connections.limits import Limits
 from milkglass.server.faults import place_of
+from milkglass.server.settings import Limits
 from milkglass.system import is_loopback
 
 log = logging.getLogger("milkglass.server")

@@ -17,7 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from milkglass.server.connections.limits import Limits
+from milkglass.server.settings import Limits
 
 
 class Phase(enum.Enum):
