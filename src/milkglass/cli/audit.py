@@ -167,7 +167,3 @@ def words(result: Audit, page: Path) -> str:
             str(page),
         ]
     )
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(audit)

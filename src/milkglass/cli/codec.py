@@ -227,8 +227,3 @@ def _writing(out: Path | None) -> Iterator[IO[str]]:
     with files.atomic_write(out) as file:
         yield file
     note(f"wrote {out}")
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(encode)
-    app.command()(decode)

@@ -142,7 +142,3 @@ def _largest(unlocked: UnlockedKey, model: str | None) -> int:
 
     base = Checkpoint.open(resolve(model or unlocked.key.info.model))
     return largest(base, scheme_of(unlocked.key))
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(finetune)

@@ -186,9 +186,3 @@ def _ask() -> str | None:
         return input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:
         return None
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(classify)
-    app.command()(generate)
-    app.command()(chat)

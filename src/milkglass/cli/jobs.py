@@ -101,8 +101,3 @@ def _loss(numbers: Mapping[str, Any]) -> str:
 
 def _error(told: Mapping[str, Any] | None) -> str:
     return "" if told is None else told.get("message") or ""
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(jobs)
-    app.command()(job)

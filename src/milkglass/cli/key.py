@@ -115,7 +115,3 @@ def warning(used: usage.Usage) -> list[str]:
         f"warning: at {tokens:,} tokens the attacker with {who} reads {share} of what carries content; {FRESH}"
         for who, share, tokens in used.passed()
     ]
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(keys, name="key")

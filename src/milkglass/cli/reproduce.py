@@ -141,8 +141,3 @@ def _list(as_json: bool) -> None:
         return
     heads = ("name", "task", "splits", "licence", "about")
     say(columns([heads, *((d.name, d.task, ", ".join(d.splits), d.licence, d.about) for d in SETS.values())]))
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(reproduce)
-    app.command()(data)

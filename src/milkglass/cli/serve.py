@@ -80,7 +80,3 @@ def _serve(**settings: Any) -> None:
     from milkglass.server.settings import ServerSettings
 
     run(ServerSettings(**settings))
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(serve)

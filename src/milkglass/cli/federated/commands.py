@@ -157,7 +157,5 @@ def _require_all(files: Mapping[str, Path], out: Path) -> None:
         )
 
 
-def register(app: typer.Typer) -> None:
-    federated.command()(prepare)
-    federated.command()(audit)
-    app.add_typer(federated, name="federated")
+federated.command()(prepare)
+federated.command()(audit)

@@ -153,7 +153,3 @@ def _one_words(found: dict[str, Any]) -> str:
             ("size", f"{found['bytes'] / million:,.1f} MB, a delta {found['bytes_scrambled'] / million:,.1f} MB"),
         ]
     )
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(models)

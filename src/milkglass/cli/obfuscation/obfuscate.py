@@ -215,7 +215,3 @@ def _require_same_scheme(key: Key, scheme: str | None, chosen: dict[str, Any], b
                 f"this key was made with {name} = {fixed}, not {value}",
                 f"leave the option out, or give the file of a new key{begun}",
             )
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(obfuscate)

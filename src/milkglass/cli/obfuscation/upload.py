@@ -96,8 +96,3 @@ def _require_ours(path: Path, name: str | None) -> None:
     from milkglass.client.data.marked_rows import require_marked
 
     require_marked(path)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(upload)
-    app.command()(uploads)

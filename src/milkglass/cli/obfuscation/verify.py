@@ -59,7 +59,3 @@ def _require_its_key(out: Path, key: Key) -> None:
     info = read_json(config).get(KEY_ID) if config.is_file() else None
     if fits({"key_id": info}, key) is False:
         raise KeyForOtherModel(f"{out} was scrambled with another key than this one", "give the key it was made with")
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(verify)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.split.client import ServerFolder, audit, classify, require_folder
+from milkglass.cli.split_client import ServerFolder, audit, classify, require_folder
 from milkglass.cli.ui.options import AsJson, kept_name, read_token, require_file
 from milkglass.cli.ui.terminal import bars, duration, emit, note
 from milkglass.progress import Stage
@@ -190,7 +190,3 @@ def serve(
 
 splits.command()(classify)
 splits.command()(audit)
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(splits, name="split")
