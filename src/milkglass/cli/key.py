@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, ModelRef, PassphraseFile, open_key
+from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFile
 from milkglass.cli.ui.terminal import bars, emit, moment, note, table
 from milkglass.client.key import usage
 from milkglass.errors import KeyExists, KeyFileError
@@ -19,11 +19,6 @@ FRESH = "every text under one key is a piece of the same cipher; give the next j
 LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
 keys = typer.Typer(help="Inspect a key file; derive a key for one job.", no_args_is_help=True)
-
-
-@keys.callback()
-def group() -> None:
-    """Inspect a key file; derive a key for one job."""
 
 
 @keys.command()
@@ -69,7 +64,7 @@ def for_job(
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
 
-    parent = open_key(key, passphrase_file)
+    parent = KeyOptions(key, model, passphrase_file).open()
     base = Checkpoint.open(resolve(model or parent.key.info.model))
     with bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milkglass.cli.ui.options import AsJson, require_file
-from milkglass.cli.ui.terminal import emit, note, say
+from milkglass.cli.ui.terminal import emit, note, resumable, say
 from milkglass.cli.ui.terminal import table as columns
 from milkglass.errors import UsageError
 
@@ -49,12 +49,8 @@ def reproduce(
         if not as_json:
             note(f"  {words}")
 
-    try:
+    with resumable(out):
         results = run(recipe, data, out, quick, at_once, progress, cache)
-    except KeyboardInterrupt:
-        if out.exists():
-            note(f"stopped; what was finished is kept in {out}, the same command again goes on")
-        raise
     result = json.loads(results.read_text("utf-8"))
     pages = [str(results.with_suffix(kind)) for kind in (".json", ".md", ".html")]
     emit(as_json, {"files": pages, **result}, lambda: "\n".join([table.words(table.read(result)), "", *pages]))

@@ -36,11 +36,6 @@ KEEP = (
 splits = typer.Typer(help="Cut a model in two: the first layers here, the others on a server.", no_args_is_help=True)
 
 
-@splits.callback()
-def group() -> None:
-    """Cut a model in two: the first layers here, the others on a server; hidden states cross, disturbed."""
-
-
 # --- train ------------------------------------------------------------------------------------------------------------
 @splits.command()
 def train(

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from milkglass.client.codec.conversation import Message
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.label_scale import Scale
-from milkglass.client.remote.key_match import require_key
 from milkglass.client.remote.remote import Remote, Sampling
+from milkglass.client.remote.responses import require_key
 from milkglass.client.results import Answer, Classified, Conversation, Job
 from milkglass.errors import CodecError, EmptyText, UnsupportedModel, UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.remote.strict_json import escaped, running_text
@@ -125,6 +126,17 @@ def bars(as_json: bool = False) -> Iterator[Stage]:
             return lambda done: progress.advance(task, done)
 
         yield stage
+
+
+@contextmanager
+def resumable(place: Path, kept: str = "what was finished is") -> Iterator[None]:
+    """A command that is interrupted says where its work is kept, if it is, and that it can be continued."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if place.exists():
+            note(f"stopped; {kept} kept in {place}, the same command again goes on")
+        raise
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

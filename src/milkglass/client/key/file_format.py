@@ -58,17 +58,11 @@ class Header:
     def line(self) -> bytes:
         """The header as it is written: JSON in ASCII, keys sorted, no spaces, ended by a line feed."""
         kdf = {"name": KDF, "n": self.scrypt_n, "r": SCRYPT_R, "p": SCRYPT_P, "salt": _b64(self.salt)}
-        return _line(
-            {
-                "format": FORMAT,
-                "version": VERSION,
-                "kdf": kdf,
-                "cipher": CIPHER,
-                "nonce": _b64(self.nonce),
-                "check": _b64(self.check),
-                "length": self.length,
-            }
-        )
+        header = {
+            "format": FORMAT, "version": VERSION, "kdf": kdf, "cipher": CIPHER,
+            "nonce": _b64(self.nonce), "check": _b64(self.check), "length": self.length,
+        }  # fmt: skip
+        return json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def parse(data: bytes, whole: bool) -> tuple[Header, bytes]:
@@ -121,10 +115,6 @@ def _require_types(found: Mapping[str, Any], kdf: Mapping[str, Any]) -> None:
     numbers = (found["version"], found["length"], kdf["n"], kdf["r"], kdf["p"])
     if any(type(one) is not int for one in numbers):
         raise TypeError("a number of the header is not a whole number")
-
-
-def _line(header: Mapping[str, Any]) -> bytes:
-    return json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def _b64(data: bytes) -> str:

@@ -62,8 +62,7 @@ class TransformedRows:
     gain: torch.Tensor | None = None
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
-        result = self.source.rows(start, stop)
-        return _times(result, self.matrix, self.gain)
+        return _times(self.source.rows(start, stop), self.matrix, self.gain)
 
 
 def _times(rows: torch.Tensor, matrix: torch.Tensor, gain: torch.Tensor | None = None) -> torch.Tensor:
@@ -104,9 +103,7 @@ def turned(
             result[name] = TransformedRows(rows, turn.tables) if len(base.tensors[name].shape) == 2 else rows
     for name, norm in residual.readers.items():
         result[name] = _Read(base, name, lambda whole, norm=norm: _times(whole, turn.readers, gain[norm]))  # type: ignore[misc]
-    for name in residual.writers:
-        result[name] = _Read(base, name, lambda whole: (turn.writers @ whole.float()).to(whole.dtype))
-    for name in residual.biases:
+    for name in (*residual.writers, *residual.biases):
         result[name] = _Read(base, name, lambda whole: (turn.writers @ whole.float()).to(whole.dtype))
     for name in residual.norms:
         result[name] = _Read(base, name, lambda whole: torch.full_like(whole, 1 - residual.unit))

@@ -33,27 +33,18 @@ from milkglass.schemes.mixture import Promise, RowMap
 from milkglass.schemes.obfuslm_plus import Turn
 
 
-@dataclass(frozen=True)
 class _Scrambled:
-    """A tensor after mixing and permuting: row p is row sigma^-1(p), a slot, of W X."""
+    """A tensor after mixing and permuting: row p is row sigma^-1(p), a slot, of W X.
 
-    source: torch.Tensor
-    mixture: RowMap
-    inverse: NDArray[np.int64]
-
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        return self.mixture.apply(self.source, self.inverse[start:stop])
-
-
-class _Lazy:
-    """Rows of a tensor that is read when it is first needed; the one read before it is let go."""
+    It is read when it is first needed; the one read before it is let go.
+    """
 
     def __init__(self, owner: _Tables, name: str) -> None:
         self._owner, self._name = owner, name
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         owner = self._owner
-        return _Scrambled(owner.tensor(self._name), owner.mixture, owner.inverse).rows(start, stop)
+        return owner.mixture.apply(owner.tensor(self._name), owner.inverse[start:stop])
 
 
 class _Tables:
@@ -138,11 +129,11 @@ def replacements(
     inverse = np.argsort(key.sigma).astype(np.int64)
     if plus is None or residual is None:
         tables = _Tables(base, mixture, inverse, architecture.table, table)
-        rows = {name: _Lazy(tables, name) for name in architecture.touched}
+        rows = {name: _Scrambled(tables, name) for name in architecture.touched}
         return Replacement(resized(base, rows, len(inverse)), rows, mixture)
     wider, head = with_head(base, architecture)
     tables = _Tables(wider, mixture, inverse, architecture.table, table)
-    rows = {name: _Lazy(tables, name) for name in dict.fromkeys((*architecture.touched, head))}
+    rows = {name: _Scrambled(tables, name) for name in dict.fromkeys((*architecture.touched, head))}
     turn = turn or turn_of(plus, key, rows[architecture.table], len(inverse), residual.width)
     created = turned(wider, residual, turn, rows, head)
     return Replacement(resized(wider, rows, len(inverse)), created, mixture, turn.condition)

@@ -34,8 +34,6 @@ MAX_FILES = 2000  # of one model
 SPARE = 256 << 20  # bytes that are left free on the disk
 DISTRUST = "don't trust this model"
 
-# Given a stage's name and its size in bytes, 0 where it is not known, returns what is called with the bytes just done.
-
 
 @final
 @dataclass(frozen=True)
@@ -103,6 +101,8 @@ def fetch(
     connection: Connection, route: str, model: str, out: Path, progress: Stage, largest: int | None = None
 ) -> Path:
     """Download the files that `route` lists to `out`; see Remote.fetch_model."""
+    from milkglass.models.checkpoint import Checkpoint
+
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
     files = promised_model(connection.json("GET", route))
@@ -118,7 +118,7 @@ def fetch(
     for file in files:
         _fetch_one(connection, f"{route}/{file.name}", staging / file.name, file, progress)
     try:
-        check_fetched(staging)
+        Checkpoint.open(staging)
     except ModelError:
         shutil.rmtree(staging)  # whole, and no model: there is nothing to go on from
         raise
@@ -137,10 +137,3 @@ def _fetch_one(connection: Connection, route: str, target: Path, file: OfferedFi
     receive(connection, route, target, file.bytes, advance)
     if file.sha256:
         require_sum(target, file.sha256, progress(f"check {file.name}", file.bytes))
-
-
-def check_fetched(folder: Path) -> None:
-    """Raises CorruptCheckpoint for weights that are not sound safetensors."""
-    from milkglass.models.checkpoint import Checkpoint
-
-    Checkpoint.open(folder)

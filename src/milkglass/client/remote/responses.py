@@ -4,6 +4,10 @@ Records of models, files, uploads, jobs and events are read by one RecordShape e
 types that it expects. Strings and numbers themselves are made safe by strict_json.py. Each function raises RemoteError
 for what cannot be.
 
+Whether a server's model was made with a key is asked before any id leaves: with another key the ids would go out under
+a permutation that the model doesn't have, so that the answers would be nonsense, and the server would get text in ids
+that it should see with another model only. A server that lies about it gains nothing.
+
 Out of scope: how the answers came here.
 """
 
@@ -14,9 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard, final
 
+from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.upload_check import PLAIN_NAME
 from milkglass.client.remote.strict_json import HINT, document
-from milkglass.errors import RemoteError
+from milkglass.errors import KeyForOtherModel, RemoteError
 
 MAX_ROWS = 100_000  # records of one list
 
@@ -190,3 +195,40 @@ def token_ids(choice: Mapping[str, Any]) -> list[int]:
     if not isinstance(ids, list) or not all(map(is_whole, ids)):
         raise RemoteError("the server's token ids are not whole numbers", "try again")
     return ids
+
+
+# --- the key ----------------------------------------------------------------------------------------------------------
+def fits(told: Mapping[str, Any], key: Key) -> bool | None:
+    """Whether the model that a server tells of is the key's; None: its config has no identifier of a key."""
+    identifier = told.get("key_id")
+    return None if identifier is None else identifier == key.identifier
+
+
+def require_key(told: Mapping[str, Any], key: Key, model: str) -> str | None:
+    """Raises KeyForOtherModel, or RemoteError for a description that cannot be. What is returned says what could not be
+    checked; None: all was."""
+    known = fits(told, key)
+    if known:
+        return None
+    if known is False:
+        raise _other(f"{model} was scrambled with another key than this one")
+    size, kind = response_number(told, "vocab_size"), told.get("kind")
+    if size != len(key.sigma):
+        raise _other(f"{model} has {size} tokens, this key is for a model of {len(key.sigma)}")
+    if kind != key.info.kind:
+        raise _other(f"{model} is not {_a(key.info.kind)}, as the key's model is")
+    return (
+        f"warning: {model} doesn't say which key scrambled it; its vocabulary size and kind fit this key, "
+        "and nothing more could be checked"
+    )
+
+
+def _a(kind: Any) -> str:
+    return "an encoder" if kind == "encoder" else "a decoder"
+
+
+def _other(message: str) -> KeyForOtherModel:
+    return KeyForOtherModel(
+        f"{message}, so nothing was sent",
+        "give the key that the model was scrambled with; `milkglass models --server URL --key FILE` shows which fit",
+    )

@@ -74,9 +74,8 @@ class WebServer(uvicorn.Server):
         if self.ready:
             print(self.ready, flush=True)
 
-    def _connection(self, on_lost: Callable[[], None]) -> tuple[ServerConnection, ServerConnection]:
-        created = ServerConnection(self.config, self.server_state, self.lifespan.state, self.limits, on_lost)
-        return created, created
+    def _connection(self, on_lost: Callable[[], None]) -> ServerConnection:
+        return ServerConnection(self.config, self.server_state, self.lifespan.state, self.limits, on_lost)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._on_stop()

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from milkglass.errors import MilkglassError
-from milkglass.server.faults import known_error
+from milkglass.server.storage.data_dir import known_error
 
 SHOWN = 3  # validation errors that are named in one answer
 REASONS = {

@@ -7,15 +7,15 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
 from milkglass.errors import MilkglassError
 from milkglass.models.checkpoint import read_json
-from milkglass.server.context import Context, of
+from milkglass.server.context import Context, Shared
 from milkglass.server.http.errors import error_body
 from milkglass.server.http.requests import Classification, Completion, as_rows, require_new, require_rows, token_types
 from milkglass.server.http.streaming import GONE, EventStream, disconnect, event, first
@@ -25,7 +25,6 @@ from milkglass.server.inference.sequence import Sequence
 from milkglass.server.storage.store import new_id
 
 router = APIRouter(route_class=StrictRoute)
-Shared = Annotated[Context, Depends(of)]
 
 
 def end_ids(shared: Context, model_id: str) -> frozenset[int]:

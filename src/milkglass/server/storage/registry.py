@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from milkglass import files
 from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, ModelError, NotFound, WrongBaseModel
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_json, write_json
 from milkglass.models.safetensors_file import TensorRef, read_header
@@ -21,7 +22,7 @@ from milkglass.models.staging import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, 
 from milkglass.server.storage.data_dir import DataDir
 from milkglass.server.storage.model_info import check_config, describe
 from milkglass.server.storage.store import ModelRecord, Store, new_id
-from milkglass.server.storage.uploads import Locks, Uploads, sha256_of
+from milkglass.server.storage.uploads import Locks, Uploads
 
 
 class BaseModels:
@@ -200,7 +201,7 @@ class Registry:
         checkpoint = Checkpoint.open(created)
         model = describe(model_id, checkpoint)
         model.job, model.parent, model.delta = job, parent, delta
-        model.sha256 = {file.name: sha256.get(file.name) or sha256_of(file) for file in checkpoint.files}
+        model.sha256 = {file.name: sha256.get(file.name) or files.sha256(file) for file in checkpoint.files}
         target = self.folder(model_id)
         if created != target:
             shutil.rmtree(target, ignore_errors=True)  # left by a kill before the store knew of it
