@@ -1,6 +1,6 @@
 """`milkglass finetune`: scramble data here, train there, watch.
 
-Out of scope: how training is done. Label names and the scale of scores stay here, sealed in the key.
+Label names and the scale of scores stay here, sealed in the key.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from milkglass.cli.ui.text_input import named, paired, to_classify
 from milkglass.errors import MilkglassError, TooLong, UsageError
 
 if TYPE_CHECKING:
-    from milkglass.client.remote.remote import Sampling
     from milkglass.client.results import Conversation
 
 SILENT = "(the model ended at once, without a word)"
@@ -87,23 +86,17 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Generate text, which is shown while it is generated."""
+    from milkglass.client.remote.remote import Sampling
+
     with open_session(key, server) as session:
         text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
         ids = session.prompt(text, system, chat_template)
-        answer = session.generate(model_id, ids, _sampling(max_tokens, temperature, top_p, top_k, seed))
+        answer = session.generate(model_id, ids, Sampling(max_tokens, temperature, top_p, top_k, seed))
         _show(answer, show=not as_json)
     if as_json:
         say(json_text({"text": answer.text, "prompt_tokens": answer.prompt_tokens, "tokens": answer.tokens}))
     elif answer.text:
         say()
-
-
-def _sampling(
-    max_tokens: int, temperature: float, top_p: float | None, top_k: int | None, seed: int | None
-) -> Sampling:
-    from milkglass.client.remote.remote import Sampling
-
-    return Sampling(max_tokens, temperature, top_p, top_k, seed)
 
 
 def _show(pieces: Iterable[str], show: bool = True) -> str:
@@ -134,8 +127,10 @@ def chat(
     server: ServerOptions,
 ) -> None:
     """Talk with a model, a line a turn. /new begins again, /exit or Ctrl-D ends. Nothing is stored."""
+    from milkglass.client.remote.remote import Sampling
+
     with open_session(key, server) as session:
-        conversation = session.chat(model_id, system, _sampling(max_tokens, temperature, top_p, top_k, seed))
+        conversation = session.chat(model_id, system, Sampling(max_tokens, temperature, top_p, top_k, seed))
         while (line := _ask()) is not None:
             if line == "/exit":
                 break

@@ -1,7 +1,4 @@
-"""`milkglass jobs` and `job`: what a server trains; watch, cancel, fetch or delete one.
-
-Out of scope: keys and data.
-"""
+"""`milkglass jobs` and `job`: what a server trains; watch, cancel, fetch or delete one."""
 
 from __future__ import annotations
 
@@ -58,7 +55,8 @@ def job(
     shown = _document(state)
     words = [("id", cell(shown["id"])), ("model", cell(shown["model"])), ("status", cell(shown["status"]))]
     words += [("steps", steps_of(shown["progress"])), ("loss", _loss(shown["progress"]))]
-    words += [("fine_tuned_model", shown["fine_tuned_model"] or ""), ("error", _error(shown["error"]))]
+    error = (shown["error"] or {}).get("message") or ""
+    words += [("fine_tuned_model", shown["fine_tuned_model"] or ""), ("error", error)]
     emit(as_json, shown, "\n".join(f"{name}: {value}" for name, value in words if value))
 
 
@@ -90,7 +88,3 @@ def _words(found: list[dict[str, Any]]) -> str:
 def _loss(numbers: Mapping[str, Any]) -> str:
     value = numbers.get("loss")
     return "" if value is None else f"{value:.4f}"
-
-
-def _error(told: Mapping[str, Any] | None) -> str:
-    return "" if told is None else told.get("message") or ""

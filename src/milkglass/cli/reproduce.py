@@ -1,7 +1,4 @@
-"""`milkglass reproduce`: run a recipe. `milkglass data`: a public data set, or a table of yours, as JSON Lines.
-
-Out of scope: what a recipe measures.
-"""
+"""`milkglass reproduce`: run a recipe. `milkglass data`: a public data set, or a table of yours, as JSON Lines."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milkglass.cli.ui.options import AsJson, require_file
-from milkglass.cli.ui.terminal import emit, note, resumable, say
+from milkglass.cli.ui.terminal import emit, note, resumable
 from milkglass.cli.ui.terminal import table as columns
 from milkglass.errors import UsageError
 
@@ -132,8 +129,5 @@ def _list(as_json: bool) -> None:
          "metrics": list(one.metrics), "licence": one.licence}
         for one in SETS.values()
     ]  # fmt: skip
-    if as_json:
-        say(json.dumps({"data_sets": result}, ensure_ascii=False))
-        return
-    heads = ("name", "task", "splits", "licence", "about")
-    say(columns([heads, *((d.name, d.task, ", ".join(d.splits), d.licence, d.about) for d in SETS.values())]))
+    rows = [(one.name, one.task, ", ".join(one.splits), one.licence, one.about) for one in SETS.values()]
+    emit(as_json, {"data_sets": result}, columns([("name", "task", "splits", "licence", "about"), *rows]))

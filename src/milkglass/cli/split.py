@@ -1,7 +1,4 @@
-"""`milkglass split`: a model cut in two, the lower half here, the upper one on a server.
-
-Out of scope: any method's parameters, and how halves are trained.
-"""
+"""`milkglass split`: a model cut in two, the lower half here, the upper one on a server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`milkglass split classify` and `split audit`: both halves at work, and under attack.
-
-Out of scope: methods, and how halves were made.
-"""
+"""`milkglass split classify` and `split audit`: both halves at work, and under attack."""
 
 from __future__ import annotations
 

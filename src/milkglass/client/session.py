@@ -284,18 +284,14 @@ class Session:
         self.unlocked = self.unlocked.remember(numbers)
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
             names = [Path(scratch) / name for name in ("train.parquet", "val.parquet")]
-            sent = [
-                self._send(path, out, summary.rows, numbers, length, stage)
-                for path, out, summary in zip(sources, names, summaries, strict=False)
-            ]
+            sent = []
+            for path, out, summary in zip(sources, names, summaries, strict=False):
+                write_rows(self.unlocked, self.codec, path, out, summary.rows, numbers, length, stage, self._notice)
+                sent.append(self.remote.upload(out, stage))
         job = self.remote.create_job(model, sent[0], settings, sent[1] if len(sent) > 1 else None, suffix)
         self._notice(f"job: {job['id']}")  # at once: anyone who is cut off from here on can find it again
         self.unlocked = self.unlocked.remember(numbers, str(job["id"]))
         return Job(self.remote, str(job["id"]), summaries[0].task, job.get("status"))
-
-    def _send(self, data: Path, out: Path, rows: int, numbers: Numbers, max_length: int, stage: Stage) -> str:
-        write_rows(self.unlocked, self.codec, data, out, rows, numbers, max_length, stage, self._notice)
-        return self.remote.upload(out, stage)
 
     def _count(self, texts: int, tokens: int) -> None:
         count(self.unlocked, texts, tokens, self._notice)

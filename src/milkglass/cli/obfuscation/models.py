@@ -143,13 +143,12 @@ def _one(ref: str) -> dict[str, Any]:
 
 
 def _one_words(found: dict[str, Any]) -> str:
-    million = 1e6
     return table(
         [
             ("folder", found["folder"]),
             ("family", f"{found['family']} ({found['kind']})"),
             ("vocabulary", f"{found['vocabulary']:,} tokens x {found['dimensions']} dimensions, {found['dtype']}"),
             ("scrambled", ", ".join(found["touched"])),
-            ("size", f"{found['bytes'] / million:,.1f} MB, a delta {found['bytes_scrambled'] / million:,.1f} MB"),
+            ("size", f"{megabytes(found['bytes'])}, a delta {megabytes(found['bytes_scrambled'])}"),
         ]
     )

@@ -202,20 +202,15 @@ def _folder(model: str, as_json: bool) -> Path:
 def _existing(
     path: Path, scheme: str | None, chosen: dict[str, Any], passphrase_file: Path | None, out: Path
 ) -> UnlockedKey | None:
+    """The key file, if there is one. Raises UsageError where it was made with another scheme than was chosen."""
+    from milkglass.client.key.generate import scheme_of
+
     if not path.exists():
         return None
     opened = KeyOptions(path, None, passphrase_file).open()
     unfinished = out.with_name(f".{out.name}.partial")
     begun = f"; or remove it and {unfinished}, of a run that was interrupted" if unfinished.exists() else ""
-    _require_same_scheme(opened.key, scheme, chosen, begun)
-    return opened
-
-
-def _require_same_scheme(key: Key, scheme: str | None, chosen: dict[str, Any], begun: str) -> None:
-    """begun: what more can be done, for the hint."""
-    from milkglass.client.key.generate import scheme_of
-
-    its = scheme_of(key)
+    its = scheme_of(opened.key)
     if scheme not in (None, its.name):
         raise UsageError(f"this key was made for {its.name}, not {scheme}", f"give the file of a new key{begun}")
     for name, value in chosen.items():
@@ -225,6 +220,7 @@ def _require_same_scheme(key: Key, scheme: str | None, chosen: dict[str, Any], b
                 f"this key was made with {name} = {fixed}, not {value}",
                 f"leave the option out, or give the file of a new key{begun}",
             )
+    return opened
 
 
 LOSS = (

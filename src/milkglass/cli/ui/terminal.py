@@ -1,7 +1,4 @@
-"""What the commands say: results to stdout, everything else to stderr; bars only where someone watches.
-
-Out of scope: any command.
-"""
+"""What the commands say: results to stdout, everything else to stderr; bars only where someone watches."""
 
 from __future__ import annotations
 

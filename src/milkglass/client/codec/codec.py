@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,7 @@ class Codec:
     def stream(self) -> StreamDecoder:
         """A decoder for ids that come a few at a time."""
         by_byte = "ByteFallback" in repr(self.tokenizer.backend_tokenizer.decoder)
-        return StreamDecoder(self._visible, self._text, by_byte)
+        return StreamDecoder(partial(self._original, skip_special=True), self._text, by_byte)
 
     @property
     def stop_ids(self) -> Ids:
@@ -307,9 +308,6 @@ class Codec:
                 f"an id is outside 0 to {len(self.inverse) - 1}", "these ids are of another model: check the key"
             )
         return self.inverse.take(array)
-
-    def _visible(self, ids: Sequence[int] | NDArray[Any]) -> list[int]:
-        return self._original(ids, skip_special=True)
 
     def _original(self, ids: Sequence[int] | NDArray[Any], skip_special: bool) -> list[int]:
         original = self._unscrambled(ids)

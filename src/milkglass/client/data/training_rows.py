@@ -70,15 +70,13 @@ def numbers_of(key: Key, train: Summary) -> Numbers:
     return known if known and train.scale and known.suits(train.scale) else train.scale
 
 
-# In which order a data set's labels are numbered.
-#
-# The server sees numbers. In alphabetical order, anyone who guesses the set of names would know which number is which;
-# here the order is drawn under the key, so that a guessed set leaves every order as likely as any other.
-#
-# Out of scope: how often each label occurs, which the server can count.
 def in_secret_order(names: Sequence[str], key: Key) -> tuple[str, ...]:
     """The names in an order of their own for each key and each set of names: the same again for the same data, so that
-    an upload that was interrupted goes on."""
+    an upload that was interrupted goes on.
+
+    The server sees numbers. In alphabetical order, anyone who guesses the set of names would know which number is
+    which; drawn under the key, every order is as likely as any other. The server can count how often each occurs.
+    """
     listed = sorted(names)
     info = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
     order = permutation(subkey(key.root, key.model_digest, f"labels/{info}"), len(listed))

@@ -2,8 +2,6 @@
 
 The line is compared with what writing its fields anew gives. So duplicate keys, other spacing, another order, other
 spellings of a number or a string, and fields that version 1 does not define are all refused.
-
-Out of scope: passphrases, and what is sealed.
 """
 
 from __future__ import annotations
@@ -133,8 +131,6 @@ def _foreign() -> KeyFileError:
 #
 # It is authentic when it is read, since only someone with the passphrase can seal. It is read strictly all the same: a
 # key that is not what version 1 defines must not reach a user's models.
-#
-# Out of scope: passphrases and files.
 ROOT = 32  # bytes
 TENSORS = {"root": np.uint8, "sigma": np.int32}
 NOTES = {"model_digest", "about", "sigma_sha256"}

@@ -18,8 +18,6 @@ and are worst as soon as ids are linked by other means (deciphering reads most o
 intersection of its clusters, which is the token alone after two jobs (members left, the median: 10, 1, 1, 1). Clusters
 that stay are linked, which says no more than solving them does, and inside them new noise links nothing and gains
 nothing by being averaged. So they are kept by default. Any server that has a table of the parent's can solve them.
-
-Out of scope: how a model is written (client/obfuscate/scramble.py), and files of keys (file.py).
 """
 
 from __future__ import annotations
@@ -45,7 +43,6 @@ from milkglass.noise.stream import subkey
 from milkglass.progress import Stage, no_stage
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.catalogue import SCHEMES, scheme_named
-from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.schemes.scheme import Scheme
 
 
@@ -142,11 +139,6 @@ def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
 def scheme_of(key: Key) -> Scheme:
     parameters = dict(key.info.scheme)
     return scheme_named(parameters.pop("name"), parameters)
-
-
-def plus_of(key: Key) -> Plus | None:
-    """How the dimensions are mixed, where they are."""
-    return scheme_of(key).plus
 
 
 def require_finite(table: torch.Tensor) -> None:

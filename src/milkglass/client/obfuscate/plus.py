@@ -3,9 +3,6 @@
 Tensor by tensor: what is held beside one of them is two (d, d) matrices and, while W* is drawn, the mixed table and its
 transpose. Gains of norms are folded into what reads after them and become ones, so a head that is tied to the table
 gets a tensor of its own.
-
-Out of scope: which tensors there are (models/families/residual.py), how W* is drawn
-(schemes/obfuslm_plus.py).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec.aliases import AliasChoices
 from milkglass.client.config_ids import config_entries, generation_entries, remap
-from milkglass.client.key.generate import plus_of, require_delta, require_finite, reserved_ids, scheme_of, visited
+from milkglass.client.key.generate import require_delta, require_finite, reserved_ids, scheme_of, visited
 from milkglass.client.key.key import Key
 from milkglass.client.layout import KEY_ID, MARKED, MARKER
 from milkglass.client.obfuscate.plus import turn_of, turned, with_head
@@ -73,7 +73,7 @@ def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
     """The base's configs with ids re-mapped and names left out; config.json also says which key it was."""
     first, choices = key.first, AliasChoices.of(key)
     result = mapped_configs(base, first, None if choices is None else choices.counts)
-    untied = {"tie_word_embeddings": False} if plus_of(key) else {}
+    untied = {"tie_word_embeddings": False} if scheme_of(key).plus else {}
     larger = {"vocab_size": len(key.sigma)} if len(key.sigma) > len(first) else {}
     return Configs({**result.config, KEY_ID: key.identifier} | untied | larger, result.generation)
 
@@ -122,7 +122,7 @@ def replacements(
 ) -> Replacement:
     """What the scrambled checkpoint has instead of the base's tensors; `mixture` and `turn` override the key's own (for
     tests)."""
-    plus = plus_of(key)
+    plus = scheme_of(key).plus
     residual = architecture.residual(base) if plus else None  # refused before the work begins
     table = base.read(architecture.table)
     mixture = mixture or mix(base, key, table, stage)

@@ -3,8 +3,6 @@
 When the time of an exchange is up, the connection is cut, whatever it is waiting for. httpx2's timeouts are of silence:
 a server that sends a byte now and then never meets them. So a thread looks at the clock and shuts the socket down,
 which ends every read and write on it, of headers as well as of a body.
-
-Out of scope: what is sent, what follows from a cut, and what an event means (responses.py).
 """
 
 from __future__ import annotations

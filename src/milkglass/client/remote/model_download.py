@@ -2,8 +2,6 @@
 
 A server may promise any file of any size. So names are those of a checkpoint, and sizes are compared with what the
 model can have and with the room on the disk before the first byte is written.
-
-Out of scope: keys, and whether the weights are what a job made of them.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Any, final
 
 from milkglass.client.layout import MARKED, MARKER, TOKENIZER
-from milkglass.client.obfuscate.upload_check import PLAIN_NAME
+from milkglass.client.obfuscate.upload_check import is_plain
 from milkglass.client.remote.connection import Connection
 from milkglass.client.remote.responses import is_count, is_text, rows
 from milkglass.client.remote.strict_json import HINT
@@ -54,14 +52,18 @@ class OfferedFile:
 def promised(entry: Mapping[str, Any]) -> OfferedFile:
     """Raises RemoteError for what no checkpoint has."""
     name, size, digest = entry.get("name"), entry.get("bytes"), entry.get("sha256")
-    good_name = is_text(name) and PLAIN_NAME.fullmatch(name) and ".." not in name
-    if not good_name or not str(name).endswith((".safetensors", ".json")) or TOKENIZER.fullmatch(str(name)):
+    if (
+        not is_text(name)
+        or not is_plain(name)
+        or not name.endswith((".safetensors", ".json"))
+        or TOKENIZER.fullmatch(name)
+    ):
         raise RemoteError("the server lists a file that no checkpoint has", DISTRUST)
     if not is_count(size) or not (digest is None or (is_text(digest) and SHA256.fullmatch(digest))):
         raise RemoteError(f"the server describes {name} badly", HINT)
-    if str(name).endswith(".json") and size > MAX_CONFIG:
+    if name.endswith(".json") and size > MAX_CONFIG:
         raise RemoteError(f"{name} would have {size} bytes, at most {MAX_CONFIG} are fetched", DISTRUST)
-    return OfferedFile(str(name), size, digest)
+    return OfferedFile(name, size, digest)
 
 
 def promised_model(answer: Mapping[str, Any]) -> list[OfferedFile]:

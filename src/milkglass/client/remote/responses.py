@@ -7,8 +7,6 @@ for what cannot be.
 Whether a server's model was made with a key is asked before any id leaves: with another key the ids would go out under
 a permutation that the model doesn't have, so that the answers would be nonsense, and the server would get text in ids
 that it should see with another model only. A server that lies about it gains nothing.
-
-Out of scope: how the answers came here.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard, final
 
 from milkglass.client.key.key import Key
-from milkglass.client.obfuscate.upload_check import PLAIN_NAME
+from milkglass.client.obfuscate.upload_check import is_plain
 from milkglass.client.remote.strict_json import HINT, document
 from milkglass.errors import KeyForOtherModel, RemoteError
 
@@ -120,7 +118,7 @@ def rows(answer: Mapping[str, Any], name: str = "data") -> list[dict[str, Any]]:
 def response_id(answer: Mapping[str, Any], name: str = "id") -> str:
     """An id of the server's, which can stand in an address."""
     value = answer.get(name)
-    if not isinstance(value, str) or not PLAIN_NAME.fullmatch(value) or ".." in value:
+    if not isinstance(value, str) or not is_plain(value):
         raise RemoteError(f"the answer has no proper {name}", HINT)
     return value
 
@@ -216,15 +214,12 @@ def require_key(told: Mapping[str, Any], key: Key, model: str) -> str | None:
     if size != len(key.sigma):
         raise _other(f"{model} has {size} tokens, this key is for a model of {len(key.sigma)}")
     if kind != key.info.kind:
-        raise _other(f"{model} is not {_a(key.info.kind)}, as the key's model is")
+        its = "an encoder" if key.info.kind == "encoder" else "a decoder"
+        raise _other(f"{model} is not {its}, as the key's model is")
     return (
         f"warning: {model} doesn't say which key scrambled it; its vocabulary size and kind fit this key, "
         "and nothing more could be checked"
     )
-
-
-def _a(kind: Any) -> str:
-    return "an encoder" if kind == "encoder" else "a decoder"
 
 
 def _other(message: str) -> KeyForOtherModel:

@@ -3,8 +3,6 @@
 What leaves this module cannot steer a terminal, and every number of it can be computed with: strings are one printable
 line each, numbers are finite and fit 64 bits, and neither depth nor the number of containers is for the server to
 choose. So no command has to clean anything again.
-
-Out of scope: what an answer means (responses.py), and how it came here.
 """
 
 from __future__ import annotations

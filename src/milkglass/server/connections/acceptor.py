@@ -1,7 +1,7 @@
 """Accepts connections, no more than the limits allow, and closes those whose time is up.
 
 A place is made for a newcomer by closing the oldest connection on which nothing is being done, so that many idle
-connections lock no one out. Knows nothing of requests.
+connections lock no one out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A web server as a process: it listens, keeps to its limits of connections, and logs. Shared by both servers.
-
-Knows nothing of what the application does.
-"""
+"""A web server as a process: it listens, keeps to its limits of connections, and logs. Shared by both servers."""
 
 from __future__ import annotations
 

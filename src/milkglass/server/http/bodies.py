@@ -1,6 +1,6 @@
 """Request bodies in memory: how many bytes all of them may have, how long each may take to arrive, who makes room.
 
-A body that is still arriving holds memory only until a faster one needs it. Knows nothing of what a body contains.
+A body that is still arriving holds memory only until a faster one needs it.
 """
 
 from __future__ import annotations

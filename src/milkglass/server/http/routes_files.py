@@ -79,7 +79,7 @@ def list_uploads(shared: Shared) -> dict[str, Any]:
 
 @router.get("/v1/uploads/{key}")
 def get_upload(key: PathName, shared: Shared) -> dict[str, Any]:
-    return upload_json(shared.uploads.get(key), shared.settings.chunk_bytes)
+    return upload_json(shared.store.uploads.get(key), shared.settings.chunk_bytes)
 
 
 @router.put("/v1/uploads/{key}", openapi_extra=_RAW)

@@ -95,7 +95,8 @@ class Jobs:
 
         def change(job: JobRecord) -> None:
             if job.over:
-                raise Conflict(f"the job is over: it {_ended(job)}", "there is nothing to cancel")
+                ended = "was cancelled" if job.state == "cancelled" else job.state
+                raise Conflict(f"the job is over: it {ended}", "there is nothing to cancel")
             job.cancel_at = job.cancel_at or time.time()
             if job.state == "queued":
                 events.emit(self.folder(key), "job cancelled")  # before it is over: streams end there
@@ -304,10 +305,6 @@ def _end(job: JobRecord, state: str) -> None:
     job.finished_at = time.time()
     if state != "succeeded":
         job.fine_tuned_model = None
-
-
-def _ended(job: JobRecord) -> str:
-    return "was cancelled" if job.state == "cancelled" else job.state
 
 
 def _count_crash(job: JobRecord, newest: int) -> None:

@@ -1,7 +1,7 @@
 """The server's models: ordinary Hugging Face folders under home/models, each made whole before it has its name.
 
 Weights are safetensors; a config that names code of its own, or a model type that Transformers would have to be taught,
-is refused. Knows nothing of how models are run.
+is refused.
 """
 
 from __future__ import annotations

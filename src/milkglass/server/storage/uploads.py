@@ -1,7 +1,7 @@
 """Files that arrive: in chunks that can be resumed, or in one form. Checked before they count as files.
 
 `received` moves only when a chunk's checksum held and its bytes are on the disk, so that a kill or a power cut costs at
-most the chunk that was under way. Knows nothing of models and jobs.
+most the chunk that was under way.
 """
 
 from __future__ import annotations
@@ -137,13 +137,10 @@ class Uploads:
             )
         self._home.require_space(size + sum(one.bytes - one.received for one in unfinished))
 
-    def get(self, key: str) -> Upload:
-        return self._store.uploads.get(key)
-
     def expect(self, key: str, offset: int, size: int) -> int:
         """Asked before a chunk's bytes are read, of which `size` were announced. Returns the bytes that the upload
         still lacks. Raises NotFound, WrongOffset, BadUpload, DiskFull."""
-        upload = self.get(key)
+        upload = self._store.uploads.get(key)
         if offset != upload.received:
             raise WrongOffset(upload.received)
         if offset + size > upload.bytes:
@@ -175,7 +172,7 @@ class Uploads:
             if done:
                 self._forget(key)
                 return done
-            upload = self.get(key)
+            upload = self._store.uploads.get(key)
             if upload.received != upload.bytes:
                 raise Conflict(
                     f"{upload.received} of {upload.bytes} bytes have arrived",
