@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.key.file import write_key
+from milkglass.client.key.file import UnlockedKey, write_key
 from milkglass.client.key.generate import new_key, scheme_of
 from milkglass.client.key.key import Key
-from milkglass.client.key.unlocked import UnlockedKey
 from milkglass.client.remote.remote import Remote
 from milkglass.client.session import Session
 from milkglass.demo.attacker import Ids, ordinary

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from milkglass import files
-from milkglass.client.data.parquet import write_parquet
+from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import hyperparameters, require_names, require_variants

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from milkglass import files
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import read_examples
-from milkglass.client.data.parquet import write_parquet
+from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.errors import JobFailed, UsageError

@@ -100,7 +100,7 @@ def sanitize(
         "threshold": threshold,
     }  # fmt: skip
     if method == "ghost":
-        from milkglass.cli.sanitization.ghost import sanitize_by_ghost
+        from milkglass.cli.ghost import sanitize_by_ghost
 
         others = {
             "epsilon": epsilon, "workers": workers, "allow": allow, "keep-stopwords": keep_stopwords or None,
@@ -264,7 +264,3 @@ def _table(ref: str) -> WordVectors:
 
     folder = resolve(ref)
     return words_of_model(folder, ref if ref.startswith("demo:") else folder.name)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(sanitize)
