@@ -14,6 +14,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from milkglass.errors import UsageError
 from milkglass.parameters import with_values
 
+NONE = "none"  # is never suggested: a slip of the pen must not switch a defence off
+
 
 class HasName(Protocol):
     """A frozen dataclass with a name."""
@@ -41,8 +43,8 @@ class Catalogue(Mapping[str, E], Generic[E]):
     def __getitem__(self, name: str) -> E:
         """Raises UsageError, with the names that there are, for another name."""
         if name not in self:
-            near = difflib.get_close_matches(str(name), self._entries, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(self._entries)}"
+            near = difflib.get_close_matches(str(name), [one for one in self._entries if one != NONE], n=1)
+            hint = "".join(f"did you mean {one}? " for one in near) + f"one of {', '.join(self._entries)}"
             raise UsageError(f"there is no {self.what} {name!r}", hint)
         return self._entries[name]
 

@@ -1,4 +1,4 @@
-"""How a method with its parameters is written into digests: by them a stopped run is known again.
+"""How a method with its parameters is written into digests, so that a stopped run is recognised.
 
 A signature is the `repr` of the method's dataclass. A class that was renamed keeps the name that it had when the first
 digests were made, so that folders of earlier versions are still known.

@@ -27,12 +27,12 @@ from milkglass.audit.audit import audit, write
 from milkglass.audit.key_scene import AuditFiles, build
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.report.findings import verdict, warnings
-from milkglass.audit.report.page import percent
+from milkglass.audit.report.page import percent, render
 from milkglass.audit.report.result import Audit, BudgetPoint
 from milkglass.audit.resume import ResumeStore, packed, unpacked
 from milkglass.audit.run import CHAIN, planned
 from milkglass.audit.scene import Scene
-from milkglass.cli.audit import line
+from milkglass.cli.audit import line, words
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import CLASSES, classes, read
 from milkglass.client.key.generate import new_key, scheme_for
@@ -248,12 +248,37 @@ def test_the_verdict_follows_the_strongest_attack_and_never_reassures() -> None:
 def test_the_verdict_says_when_stronger_attacks_were_not_finished() -> None:
     best = cell(0.2, 0.1)
     for other in (replace(best, state="failed"), replace(best, cut=True), replace(best, state="not run")):
-        assert verdict(best, WHO, (best, other)).startswith("Stronger attacks were not finished, so this figure is too")
+        assert verdict(best, WHO, (best, other)).startswith("Stronger attacks were not finished, so this figure may")
     for other in (replace(best, state="does not apply"), replace(best, state="not run", costly=True)):
         assert verdict(best, WHO, (best, other)).startswith("A good part")
     joint = replace(best, joint=True)
     assert verdict(joint, WHO, (joint, replace(best, cut=True))).startswith("A good part"), "it reads less anyway"
     assert verdict(joint, WHO, (joint, replace(joint, cut=True))).startswith("Stronger attacks were not finished")
+
+
+def test_a_figure_of_100_percent_is_not_called_too_low() -> None:
+    for whole in (cell(1.0, 1.0), cell(0.9999, 0.9998)):
+        for other in (replace(whole, cut=True), replace(whole, state="not run", costly=True, joint=True)):
+            said = verdict(whole, WHO, (whole, other))
+            assert "100.0 %" in said and "too low" not in said and "read more" not in said
+    assert "this figure may be too low" in verdict(cell(0.999, 1.0), WHO, (replace(cell(1, 1), cut=True),))
+
+
+def test_where_no_content_was_sent_nobody_is_said_to_read_it(setting: Setting, tmp_path: Path) -> None:
+    result = run(setting, tmp_path / "work")
+    nothing = Interval(math.nan, math.nan, math.nan, 0)
+    cells = tuple(
+        replace(one, measures={**one.measures, "content top-1": nothing}) if one.measures else one
+        for one in result.cells
+    )
+    assert any(one.measures for one in cells)
+    raised = warnings(scene(setting), cells, {})
+    assert "An attacker reads your text" not in [one.title for one in raised]
+    assert "nan" not in " ".join(one.raised_if for one in raised)
+    without = replace(result, cells=cells, warnings=raised)
+    for shown in (words(without, tmp_path), render(without), verdict(strongest(cells), WHO, cells)):
+        assert "nan" not in shown and "comes back" in shown
+    assert str(nothing) == percent(math.nan) == "-"
 
 
 @dataclass(frozen=True)
@@ -441,7 +466,7 @@ def test_the_verdict_names_what_was_too_long_to_begin() -> None:
     done = AttackResult("decipherment", "Corpus decipherment", "model only", "done", measures=measures)
     costly = AttackResult("language-model", "Language model", "model only", "not run", costly=True, joint=True)
     assert "not begun" not in verdict(done, WHO, (done,))
-    assert verdict(done, WHO, (done, costly)).endswith("likely to read more: language model.")
+    assert verdict(done, WHO, (done, costly)).endswith("may read more: language model.")
 
 
 def everything(it: Setting) -> Sequences:

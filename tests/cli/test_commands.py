@@ -16,13 +16,21 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 import milkglass.cli.ui.terminal as terminal
 from milkglass.client.key.file import UnlockedKey, read_key, write_key
 from milkglass.client.key.info import KeyInfo
+from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SECRET, SMALL, Owner, call, document, has_model_of, refused
+from tests.cli.test_processes import self_signed
 from tests.client.stub import Handler, Stub
 
 
@@ -344,12 +352,80 @@ def test_bytes_that_are_no_text(encoder: Owner, tmp_path: Path) -> None:
     refused(call("encode", "--key", encoder.path, "--in", tmp_path / "latin"), 2, "not UTF-8")
 
 
+def test_an_empty_input_is_refused(encoder: Owner, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    out = tmp_path / "ids"
+    for more in ((), ("--json",), ("--out", out), ("--chat",)):
+        refused_words = call("encode", "--key", encoder.path, *more, stdin="")
+        assert refused_words.exit_code == 5 and "stdin is empty" in refused_words.stderr and not refused_words.stdout
+    refused(call("encode", "--key", encoder.path, "--in", tmp_path / "empty.txt"), 5, "empty.txt is empty")
+    assert not out.exists()
+
+
+def test_a_length_limit_below_the_special_tokens(encoder: Owner) -> None:
+    with pytest.raises(UsageError) as told:
+        encoder.codec._limit(2, added=2)  # the tiny tokenizer adds none
+    assert told.value.message == "the length limit is 2, at least 3 is needed"
+    assert told.value.hint == "the tokenizer adds 2 special tokens to each text"
+
+
+@pytest.mark.parametrize("command", ["finetune", "encode"])
+def test_training_data_of_another_kind_is_told_by_its_name(
+    stub: Stub, encoder: Owner, tmp_path: Path, command: str
+) -> None:
+    source = tmp_path / "t.txt"
+    source.write_text(f"{SECRET} is a text\n")
+    words = ("mine", source) if command == "finetune" else ("--in", source, "--out", tmp_path / "t.parquet")
+    result = call(command, *words, "--key", encoder.path)
+    refused(result, 2, "training data must be .jsonl, .csv or .tsv; t.txt is .txt")
+    assert SECRET not in result.stderr and not stub.calls
+
+
+def test_a_chat_with_an_encoder_names_the_command_for_it(stub: Stub, encoder: Owner) -> None:
+    has_model_of(stub, encoder)
+    result = call("chat", "mine", "--key", encoder.path)
+    assert result.exit_code != 0 and "hint: use `milkglass classify`" in result.stderr
+
+
+def test_a_data_set_that_does_not_exist(tmp_path: Path) -> None:
+    result = call("data", "nope", "--out", tmp_path / "x.jsonl")
+    refused(result, 2, "there is no data set 'nope'")
+    assert "sst2" in result.stderr and "--from" not in result.stderr
+
+
 # --- serve ------------------------------------------------------------------------------------------------------------
 def test_serve_refuses_a_network_without_tls(tmp_path: Path) -> None:
     refused(call("serve", "--host", "0.0.0.0", "--home", tmp_path / "h"), 2, "without TLS")
     refused(call("serve", "--cert", tmp_path / "no.pem", "--home", tmp_path / "h"), 2, "no file")
     refused(call("serve", "--base-models", tmp_path / "no", "--home", tmp_path / "h"), 2, "no folder")
     assert not (tmp_path / "h").exists()
+
+
+def test_serve_checks_its_certificate_and_key_before_it_makes_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import milkglass.server.app
+
+    started: list[Any] = []
+    monkeypatch.setattr(milkglass.server.app, "serve", started.append)
+    (tmp_path / "other").mkdir()
+    (certificate, secret), (_, other) = self_signed(tmp_path), self_signed(tmp_path / "other")
+    bad = tmp_path / "bad.pem"
+    bad.write_text("no PEM\n")
+    home = ("serve", "--home", tmp_path / "h")
+    refused(call(*home, "--cert", bad, "--tls-key", bad), 2, "bad.pem holds no certificate")
+    refused(call(*home, "--cert", certificate, "--tls-key", bad), 2, "bad.pem holds no key")
+    result = call(*home, "--cert", certificate, "--tls-key", other)
+    refused(result, 2, "is not the key of")
+    assert "hint: give" in result.stderr
+    refused(call(*home, "--cert", certificate), 2, "TLS needs both a certificate and a key")
+    assert not (tmp_path / "h").exists() and not started
+    assert call(*home, "--cert", certificate, "--tls-key", secret).exit_code == 0
+    key = load_pem_private_key(secret.read_bytes(), None)
+    locked = BestAvailableEncryption(b"a passphrase")
+    secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked))
+    assert call(*home, "--cert", certificate, "--tls-key", secret).exit_code == 0
+    assert len(started) == 2
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -468,7 +544,9 @@ def test_interrupting_leaves_the_job(
 
 def test_finetune_refuses_before_it_sends(stub: Stub, encoder: Owner, tickets: Path, tmp_path: Path) -> None:
     run = ("finetune", "mine", tickets, "--key", encoder.path)
-    refused(call(*run, "--learning-rate", "-1"), 2, "learning_rate is -1.0")
+    refused(call(*run, "--learning-rate", "-1"), 2, "--learning-rate is -1.0")
+    refused(call(*run, "--epochs", "-1"), 2, "--epochs is -1.0, more than 0 is needed")
+    assert not stub.calls
     refused(call(*run, "--task", "causal-lm"), 5, "data for classification, not for causal-lm")
     refused(call("finetune", "mine", tmp_path / "no", "--key", encoder.path), 2, "there is no file")
     one = tmp_path / "one.jsonl"

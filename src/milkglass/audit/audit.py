@@ -18,7 +18,7 @@ from milkglass.audit.report.findings import distortion, verdict, warnings
 from milkglass.audit.report.page import drawn, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.run import Rules, run
+from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
 from milkglass.metrics.recovery import floors
 from milkglass.threat.attack import Attack, Budget
@@ -37,7 +37,7 @@ def audit(
     progress: Callable[[AttackResult], None] = lambda cell: None,
 ) -> Audit:
     started = time.monotonic()
-    done = run(scene, attacks, work, Budget(ATTACKING * budget.left()), seed, progress, Rules(threads))
+    done = run(scene, attacks, work, Budget(ATTACKING * budget.left()), seed, progress, RunOptions(threads))
     best = strongest(done.cells)
     points = key_budget(scene, attacks, done, best, budget, seed)
     spent = curve.spent(points)

@@ -32,7 +32,7 @@ CHAIN = 0.6  # of what is left of the budget: the strongest attacks come after t
 
 
 @dataclass(frozen=True)
-class Rules:
+class RunOptions:
     """How a run treats its attacks; the defaults are those of an audit.
 
     Attributes:
@@ -48,7 +48,7 @@ class Rules:
     own_budget: Callable[[], Budget] | None = None
 
 
-RECIPE = Rules(threads=1, use_minimum=False)
+RECIPE = RunOptions(threads=1, use_minimum=False)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class AttackTurn:
 
     @property
     def rank(self) -> int:
-        """What ends soon while the chain runs; what reads most as soon as it has ended; last what takes minutes."""
+        """0: at once, while the chain runs; 1: after the chain; 2-3: slow attacks."""
         if self.waits:
             return 1
         if not self.min_seconds:
@@ -118,7 +118,7 @@ def run(
     budget: Budget,
     seed: int,
     progress: Report = lambda result: None,
-    rules: Rules = Rules(),
+    rules: RunOptions = RunOptions(),
 ) -> AuditRun:
     """Args:
     attacks: by the name that their results have, in the order in which candidates are handed on.
@@ -157,7 +157,7 @@ class _Runner:
     budget: Budget
     seed: int
     progress: Report
-    rules: Rules
+    rules: RunOptions
     stop: Event = field(default_factory=Event)
 
     def chain(self, turns: Sequence[AttackTurn]) -> Chain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,7 +38,8 @@ def audit(
     budget: Annotated[
         str,
         typer.Option(
-            help="How long attacks may take: 90s, 2m, 1h. Those that read most may take half a minute each in any case."
+            help="How long attacks may take: 90s, 2m, 1h. Scrambling the model before them is not counted, and those "
+            "that read most may take half a minute each in any case."
         ),
     ] = "2m",
     rows: Annotated[int | None, typer.Option(help="Read only this many texts.")] = None,
@@ -143,15 +145,20 @@ def line(cell: AttackResult) -> str:
     return f"{what}: {cell.measures[name]} {noun}, {cell.seconds:.0f} s{short}"
 
 
+def _share(value: float) -> str:
+    """ "-" where nothing of its kind was sent."""
+    return "-" if math.isnan(value) else f"{100 * value:.1f} %"
+
+
 def words(result: Audit, page: Path) -> str:
     rows: list[tuple[str, ...]] = [("attack", "attacker", "tokens", "content")]
     for cell in result.cells:
         what = cell.what + (", not finished" if cell.cut else "")
         if "tokens top-1" in cell.measures:
-            shares = (f"{100 * cell.value(name):.1f} %" for name in ("tokens top-1", "content top-1"))
+            shares = (_share(cell.value(name)) for name in ("tokens top-1", "content top-1"))
             rows.append((what, cell.adversary, *shares))
         elif "bag f1" in cell.measures:
-            rows.append((what, cell.adversary, f"words of a text, F1 {100 * cell.value('bag f1'):.1f} %", ""))
+            rows.append((what, cell.adversary, f"words of a text, F1 {_share(cell.value('bag f1'))}", ""))
     return "\n".join(
         [
             result.verdict,

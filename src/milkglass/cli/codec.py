@@ -19,7 +19,7 @@ from milkglass import files
 from milkglass.cli.ui.options import AsJson, KeyOptions, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, json_text, note, shown
 from milkglass.cli.ui.text_input import InputRow, arguments, line_name, named, pairs_of, require_no_messages, row_of
-from milkglass.errors import CodecError, UsageError
+from milkglass.errors import CodecError, EmptyText, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec, Encoded
@@ -92,6 +92,8 @@ def encode(
                     documents.append(document)
                 else:
                     sink.write(json.dumps(document["ids"]) + "\n")
+        if not texts:
+            raise EmptyText(f"{'stdin' if source is None else source.name} is empty", "write a text a line")
         if as_json:
             sink.write(json.dumps({"encoded": documents}) + "\n")
     count(unlocked, texts, tokens, note)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -98,22 +98,32 @@ def finetune(
             f"the suffix {suffix!r} is not 1 to 64 signs of A-Z, a-z, 0-9, _ and -",
             "give a name like that; it is sent unchanged, so let it reveal nothing",
         )
+    hyperparameters: dict[str, Any] = {
+        "n_epochs": epochs, "max_steps": max_steps, "batch_size": batch_size, "learning_rate": learning_rate,
+        "warmup_ratio": warmup_ratio, "weight_decay": weight_decay, "method": method, "lora_rank": lora_rank,
+        "lora_alpha": lora_alpha, "full_first": full_first, "full_last": full_last, "train_tables": train_tables,
+        "adam_beta2": adam_beta2, "dtype": dtype, "seed": seed, "save_steps": save_steps,
+        "logging_steps": logging_steps, "max_length": max_length,
+    }  # fmt: skip
+    from milkglass.server.spec import MAX_LENGTH, hyperparameters_of
+
+    hyperparameters_of({**hyperparameters, "max_length": min(max_length, MAX_LENGTH)}, _option)
     with open_session(key, server) as session:
         with bars(as_json) as stage:
             job = session.finetune(
-                model_id, data, validation=validation, task=task, suffix=suffix, stage=stage,
-                n_epochs=epochs, max_steps=max_steps, batch_size=batch_size, learning_rate=learning_rate,
-                warmup_ratio=warmup_ratio, weight_decay=weight_decay, method=method, lora_rank=lora_rank,
-                lora_alpha=lora_alpha, full_first=full_first, full_last=full_last, train_tables=train_tables,
-                adam_beta2=adam_beta2, dtype=dtype, seed=seed, save_steps=save_steps, logging_steps=logging_steps,
-                max_length=max_length,
-            )  # fmt: skip
+                model_id, data, validation=validation, task=task, suffix=suffix, stage=stage, **hyperparameters
+            )
         if detach:
             emit(as_json, {"job": job.id, "status": job.status}, comeback(job.id, server))
             return
         use = "generate" if job.task == "causal-lm" else "classify"
         most = partial(_largest, session.unlocked, key.model)
         finish(session.remote, job.id, fetch, server, as_json, (use, str(key)), most)
+
+
+def _option(name: str) -> str:
+    """The option that sets a hyperparameter."""
+    return "--epochs" if name == "n_epochs" else f"--{name.replace('_', '-')}"
 
 
 def _largest(unlocked: UnlockedKey, model: str | None) -> int:

@@ -1,4 +1,4 @@
-"""The command line's front door: the list of commands, and what becomes of an error.
+"""The command line's entry point: the list of commands, and what becomes of an error.
 
 Exit codes: 0 done, 2 used wrongly, 3 the model, 4 the key, 5 the text or data, 6 the server or the way to it, 7 the
 server's own trouble (`serve`), 130 interrupted, 1 anything else.
@@ -74,7 +74,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="milkglass",
     cls=Commands,
-    help="Fine-tune and run language models on machines that you don't trust: only scrambled token ids cross the wire.",
+    help="Fine-tune and run language models on machines that you don't trust. In the main job only scrambled token ids cross the wire.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -96,7 +96,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Fine-tune and run language models on machines that you don't trust: only scrambled token ids cross the wire."""
+    """Fine-tune and run language models on machines that you don't trust. In the main job only scrambled token ids cross the wire."""
 
 
 def demo(

@@ -97,10 +97,10 @@ def data(
     else:
         if any(requested):
             raise UsageError("columns are for files of your own", f"{name} has its own")
+        score = sets.describe(name).task == "regression"
         if (source is None) != hub:
             words = "both --from and --hub were given" if hub else f"where is the data set {name}?"
             raise UsageError(words, "give --from FOLDER, or --hub")
-        score = sets.describe(name).task == "regression"
         result = sets.load(name, source, split, note)
     count = sets.write(result, out, score, rows)
     taken = {} if columns is None else {"columns": columns.document()}

@@ -51,6 +51,8 @@ def serve(
     for file in (cert, tls_key):
         if file is not None:
             require_file(file, "give the TLS certificate and key as PEM files")
+    if cert is not None and tls_key is not None:
+        _require_tls(cert, tls_key)
     for folder in base_models or ():
         if not folder.is_dir():
             raise UsageError(f"there is no folder {folder}", "give folders of original models")
@@ -61,7 +63,6 @@ def serve(
         "max_batch": max_batch,
         "training_threads": training_threads,
     }
-    note(f"home: {home.resolve()} (the token is in {token_file or home.resolve() / 'token'})")
     from milkglass.server.app import serve as run
     from milkglass.server.settings import ServerSettings
 
@@ -76,4 +77,28 @@ def serve(
         base_models=tuple(folder.resolve() for folder in base_models or ()),
         **{name: value for name, value in limits.items() if value is not None},
     )
+    note(f"home: {home.resolve()} (the token is in {token_file or home.resolve() / 'token'})")
     run(settings)
+
+
+def _require_tls(cert: Path, key: Path) -> None:
+    """Raises UsageError where the files are no certificate and the key to it, before a token is made."""
+    import ssl
+
+    def locked() -> str:
+        raise PermissionError  # a key with a passphrase is one: OpenSSL asks for it when the server starts
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_verify_locations(cert)
+    except ssl.SSLError:
+        raise UsageError(f"{cert} holds no certificate", "give the server's certificate, as PEM") from None
+    try:
+        context.load_cert_chain(cert, key, locked)
+    except PermissionError as error:
+        if error.errno is not None:
+            raise
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise UsageError(f"{key} is not the key of {cert}", "give the key that the certificate is for") from None
+        raise UsageError(f"{key} holds no key", "give the certificate's private key, as PEM") from None

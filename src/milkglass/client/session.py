@@ -208,10 +208,10 @@ class Session:
         return self._answer(model, ids, sampling)
 
     def chat(self, model: str, system: str | None = None, sampling: Sampling | None = None) -> Conversation:
-        """A conversation in the model's chat template. Raises NoChatTemplate, UnsupportedModel."""
+        """A conversation in the model's chat template. Raises UnsupportedModel, NoChatTemplate."""
         start = _system(system)
+        self.require_generator(model)  # first: an encoder has no template either
         self.codec.encode_chat([*start, {"role": "user", "content": "hi"}])  # no template: said before anyone types
-        self.require_generator(model)
         return Conversation(lambda turns: self._answer(model, self.codec.encode_chat(turns), sampling), start)
 
     def require_generator(self, model: str) -> None:

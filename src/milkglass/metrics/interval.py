@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ class Interval:
     units: int
 
     def __str__(self) -> str:
+        if math.isnan(self.value):
+            return "-"
         return f"{100 * self.value:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
 
 

@@ -16,7 +16,7 @@ regression, a list of int32 for causal-lm, -100 where no loss is wanted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -120,9 +120,9 @@ class Status(BaseModel):
     metrics: dict[str, float] = {}
 
 
-def hyperparameters_of(requested: Mapping[str, Any]) -> dict[str, Any]:
+def hyperparameters_of(requested: Mapping[str, Any], called: Callable[[str], str] = str) -> dict[str, Any]:
     """The requested ones that are not None, checked as the server will check them: a negative rate is
-    refused before an hour of uploading. Raises UsageError."""
+    refused before an hour of uploading. called: a hyperparameter's name in messages. Raises UsageError."""
     given = {name: value for name, value in requested.items() if value is not None}
     try:
         return Hyperparameters(**given).model_dump(exclude_none=True, include={*given})
@@ -132,7 +132,7 @@ def hyperparameters_of(requested: Mapping[str, Any]) -> dict[str, Any]:
         if first["type"] == "extra_forbidden":
             known = ", ".join(Hyperparameters.model_fields)
             raise UsageError(f"there is no hyperparameter {name!r}", f"hyperparameters: {known}") from None
-        raise UsageError(f"{name} is {value!r}, {_needed(first)}", "leave it out for the default") from None
+        raise UsageError(f"{called(name)} is {value!r}, {_needed(first)}", "leave it out for the default") from None
 
 
 def _needed(fault: Mapping[str, Any]) -> str:

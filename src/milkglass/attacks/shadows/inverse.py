@@ -1,20 +1,20 @@
-"""What an attacker who knows the defence knows of each replaced token: all tokens for which it may stand.
+"""GHOST, section 5.7: four rules that read replaced tokens, and the inverse of the shadows, which they choose from.
 
 GHOST's search is public, and so is the table that it searched (Kerckhoffs). So the attacker runs it, and turns its
-result around: T_ori(s) = {t : s is a shadow of t} (paper, section 5.7). The replaced ids themselves are taken to be
-known exactly, which is what an inversion of gradients gives at its best.
+result around: T_ori(s) = {t : s is a shadow of t}, all tokens for which a replaced one may stand. The replaced ids
+themselves are taken to be known exactly, which is what an inversion of gradients gives at its best.
 
-Here are also the paper's four rules (section 5.7), which name an original t of a shadow s by embeddings alone:
+The rules name an original t of a shadow s by embeddings alone, one token at a time:
 
     sampling             drawn with p(t | s) ~ max(0, cos(e_t, e_s)), anew for each place
     maximum similarity   the largest cos(e_t, e_s)
     median similarity    the median cos(e_t, e_s), further ranks outwards from there
     mean embedding       the nearest, by cosine, to the mean of the embeddings of T_ori(s)
 
-GHOST throws out the nearest neighbours with meaning in common, not all that are near, so that nearness still says
-something; and a defence which takes shadows from the middle of its lists is read from the middle. Sampling is the
-weakest, as it spends draws on tokens that it holds for less likely itself. Special tokens stand for themselves, and are
-read so. Each looks at one token at a time. Out of scope: frequency, context, and how the defence chose among the
+Why they read anything: GHOST excludes only those of the nearest neighbours that share the token's meaning, so a near
+token is still a likelier original than a far one. Against a defence that takes shadows from the middle of its lists,
+the median rule is the right one. Sampling is the weakest: it also names tokens that it holds to be less likely. Special
+tokens stand for themselves, and are read so. Out of scope: frequency, context, and how the defence chose among the
 shadows.
 """
 

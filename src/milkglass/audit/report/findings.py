@@ -6,6 +6,7 @@ is how much was recovered.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -18,6 +19,8 @@ from milkglass.audit.scene import Scene
 from milkglass.sequences import Sequences
 from milkglass.threat.observations import Tokens, Weights
 
+ALL = 0.9995  # from here on a share is printed as 100.0 %
+
 
 def verdict(best: AttackResult | None, who: Mapping[str, str], cells: tuple[AttackResult, ...]) -> str:
     """One or two sentences, which never reassure. who: what each attacker has, in words."""
@@ -28,14 +31,15 @@ def verdict(best: AttackResult | None, who: Mapping[str, str], cells: tuple[Atta
     carrying = f", {content} of those that carry content" if content.units else ""
     said = f"{much} of your running text comes back: {value} of the tokens{carrying}, to an attacker who "
     said += f"{who[best.adversary]}."
-    if unfinished(cells):
-        return f"Stronger attacks were not finished, so this figure is too low. {said}"
+    whole = value.value >= ALL  # no attack reads more
+    if unfinished(cells) and not whole:
+        return f"Stronger attacks were not finished, so this figure may be too low. {said}"
     lone = not any(cell.joint and cell.state != "does not apply" for cell in cells)  # nobody starts from clusters here
     if lone and (words := state_findings.words(who, cells)):
         said += f" {words}"
     late = [cell for cell in cells if cell.state == "not run" and cell.costly and (cell.joint or lone)]
-    if costly := sorted({cell.title for cell in late}):
-        return f"{said} Not begun in so short a budget, and likely to read more: {', '.join(costly).lower()}."
+    if not whole and (costly := sorted({cell.title for cell in late})):
+        return f"{said} Not begun in so short a budget, and may read more: {', '.join(costly).lower()}."
     return said
 
 
@@ -104,7 +108,7 @@ def _why(scene: Scene) -> str:
 
 
 def _running(scene: Scene, best: AttackResult | None, spent: Mapping[str, Mapping[str, int]]) -> Finding | None:
-    if best is None or best.value("content top-1") < 0.1:
+    if best is None or not best.value("content top-1") >= 0.1:  # nan, where no content token was sent, included
         return None
     advice = state_findings.CHANGE
     if not scene.of_states:
@@ -174,6 +178,7 @@ def _classes(best: AttackResult | None) -> Finding | None:
 
 def _weak(cells: tuple[AttackResult, ...], best: AttackResult | None) -> Finding | None:
     weak = [cell for cell in cells if cell.attack in ("knn", "knn+", "ednn") and cell.state == "done"]
+    weak = [cell for cell in weak if not math.isnan(cell.value("tokens top-1"))]
     if best is None or not weak:
         return None
     most = max(cell.value("tokens top-1") for cell in weak)

@@ -24,7 +24,9 @@ COLUMNS = (
 
 
 def percent(fraction: float) -> str:
-    """`0.1234` as `12.3 %`; what would round to nothing keeps a figure."""
+    """`0.1234` as `12.3 %`; what would round to nothing keeps a figure; "-" where there is nothing to count."""
+    if math.isnan(fraction):
+        return "-"
     value = 100 * fraction
     return f"{value:.1f}\u00a0%" if value >= 0.05 or value == 0 else f"{value:.1g}\u00a0%"
 

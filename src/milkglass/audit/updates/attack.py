@@ -14,7 +14,7 @@ import numpy as np
 from milkglass.attacks.catalogue import GRADIENT_ATTACKS
 from milkglass.audit.gradient_scene import SERVER, measured
 from milkglass.audit.outcome import AttackResult, FinishedAttack
-from milkglass.audit.run import Rules, run
+from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
 from milkglass.audit.updates.report import AS_THEY_ARE, Leakage, UpdateReading
 from milkglass.audit.updates.scenes import AuditedSite
@@ -108,7 +108,7 @@ class _Player:
 
     def __call__(self, scene: Scene, attacks: Mapping[str, Attack], ghost: bool) -> list[FinishedAttack]:
         fit = {name: one for name, one in attacks.items() if ghost or Tokens not in one.sees}
-        rules = Rules(threads=1, use_minimum=False, own_stream=False, own_budget=self._share)
+        rules = RunOptions(threads=1, use_minimum=False, own_stream=False, own_budget=self._share)
         played = run(scene, fit, None, Budget(), self._seed, lambda result: self._progress(1), rules).played
         rest = [AttackResult(name, one.title, SERVER, "does not apply", NO_SHADOWS) for name, one in attacks.items()]
         rest = [one for one in rest if one.attack not in fit]

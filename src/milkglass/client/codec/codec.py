@@ -253,7 +253,7 @@ class Codec:
             requested = limit if max_length is None else max_length
             raise UsageError(
                 f"the length limit is {requested}, at least {added + least} is needed",
-                f"{added} of them are put around each text" if added else "",
+                f"the tokenizer adds {added} special token{'s' if added > 1 else ''} to each text" if added else "",
             )
         return limit
 

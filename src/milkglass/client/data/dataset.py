@@ -23,9 +23,10 @@ from typing import Any, Literal
 
 from milkglass.client.codec.conversation import Message
 from milkglass.client.label_scale import Scale, score_of
-from milkglass.errors import CodecError, EmptyText
+from milkglass.errors import CodecError, EmptyText, UsageError
 
 Kind = Literal["labelled", "chat", "text"]
+KINDS = (".jsonl", ".json", ".csv", ".tsv", "")  # of training data; what has no kind is read as JSON Lines
 MAX_FIELD = 1 << 24  # characters of one CSV field
 SYNONYMS = {"sentence": "text", "sentence1": "text", "sentence2": "text_pair"}
 
@@ -87,7 +88,16 @@ def place(path: Path, line: int) -> str:
 
 
 def summarise(path: Path, scores: bool = False) -> Summary:
-    """Read the whole file once, checking every row. scores: as for `read_examples`."""
+    """Read the whole file once, checking every row. scores: as for `read_examples`. Raises UsageError for a file of
+    another kind by its name."""
+    kind = path.suffix.lower()
+    if kind not in KINDS:
+        raise UsageError(
+            f"training data must be .jsonl, .csv or .tsv; {path.name} is {kind}",
+            f"`milkglass data {path.name} --out NEW.jsonl` makes it of a Parquet file"
+            if kind == ".parquet"
+            else 'write one JSON object a line: {"text": "...", "label": "..."}',
+        )
     if scores:
         return _scored(path)
     names: set[str] = set()

@@ -1,4 +1,6 @@
-"""The key's sealed file, version 1 (docs/formats.md):
+"""Open, seal and update a key file.
+
+The sealed file, version 1 (docs/formats.md):
 
 one line of JSON, the header: format, version, scrypt's parameters, nonce, passphrase check, length of the seal
 the seal: ChaCha20-Poly1305 over the payload, the header line as associated data

@@ -1,4 +1,6 @@
-"""What a key file is made of, version 1 (docs/formats.md): its header line and its sealed payload, read strictly.
+"""The bytes of a key file, version 1.
+
+Its header line and its sealed payload (docs/formats.md), read strictly.
 
 The line is compared with what writing its fields anew gives. So duplicate keys, other spacing, another order, other
 spellings of a number or a string, and fields that version 1 does not define are all refused.

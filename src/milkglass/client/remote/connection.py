@@ -1,7 +1,8 @@
-"""One server over HTTP: where everything that is sent leaves this machine.
+"""One server over HTTP: what is sent to a Milkglass server leaves this machine here.
 
-It decides who receives the token, what is tried again, and what an error answer becomes. The scrambled ids that it
-sends come from session.py, through remote.py; it does not read them. A server is not trusted: all of its JSON is read
+Flower has connections of its own, and so has what is fetched from a hub. This file decides who receives the token, what
+is tried again, and what an error answer becomes. What it sends are the scrambled ids of session.py, through remote.py,
+and the frames of split/wire.py; it reads neither. A server is not trusted: all of its JSON is read
 by strict_json.py, every exchange has a deadline, and redirects are not followed.
 """
 
@@ -29,13 +30,13 @@ LOST = frozenset({502, 504})  # a proxy has no answer; what was asked may have b
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 MAX_ANSWER = 64 << 20  # bytes of one JSON answer
 MAX_ERROR = 64 << 10  # bytes read of an error's body
-ANSWER_TIME = 30.0  # seconds for an answer, beyond the silence that is allowed before it begins, and
-SLOWEST = 16 << 10  # bytes a second, at which a request may be sent
-CONNECT = 10.0  # seconds
-FIRST_CONNECT = 3.0  # seconds, and
-FIRST_SILENCE = 20.0  # seconds for a first question, which is quick to answer, and
-FIRST_ATTEMPTS = 3  # tries, for a server that never answered yet: it is likelier down than restarting
-TOLD = 1.0  # seconds; a longer wait is reported
+ANSWER_TIME = 30.0  # an answer may take this many seconds, beyond the silence that is allowed before it begins
+SLOWEST = 16 << 10  # a request's body may be sent as slowly as this, in bytes a second
+CONNECT = 10.0  # a connection may take this many seconds to be made
+FIRST_CONNECT = 3.0  # the same, to a server that never answered yet
+FIRST_SILENCE = 20.0  # a first answer may be awaited for this many seconds: the first question is quick to answer
+FIRST_ATTEMPTS = 3  # a server that never answered gets this many tries: it is likelier down than restarting
+TOLD = 1.0  # a wait of more seconds than this is reported
 TOKEN_PLACE = "it is the line in the file `token` of the server's home folder"
 
 

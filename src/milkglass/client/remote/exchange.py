@@ -38,9 +38,8 @@ class Sockets:
     def shut(self) -> None:
         for one in list(self._open):
             with contextlib.suppress(OSError):  # closed already
-                socket.socket.shutdown(
-                    one, socket.SHUT_RDWR
-                )  # not SSLSocket's own, which waits for nothing but says so
+                # Not SSLSocket.shutdown, which drops the TLS state that a thread still reads with
+                socket.socket.shutdown(one, socket.SHUT_RDWR)
 
 
 @final

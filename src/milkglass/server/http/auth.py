@@ -1,4 +1,4 @@
-"""The door: bearer token, body limit, access log, and no exception leaves with what was in a request.
+"""Request checks: bearer token, body limit, access log, and no exception leaves with what was in a request.
 
 Plain ASGI, outside of the web framework, so that nothing of a refused request is ever read.
 """

@@ -18,7 +18,7 @@ from milkglass.server.http.errors import HINTS, Refused
 from milkglass.server.settings import Limits
 
 RECENT = 2.0  # seconds that a body's pace looks back
-YOUNGEST = 0.1  # seconds that a body counts as old, at least: one piece that came at once says little of its pace
+YOUNGEST = 0.1  # seconds; the minimum age assumed of a body, as one piece that came at once says little of its pace
 
 
 @final

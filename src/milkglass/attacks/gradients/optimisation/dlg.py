@@ -8,8 +8,8 @@ then each place is read as the token whose embedding has the nearest cosine. TAG
 Settings are those with which the text attacks compare themselves (LAMP's code, its baselines): Adam 0.1, 2,500 steps,
 one start from N(0, 1); TAG's L1 at 0.01 for all layers alike.
 
-Out of scope: that embeddings are tokens, until the end, and anything of language. A step twice too long for a
-table whose entries are about 0.05, as sentence encoders have, leaves little of the text: that is how the attack is.
+Out of scope: that embeddings are tokens, until the end, and anything of language. The learning rate suits entries near
+RATE_SCALE; on smaller tables, such as those of sentence encoders (about 0.05), the attack fails, as published.
 """
 
 from __future__ import annotations
