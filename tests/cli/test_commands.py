@@ -47,6 +47,13 @@ def test_wrong_usage_as_json_too() -> None:
     assert result.exit_code == 2 and "--nope" in json.loads(result.stderr)["error"]["message"]
 
 
+def test_help_says_what_the_commands_do() -> None:
+    told = " ".join(call("--help").stdout.split())
+    assert "in the main job only scrambled token ids cross the wire" in told
+    assert "Show how much of a key's budget is spent" in told and "Inspect" not in told
+    assert "Scrambling the model before them is not counted" in " ".join(call("audit", "--help").stdout.split())
+
+
 def test_json_after_a_double_dash_is_a_word(encoder: Owner) -> None:
     refused(call("decode", "--key", encoder.path, "--", "--json"), 5, "not a list of ids")
 

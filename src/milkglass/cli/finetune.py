@@ -105,9 +105,9 @@ def finetune(
         "adam_beta2": adam_beta2, "dtype": dtype, "seed": seed, "save_steps": save_steps,
         "logging_steps": logging_steps, "max_length": max_length,
     }  # fmt: skip
-    from milkglass.server.spec import MAX_LENGTH, hyperparameters_of
+    from milkglass.client.session import require_hyperparameters
 
-    hyperparameters_of({**hyperparameters, "max_length": min(max_length, MAX_LENGTH)}, _option)
+    require_hyperparameters(hyperparameters, _option)
     with open_session(key, server) as session:
         with bars(as_json) as stage:
             job = session.finetune(

@@ -19,7 +19,7 @@ FRESH = "every text under one key is a piece of the same cipher; give the next j
 LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
 keys = typer.Typer(
-    help="Show how much of a key's budget is spent; make a key for one job from another. KEY itself is never changed.",
+    help="Show how much of a key's budget is spent; make a key for one job from another key.",
     no_args_is_help=True,
 )
 

@@ -34,6 +34,10 @@ from milkglass.cli.ui.terminal import note, report
 from milkglass.errors import MilkglassError, UsageError
 
 INTERRUPTED = 130
+HELP = (
+    "Fine-tune and run language models on machines that you don't trust: in the main job only scrambled token ids "
+    "cross the wire."
+)
 
 
 class Commands(TyperGroup):
@@ -74,7 +78,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="milkglass",
     cls=Commands,
-    help="Fine-tune and run language models on machines that you don't trust. In the main job only scrambled token ids cross the wire.",
+    help=HELP,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -90,13 +94,13 @@ def _version(expected: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=HELP)
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Fine-tune and run language models on machines that you don't trust. In the main job only scrambled token ids cross the wire."""
+    """Options of `milkglass` itself."""
 
 
 def demo(

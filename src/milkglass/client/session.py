@@ -14,7 +14,7 @@ key (client/key/usage.py). Warnings go to `notice`.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -295,6 +295,15 @@ class Session:
 
     def _count(self, texts: int, tokens: int) -> None:
         count(self.unlocked, texts, tokens, self._notice)
+
+
+def require_hyperparameters(requested: Mapping[str, Any], called: Callable[[str], str]) -> None:
+    """What `Session.finetune` would refuse of these is refused before a key is opened. called: a hyperparameter's name
+    in messages. Raises UsageError."""
+    from milkglass.server.spec import MAX_LENGTH, hyperparameters_of
+
+    length = min(requested.get("max_length") or MAX_LENGTH, MAX_LENGTH)  # a larger one becomes what the model takes
+    hyperparameters_of({**requested, "max_length": length}, called)
 
 
 def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:

@@ -9,7 +9,8 @@ Settings are those with which the text attacks compare themselves (LAMP's code, 
 one start from N(0, 1); TAG's L1 at 0.01 for all layers alike.
 
 Out of scope: that embeddings are tokens, until the end, and anything of language. The learning rate suits entries near
-RATE_SCALE; on smaller tables, such as those of sentence encoders (about 0.05), the attack fails, as published.
+0.1. On smaller ones, as in the tables of sentence encoders (about 0.05), it leaves little of the text: it is as
+published.
 """
 
 from __future__ import annotations
