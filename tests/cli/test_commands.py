@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 import milkglass.cli.ui.terminal as terminal
 from milkglass.client.key.file import UnlockedKey, read_key, write_key
 from milkglass.client.key.info import KeyInfo
-from milkglass.errors import UsageError
+from milkglass.errors import NoChatTemplate, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SECRET, SMALL, Owner, call, document, has_model_of, refused
@@ -388,7 +388,13 @@ def test_training_data_of_another_kind_is_told_by_its_name(
     assert SECRET not in result.stderr and not stub.calls
 
 
-def test_a_chat_with_an_encoder_names_the_command_for_it(stub: Stub, encoder: Owner) -> None:
+def test_a_chat_with_an_encoder_names_the_command_for_it(
+    stub: Stub, encoder: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(*_: Any) -> str:
+        raise NoChatTemplate("this model's tokenizer has no chat template", "encode plain text instead")
+
+    monkeypatch.setattr("milkglass.client.codec.codec.render", without)  # as encoders are; the tiny one has a template
     has_model_of(stub, encoder)
     result = call("chat", "mine", "--key", encoder.path)
     assert result.exit_code != 0 and "hint: use `milkglass classify`" in result.stderr
