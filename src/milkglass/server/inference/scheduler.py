@@ -65,6 +65,15 @@ class Scheduler:
         fresh.accept(logits)
         return fresh
 
+    def split(self, places: list[int]) -> Scheduler:
+        """Take some sequences out, with their rows, into a scheduler of their own."""
+        assert self.rows is not None
+        other = Scheduler(self._max_batch)
+        other.running, other.newest = [self.running[i] for i in places], [self.newest[i] for i in places]
+        other.rows = self.rows.take(places)
+        self._keep([place not in places for place in range(len(self.running))])
+        return other
+
     def clear(self) -> list[Sequence]:
         """Forget everything. Returns the sequences that ran."""
         running, self.running, self.newest, self.rows = self.running, [], [], None
