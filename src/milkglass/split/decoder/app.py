@@ -1,4 +1,5 @@
-"""The server of a decoder without its embedding layer: `GET /v1/split`, and a WebSocket at `/v1/split/stream`.
+"""The server of a decoder without its embedding layer: `GET /v1/split`, the release of its table to enclaves (gate.py),
+and a WebSocket at `/v1/split/stream`.
 
 The first message is JSON (`spec.OpenRequest`) and is answered by one that names the session; from then on frames of
 vectors come and frames of ids go (`frames.py`). A message of JSON from the server is an error, and the last one.
@@ -19,6 +20,8 @@ from typing import Any
 
 import pydantic
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
+from fastapi.responses import StreamingResponse
+from starlette.types import Scope
 
 from milkglass.errors import BadUpload, MilkglassError, TooSlow
 from milkglass.server.connections.limits import Limits
@@ -30,6 +33,7 @@ from milkglass.server.http.bodies import BodyRule
 from milkglass.server.settings import ServerSettings
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import DTYPES, OVERHEAD
+from milkglass.split.decoder.gate import CHALLENGE, MAX_BODY, RELEASE, Gate, ReleaseRequest
 from milkglass.split.decoder.sessions import Session, SessionTable
 from milkglass.split.decoder.spec import PATH, STREAM, DecoderInfo, OpenRequest
 
@@ -44,7 +48,7 @@ def largest_message(info: DecoderInfo) -> int:
     return info.max_length * info.width * DTYPES["float32"].itemsize + OVERHEAD
 
 
-def create_app(table: SessionTable, token: str, idle: float = IDLE) -> FastAPI:
+def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         table.engine.start()
@@ -62,6 +66,15 @@ def create_app(table: SessionTable, token: str, idle: float = IDLE) -> FastAPI:
     async def info() -> dict[str, Any]:
         return table.info.document()
 
+    @app.post(CHALLENGE)
+    async def challenge() -> dict[str, str]:
+        return {"nonce": gate.challenge()}
+
+    @app.post(RELEASE)
+    async def release(body: ReleaseRequest) -> StreamingResponse:
+        pieces = await asyncio.to_thread(gate.release, body)
+        return StreamingResponse(pieces, media_type="application/octet-stream")
+
     @app.websocket(STREAM)
     async def stream(socket: WebSocket) -> None:
         if not _knows(socket, token):
@@ -71,8 +84,12 @@ def create_app(table: SessionTable, token: str, idle: float = IDLE) -> FastAPI:
         await Stream(socket, table, idle).run()
 
     errors.install(app)
-    app.add_middleware(Guard, token=token, rule=lambda scope: BodyRule(0), held=1, limits=Limits())
+    app.add_middleware(Guard, token=token, rule=_rule, held=16 * MAX_BODY, limits=Limits())
     return app
+
+
+def _rule(scope: Scope) -> BodyRule:
+    return BodyRule(MAX_BODY if scope["path"] in (CHALLENGE, RELEASE) else 0)
 
 
 def _knows(socket: WebSocket, token: str) -> bool:
@@ -152,8 +169,8 @@ class Stream:
             return
 
 
-def serve(table: SessionTable, home: Path, port: int, token: str) -> None:
+def serve(table: SessionTable, gate: Gate, home: Path, port: int, token: str) -> None:
     """Run until SIGINT or SIGTERM, on 127.0.0.1. Raises UsageError."""
     settings = ServerSettings(home, port=port, token=token)
-    app = create_app(table, token)
+    app = create_app(table, gate, token)
     run(app, settings, "milkglass split serve", largest_message=largest_message(table.info))

@@ -6,6 +6,7 @@ trusted: each of its frames is checked, and counted.
 
 from __future__ import annotations
 
+import base64
 import json
 import ssl
 from collections.abc import Callable, Iterator
@@ -16,9 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from milkglass.client.remote import strict_json
 from milkglass.client.remote.connection import CONNECT, Connection, RetryPolicy, check_url, tls_context
+from milkglass.enclave.enclave import Enclave
+from milkglass.enclave.release import NONCE
 from milkglass.errors import RemoteError, Unauthorized, Unreachable
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import IdsFrame
+from milkglass.split.decoder.gate import CHALLENGE, RELEASE
 from milkglass.split.decoder.spec import HINT, PATH, STREAM, DecoderInfo
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 SILENCE = 120.0  # seconds that an answer may take
 LARGEST = 64 << 10  # bytes of a server's message
+MAX_PACKAGE = 8 << 30
 Rows = Callable[[tuple[int, ...]], "torch.Tensor"]  # ids (n,) to vectors (n, d)
 
 
@@ -68,6 +73,27 @@ class DecoderServer:
         finally:
             connection.close()
 
+    def package(self, enclave: Enclave) -> bytes:
+        """The provider's table, encrypted for this enclave. Raises RemoteError where the provider refuses it."""
+        connection = Connection(self.url, self.token, self.allow_http, self.authority, patience=self.patience)
+        try:
+            nonce = str(connection.json("POST", CHALLENGE, {}).get("nonce"))
+            if len(nonce) != 2 * NONCE or not set(nonce) <= set("0123456789abcdef"):
+                raise RemoteError("the server's challenge is not a nonce", HINT)
+            public, quote = enclave.challenge(bytes.fromhex(nonce))
+            body = {"nonce": nonce, "public": public.hex(), "quote": base64.b64encode(quote).decode()}
+            parts, size = [], 0
+            with connection.stream("POST", RELEASE, body) as stream:
+                for chunk in stream.answer.iter_raw():
+                    stream.watch.extend(stream.silence)
+                    parts.append(chunk)
+                    size += len(chunk)
+                    if size > MAX_PACKAGE:
+                        raise RemoteError(f"the package has more than {MAX_PACKAGE} bytes", "don't trust this server")
+            return b"".join(parts)
+        finally:
+            connection.close()
+
     def connect(self) -> ClientConnection:
         """A WebSocket. Raises Unauthorized, RemoteError; OSError and TimeoutError where there is no connection."""
         from websockets.exceptions import InvalidHandshake, InvalidStatus
@@ -105,8 +131,9 @@ class SplitStream:
         reconnects: how often the connection was made anew.
     """
 
-    def __init__(self, server: DecoderServer, info: DecoderInfo, sampling: SplitSampling) -> None:
-        self._server, self._info, self._sampling = server, info, sampling
+    def __init__(self, server: DecoderServer, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> None:
+        """dtype: of the vectors that `answer` gets."""
+        self._server, self._info, self._sampling, self._dtype = server, info, sampling, dtype
         self._socket: ClientConnection | None = None
         self._name: str | None = None
         self._number = 0  # of the next frame of vectors
@@ -162,7 +189,7 @@ class SplitStream:
     def _connected(self) -> int:
         """The number of the frame that the server waits for."""
         fields = {name: value for name, value in asdict(self._sampling).items() if value is not None}
-        fields |= {"dtype": self._info.dtype}
+        fields |= {"dtype": self._dtype}
         if self._name is not None:
             fields |= {"resume": self._name, "received": self._number}
         self._socket = self._server.connect()

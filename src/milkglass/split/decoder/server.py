@@ -6,11 +6,14 @@ The embedding table is in memory as well, since it may be the head; rows of it a
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from milkglass.enclave.budget import RowPolicy
+from milkglass.enclave.package import TablePackage
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, end_ids, read_json
 from milkglass.models.families import family_of
@@ -26,10 +29,24 @@ MAX_NEW = 4096
 RESUME = 30.0
 
 
+@dataclass(frozen=True)
+class DecoderServing:
+    """What a provider serves.
+
+    Attributes:
+        sessions: whose engine is not started yet.
+        package: the table, for enclaves.
+    """
+
+    sessions: SessionTable
+    package: TablePackage
+
+
 def opened(
-    checkpoint: Checkpoint, name: str, sessions: int = SESSIONS, resume: float = RESUME, network: Any = None
-) -> SessionTable:
-    """The sessions of a decoder, whose engine is not started yet. network: the model, where it is in memory already.
+    checkpoint: Checkpoint, name: str, policy: RowPolicy, sessions: int = SESSIONS, resume: float = RESUME,
+    network: Any = None,
+) -> DecoderServing:
+    """All layers of a decoder, in memory. policy: how many rows may leave an enclave. network: the model, where it is in memory already.
     Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
     architecture = family_of(checkpoint.config).locate(checkpoint)
     if architecture.kind != "decoder":
@@ -50,7 +67,9 @@ def opened(
         table=digest_of(table),
         dtype=str(table.dtype).removeprefix("torch."),
     )
-    return SessionTable(info, SplitGenerator(TransformersRunner(network), sessions), end_ids(checkpoint.folder))
+    engine = SplitGenerator(TransformersRunner(network), sessions)
+    package = TablePackage.of_model(checkpoint.folder, table, policy)
+    return DecoderServing(SessionTable(info, engine, end_ids(checkpoint.folder)), package)
 
 
 def digest_of(table: torch.Tensor) -> str:

@@ -1,0 +1,206 @@
+"""`generate --split` and `chat --split`, `split enclave build` and `verify`: a decoder whose embedding layer is here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milkglass.cli.ui.options import AllowHttp, AsJson, Certificate, TokenFile, read_token, require_file
+from milkglass.cli.ui.terminal import bars, emit, json_text, note, say, shown
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.enclave.enclave import SanitizedPrompt
+    from milkglass.split.decoder.client import DecoderServer, SplitSampling
+    from milkglass.split.decoder.text import SplitText
+
+Folder = Annotated[Path, typer.Argument(metavar="ENCLAVE", help="The folder that `split enclave build` wrote.")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="The split server, such as https://gpu.example:8421.")]
+enclaves = typer.Typer(help="The enclave that holds a split decoder's embedding layer.", no_args_is_help=True)
+
+
+@enclaves.callback()
+def group() -> None:
+    """The enclave that holds a split decoder's embedding layer, tokenizer and sanitizer."""
+
+
+# --- build and verify -------------------------------------------------------------------------------------------------
+@enclaves.command()
+def build(
+    url: Url,
+    out: Annotated[Path, typer.Option("--out", help="The new folder.", show_default=False)],
+    kind: Annotated[
+        str, typer.Option(help="process, gramine-direct or gramine-sgx. Only the last is attested.")
+    ] = "process",
+    k: Annotated[int, typer.Option("--k", min=2, help="Candidates of each token.")] = 30,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="Your texts, one a line: the rarest 20 % of their tokens are sensitive.  [default: the rarest "
+                     "20 % of the vocabulary, by its order]"),
+    ] = None,
+    token_file: TokenFile = None,
+    certificate: Certificate = None,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start an enclave, let the provider at URL release its table to it, and seal the table into the folder OUT."""
+    if corpus is not None:
+        require_file(corpus, "give a file with a text a line")
+    from milkglass.enclave import folder as enclave_folder
+    from milkglass.enclave.attest import ATTESTED, NOT_ATTESTED
+
+    server = _server(url, token_file, certificate, allow_http)
+    info = server.info()
+    if kind != ATTESTED:
+        note(f"enclave: {kind}. {NOT_ATTESTED}")
+    with bars(as_json) as stage:
+        done = stage("release the table and compute candidate lists", 0)
+        about = enclave_folder.build(out, kind, info.model, k, server.package)
+        done(1)
+    if corpus is not None:
+        enclave_folder.count(out, corpus)
+    document = {
+        "enclave": str(out), "kind": about.kind, "attested": kind == ATTESTED, "measurement": about.measurement,
+        "model": about.model, "rows": info.vocabulary, "width": info.width, "k": k,
+    }  # fmt: skip
+    words = (
+        f"enclave of {about.model}: {info.vocabulary:,} rows of width {info.width}, sealed for {about.measurement[:16]}\n"
+        f"next: milkglass generate --split {url} --enclave {out} 'Your prompt'"
+    )
+    emit(as_json, document, lambda: words)
+
+
+@enclaves.command()
+def verify(folder: Folder, as_json: AsJson = False) -> None:
+    """Start the enclave, open what was sealed for it, and report what it is and what holds."""
+    from milkglass.enclave import folder as enclave_folder
+
+    about = enclave_folder.EnclaveAbout.read(folder)
+    with enclave_folder.opened(folder) as enclave:
+        table = enclave.about
+        document = {
+            "kind": enclave.kind, "attested": enclave.attested, "measurement": enclave.measurement,
+            "model": about.model, "holds": enclave.holds, "rows": table["rows"], "width": table["width"],
+            "rows_per_hour": table["per_hour"], "burst": table["burst"], "hours_to_read_the_table": table["hours"],
+        }  # fmt: skip
+        words = [
+            enclave.notice,
+            f"measurement: {enclave.measurement}",
+            f"table: {table['rows']:,} rows of width {table['width']} of {about.model}, opened",
+            f"limit: {table['per_hour']:,} rows an hour, {table['burst']:,} at once; reading all of it takes at least "
+            f"{table['hours']:.1f} h",
+        ]
+    emit(as_json, document, lambda: "\n".join(words))
+
+
+# --- use --------------------------------------------------------------------------------------------------------------
+@contextmanager
+def split_text(
+    url: str,
+    enclave: Path | None,
+    epsilon: float,
+    p: float,
+    plain: bool,
+    token_file: Path | None,
+    certificate: Path | None,
+    allow_http: bool,
+) -> Iterator[SplitText]:
+    """The enclave of a folder and the server at `url`. Prints what holds. Raises UsageError, EnclaveError."""
+    if enclave is None:
+        raise UsageError("--split needs --enclave", "milkglass split enclave build URL --out FOLDER makes one")
+    from milkglass.enclave import folder as enclave_folder
+    from milkglass.enclave.lists import RnmSettings
+    from milkglass.split.decoder.text import READABLE, SplitText
+
+    server = _server(url, token_file, certificate, allow_http)
+    settings = RnmSettings(None if plain else epsilon, p)
+    info = server.info()
+    with enclave_folder.opened(enclave) as running:
+        note(running.notice)
+        note(READABLE)
+        if plain:
+            note("warning: --no-sanitize: anyone with the model can read the prompt from its vectors")
+        yield SplitText(running, server, info, settings)
+
+
+def generate_split(
+    text: SplitText,
+    prompt: str,
+    system: str | None,
+    chat_template: bool | None,
+    instruction: str,
+    sampling: SplitSampling,
+    as_json: bool,
+) -> None:
+    """Generate an answer, which is shown while it comes."""
+    sent = _prompt(text, prompt, system, chat_template, instruction, sampling)
+    note(f"prompt: {sent.tokens} tokens, {sent.private} of your text, {sent.changed} of these replaced")
+    answer = _shown(text.text(sent, sampling), show=not as_json)
+    if as_json:
+        stream = text.streams[-1]
+        say(
+            json_text(
+                {
+                    "text": answer, "prompt_tokens": sent.tokens, "private_tokens": sent.private,
+                    "replaced_tokens": sent.changed, "attested": text.enclave.attested, "bytes_sent": stream.sent,
+                    "bytes_received": stream.received,
+                }
+            )  # fmt: skip
+        )
+    else:
+        say()
+
+
+def chat_split(text: SplitText, system: str | None, sampling: SplitSampling, ask: Any) -> None:
+    """Talk, a line a turn. Each turn sends the whole conversation anew; the same text has the same substitutes."""
+    start = [{"role": "system", "content": system}] if system else []
+    messages = list(start)
+    while (line := ask()) is not None and line != "/exit":
+        if line == "/new":
+            messages = list(start)
+        elif line:
+            turn = [*messages, {"role": "user", "content": line}]
+            answer = _shown(text.text(text.conversation(turn, sampling), sampling))
+            say()
+            messages = [*turn, {"role": "assistant", "content": answer}]
+
+
+def _prompt(
+    text: SplitText, prompt: str, system: str | None, chat: bool | None, instruction: str, sampling: SplitSampling
+) -> SanitizedPrompt:
+    from milkglass.errors import NoChatTemplate
+
+    if instruction and chat:
+        raise UsageError("--instruction and --chat were both given", "a chat's instruction is --system")
+    if not instruction and chat is not False:
+        try:
+            messages = [{"role": "system", "content": system}] if system else []
+            return text.conversation([*messages, {"role": "user", "content": prompt}], sampling)
+        except NoChatTemplate:
+            if chat:
+                raise
+    if system:
+        raise UsageError("--system needs a chat template, and this model has none", "give --instruction")
+    return text.prompt(prompt, instruction, sampling)
+
+
+def _shown(pieces: Iterator[str], show: bool = True) -> str:
+    text = ""
+    for piece in pieces:
+        text += piece
+        if show:
+            sys.stdout.write(shown(piece))
+            sys.stdout.flush()
+    return text
+
+
+def _server(url: str, token_file: Path | None, certificate: Path | None, allow_http: bool) -> DecoderServer:
+    from milkglass.client.remote.connection import RetryPolicy
+    from milkglass.split.decoder.client import DecoderServer
+
+    return DecoderServer(url, read_token(token_file), allow_http, certificate, RetryPolicy(progress=note))
