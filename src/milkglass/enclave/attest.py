@@ -19,7 +19,9 @@ from milkglass.errors import EnclaveError
 KINDS = ("process", "gramine-direct", "gramine-sgx")
 ATTESTED = "gramine-sgx"
 DEVICE = Path("/dev/attestation")
-NOT_ATTESTED = "NOT ATTESTED: nothing proves to the provider what runs here, and this machine's owner can read the table"
+NOT_ATTESTED = (
+    "NOT ATTESTED: nothing proves to the provider what runs here, and this machine's owner can read the table"
+)
 
 
 def measurement_of(kind: str) -> str:

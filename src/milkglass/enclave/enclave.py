@@ -80,7 +80,9 @@ class Enclave:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -105,7 +107,9 @@ class Enclave:
         self.about, sealed = self._call("release", package, secret=secret.hex(), k=k)
         return sealed, self.about.pop("files")
 
-    def open(self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int] | None = None) -> None:
+    def open(
+        self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int] | None = None
+    ) -> None:
         """counts: how often each token occurs in the user's corpus."""
         fields = {"secret": secret.hex(), "state": state.hex(), "tokenizer": str(tokenizer), "counts": counts}
         self.about, _ = self._call("open", sealed, **fields)
@@ -158,7 +162,13 @@ class Enclave:
             code: int | None = self._process.wait(5)
         except subprocess.TimeoutExpired:
             code = None
-        how = "closed its door" if code is None else f"ended with signal {-code}" if code < 0 else f"ended with code {code}"
+        how = (
+            "closed its door"
+            if code is None
+            else f"ended with signal {-code}"
+            if code < 0
+            else f"ended with code {code}"
+        )
         return EnclaveError(f"the enclave's process {how}", "run the command again; nothing of your text was kept")
 
 

@@ -76,7 +76,9 @@ def build(folder: Path, kind: str, model: str, k: int, fetch: Fetch) -> EnclaveA
         secret = b"" if kind == ATTESTED else secrets.token_bytes(32)
         with Enclave(kind, partial) as enclave:
             sealed, tokenizer = enclave.release(fetch(enclave), secret, k)
-            about = EnclaveAbout(kind, enclave.measurement, model, str(enclave.about["table"]), k, int(enclave.about["rows"]))
+            about = EnclaveAbout(
+                kind, enclave.measurement, model, str(enclave.about["table"]), k, int(enclave.about["rows"])
+            )
         files.write(partial / SEALED, sealed)
         files.write(partial / SECRET, secret)
         files.private_dir(partial / TOKENIZER)

@@ -60,7 +60,9 @@ def lock() -> list[str]:
 def seccomp_filter(machine: str) -> bytes:
     """BPF instructions of 8 bytes: another architecture's calls fail as well. Raises EnclaveError."""
     if machine not in SYSTEMS:
-        raise EnclaveError(f"the calls of {machine} are not known", f"use one of {', '.join(SYSTEMS)}, or a Gramine kind")
+        raise EnclaveError(
+            f"the calls of {machine} are not known", f"use one of {', '.join(SYSTEMS)}, or a Gramine kind"
+        )
     architecture, calls = SYSTEMS[machine]
     checks = [*calls, *(X32 | number for number in calls if machine == "x86_64")]
     steps = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, EPERM), (LOAD, 0, 0, 0)]

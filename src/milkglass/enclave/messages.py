@@ -1,6 +1,6 @@
 """Messages through the pipe of an enclave: a JSON object and bytes, both with their lengths before them.
 
-    u32 length of the object, little-endian | u64 length of the bytes | the object, UTF-8 | the bytes
+u32 length of the object, little-endian | u64 length of the bytes | the object, UTF-8 | the bytes
 """
 
 from __future__ import annotations

@@ -71,7 +71,9 @@ class TablePackage:
         files = tokenizer_files(folder)
         special = special_rows(load_tokenizer(folder), len(table))
         rows, dtype = table.contiguous().view(torch.uint8).numpy(), str(table.dtype).removeprefix("torch.")
-        return cls(rows, special, dtype, digest_of_files(files), policy, files={n: b.decode() for n, b in files.items()})
+        return cls(
+            rows, special, dtype, digest_of_files(files), policy, files={n: b.decode() for n, b in files.items()}
+        )
 
     def with_lists(self, near: NDArray[np.int32], scores: NDArray[np.float64]) -> TablePackage:
         """As it is sealed: with candidate lists, and without the tokenizer's files."""
@@ -95,7 +97,9 @@ class TablePackage:
             info = json.loads(parts.pop("info").tobytes())
             policy, files = RowPolicy(**info["policy"]), dict(info["files"])
             result = cls(dtype=info["dtype"], tokenizer=info["tokenizer"], policy=policy, files=files, **parts)
-            fits = result.rows.dtype == np.uint8 and result.rows.ndim == 2 and result.special.shape == (len(result.rows),)
+            fits = (
+                result.rows.dtype == np.uint8 and result.rows.ndim == 2 and result.special.shape == (len(result.rows),)
+            )
             if not fits or result.rows.shape[1] % SIZES[result.dtype]:
                 raise ValueError
         except Exception as error:  # noqa: BLE001  (safetensors and json have errors of their own)

@@ -170,7 +170,10 @@ def _right(evaluation: dict[str, Any] | None) -> list[str]:
 @splits.command()
 def serve(
     model: Annotated[
-        str, typer.Argument(help="A server's half that `split train` wrote, or a decoder: a folder, a hub id, demo:smollm2.")
+        str,
+        typer.Argument(
+            help="A server's half that `split train` wrote, or a decoder: a folder, a hub id, demo:smollm2."
+        ),
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 takes any free one.")] = 8421,
     home: Annotated[
@@ -206,7 +209,14 @@ def serve(
 
 
 def _serve_decoder(
-    model: str, port: int, home: Path, token: str | None, measurements: list[str], unattested: bool, hourly: int, burst: int
+    model: str,
+    port: int,
+    home: Path,
+    token: str | None,
+    measurements: list[str],
+    unattested: bool,
+    hourly: int,
+    burst: int,
 ) -> None:
     from milkglass.enclave.budget import RowPolicy
     from milkglass.models.checkpoint import Checkpoint

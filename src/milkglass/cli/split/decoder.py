@@ -40,8 +40,10 @@ def build(
     k: Annotated[int, typer.Option("--k", min=2, help="Candidates of each token.")] = 30,
     corpus: Annotated[
         Path | None,
-        typer.Option(help="Your texts, one a line: the rarest 20 % of their tokens are sensitive.  [default: the rarest "
-                     "20 % of the vocabulary, by its order]"),
+        typer.Option(
+            help="Your texts, one a line: the rarest 20 % of their tokens are sensitive.  [default: the rarest "
+            "20 % of the vocabulary, by its order]"
+        ),
     ] = None,
     token_file: TokenFile = None,
     certificate: Certificate = None,
@@ -146,8 +148,12 @@ def generate_split(
         say(
             json_text(
                 {
-                    "text": answer, "prompt_tokens": sent.tokens, "private_tokens": sent.private,
-                    "replaced_tokens": sent.changed, "attested": text.enclave.attested, "bytes_sent": stream.sent,
+                    "text": answer,
+                    "prompt_tokens": sent.tokens,
+                    "private_tokens": sent.private,
+                    "replaced_tokens": sent.changed,
+                    "attested": text.enclave.attested,
+                    "bytes_sent": stream.sent,
                     "bytes_received": stream.received,
                 }
             )  # fmt: skip

@@ -67,7 +67,9 @@ def inputs(prompts: Sequence[Prompt], model: PreTrainedModel) -> dict[str, torch
     width = max(map(len, prompts))
     if isinstance(prompts[0], torch.Tensor):
         vectors = [pad(torch.as_tensor(one), (0, 0, width - len(one), 0)) for one in prompts]
-        return {"inputs_embeds": torch.stack(vectors).to(model.device, model.dtype)}
+        scale = getattr(model.get_input_embeddings(), "embed_scale", None)  # some layers scale what they look up
+        stacked = torch.stack(vectors).to(model.device, model.dtype)
+        return {"inputs_embeds": stacked if scale is None else stacked * scale.to(stacked)}
     ids = [[0] * (width - len(one)) + list(one) for one in prompts]
     return {"input_ids": torch.tensor(ids, device=model.device)}
 

@@ -32,7 +32,7 @@ from milkglass.server.http.auth import Guard
 from milkglass.server.http.bodies import BodyRule
 from milkglass.server.settings import ServerSettings
 from milkglass.split.decoder import frames
-from milkglass.split.decoder.frames import DTYPES, OVERHEAD
+from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.decoder.gate import CHALLENGE, MAX_BODY, RELEASE, Gate, ReleaseRequest
 from milkglass.split.decoder.sessions import Session, SessionTable
 from milkglass.split.decoder.spec import PATH, STREAM, DecoderInfo, OpenRequest
@@ -40,12 +40,13 @@ from milkglass.split.decoder.spec import PATH, STREAM, DecoderInfo, OpenRequest
 log = logging.getLogger("milkglass.server")
 IDLE = 60.0  # seconds that a client may take for its next frame
 MAX_OPEN = 4096  # bytes of the first message
-POLICY, INTERNAL = 1008, 1011  # WebSocket's codes of closing
+SPARE = 64 << 10  # bytes that a message may be too long and still get a reason
+LEFT, POLICY, INTERNAL = 1000, 1008, 1011  # WebSocket's codes of closing
 
 
 def largest_message(info: DecoderInfo) -> int:
     """Bytes of the longest frame that a client may send."""
-    return info.max_length * info.width * DTYPES["float32"].itemsize + OVERHEAD
+    return info.max_length * info.width * DTYPES["float32"].itemsize + SPARE
 
 
 def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE) -> FastAPI:
@@ -113,8 +114,9 @@ class Stream:
             await self._socket.send_text(json.dumps(head))
             await self._answers(session, request)
             await self._socket.close()
-        except WebSocketDisconnect:
-            pass  # the session waits for its client
+        except WebSocketDisconnect as left:
+            if session is not None and left.code == LEFT:
+                self._table.close(session)  # otherwise the session waits for its client
         except MilkglassError as error:
             if session is not None:
                 self._table.close(session)

@@ -10,7 +10,6 @@ import base64
 import json
 import ssl
 from collections.abc import Callable, Iterator
-
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,11 +111,13 @@ class DecoderServer:
                 max_size=LARGEST,
                 ping_interval=None,
                 **options,
-            )
+            ).__enter__()  # it is closed by `SplitStream.close`
         except InvalidStatus as error:
             status = error.response.status_code
             if status in (401, 403):
-                raise Unauthorized("the server refuses the token", "give the server's token with --token-file") from None
+                raise Unauthorized(
+                    "the server refuses the token", "give the server's token with --token-file"
+                ) from None
             raise RemoteError(f"the server answered {status} to a stream", HINT) from None
         except InvalidHandshake:
             raise RemoteError("the server does not speak the stream's protocol", HINT) from None
@@ -210,7 +211,9 @@ class SplitStream:
         self.received += len(message)
         result = frames.decode_ids(message, self._info.vocabulary)
         if result.number != number:
-            raise RemoteError(f"the server's frame {result.number} came where {number} is due", "don't trust this server")
+            raise RemoteError(
+                f"the server's frame {result.number} came where {number} is due", "don't trust this server"
+            )
         return result
 
     @staticmethod
@@ -219,7 +222,9 @@ class SplitStream:
         value = strict_json.document(raw)
         error = value.get("error")
         if isinstance(error, dict):
-            raise RemoteError(f"the server refused: {error.get('message', 'no reason given')}", str(error.get("hint", "")))
+            raise RemoteError(
+                f"the server refused: {error.get('message', 'no reason given')}", str(error.get("hint", ""))
+            )
         return value
 
     def _unreachable(self, error: Exception) -> Unreachable:

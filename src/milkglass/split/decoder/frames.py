@@ -4,7 +4,7 @@
     number  u32   little-endian: frames of each side are counted from 0
     length  u32   bytes of the file that follows
     file          vectors: "x" bf16, fp16 or fp32 (t, d)
-                  ids: "ids" int64 (rows,), "parents" int64 (rows,), "end" uint8 (rows,): an index of `REASONS`
+                  ids: "ids" int64 (3, rows): the ids, the rows that they continue, and an index of `REASONS`
 
 No pickle. How many tokens a prompt has is not hidden.
 """
@@ -72,25 +72,20 @@ def decode_vectors(frame: bytes, width: int, dtype: str, most: int) -> tuple[int
 
 def encode_ids(frame: IdsFrame) -> bytes:
     ends = [REASONS.index(reason) for reason in frame.reasons]
-    parts = {"ids": torch.tensor(frame.ids), "parents": torch.tensor(frame.parents)}
-    return _packed(IDS, frame.number, {**parts, "end": torch.tensor(ends, dtype=torch.uint8)})
+    return _packed(IDS, frame.number, {"ids": torch.tensor([frame.ids, frame.parents, ends])})
 
 
 def decode_ids(frame: bytes, vocabulary: int) -> IdsFrame:
     """Raises RemoteError: the server is not trusted."""
-    number, parts = _unpacked(frame, IDS, RemoteError, 17 * MAX_ROWS + OVERHEAD)
-    kinds = {"ids": torch.int64, "parents": torch.int64, "end": torch.uint8}
-    fits = parts.keys() == kinds.keys() and all(
-        parts[name].dtype == kind and parts[name].shape == parts["ids"].shape for name, kind in kinds.items()
-    )
-    if not fits or parts["ids"].dim() != 1 or not 1 <= len(parts["ids"]) <= MAX_ROWS:
+    number, parts = _unpacked(frame, IDS, RemoteError, 24 * MAX_ROWS + OVERHEAD)
+    table = parts.get("ids")
+    if len(parts) != 1 or table is None or table.dtype != torch.int64 or table.dim() != 2 or len(table) != 3:
         raise RemoteError("the server's frame does not hold ids", "is `milkglass split serve` of a decoder there?")
-    ids, parents, ends = (tuple(parts[name].tolist()) for name in kinds)
-    if not (
-        all(0 <= one < vocabulary for one in ids)
-        and all(0 <= one < len(ids) for one in parents)
-        and all(one < len(REASONS) for one in ends)
-    ):
+    if not 1 <= table.shape[1] <= MAX_ROWS:
+        raise RemoteError(f"the server's frame holds {table.shape[1]} ids", f"1 to {MAX_ROWS} are read")
+    ids, parents, ends = (tuple(row) for row in table.tolist())
+    limits = ((ids, vocabulary), (parents, len(ids)), (ends, len(REASONS)))
+    if not all(0 <= one < limit for row, limit in limits for one in row):
         raise RemoteError("the server's frame names an id or a row that does not exist", "don't trust this server")
     return IdsFrame(number, ids, parents, tuple(REASONS[one] for one in ends))
 

@@ -43,7 +43,11 @@ class DecoderServing:
 
 
 def opened(
-    checkpoint: Checkpoint, name: str, policy: RowPolicy, sessions: int = SESSIONS, resume: float = RESUME,
+    checkpoint: Checkpoint,
+    name: str,
+    policy: RowPolicy,
+    sessions: int = SESSIONS,
+    resume: float = RESUME,
     network: Any = None,
 ) -> DecoderServing:
     """All layers of a decoder, in memory. policy: how many rows may leave an enclave. network: the model, where it is in memory already.

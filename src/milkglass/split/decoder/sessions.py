@@ -144,7 +144,9 @@ class SessionTable:
         if request.beams > self.info.max_beams:
             raise BadUpload(f"beams is {request.beams}", f"at most {self.info.max_beams} are offered here")
         if len(self._open) >= self.info.sessions:
-            raise Busy(f"{len(self._open)} sessions are open, at most {self.info.sessions} may", "try again in a moment")
+            raise Busy(
+                f"{len(self._open)} sessions are open, at most {self.info.sessions} may", "try again in a moment"
+            )
         session = Session(request, self.info, self.engine, self.ends)
         self._open[session.name] = session
         return session
@@ -164,7 +166,7 @@ class SessionTable:
         if session.owner is not owner:
             return
         session.owner = None
-        if session.over or session.expected == 0:
+        if session.over or session.expected == 0 or session.name not in self._open:
             self.close(session)
         else:
             loop = asyncio.get_running_loop()
@@ -173,5 +175,3 @@ class SessionTable:
     def close(self, session: Session) -> None:
         self._open.pop(session.name, None)
         session.cancel()
-
-

@@ -44,7 +44,9 @@ class SplitText:
 
     def __post_init__(self) -> None:
         if self.enclave.about["table"] != self.info.table:
-            raise KeyForOtherModel("the server has another model than this enclave", "build the enclave for this server")
+            raise KeyForOtherModel(
+                "the server has another model than this enclave", "build the enclave for this server"
+            )
 
     def prompt(self, text: str, instruction: str, sampling: SplitSampling) -> SanitizedPrompt:
         """Plain text to continue. Raises CodecError, EnclaveError."""
