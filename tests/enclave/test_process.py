@@ -16,7 +16,7 @@ import pytest
 
 from milkglass.enclave import folder as at_rest
 from milkglass.enclave import gramine, lockdown
-from milkglass.enclave.attest import NOT_ATTESTED, measurement_of
+from milkglass.enclave.attestation.attest import NOT_ATTESTED, measurement_of
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
 from milkglass.enclave.lists import RnmSettings
@@ -221,18 +221,17 @@ def test_garbage_through_the_door_is_refused_and_harms_nothing(enclave: Enclave)
 def test_a_provider_that_wants_attestation_refuses_a_process(model: Path, tmp_path: Path) -> None:
     from milkglass.errors import RemoteError
 
-    with serving(model, tmp_path / "home", unattested=False) as strict:
-        with pytest.raises(RemoteError, match="not attested"):
-            at_rest.build(tmp_path / "enclave", "process", "tiny", 8, strict.server.package)
+    strict = serving(model, tmp_path / "home", unattested=False)
+    with strict as served, pytest.raises(RemoteError, match="not attested"):
+        at_rest.build(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
     assert not (tmp_path / "enclave").exists(), "nothing stays behind"
 
 
 def test_a_folder_that_was_changed_does_not_open(built: Path, tmp_path: Path) -> None:
     import shutil
 
-    for number, (name, content) in enumerate((
-        ("sealed.bin", b"x" * 100), ("seal.key", bytes(32)), ("state.bin", b"x" * 60), ("tokenizer/tokenizer.json", b"{}"),
-    )):  # fmt: skip
+    changes = {"sealed.bin": b"x" * 100, "seal.key": bytes(32), "state.bin": b"x" * 60}
+    for number, (name, content) in enumerate({**changes, "tokenizer/tokenizer.json": b"{}"}.items()):
         other = shutil.copytree(built, tmp_path / str(number))
         (other / name).write_bytes(content)
         with pytest.raises(EnclaveError), at_rest.opened(other):

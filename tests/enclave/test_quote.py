@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from milkglass.enclave import quote
+from milkglass.enclave.attestation import quote
 from milkglass.errors import EnclaveError
 
 MEASUREMENT, SIGNER, DATA = bytes(range(32)), b"Q" * 32, bytes(range(64))

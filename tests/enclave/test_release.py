@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from milkglass.enclave import release, sealing
+from milkglass.enclave.attestation import release, sealing
 from milkglass.enclave.budget import RowBudget, RowPolicy
 from milkglass.enclave.package import TablePackage
 from milkglass.errors import EnclaveError
@@ -67,7 +67,8 @@ def test_what_is_sealed_opens_for_its_enclave_only() -> None:
     assert sealing.unseal(key, "table", sealed) == b"rows"
     assert sealing.seal(key, "table", b"rows") != sealed
     for other, name, content in (
-        (sealing.sealing_key(b"s" * 32, "ab"), "table", sealed), (sealing.sealing_key(b"t" * 32, "aa"), "table", sealed),
+        (sealing.sealing_key(b"s" * 32, "ab"), "table", sealed),
+        (sealing.sealing_key(b"t" * 32, "aa"), "table", sealed),
         (key, "state", sealed), (key, "table", sealed[:-1]), (key, "table", b""), (key, "table", b"x" + sealed[1:]),
     ):  # fmt: skip
         with pytest.raises(EnclaveError, match="does not open"):

@@ -1,8 +1,8 @@
 """How many rows of the table may leave the enclave: a client that may ask for every token has the table.
 
-A bucket of `burst` rows that fills at `per_hour`. Reading a table of n rows takes at least (n - burst) / per_hour hours,
-and one call for each row of an answer. The level is sealed beside the table, so that a restart fills no bucket; who
-puts an older copy of it back wins one burst each time, which no software can prevent without a monotonic counter.
+A bucket of `burst` rows that fills at `per_hour`. Reading a table of n rows takes (n - burst) / per_hour hours or more,
+and one call for each row of an answer. The level is sealed beside the table, so that a restart fills no bucket. Anyone
+who puts an older copy of it back wins a burst each time: without a monotonic counter no software prevents that.
 """
 
 from __future__ import annotations

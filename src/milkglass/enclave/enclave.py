@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from milkglass import errors
 from milkglass.enclave import messages
-from milkglass.enclave.attest import ATTESTED, KINDS, NOT_ATTESTED
+from milkglass.enclave.attestation.attest import ATTESTED, KINDS, NOT_ATTESTED
 from milkglass.enclave.lists import RnmSettings
 from milkglass.enclave.program import INNER
 from milkglass.errors import EnclaveError, UsageError

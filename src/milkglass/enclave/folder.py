@@ -15,14 +15,14 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
 from milkglass import files
 from milkglass.enclave import gramine
-from milkglass.enclave.attest import ATTESTED
+from milkglass.enclave.attestation.attest import ATTESTED
 from milkglass.enclave.enclave import Enclave
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.checkpoint import read_json
@@ -104,10 +104,8 @@ def opened(folder: Path) -> Iterator[Enclave]:
         try:
             yield enclave
         finally:
-            try:
+            with suppress(EnclaveError):  # its process is gone, and the error that is under way says so
                 files.write(folder / STATE, enclave.state())
-            except EnclaveError:  # its process is gone, and the error that is under way says so
-                pass
 
 
 def count(folder: Path, corpus: Path) -> None:

@@ -1,7 +1,7 @@
 """Gramine's part: the manifest of the two Gramine kinds, and the script that signs it for SGX.
 
 Written against the manifest syntax of Gramine 1.9. The interpreter, its packages and this package's source are trusted
-files: `gramine-sgx-sign` takes their hashes into the measurement. The client's folder is allowed, not trusted: what lies
+files: `gramine-sgx-sign` takes their hashes into the measurement. The client's folder is allowed, not trusted: what is
 in it is sealed or public. stdin and stdout are the pipe.
 """
 
@@ -12,9 +12,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import milkglass
 from milkglass import files
-from milkglass.enclave.attest import ATTESTED
+from milkglass.enclave.attestation.attest import ATTESTED
 
 APP = "milkglass-enclave"
 MANIFEST, SCRIPT = f"{APP}.manifest.template", "sign.sh"
@@ -24,7 +23,7 @@ HEADER = "# The embedding layer of a split model in an enclave. Rendered by gram
 
 def manifest(kind: str, folder: Path) -> str:
     """The manifest's template, TOML. Gramine fills `{{ gramine.runtimedir() }}` in."""
-    source = Path(milkglass.__file__).parent
+    source = Path(__file__).parents[1]
     libraries = sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     trusted = [f"file:{sys.executable}", "file:{{ gramine.runtimedir() }}/", "file:/lib/", "file:/usr/lib/"]
     trusted += [f"file:{path}/" for path in [*libraries, str(source)]]

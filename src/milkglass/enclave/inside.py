@@ -17,7 +17,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from milkglass.enclave import attest, prompt, release, sealing
+from milkglass.enclave import prompt
+from milkglass.enclave.attestation import attest, release, sealing
 from milkglass.enclave.budget import RowBudget
 from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
 from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_files
@@ -70,7 +71,8 @@ class Inside:
         return {"public": public.hex()}, quote
 
     def _release(self, content: bytes, secret: str, k: int) -> Reply:
-        """The provider's package, sealed, with the candidate lists, and the tokenizer's files. secret: the host's, for kinds without SGX."""
+        """The provider's package, sealed, with the candidate lists; and the tokenizer's files. secret: the host's, for
+        kinds without SGX."""
         if self._own is None:
             raise EnclaveError("a package came that was not asked for", "ask for a challenge first")
         package = TablePackage.decode(release.decrypted(content, self._own, self._nonce))

@@ -21,7 +21,8 @@ def main(kind: str) -> None:
     reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints does not get into the pipe
     given = os.environ.get(INNER) or (own_namespaces() if kind == "process" else "")  # before there is a second thread
-    from milkglass.enclave import attest, messages
+    from milkglass.enclave import messages
+    from milkglass.enclave.attestation import attest
     from milkglass.enclave.inside import Inside
 
     _preload()

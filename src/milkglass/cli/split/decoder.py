@@ -1,4 +1,4 @@
-"""`generate --split` and `chat --split`, `split enclave build` and `verify`: a decoder whose embedding layer is here."""
+"""`generate --split`, `chat --split`, `split enclave build` and `verify`: a decoder whose embedding layer is here."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def build(
     if corpus is not None:
         require_file(corpus, "give a file with a text a line")
     from milkglass.enclave import folder as enclave_folder
-    from milkglass.enclave.attest import ATTESTED, NOT_ATTESTED
+    from milkglass.enclave.attestation.attest import ATTESTED, NOT_ATTESTED
 
     server = _server(url, token_file, certificate, allow_http)
     info = server.info()
@@ -71,7 +71,8 @@ def build(
         "model": about.model, "rows": info.vocabulary, "width": info.width, "k": k,
     }  # fmt: skip
     words = (
-        f"enclave of {about.model}: {info.vocabulary:,} rows of width {info.width}, sealed for {about.measurement[:16]}\n"
+        f"enclave of {about.model}: {info.vocabulary:,} rows of width {info.width}, sealed for "
+        f"{about.measurement[:16]}\n"
         f"next: milkglass generate --split {url} --enclave {out} 'Your prompt'"
     )
     emit(as_json, document, lambda: words)

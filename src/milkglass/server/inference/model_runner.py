@@ -10,7 +10,7 @@ A token is an id, or the vector that the embedding layer gives for it: a client 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch.nn.functional import pad
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
 
 
-Prompt = Sequence[int] | torch.Tensor  # ids, or vectors (t, d)
-Token = int | torch.Tensor  # an id, or a vector (d,)
+Prompt: TypeAlias = "Sequence[int] | torch.Tensor"  # ids, or vectors (t, d)
+Token: TypeAlias = "int | torch.Tensor"  # an id, or a vector (d,)
 
 
 class RunningRows(Protocol):

@@ -5,6 +5,8 @@ The policy of continuous batching, apart from the model: it knows no runner's me
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from milkglass.server.inference.engine import that_fit
@@ -35,7 +37,7 @@ class Scheduler:
         return self._max_batch - len(self.running)
 
     @staticmethod
-    def fitting(waiting: list[Sequence]) -> int:
+    def fitting(waiting: Iterable[Sequence]) -> int:
         """How many of the first that wait are read together in the next pass."""
         return that_fit([len(one.prompt) for one in waiting], PREFILL)
 

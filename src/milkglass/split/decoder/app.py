@@ -34,7 +34,7 @@ from milkglass.server.settings import ServerSettings
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.decoder.gate import CHALLENGE, MAX_BODY, RELEASE, Gate, ReleaseRequest
-from milkglass.split.decoder.sessions import Session, SessionTable
+from milkglass.split.decoder.sessions import SessionTable, SplitSession
 from milkglass.split.decoder.spec import PATH, STREAM, DecoderInfo, OpenRequest
 
 log = logging.getLogger("milkglass.server")
@@ -82,7 +82,7 @@ def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE) 
             await socket.close(POLICY)  # before it is accepted: the client gets 403
             return
         await socket.accept()
-        await Stream(socket, table, idle).run()
+        await StreamConnection(socket, table, idle).run()
 
     errors.install(app)
     app.add_middleware(Guard, token=token, rule=_rule, held=16 * MAX_BODY, limits=Limits())
@@ -98,7 +98,7 @@ def _knows(socket: WebSocket, token: str) -> bool:
     return hmac.compare_digest(provided.encode(), f"Bearer {token}".encode())
 
 
-class Stream:
+class StreamConnection:
     """One connection, and the session that it serves."""
 
     def __init__(self, socket: WebSocket, table: SessionTable, idle: float) -> None:
@@ -106,7 +106,7 @@ class Stream:
 
     async def run(self) -> None:
         """Until the answer is whole, the client leaves, or something is refused. Leaves no session without an end."""
-        session: Session | None = None
+        session: SplitSession | None = None
         try:
             request = await self._opened()
             session = self._table.open(request, self)
@@ -140,7 +140,7 @@ class Stream:
             rules = errors.validation_message(error)
             raise BadUpload(rules, "see /v1/split/stream in docs/api.md") from None
 
-    async def _answers(self, session: Session, request: OpenRequest) -> None:
+    async def _answers(self, session: SplitSession, request: OpenRequest) -> None:
         if session.expected > request.received:
             await self._send(session)  # a frame that was lost with the last connection, or is still being made
         while not session.over:
@@ -150,7 +150,7 @@ class Stream:
             session.accept(frame, self)
             await self._send(session)
 
-    async def _send(self, session: Session) -> None:
+    async def _send(self, session: SplitSession) -> None:
         await self._socket.send_bytes(frames.encode_ids(await session.answer()))
 
     async def _receive(self) -> Any:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from pydantic import Field
 
-from milkglass.enclave import quote, release
+from milkglass.enclave.attestation import quote, release
 from milkglass.enclave.package import TablePackage
 from milkglass.errors import Busy, EnclaveError
 from milkglass.server.http.strict_json import RequestBody

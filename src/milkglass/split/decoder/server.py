@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.package import TablePackage
 from milkglass.errors import UnsupportedModel
-from milkglass.models.checkpoint import Checkpoint, end_ids, read_json
+from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.families import family_of
 from milkglass.models.torch_model import language_model
 from milkglass.server.inference.model_runner import TransformersRunner
@@ -50,8 +49,8 @@ def opened(
     resume: float = RESUME,
     network: Any = None,
 ) -> DecoderServing:
-    """All layers of a decoder, in memory. policy: how many rows may leave an enclave. network: the model, where it is in memory already.
-    Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
+    """All layers of a decoder, in memory. policy: how many rows may leave an enclave. network: the model, where it
+    is in memory already. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
     architecture = family_of(checkpoint.config).locate(checkpoint)
     if architecture.kind != "decoder":
         raise UnsupportedModel("this model is an encoder", "`milkglass split train` cuts encoders")
@@ -79,7 +78,3 @@ def opened(
 def digest_of(table: torch.Tensor) -> str:
     """SHA-256 of a table's bytes, in hex."""
     return hashlib.sha256(memoryview(table.contiguous().view(torch.uint8).numpy()).cast("B")).hexdigest()
-
-
-def is_decoder(folder: Path) -> bool:
-    return family_of(read_json(folder / "config.json")).kind == "decoder"

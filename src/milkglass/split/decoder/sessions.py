@@ -24,7 +24,7 @@ from milkglass.split.decoder.spec import DecoderInfo, OpenRequest
 ORDER = "send each frame once, in order, and wait for its answer"
 
 
-class Session:
+class SplitSession:
     """One prompt and its answer.
 
     Attributes:
@@ -72,7 +72,7 @@ class Session:
     def _begin(self, prompt: torch.Tensor) -> None:
         if len(prompt) + self.request.max_tokens > self._info.max_length:
             raise TooLong(
-                f"{len(prompt)} tokens and an answer of {self.request.max_tokens} are more than {self._info.max_length}",
+                f"{len(prompt)} tokens and {self.request.max_tokens} of an answer exceed {self._info.max_length}",
                 "shorten the prompt, or lower max_tokens",
             )
         sampling = self.request.sampling(self._ends)
@@ -126,19 +126,19 @@ class SessionTable:
     ends: frozenset[int]
 
     def __post_init__(self) -> None:
-        self._open: dict[str, Session] = {}
+        self._open: dict[str, SplitSession] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, request: OpenRequest, owner: object) -> Session:
+    def open(self, request: OpenRequest, owner: object) -> SplitSession:
         """A new session, or the one that the request names: the connection that had it loses it, since a connection
         may be long gone before it is known here. Raises Busy, NotFound, BadUpload, Conflict."""
         session = self._new(request) if request.resume is None else self._resumed(request)
         session.owner = owner
         return session
 
-    def _new(self, request: OpenRequest) -> Session:
+    def _new(self, request: OpenRequest) -> SplitSession:
         if request.max_tokens > self.info.max_new_tokens:
             raise BadUpload(f"max_tokens is {request.max_tokens}", f"at most {self.info.max_new_tokens} are made here")
         if request.beams > self.info.max_beams:
@@ -147,11 +147,11 @@ class SessionTable:
             raise Busy(
                 f"{len(self._open)} sessions are open, at most {self.info.sessions} may", "try again in a moment"
             )
-        session = Session(request, self.info, self.engine, self.ends)
+        session = SplitSession(request, self.info, self.engine, self.ends)
         self._open[session.name] = session
         return session
 
-    def _resumed(self, request: OpenRequest) -> Session:
+    def _resumed(self, request: OpenRequest) -> SplitSession:
         session = self._open.get(str(request.resume))
         if session is None:
             raise NotFound("there is no such session: it has ended or expired", "begin anew")
@@ -161,7 +161,7 @@ class SessionTable:
             session.timer.cancel()
         return session
 
-    def detach(self, session: Session, owner: object) -> None:
+    def detach(self, session: SplitSession, owner: object) -> None:
         """A connection is gone: wait for its client unless everything was said."""
         if session.owner is not owner:
             return
@@ -172,6 +172,6 @@ class SessionTable:
             loop = asyncio.get_running_loop()
             session.timer = loop.call_later(self.info.resume, lambda: self.close(session))
 
-    def close(self, session: Session) -> None:
+    def close(self, session: SplitSession) -> None:
         self._open.pop(session.name, None)
         session.cancel()

@@ -1,4 +1,7 @@
-"""What both sides agree on: `GET /v1/split` of a decoder, and the first message of a stream. Both sides use this file."""
+"""What both sides agree on: `GET /v1/split` of a decoder, and the first message of a stream.
+
+Both sides use this file.
+"""
 
 from __future__ import annotations
 

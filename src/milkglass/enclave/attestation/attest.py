@@ -11,24 +11,21 @@ import json
 import secrets
 from pathlib import Path
 
-import milkglass
-from milkglass.enclave import sealing
-from milkglass.enclave.quote import SgxQuote
+from milkglass.enclave.attestation import sealing
+from milkglass.enclave.attestation.quote import SgxQuote
 from milkglass.errors import EnclaveError
 
 KINDS = ("process", "gramine-direct", "gramine-sgx")
 ATTESTED = "gramine-sgx"
 DEVICE = Path("/dev/attestation")
-NOT_ATTESTED = (
-    "NOT ATTESTED: nothing proves to the provider what runs here, and this machine's owner can read the table"
-)
+NOT_ATTESTED = "NOT ATTESTED: nothing proves to the provider what runs here; this machine's owner can read the table"
 
 
 def measurement_of(kind: str) -> str:
     """In hex: MRENCLAVE, or SHA-256 over the names and bytes of this package's source."""
     if kind == ATTESTED:
         return SgxQuote.parse(quote(kind, "", bytes(64))).report.mr_enclave.hex()
-    whole, root = hashlib.sha256(b"milkglass source 1"), Path(milkglass.__file__).parent
+    whole, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
         whole.update(json.dumps([str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()]).encode())
     return whole.hexdigest()
