@@ -1,11 +1,10 @@
-"""What a split decoder costs: one process, plain split, split with the sanitizer, split in the enclave (CMIF, Figure 4).
+"""What a split decoder costs: in one process, split, in the enclave, and with the sanitizer (CMIF, Figure 4).
 
     python bench/split_decoder.py [--model demo:smollm2] [--tokens 64] [--prompt 32] [--rounds 5] [--json FILE]
 
 The server is a process of its own on loopback. Every round runs all four in turn, so that a ratio compares what ran in
-the same minute; medians of the rounds. "Model" is what the unsplit loop takes; "wire and server" is what waiting for the
-server takes beyond that; "enclave" is the time of its calls, "sanitizing" what a prompt's call takes beyond the same call
-without the sanitizer.
+the same minute; medians of the rounds. "crossing" is the time of the enclave's calls, "sanitizing" what a prompt's call
+takes beyond the same call without the sanitizer.
 """
 
 from __future__ import annotations

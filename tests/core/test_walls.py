@@ -37,7 +37,7 @@ ALLOWED = {
         "attacks client defences federated gradient_defences hidden_states metrics models sanitizers schemes threat"
     ),
     "enclave": "client models noise sanitizers",
-    "split": "audit client enclave hidden_states models noise server threat",
+    "split": "audit client defences enclave hidden_states models noise server threat",
     "experiments": (
         "attacks audit client datasets defences gradient_defences hidden_states metrics models noise sanitizers schemes"
         " server server.spec threat"
