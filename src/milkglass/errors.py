@@ -159,7 +159,7 @@ class FederatedError(MilkglassError):
 
 
 class PoisonedUpdate(FederatedError):
-    """A site sent what fits no model, or numbers that are none."""
+    """A site sent what fits no model, or values that are not finite."""
 
 
 class TooFewSites(FederatedError):

@@ -7,6 +7,7 @@ hexadecimal digits and `.tmp` behind, which is never read.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -110,6 +111,12 @@ def new_dir(target: Path, private: bool = True) -> Iterator[Path]:
         sync(target.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def sha256(path: Path) -> str:
+    """Of the whole file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:

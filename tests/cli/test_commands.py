@@ -18,9 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import milkglass.cli.ui.terminal as terminal
-from milkglass.client.key.file import read_key, write_key
+from milkglass.client.key.file import UnlockedKey, read_key, write_key
 from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.unlocked import UnlockedKey
 from milkglass.models.checkpoint import Checkpoint
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SECRET, SMALL, Owner, call, document, has_model_of, refused

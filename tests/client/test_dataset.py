@@ -12,7 +12,7 @@ import pytest
 
 from milkglass.client.codec.codec import IGNORED, Codec
 from milkglass.client.data.dataset import number_labels, read_examples, summarise
-from milkglass.client.data.parquet import BATCH, write_parquet
+from milkglass.client.data.training_rows import BATCH, write_parquet
 from milkglass.client.key.generate import tokenizer_digest
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key

@@ -10,8 +10,7 @@ import torch
 
 from milkglass.client.key import usage
 from milkglass.client.key.file import seal, unseal
-from milkglass.client.key.generate import new_key, scheme_of
-from milkglass.client.key.job_keys import for_job
+from milkglass.client.key.generate import for_job, new_key, scheme_of
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import mix, scramble
 from milkglass.client.obfuscate.verify import verify

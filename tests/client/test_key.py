@@ -16,8 +16,7 @@ import pytest
 
 from milkglass.client.key.file import MAX_FILE, read_key, require_key_file, seal, unseal, write_key
 from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
-from milkglass.client.key.keystream import permutation
+from milkglass.client.key.key import Key, permutation
 from milkglass.errors import (
     DamagedKey,
     KeyExists,

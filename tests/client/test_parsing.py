@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milkglass.client.remote import model_download, records, responses, strict_json
-from milkglass.client.remote.safe_text import escaped, one_line, running_text
+from milkglass.client.remote import model_download, responses, strict_json
+from milkglass.client.remote.strict_json import escaped, one_line, running_text
 from milkglass.errors import MilkglassError, RemoteError
 from tests.client.odd_json import objects, written
 
@@ -75,16 +75,16 @@ def test_numbers_that_json_does_not_have_are_null() -> None:
 
 
 READERS = (
-    records.MODEL.rows,
-    records.MODEL.read,
-    records.FILE.rows,
-    records.UPLOAD.rows,
-    records.job,
-    lambda answer: records.event(json.dumps(answer)),
-    lambda answer: [responses.classified(row) for row in responses.in_order(records.rows(answer), 1)],
+    responses.MODEL.rows,
+    responses.MODEL.read,
+    responses.FILE.rows,
+    responses.UPLOAD.rows,
+    responses.job,
+    lambda answer: responses.event(json.dumps(answer)),
+    lambda answer: [responses.classified(row) for row in responses.in_order(responses.rows(answer), 1)],
     responses.classified,
     lambda answer: responses.delta(json.dumps(answer)),
-    lambda answer: responses.token_ids(records.rows(answer, "choices")[0]) if records.rows(answer, "choices") else [],
+    lambda answer: [responses.token_ids(choice) for choice in responses.rows(answer, "choices")[:1]],
     model_download.promised,
     model_download.promised_model,
     responses.response_id,

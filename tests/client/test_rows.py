@@ -13,7 +13,7 @@ import pytest
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import RowsMark, beside, mark, require_marked, rewritten
-from milkglass.client.data.parquet import write_parquet
+from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.generate import tokenizer_digest
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import read_examples, summarise
-from milkglass.client.data.parquet import write_parquet
+from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.generate import tokenizer_digest
 from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from milkglass.client.data.dataset import Example, read_examples
-from milkglass.datasets import export
+from milkglass.datasets import sets
 from milkglass.datasets.sets import SETS, describe, files, load
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.metrics import glue, text
@@ -95,7 +95,7 @@ def test_what_is_exported_reads_back(
     before = list(load(name, root, split))
     score = SETS[name].task == "regression"
     out = tmp_path / "out.jsonl"
-    assert export.write(load(name, root, split), out, score) == len(before)
+    assert sets.write(load(name, root, split), out, score) == len(before)
     assert out.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
     if score:  # what would otherwise be trained as hundreds of classes
@@ -109,9 +109,9 @@ def test_what_is_exported_reads_back(
 
 def test_an_export_may_be_of_the_first_rows_and_leaves_nothing_half_done(tmp_path: Path) -> None:
     put(tmp_path, "train.tsv", "sentence\tlabel\na\t1\nb\t0\nc\t7\n")
-    assert export.write(load("sst2", tmp_path, "train"), tmp_path / "two.jsonl", most=2) == 2
+    assert sets.write(load("sst2", tmp_path, "train"), tmp_path / "two.jsonl", most=2) == 2
     with pytest.raises(CodecError, match=r"line 4 of train\.tsv"):
-        export.write(load("sst2", tmp_path, "train"), tmp_path / "all.jsonl")
+        sets.write(load("sst2", tmp_path, "train"), tmp_path / "all.jsonl")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["train.tsv", "two.jsonl"]
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from milkglass.demo.data.make import DESK, REPLY, SUMMARY, WHICH, main
-from milkglass.demo.data.situations import HELD_OUT, SITUATIONS
+from milkglass.demo.data.make import DESK, HELD_OUT, REPLY, SUMMARY, WHICH, main, situations
 
 DATA = files("milkglass.demo") / "data"
 NAMES = ("tickets_train.jsonl", "tickets_test.jsonl", "replies_train.jsonl", "replies_test.jsonl")
@@ -49,9 +48,10 @@ def test_texts_differ_by_more_than_names() -> None:
 
 
 def test_test_situations_are_not_in_training() -> None:
-    assert all(len(situations) == 40 for situations in SITUATIONS.values())
-    assert {situation[0] for group in SITUATIONS.values() for situation in group[-HELD_OUT:]}.isdisjoint(
-        situation[0] for group in SITUATIONS.values() for situation in group[:-HELD_OUT]
+    messages = {label: [one["message"] for one in group] for label, group in situations().items()}
+    assert all(len(group) == 40 for group in messages.values())
+    assert {one for group in messages.values() for one in group[-HELD_OUT:]}.isdisjoint(
+        one for group in messages.values() for one in group[:-HELD_OUT]
     )
     train = {shape(row["text"]) for row in rows("tickets_train.jsonl")}
     assert train.isdisjoint(shape(row["text"]) for row in rows("tickets_test.jsonl"))

@@ -24,7 +24,7 @@ class Template:
 @pytest.mark.parametrize("text", ["hello", "x", "bay", "what? no"])
 def test_a_prompts_own_tokens_are_told_from_the_templates(text: str) -> None:
     nothing: Any = None
-    owner = DemoOwner("demo:x", nothing, nothing, nothing, Template(), True)  # type: ignore[arg-type]
+    owner = DemoOwner("demo:x", nothing, nothing, nothing, Template())  # type: ignore[arg-type]
     whole, own = owner.prompt(text)
     assert len(whole) == len(text) + 5
     assert "".join(map(chr, own)) == text

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from milkglass.demo.journal import Journal
-from milkglass.demo.terminal import show
+from milkglass.demo.page import show
 from tests.demo.demo_samples import result
 
 

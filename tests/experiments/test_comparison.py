@@ -17,12 +17,10 @@ from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison
-from milkglass.experiments.procedures.distances import own_and_nearest, quantiles
-from milkglass.experiments.procedures.leakage import LeakageTexts
-from milkglass.experiments.procedures.predictions import packed, unpacked
+from milkglass.experiments.procedures.leakage import LeakageTexts, own_and_nearest, quantiles
 from milkglass.experiments.procedures.trials import TrialData, _write, secret_of
 from milkglass.experiments.reproduce import reproduce
-from milkglass.experiments.runs import RunFolder
+from milkglass.experiments.runs import RunFolder, packed, unpacked
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs.data import TrainingDataset

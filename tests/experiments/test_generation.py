@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from transformers import AutoModelForCausalLM
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.obfuscate.scramble import scramble
+from milkglass.errors import UsageError
 from milkglass.experiments.kinds import generation
 from milkglass.experiments.kinds.generation import (
     GeneratedAnswers,
+    GenerationRecipe,
+    InstructionFile,
     answers,
     ended,
     followed,
@@ -23,10 +27,11 @@ from milkglass.experiments.kinds.generation import (
     read,
     rouge,
 )
-from milkglass.experiments.runs import Variant, seeded_key
+from milkglass.experiments.runs import RunFolder, Variant, seeded_key
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
+from milkglass.server.spec import Hyperparameters
 from milkglass.threat.guess import NO_BELIEF, Guess
 from tests import tiny
 
@@ -114,16 +119,52 @@ def test_instructions_are_graded_by_their_rules(
         {"prompt": "the nurse", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
         {"prompt": "the test", "instruction_id_list": ["change_case:english_capital"], "kwargs": [{}]},
     ]
-    path = tmp_path / "input_data.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    asked = InstructionFile("input_data.jsonl", prompts=2, new_tokens=6)
+    (tmp_path / asked.file).write_text("\n".join(map(json.dumps, rows)), "utf-8")
     one = variant(base, tmp_path, ObfusLM(4, 3.0, beta=0.9))
     codec, model = Codec.open(one.key, base.folder), AutoModelForCausalLM.from_pretrained(one.model).eval()
     said = codec.encode(["the nurse called"]).ids[0]
     with monkeypatch.context() as patch:
         patch.setattr(generation, "greedy", lambda *_: [said, said])
-        found = followed(model, codec, path, 2, 6)
+        found = followed(model, codec, asked.read(tmp_path), asked.new_tokens)
     assert found["ifeval prompt strict"] == 50 and found["ifeval instruction strict"] == 50
-    assert set(followed(model, codec, path, 1, 6)) == set(found)
+    assert set(followed(model, codec, replace(asked, prompts=1).read(tmp_path), 6)) == set(found)
     prompt = codec.encode_chat([{"role": "user", "content": "the nurse"}])
     (longer,), (first,) = greedy(model, [prompt], 4), greedy(model, [prompt], 1)
     assert len(longer) <= 4 and longer[0] == first[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (None, "there is no"),
+        ("not json", "JSON Lines"),
+        ("[1]", "not a JSON object"),
+        ('{"prompt": 1}', "lacks prompt"),
+    ],
+)
+def test_instructions_are_read_before_anything_is_trained(
+    text: str | None, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation.FineTuning, "measure", lambda *_: pytest.fail("training began"))
+    if text is not None:
+        (tmp_path / "prompts.jsonl").write_text(text, "utf-8")
+    recipe = GenerationRecipe(
+        name="x", paper="y", model="z", seed=1, data={}, variants={}, training=Hyperparameters(task="causal-lm"),
+        instructions={"file": "prompts.jsonl", "prompts": 1, "new_tokens": 2},
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=fault):
+        recipe.measure(RunFolder(tmp_path, tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"), [({"prompts": "all"}, "prompts is a string"), ({"new_tokens": 0}, "no tokens")]
+)
+def test_instructions_have_the_types_of_their_fields(change: dict[str, Any], fault: str) -> None:
+    recipe = GenerationRecipe(
+        name="x", paper="y", model="z", seed=1, data={"train": "a", "validation": "b"}, variants={},
+        training=Hyperparameters(task="causal-lm"), evaluation={"answers": 1, "new_tokens": 2},
+        instructions={"file": "prompts.jsonl", "prompts": 1, "new_tokens": 2} | change,
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=fault):
+        recipe.check()

@@ -21,6 +21,12 @@ def git(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
 
 
+needs_history = pytest.mark.skipif(
+    git("rev-parse", "--is-shallow-repository").stdout.strip() != "false",
+    reason="no history here: an archive, or a shallow clone",
+)
+
+
 def commits(made: dict[str, Any]) -> Iterator[str]:
     """All that a result names: of the run, of the code that began it, and of cells that it took of others."""
     yield made["commit"]
@@ -34,26 +40,23 @@ def test_every_recipe_result_is_looked_at() -> None:
 
 
 def fault(made: dict[str, Any]) -> str | None:
-    """Why the code of a result cannot be found again; None: it can. A checkout without history shows only whether the
-    package differed from its commit."""
+    """Why the code of a result cannot be found again; None: it can."""
     found = list(commits(made))
     if not all(found):
         return "a run outside a checkout"
     if changed := [one for one in found if one.endswith("+")]:
         return f"the package differed from {changed[0]}"
-    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
-        return None
     lost = [one for one in found if git("merge-base", "--is-ancestor", one, "HEAD").returncode]
     return f"{lost[0]} is not in the history" if lost else None
 
 
+@needs_history
 @pytest.mark.parametrize("path", [path for path in RESULTS if path.stem not in EARLIER], ids=lambda path: path.stem)
 def test_a_result_is_of_a_commit_of_this_repository_and_nothing_else(path: Path) -> None:
     assert fault(json.loads(path.read_text("utf-8"))["made"]) is None
 
 
+@needs_history
 @pytest.mark.parametrize("name", sorted(EARLIER))
 def test_a_result_that_was_made_again_leaves_the_list(name: str) -> None:
-    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
-        pytest.skip("no history here: an archive, or a shallow clone")
     assert fault(json.loads((ROOT / "recipes" / "results" / f"{name}.json").read_text("utf-8"))["made"])

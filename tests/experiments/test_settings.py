@@ -14,10 +14,10 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.attacks import AttackRecipe
 from milkglass.experiments.kinds.classification import ClassificationRecipe
-from milkglass.experiments.procedures.training_progress import newest
 from milkglass.experiments.recipe import reason_for
 from milkglass.experiments.recipe_file import settings
 from milkglass.experiments.reproduce import KINDS
+from milkglass.experiments.runs import newest
 from tests.experiments.test_recipes import ALL, RUN, shipped
 
 BASE = """kind = "attacks"
@@ -225,7 +225,7 @@ def test_measures_of_a_data_set_come_from_the_models_own_answers(tmp_path: Path)
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from milkglass.experiments.procedures.predictions import predicted
+    from milkglass.experiments.kinds.classification import predicted
     from milkglass.metrics.glue import MEASURES
     from tests import tiny
 

@@ -110,7 +110,7 @@ def test_a_checkpoint_without_its_layers_is_not_filled_with_random_ones(bert: Ch
 
 def test_a_half_with_other_weights_is_refused(bert: Checkpoint, tmp_path: Path) -> None:
     whole = classifier(bert, 2)
-    halves.write(tmp_path, halves.Upper(whole, 1), {})
+    halves.write(tmp_path, halves.Upper(whole, 1).state_dict(), {})
     with pytest.raises(CorruptCheckpoint, match="is not this half's"):
         halves.fill(tmp_path, halves.Upper(whole, 0))
 

@@ -9,6 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
+from milkglass.sanitizers.custext import CusText
+from milkglass.sanitizers.sanitizer import UNKNOWN
+from milkglass.sanitizers.santext import SanText
 from milkglass.sanitizers.tables.table import WordVectors
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
@@ -39,3 +42,27 @@ def fits(drawn: NDArray[np.int64], law: NDArray[np.float64], least: float = 1e-3
     if rare.any():
         seen, hoped = np.append(seen, counts[rare].sum()), np.append(hoped, expected[rare].sum())
     assert chisquare(seen, hoped * (seen.sum() / hoped.sum())).pvalue > least
+
+
+def santext_law(sanitizer: SanText, row: int) -> NDArray[np.float64]:
+    """(n,) the probabilities of what a row of the table, or UNKNOWN, is replaced by, from the definition."""
+    at = sanitizer.vectors.mean(0) if row == UNKNOWN else sanitizer.table.vectors[row]
+    outputs = sanitizer.outputs()
+    logits = -sanitizer.epsilon / 2 * np.linalg.norm(sanitizer.vectors[outputs].astype(np.float64) - at, axis=1)
+    weights = np.exp(logits - logits.max())
+    result = np.zeros(len(sanitizer.table))
+    result[sanitizer.table.candidates[outputs]] = weights / weights.sum()
+    return result
+
+
+def custext_law(sanitizer: CusText, row: int) -> NDArray[np.float64]:
+    """The same of CUSTEXT."""
+    result = np.zeros(len(sanitizer.table))
+    if row == UNKNOWN:
+        result[sanitizer.table.candidates] = 1 / len(sanitizer.vectors)
+        return result
+    place = sanitizer.table.places[row]
+    members = sanitizer.lists.members[sanitizer.lists.group[place]]
+    weights = np.exp(sanitizer.epsilon * sanitizer.lists.scores[place] / 2)
+    result[sanitizer.table.candidates[members[members >= 0]]] = (weights / weights.sum())[members >= 0]
+    return result

@@ -15,13 +15,13 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, IdOutOfRange, TooLong, UsageError
-from milkglass.sanitizers.files.files import report_path
-from milkglass.sanitizers.files.rows import shape_of
-from milkglass.sanitizers.ghost import cache, files
+from milkglass.sanitizers.files import report_path
+from milkglass.sanitizers.ghost import files, search
 from milkglass.sanitizers.ghost.files import GhostJob, sanitize_dataset
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sanitizers.ghost.selection import Selection
+from milkglass.sanitizers.rows import shape_of
 from milkglass.sanitizers.tables.table import WordVectors
 from milkglass.sequences import Sequences
 from tests import tiny
@@ -118,12 +118,12 @@ def test_the_digest_follows_everything_that_a_search_depends_on(monkeypatch: pyt
         (replace(table, words=("a", "b", "d")), texts, Search()),
         (table, ["a", "b", "d"], Search()),
     ]  # fmt: skip
-    names = [cache.digest(*one) for one in given]
-    monkeypatch.setattr(cache, "version", lambda: "0.0")
-    names.append(cache.digest(table, texts, Search()))
+    names = [search.digest(*one) for one in given]
+    monkeypatch.setattr(search, "version", lambda: "0.0")
+    names.append(search.digest(table, texts, Search()))
     assert len({*names}) == len(names)
     monkeypatch.undo()
-    assert cache.digest(replace(table, name="other"), texts, Search()) == names[6]
+    assert search.digest(replace(table, name="other"), texts, Search()) == names[6]
 
 
 def test_a_search_is_made_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_a_search_is_made_once(folder: Path, tmp_path: Path, monkeypatch: pytest
     assert len(kept) == 1 and kept[0].suffix == ".safetensors"
     monkeypatch.setattr("milkglass.sanitizers.ghost.ghost.search", None)  # would fail if it were called
     again = Ghost.open(folder, SEARCH, Selection("nearest"), kept=tmp_path)
-    for name in cache.NAMES:
+    for name in search.NAMES:
         np.testing.assert_array_equal(getattr(first.candidates, name), getattr(again.candidates, name))
     monkeypatch.undo()
     Ghost.open(folder, replace(SEARCH, k=11), Selection("nearest"), kept=tmp_path)

@@ -16,8 +16,7 @@ from milkglass.client.codec.aliases import AliasChoices
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import seal, unseal
 from milkglass.client.key.generate import new_key, scheme_of
-from milkglass.client.key.key import Key
-from milkglass.client.key.keystream import hashed_permutation, permutation
+from milkglass.client.key.key import Key, hashed_permutation, permutation
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify

@@ -11,10 +11,10 @@ import pytest
 from starlette.types import Message
 
 from milkglass.errors import Busy, MilkglassError, TooSlow
-from milkglass.server.connections.limits import Limits
 from milkglass.server.http import bodies
 from milkglass.server.http.bodies import BodyMemory, BodyRule, CountedBody
 from milkglass.server.http.errors import Refused
+from milkglass.server.settings import Limits
 
 
 class Scene:

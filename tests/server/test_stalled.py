@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from milkglass.server.connections.limits import Limits
 from milkglass.server.http.auth import Guard
+from milkglass.server.settings import Limits
 from tests.server.kit import TOKEN, announce, put, register, sha256, until
 from tests.server.real import Server
 from tests.server.test_connections import OPEN, connected

@@ -17,8 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from milkglass.client.config_ids import NAMES
+from milkglass.errors import UsageError
 from milkglass.server import training
-from milkglass.server.spec import Hyperparameters, JobSpec, Status
+from milkglass.server.spec import Hyperparameters, JobSpec, Status, hyperparameters_of
 from tests import tiny
 from tests.server.kit import parquet
 
@@ -201,3 +202,21 @@ def test_defaults_follow_the_task() -> None:
     assert (sorting.learning_rate, sorting.batch_size, sorting.chosen_method) == (2e-5, 32, "full")
     assert (writing.learning_rate, writing.batch_size, writing.chosen_method) == (1e-4, 8, "lora")
     assert Hyperparameters(task="causal-lm", learning_rate=3e-4).learning_rate == 3e-4
+
+
+@pytest.mark.parametrize(
+    ("requested", "message"),
+    [
+        ({"learning_rate": -1}, "learning_rate is -1, more than 0 is needed"),
+        ({"batch_size": 5000}, "batch_size is 5000, at most 4096 is needed"),
+        ({"batch_size": 1.5}, "batch_size is 1.5, a whole number is needed"),
+        ({"dtype": "half"}, "dtype is 'half', 'float32' or 'bfloat16' is needed"),
+        ({"task": "regression", "num_labels": 3}, "num_labels is 3, must be 1 for regression"),
+        ({"rate": 1}, "there is no hyperparameter 'rate'"),
+    ],
+)
+def test_a_bad_hyperparameter_is_named_with_its_limit(requested: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        hyperparameters_of(requested)
+    assert caught.value.message.startswith(message)
+    assert caught.value.hint

@@ -229,7 +229,7 @@ def test_a_chunk_needs_a_length(client: TestClient) -> None:
 
 
 def test_a_chunk_is_cut_where_it_goes_beyond_its_length(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    from milkglass.server.storage.arrival import Arrival
+    from milkglass.server.storage.uploads import Arrival
 
     written: list[int] = []
     add = Arrival._add

@@ -21,9 +21,8 @@ from starlette.testclient import TestClient
 
 from milkglass.errors import CorruptCheckpoint
 from milkglass.hidden_states import frames
-from milkglass.server.connections.limits import Limits
 from milkglass.server.connections.process import WebServer
-from milkglass.server.settings import ServerSettings
+from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split import app as apps
 from milkglass.split.app import create_app
 from milkglass.split.server import ServerHalf

@@ -13,7 +13,6 @@ of other words. Such a public text is left out too, which errs on the safe side.
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -22,12 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.metrics.text import WORD
 from milkglass.sequences import Ids, Sequences
 
 WORDS = 3  # from which on a text is searched for inside others
-_WORD = re.compile(
-    r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+"
-)  # of scripts without blanks, a character
 _END = "\n"  # between texts; no normalised text contains it
 
 
@@ -68,7 +65,7 @@ def normalised(text: str) -> str:
 
 
 def _is_long(text: str) -> bool:
-    return len(_WORD.findall(text)) >= WORDS
+    return len(WORD.findall(text)) >= WORDS
 
 
 def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[str, int]]:

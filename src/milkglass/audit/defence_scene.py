@@ -21,7 +21,7 @@ from milkglass.audit.scene import MODEL_ONLY, WORDS, Adversary, Scene
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import PrivateTexts, encoded
-from milkglass.defences.obfuscated_tables import TableClient, key_from
+from milkglass.defences.obfuscated_tables import TableClient, key_from, public_codec
 from milkglass.defences.sanitized_text import SanitizedTextClient, SanitizingClient
 from milkglass.errors import UsageError
 from milkglass.hidden_states.client import EncoderClient
@@ -93,7 +93,7 @@ def _of_states(
     private: Sequence[str],
     public: Mapping[str, Sequence[str]],
 ) -> Scene:
-    codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
+    codec = public_codec(base)
     ids = client.reader.encode(private, cut=True).ids
     corpora = {who: client.reader.encode(texts, cut=True).ids for who, texts in public.items()}
     noise = client.defence.added_noise

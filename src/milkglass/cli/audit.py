@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_key, require_file
-from milkglass.cli.ui.terminal import bars, emit, note, table
+from milkglass import files
+from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, ModelRef, PassphraseFile, require_file
+from milkglass.cli.ui.terminal import bars, emit, note, resumable, table
 from milkglass.errors import UsageError
 from milkglass.progress import Stage
 
@@ -47,16 +47,11 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Attack your own model, key and text, and write what is recovered into OUT. Nothing is sent anywhere."""
-    from milkglass.threat.attack import Budget
-
-    for path in (text, public, known):
-        if path is not None:
-            require_file(path, "give a file with a text a line")
-    require_out(out)
-    Budget.parse(budget)  # a mistake is reported before anybody waits
+    texts = {"text": text, "public": public, "known": known}
+    require_audit(out, budget, *texts.values())
     if rows is not None and rows < 20:
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
-    opened = open_key(key, passphrase_file)
+    opened = KeyOptions(key, model, passphrase_file).open()
 
     from milkglass.audit.key_scene import AuditFiles, build
     from milkglass.client.key import usage
@@ -69,17 +64,14 @@ def audit(
     seen = None if server_transcript is None else transcript_file.load(server_transcript)
     about = {
         "key": opened.key.identifier,
-        "text": hashlib.sha256(text.read_bytes()).hexdigest(),
-        "public": None if public is None else hashlib.sha256(public.read_bytes()).hexdigest(),
-        "known": None if known is None else hashlib.sha256(known.read_bytes()).hexdigest(),
+        **{name: None if path is None else files.sha256(path) for name, path in texts.items()},
         "transcript": None if server_transcript is None else transcript_file.digest(server_transcript),
         "rows": rows,
         "seed": seed,
     }
 
     def staged(stage: Stage) -> Scene:
-        files = AuditFiles(text, public, known, rows, seed)
-        return build(opened.key, codec, folder, files, stage, seen)
+        return build(opened.key, codec, folder, AuditFiles(text, public, known, rows, seed), stage, seen)
 
     result, page = attacked(staged, about, out, budget, seed, as_json)
     if set(result.spent) == set(result.public):
@@ -89,12 +81,19 @@ def audit(
     print_audit(result, page, out, as_json)
 
 
-def require_out(out: Path) -> None:
-    """Raises UsageError where an audit cannot be written, or would overwrite another."""
+def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
+    """Raises UsageError before anybody waits: for a text that is not a file, and where the audit cannot be written, or
+    would overwrite another."""
+    from milkglass.threat.attack import Budget
+
+    for path in texts:
+        if path is not None:
+            require_file(path, "give a file with a text a line")
     if (out / "audit.json").exists() and not (out / "work").exists():
         raise UsageError(f"{out} holds an audit already", "give another folder with --out, or remove that one first")
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file, not a folder", "give another --out")
+    Budget.parse(budget)
 
 
 def attacked(
@@ -123,11 +122,8 @@ def attacked(
             if not as_json:
                 note(f"  {line(cell)}")
 
-        try:
+        with resumable(work.folder):
             result = attack(scene, ATTACKS, work, Budget.parse(budget), seed, progress=progress)
-        except KeyboardInterrupt:
-            note(f"stopped; what was finished is kept in {work.folder}, the same command again goes on")
-            raise
     page = write(result, out)
     work.remove()
     return result, page
@@ -167,7 +163,3 @@ def words(result: Audit, page: Path) -> str:
             str(page),
         ]
     )
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(audit)

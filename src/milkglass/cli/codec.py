@@ -16,29 +16,22 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from milkglass import files
-from milkglass.cli.ui.options import (
-    AsJson,
-    KeyFile,
-    ModelRef,
-    PassphraseFile,
-    open_key,
-    require_file,
-)
+from milkglass.cli.ui.options import AsJson, KeyOptions, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, json_text, note, shown
 from milkglass.cli.ui.text_input import InputRow, arguments, line_name, named, pairs_of, require_no_messages, row_of
 from milkglass.errors import CodecError, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec, Encoded
-    from milkglass.client.key.unlocked import UnlockedKey
+    from milkglass.client.key.file import UnlockedKey
 
 BATCH = 1000
 In = Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Write this file, not stdout.")]
 
 
+@with_options
 def encode(
-    key: KeyFile,
     text: Annotated[list[str] | None, typer.Argument(help="Texts; none: each line of stdin or of --in.")] = None,
     pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each pair, in order.")] = None,
     chat: Annotated[
@@ -58,8 +51,8 @@ def encode(
         Literal["classification", "regression", "causal-lm"] | None,
         typer.Option(help="Of training rows: must fit the data; `regression`: labels are numbers."),
     ] = None,
-    model: ModelRef = None,
-    passphrase_file: PassphraseFile = None,
+    *,
+    key: KeyOptions,
     as_json: AsJson = False,
 ) -> None:
     """Text to scrambled ids: a JSON list a line, or with --json one document.
@@ -76,7 +69,7 @@ def encode(
             raise UsageError(
                 f"{out.name} would be training rows", "give --in DATA, and no text, --pair, --chat, --truncate"
             )
-        _training_rows(open_key(key, passphrase_file), source, out, task, max_length or 512, model, as_json)
+        _training_rows(key.open(), source, out, task, max_length or 512, key.model, as_json)
         return
     if text and source:
         raise UsageError("texts and --in were both given", "give one of them")
@@ -84,8 +77,8 @@ def encode(
         raise UsageError("--pair needs as many texts as pairs, and no --chat", "give --pair once for each text")
     from milkglass.client.session import codec_of, count
 
-    unlocked = open_key(key, passphrase_file)
-    codec = codec_of(unlocked, model)
+    unlocked = key.open()
+    codec = codec_of(unlocked, key.model)
     texts, tokens = 0, 0
     with _reading(source) as lines, _writing(out) as sink:
         read = (row_of(line_name(number, source), line) for number, line in enumerate(lines, 1))
@@ -104,16 +97,16 @@ def encode(
     count(unlocked, texts, tokens, note)
 
 
+@with_options
 def decode(
-    key: KeyFile,
     ids: Annotated[
         list[str] | None, typer.Argument(help="Ids, as numbers or JSON lists; none: a list a line of stdin or --in.")
     ] = None,
     special: Annotated[bool, typer.Option("--special", help="Show special tokens, too.")] = False,
     source: In = None,
     out: Out = None,
-    model: ModelRef = None,
-    passphrase_file: PassphraseFile = None,
+    *,
+    key: KeyOptions,
     as_json: AsJson = False,
 ) -> None:
     """Scrambled ids to text: a line for each list, or with --json one document."""
@@ -121,7 +114,7 @@ def decode(
         raise UsageError("ids and --in were both given", "give one of them")
     from milkglass.client.session import codec_of
 
-    codec = codec_of(open_key(key, passphrase_file), model)
+    codec = codec_of(key.open(), key.model)
     with _reading(source) as lines, _writing(out) as sink:
         read = ((line_name(number, source), line) for number, line in enumerate(lines, 1))
         lists = _lists(ids) if ids else (_ids(name, line) for name, line in read if line.strip())
@@ -227,8 +220,3 @@ def _writing(out: Path | None) -> Iterator[IO[str]]:
     with files.atomic_write(out) as file:
         yield file
     note(f"wrote {out}")
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(encode)
-    app.command()(decode)

@@ -1,45 +1,32 @@
 """`milkglass finetune`: scramble data here, train there, watch.
 
-Out of scope: how training is done. Label names and the scale of scores stay here, sealed in the key.
+Label names and the scale of scores stay here, sealed in the key.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from milkglass.cli.ui.job_progress import Fetch, comeback, finish
-from milkglass.cli.ui.options import (
-    AllowHttp,
-    AsJson,
-    Certificate,
-    KeyFile,
-    ModelRef,
-    PassphraseFile,
-    ServerOptions,
-    ServerUrl,
-    TokenFile,
-    key_options,
-    open_key,
-    open_session,
-)
+from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, open_session, with_options
 from milkglass.cli.ui.terminal import bars, emit
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
-    from milkglass.client.key.unlocked import UnlockedKey
+    from milkglass.client.key.file import UnlockedKey
 
 SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the server's own rule
 
 
+@with_options
 def finetune(
     model_id: Annotated[str, typer.Argument(help="The scrambled model's id on the server.")],
     data: Annotated[Path, typer.Argument(help="Training data: .jsonl, .csv or .tsv.")],
-    key: KeyFile,
-    server: ServerUrl,
     validation: Annotated[Path | None, typer.Option("--validation", help="Validation data, the same shape.")] = None,
     task: Annotated[
         Literal["classification", "regression", "causal-lm"] | None,
@@ -95,11 +82,9 @@ def finetune(
     suffix: Annotated[str | None, typer.Option("--suffix", help="A suffix of the fine-tuned model's name.")] = None,
     fetch: Fetch = None,
     detach: Annotated[bool, typer.Option("--detach", help="Don't wait: print the job's id.")] = False,
-    model: ModelRef = None,
-    passphrase_file: PassphraseFile = None,
-    token_file: TokenFile = None,
-    certificate: Certificate = None,
-    allow_http: AllowHttp = False,
+    *,
+    key: KeyOptions,
+    server: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a scrambled model on your DATA. Text becomes scrambled ids here; only those are uploaded.
@@ -113,9 +98,7 @@ def finetune(
             f"the suffix {suffix!r} is not 1 to 64 signs of A-Z, a-z, 0-9, _ and -",
             "give a name like that; it is sent unchanged, so let it reveal nothing",
         )
-    unlocked = open_key(key, passphrase_file)
-    server_options = ServerOptions(server, token_file, certificate, allow_http)
-    with open_session(unlocked, model, server_options) as session:
+    with open_session(key, server) as session:
         with bars(as_json) as stage:
             job = session.finetune(
                 model_id, data, validation=validation, task=task, suffix=suffix, stage=stage,
@@ -126,11 +109,11 @@ def finetune(
                 max_length=max_length,
             )  # fmt: skip
         if detach:
-            emit(as_json, {"job": job.id, "status": job.status}, comeback(job.id, server_options))
+            emit(as_json, {"job": job.id, "status": job.status}, comeback(job.id, server))
             return
         use = "generate" if job.task == "causal-lm" else "classify"
-        after = (use, key_options(key, passphrase_file, model))
-        finish(session.remote, job.id, fetch, server_options, as_json, after, lambda: _largest(unlocked, model))
+        most = partial(_largest, session.unlocked, key.model)
+        finish(session.remote, job.id, fetch, server, as_json, (use, str(key)), most)
 
 
 def _largest(unlocked: UnlockedKey, model: str | None) -> int:
@@ -142,7 +125,3 @@ def _largest(unlocked: UnlockedKey, model: str | None) -> int:
 
     base = Checkpoint.open(resolve(model or unlocked.key.info.model))
     return largest(base, scheme_of(unlocked.key))
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(finetune)

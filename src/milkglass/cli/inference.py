@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass.cli.ui.options import (
-    AllowHttp,
-    AsJson,
-    Certificate,
-    KeyFile,
-    ModelRef,
-    PassphraseFile,
-    ServerOptions,
-    ServerUrl,
-    TokenFile,
-    open_key,
-    open_session,
-)
+from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, SplitOptions, open_session, with_options
 from milkglass.cli.ui.terminal import bars, json_text, note, say, show_classified, shown
 from milkglass.cli.ui.text_input import named, paired, to_classify
 from milkglass.errors import MilkglassError, TooLong, UsageError
 
 if TYPE_CHECKING:
-    from milkglass.client.remote.remote import Sampling
     from milkglass.client.results import Conversation
 
 SILENT = "(the model ended at once, without a word)"
@@ -41,10 +29,9 @@ System = Annotated[str | None, typer.Option("--system", help="The system's messa
 
 
 # --- classify ---------------------------------------------------------------------------------------------------------
+@with_options
 def classify(
     model_id: ModelId,
-    key: KeyFile,
-    server: ServerUrl,
     text: Annotated[list[str] | None, typer.Argument(help="Texts; none: each line of stdin or of --in.")] = None,
     pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each pair, in order.")] = None,
     source: Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")] = None,
@@ -57,11 +44,9 @@ def classify(
             "that was sent.  [default: of the job that made the model]",
         ),
     ] = None,
-    model: ModelRef = None,
-    passphrase_file: PassphraseFile = None,
-    token_file: TokenFile = None,
-    certificate: Certificate = None,
-    allow_http: AllowHttp = False,
+    *,
+    key: KeyOptions,
+    server: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
     """Classify texts: a line "label <tab> probability" for each; for a regression its number.
@@ -72,18 +57,17 @@ def classify(
         raise UsageError("texts and --in were both given", "give one of them")
     rows = to_classify(text, source)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
-    unlocked = open_key(key, passphrase_file)
-    options = ServerOptions(server, token_file, certificate, allow_http)
-    with open_session(unlocked, model, options) as session, bars(as_json) as stage, named(rows):
+    with open_session(key, server) as session, bars(as_json) as stage, named(rows):
         results = session.classify(model_id, texts, pairs, truncate=truncate, labels_of=labels_of, stage=stage)
     show_classified(results, as_json)
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------
+@partial(with_options, required=False)
 def generate(
-    model_id: ModelId,
-    key: KeyFile,
-    server: ServerUrl,
+    model_id: Annotated[
+        str | None, typer.Argument(help="The model's id on the server; none with --split.", show_default=False)
+    ] = None,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; none: all of stdin.")] = None,
     chat_template: Annotated[
         bool | None,
@@ -99,32 +83,40 @@ def generate(
     top_p: TopP = None,
     top_k: TopK = None,
     seed: Seed = None,
-    model: ModelRef = None,
-    passphrase_file: PassphraseFile = None,
-    token_file: TokenFile = None,
-    certificate: Certificate = None,
-    allow_http: AllowHttp = False,
+    instruction: Annotated[
+        str, typer.Option(help="With --split: text before the prompt that is not sanitized.", show_default=False)
+    ] = "",
+    *,
+    key: KeyOptions,
+    server: ServerOptions,
+    split: SplitOptions,
     as_json: AsJson = False,
 ) -> None:
     """Generate text, which is shown while it is generated."""
-    unlocked = open_key(key, passphrase_file)
-    text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
-    with open_session(unlocked, model, ServerOptions(server, token_file, certificate, allow_http)) as session:
+    if split.split is not None:
+        from milkglass.cli.split_decoder import generate_split, sampling_of, split_text
+
+        if prompt is not None:
+            raise UsageError("two arguments were given with --split", "give the prompt alone: the server has one model")
+        text = sys.stdin.read().rstrip("\n") if model_id is None else model_id
+        with split_text(split, server) as running:
+            sampling = sampling_of(max_tokens, temperature, top_p, top_k, seed)
+            generate_split(running, text, system, chat_template, instruction, sampling, as_json)
+        return
+    if model_id is None or instruction:
+        missing = "--instruction is for --split" if instruction else "the model's id is missing"
+        raise UsageError(missing, "milkglass generate MODEL_ID PROMPT --key FILE --server URL")
+    from milkglass.client.remote.remote import Sampling
+
+    with open_session(key, server) as session:
+        text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
         ids = session.prompt(text, system, chat_template)
-        answer = session.generate(model_id, ids, _sampling(max_tokens, temperature, top_p, top_k, seed))
+        answer = session.generate(model_id, ids, Sampling(max_tokens, temperature, top_p, top_k, seed))
         _show(answer, show=not as_json)
     if as_json:
         say(json_text({"text": answer.text, "prompt_tokens": answer.prompt_tokens, "tokens": answer.tokens}))
     elif answer.text:
         say()
-
-
-def _sampling(
-    max_tokens: int, temperature: float, top_p: float | None, top_k: int | None, seed: int | None
-) -> Sampling:
-    from milkglass.client.remote.remote import Sampling
-
-    return Sampling(max_tokens, temperature, top_p, top_k, seed)
 
 
 def _show(pieces: Iterable[str], show: bool = True) -> str:
@@ -141,26 +133,35 @@ def _show(pieces: Iterable[str], show: bool = True) -> str:
 
 
 # --- chat -------------------------------------------------------------------------------------------------------------
+@partial(with_options, required=False)
 def chat(
-    model_id: ModelId,
-    key: KeyFile,
-    server: ServerUrl,
+    model_id: Annotated[
+        str | None, typer.Argument(help="The model's id on the server; none with --split.", show_default=False)
+    ] = None,
     system: System = None,
     max_tokens: MaxTokens = 512,
     temperature: Temperature = 0.7,
     top_p: TopP = 0.95,
     top_k: TopK = None,
     seed: Seed = None,
-    model: ModelRef = None,
-    passphrase_file: PassphraseFile = None,
-    token_file: TokenFile = None,
-    certificate: Certificate = None,
-    allow_http: AllowHttp = False,
+    *,
+    key: KeyOptions,
+    server: ServerOptions,
+    split: SplitOptions,
 ) -> None:
     """Talk with a model, a line a turn. /new begins again, /exit or Ctrl-D ends. Nothing is stored."""
-    unlocked = open_key(key, passphrase_file)
-    with open_session(unlocked, model, ServerOptions(server, token_file, certificate, allow_http)) as session:
-        conversation = session.chat(model_id, system, _sampling(max_tokens, temperature, top_p, top_k, seed))
+    if split.split is not None:
+        from milkglass.cli.split_decoder import chat_split, sampling_of, split_text
+
+        with split_text(split, server) as running:
+            chat_split(running, system, sampling_of(max_tokens, temperature, top_p, top_k, seed), _ask)
+        return
+    if model_id is None:
+        raise UsageError("the model's id is missing", "milkglass chat MODEL_ID --key FILE --server URL")
+    from milkglass.client.remote.remote import Sampling
+
+    with open_session(key, server) as session:
+        conversation = session.chat(model_id, system, Sampling(max_tokens, temperature, top_p, top_k, seed))
         while (line := _ask()) is not None:
             if line == "/exit":
                 break
@@ -186,9 +187,3 @@ def _ask() -> str | None:
         return input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:
         return None
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(classify)
-    app.command()(generate)
-    app.command()(chat)

@@ -1,7 +1,4 @@
-"""`milkglass jobs` and `job`: what a server trains; watch, cancel, fetch or delete one.
-
-Out of scope: keys and data.
-"""
+"""`milkglass jobs` and `job`: what a server trains; watch, cancel, fetch or delete one."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.cli.ui.job_progress import Fetch, finish, steps_of
-from milkglass.cli.ui.options import AllowHttp, AsJson, Certificate, ServerOptions, ServerUrl, TokenFile, Yes
+from milkglass.cli.ui.options import AsJson, ServerOptions, Yes, with_options
 from milkglass.cli.ui.terminal import cell, confirm, emit, moment, table
 from milkglass.errors import UsageError
 
@@ -19,22 +16,17 @@ if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
 
 
-def jobs(
-    server: ServerUrl,
-    token_file: TokenFile = None,
-    certificate: Certificate = None,
-    allow_http: AllowHttp = False,
-    as_json: AsJson = False,
-) -> None:
+@with_options
+def jobs(*, server: ServerOptions, as_json: AsJson = False) -> None:
     """List the server's fine-tuning jobs, the newest first."""
-    with ServerOptions(server, token_file, certificate, allow_http).open() as remote:
+    with server.open() as remote:
         result = remote.jobs()
     emit(as_json, {"jobs": [_document(job) for job in result]}, lambda: _words(result))
 
 
+@with_options
 def job(
     job_id: Annotated[str, typer.Argument(help="The job's id: `finetune` printed it, `milkglass jobs` lists it.")],
-    server: ServerUrl,
     follow: Annotated[bool, typer.Option("--follow", help="Watch it to its end.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="Stop it for good; what it learned is lost.")] = False,
     fetch: Fetch = None,
@@ -42,22 +34,20 @@ def job(
         bool, typer.Option("--delete", help="Delete the record of a job that is over; the model that it made stays.")
     ] = False,
     yes: Yes = False,
-    token_file: TokenFile = None,
-    certificate: Certificate = None,
-    allow_http: AllowHttp = False,
+    *,
+    server: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
     """Show a fine-tuning job's state. With an option: watch it, stop it, download its model, or delete its record."""
     if sum((follow or fetch is not None, cancel, delete)) > 1:
         raise UsageError("more than one thing to do with the job was given", "give --follow, --cancel or --delete")
-    way = ServerOptions(server, token_file, certificate, allow_http)
-    with way.open() as remote:
+    with server.open() as remote:
         if delete:
             _delete(remote, job_id, yes, as_json)
             return
         state = remote.job(job_id)  # first: a job that is not there, or a server that is down, is reported at once
         if follow or fetch:
-            finish(remote, job_id, fetch, way, as_json)
+            finish(remote, job_id, fetch, server, as_json)
             return
         if cancel:
             remote.cancel(job_id)
@@ -65,7 +55,8 @@ def job(
     shown = _document(state)
     words = [("id", cell(shown["id"])), ("model", cell(shown["model"])), ("status", cell(shown["status"]))]
     words += [("steps", steps_of(shown["progress"])), ("loss", _loss(shown["progress"]))]
-    words += [("fine_tuned_model", shown["fine_tuned_model"] or ""), ("error", _error(shown["error"]))]
+    error = (shown["error"] or {}).get("message") or ""
+    words += [("fine_tuned_model", shown["fine_tuned_model"] or ""), ("error", error)]
     emit(as_json, shown, "\n".join(f"{name}: {value}" for name, value in words if value))
 
 
@@ -97,12 +88,3 @@ def _words(found: list[dict[str, Any]]) -> str:
 def _loss(numbers: Mapping[str, Any]) -> str:
     value = numbers.get("loss")
     return "" if value is None else f"{value:.4f}"
-
-
-def _error(told: Mapping[str, Any] | None) -> str:
-    return "" if told is None else told.get("message") or ""
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(jobs)
-    app.command()(job)

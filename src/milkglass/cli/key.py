@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, ModelRef, PassphraseFile, open_key
+from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFile
 from milkglass.cli.ui.terminal import bars, emit, moment, note, table
 from milkglass.client.key import usage
 from milkglass.errors import KeyExists, KeyFileError
@@ -19,11 +19,6 @@ FRESH = "every text under one key is a piece of the same cipher; give the next j
 LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
 keys = typer.Typer(help="Inspect a key file; derive a key for one job.", no_args_is_help=True)
-
-
-@keys.callback()
-def group() -> None:
-    """Inspect a key file; derive a key for one job."""
 
 
 @keys.command()
@@ -63,18 +58,18 @@ def for_job(
     """
     if out.exists():
         raise KeyExists(f"{out} exists already", "give another file: overwriting a key makes its fine-tunes useless")
-    from milkglass.client.key import job_keys
     from milkglass.client.key.file import write_key
+    from milkglass.client.key.generate import for_job as key_for_job
     from milkglass.client.key.passphrases import weakness
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
 
-    parent = open_key(key, passphrase_file)
+    parent = KeyOptions(key, model, passphrase_file).open()
     base = Checkpoint.open(resolve(model or parent.key.info.model))
     with bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())
         parent.key.require_model(base.digest(stage("check the model", total)))
-        child = job_keys.for_job(base, parent.key, name, clusters, stage)
+        child = key_for_job(base, parent.key, name, clusters, stage)
     if fault := weakness(parent.passphrase):
         note(f"warning: {fault}; {out} is sealed with it as well")
     write_key(out, child, parent.passphrase, weak=True)
@@ -115,7 +110,3 @@ def warning(used: usage.Usage) -> list[str]:
         f"warning: at {tokens:,} tokens the attacker with {who} reads {share} of what carries content; {FRESH}"
         for who, share, tokens in used.passed()
     ]
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(keys, name="key")

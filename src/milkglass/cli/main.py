@@ -9,16 +9,27 @@ Heavy libraries are imported inside the commands: `milkglass --help` answers at 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from milkglass.cli import audit, codec, demo, finetune, inference, jobs, key, reproduce, serve
-from milkglass.cli.federated import commands as federated
-from milkglass.cli.obfuscation import models, obfuscate, upload, verify
-from milkglass.cli.sanitization import sanitize
-from milkglass.cli.split import commands as split
+from milkglass.cli.audit import audit
+from milkglass.cli.codec import decode, encode
+from milkglass.cli.federated.commands import federated
+from milkglass.cli.finetune import finetune
+from milkglass.cli.inference import chat, classify, generate
+from milkglass.cli.jobs import job, jobs
+from milkglass.cli.key import keys
+from milkglass.cli.obfuscation.models import models
+from milkglass.cli.obfuscation.obfuscate import obfuscate
+from milkglass.cli.obfuscation.upload import upload, uploads
+from milkglass.cli.obfuscation.verify import verify
+from milkglass.cli.reproduce import data, reproduce
+from milkglass.cli.sanitize import sanitize
+from milkglass.cli.serve import serve
+from milkglass.cli.split import splits
 from milkglass.cli.ui.terminal import note, report
 from milkglass.errors import MilkglassError, UsageError
 
@@ -88,25 +99,25 @@ def root(
     """Fine-tune and run language models on machines that you don't trust: only scrambled token ids cross the wire."""
 
 
-for group in (
-    models,
-    obfuscate,
-    verify,
-    codec,
-    sanitize,
-    serve,
-    split,
-    federated,
-    upload,
-    finetune,
-    jobs,
-    inference,
-    audit,
-    key,
-    reproduce,
-    demo,
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="The folder to write the page and the results to.")] = Path(
+        "milkglass-demo"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps: shows the process, not the quality.")] = False,
+) -> None:
+    """Obfuscate, serve, fine-tune and use both embedded models, then show who saw what. Takes some minutes."""
+    from milkglass.demo.run import run_demo
+
+    run_demo(out, quick=quick)
+
+
+for command in (
+    *(models, obfuscate, verify, encode, decode, sanitize, serve, upload, uploads, finetune, jobs, job),
+    *(classify, generate, chat, audit, reproduce, data, demo),
 ):
-    group.register(app)
+    app.command()(command)
+for name, group in {"split": splits, "federated": federated, "key": keys}.items():
+    app.add_typer(group, name=name)
 
 
 def main() -> None:

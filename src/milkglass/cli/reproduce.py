@@ -1,7 +1,4 @@
-"""`milkglass reproduce`: run a recipe. `milkglass data`: a public data set, or a table of yours, as JSON Lines.
-
-Out of scope: what a recipe measures.
-"""
+"""`milkglass reproduce`: run a recipe. `milkglass data`: a public data set, or a table of yours, as JSON Lines."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milkglass.cli.ui.options import AsJson, require_file
-from milkglass.cli.ui.terminal import emit, note, say
+from milkglass.cli.ui.terminal import emit, note, resumable
 from milkglass.cli.ui.terminal import table as columns
 from milkglass.errors import UsageError
 
@@ -49,12 +46,8 @@ def reproduce(
         if not as_json:
             note(f"  {words}")
 
-    try:
+    with resumable(out):
         results = run(recipe, data, out, quick, at_once, progress, cache)
-    except KeyboardInterrupt:
-        if out.exists():
-            note(f"stopped; what was finished is kept in {out}, the same command again goes on")
-        raise
     result = json.loads(results.read_text("utf-8"))
     pages = [str(results.with_suffix(kind)) for kind in (".json", ".md", ".html")]
     emit(as_json, {"files": pages, **result}, lambda: "\n".join([table.words(table.read(result)), "", *pages]))
@@ -92,7 +85,7 @@ def data(
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent}", "make it first")
 
-    from milkglass.datasets import export, own, sets
+    from milkglass.datasets import own, sets
 
     requested = (text_column, label_column, pair_column)
     score, columns = False, None
@@ -109,7 +102,7 @@ def data(
             raise UsageError(words, "give --from FOLDER, or --hub")
         score = sets.describe(name).task == "regression"
         result = sets.load(name, source, split, note)
-    count = export.write(result, out, score, rows)
+    count = sets.write(result, out, score, rows)
     taken = {} if columns is None else {"columns": columns.document()}
     emit(as_json, {"out": str(out), "rows": count, **taken}, f"{count:,} rows in {out}{_taken(columns)}")
 
@@ -136,13 +129,5 @@ def _list(as_json: bool) -> None:
          "metrics": list(one.metrics), "licence": one.licence}
         for one in SETS.values()
     ]  # fmt: skip
-    if as_json:
-        say(json.dumps({"data_sets": result}, ensure_ascii=False))
-        return
-    heads = ("name", "task", "splits", "licence", "about")
-    say(columns([heads, *((d.name, d.task, ", ".join(d.splits), d.licence, d.about) for d in SETS.values())]))
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(reproduce)
-    app.command()(data)
+    rows = [(one.name, one.task, ", ".join(one.splits), one.licence, one.about) for one in SETS.values()]
+    emit(as_json, {"data_sets": result}, columns([("name", "task", "splits", "licence", "about"), *rows]))

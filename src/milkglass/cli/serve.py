@@ -54,7 +54,7 @@ def serve(
     for folder in base_models or ():
         if not folder.is_dir():
             raise UsageError(f"there is no folder {folder}", "give folders of original models")
-    limits = {
+    limits: dict[str, Any] = {
         "max_prompt_tokens": max_prompt_tokens,
         "max_new_tokens": max_new_tokens,
         "max_loaded_models": max_loaded_models,
@@ -62,7 +62,10 @@ def serve(
         "training_threads": training_threads,
     }
     note(f"home: {home.resolve()} (the token is in {token_file or home.resolve() / 'token'})")
-    _serve(
+    from milkglass.server.app import serve as run
+    from milkglass.server.settings import ServerSettings
+
+    settings = ServerSettings(
         home=home.resolve(),
         host=host,
         port=port,
@@ -73,14 +76,4 @@ def serve(
         base_models=tuple(folder.resolve() for folder in base_models or ()),
         **{name: value for name, value in limits.items() if value is not None},
     )
-
-
-def _serve(**settings: Any) -> None:
-    from milkglass.server.app import serve as run
-    from milkglass.server.settings import ServerSettings
-
-    run(ServerSettings(**settings))
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(serve)
+    run(settings)

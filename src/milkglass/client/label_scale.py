@@ -6,8 +6,6 @@ mean and spread are the training data's own and stay here, sealed in the key; so
 the range of the scores. It does learn their order and the shape of their distribution, and which row has which: labels
 are not scrambled, and a score tells more of a row than a class does. A new head starts near 0, so a standardised score
 also trains in fewer steps.
-
-Out of scope: texts and files.
 """
 
 from __future__ import annotations

@@ -13,9 +13,6 @@ TOKENIZER = re.compile(
 )
 # The files that decide how text becomes ids, the first that exists deciding alone where it is tokenizer.json.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")
-# The files that decide what is put around a text.
-TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-                     "chat_template.json")  # fmt: skip
 
 
 # Which names a checkpoint's tensors can have: a name that no such model has could say anything.

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.codec.conversation import Message
-from milkglass.client.key.unlocked import UnlockedKey
+from milkglass.client.key.file import UnlockedKey
 from milkglass.client.label_scale import Scale
-from milkglass.client.remote.key_match import require_key
 from milkglass.client.remote.remote import Remote, Sampling
+from milkglass.client.remote.responses import require_key
 from milkglass.client.results import Answer, Classified, Conversation, Job
 from milkglass.errors import CodecError, EmptyText, UnsupportedModel, UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from milkglass.client.codec.codec import Codec
-    from milkglass.client.data.parquet import WrittenParquet
-    from milkglass.client.data.training_rows import Numbers
+    from milkglass.client.data.training_rows import Numbers, WrittenParquet
 
 BATCH = 64  # texts a request
 COUNTED = 64  # tokens of an answer that a killed program may leave uncounted
@@ -285,18 +284,14 @@ class Session:
         self.unlocked = self.unlocked.remember(numbers)
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
             names = [Path(scratch) / name for name in ("train.parquet", "val.parquet")]
-            sent = [
-                self._send(path, out, summary.rows, numbers, length, stage)
-                for path, out, summary in zip(sources, names, summaries, strict=False)
-            ]
+            sent = []
+            for path, out, summary in zip(sources, names, summaries, strict=False):
+                write_rows(self.unlocked, self.codec, path, out, summary.rows, numbers, length, stage, self._notice)
+                sent.append(self.remote.upload(out, stage))
         job = self.remote.create_job(model, sent[0], settings, sent[1] if len(sent) > 1 else None, suffix)
         self._notice(f"job: {job['id']}")  # at once: anyone who is cut off from here on can find it again
         self.unlocked = self.unlocked.remember(numbers, str(job["id"]))
         return Job(self.remote, str(job["id"]), summaries[0].task, job.get("status"))
-
-    def _send(self, data: Path, out: Path, rows: int, numbers: Numbers, max_length: int, stage: Stage) -> str:
-        write_rows(self.unlocked, self.codec, data, out, rows, numbers, max_length, stage, self._notice)
-        return self.remote.upload(out, stage)
 
     def _count(self, texts: int, tokens: int) -> None:
         count(self.unlocked, texts, tokens, self._notice)
@@ -328,7 +323,7 @@ def write_rows(
     notice: Log = no_log,
 ) -> WrittenParquet:
     """Scramble `data` into the Parquet file `out`, and count it under the key. Rows that are cut are reported."""
-    from milkglass.client.data.parquet import write_parquet
+    from milkglass.client.data.training_rows import write_parquet
 
     written = write_parquet(codec, data, out, numbers, max_length, stage(f"scramble {data.name}", rows))
     if written.cut:

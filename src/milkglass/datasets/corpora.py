@@ -1,12 +1,25 @@
-"""Plain text: Enron's e-mail, a sentence an entry, and WikiText-2 (Merity et al. 2017), a line an entry, headings and
-its marks (` @-@ `, `<unk>`) unchanged.
+"""Text that is not classified. Plain: Enron's e-mail, a sentence an entry, and WikiText-2 (Merity et al. 2017), a line
+an entry, headings and its marks (` @-@ `, `<unk>`) unchanged. Instructions: Alpaca (Taori et al. 2023), Dolly (Conover
+et al. 2023), DialogSum (Chen et al. 2021) and IFEval (Zhou et al. 2023): what somebody asks, and where there is one the
+answer.
+
+DialogSum asks nothing, so one sentence of ours comes before each dialogue. Its test file has three summaries of each
+dialogue: the first is taken. IFEval has no answers: metrics/ifeval.py grades its rules.
 """
 
 from __future__ import annotations
 
-from milkglass.datasets.builds import NonBlank, PlainText
-from milkglass.datasets.description import Description, Hub, Layout
-from milkglass.datasets.rows import json_lines, json_list, texts
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from milkglass.datasets.description import Description, Hub, Layout, NonBlank, PlainText, QuestionAnswer
+from milkglass.datasets.rows import Place, json_lines, json_list, texts
+from milkglass.errors import CodecError
+
+ROUGE = ("rouge-1", "rouge-2", "rouge-l")
+SUMMARISE = "Summarize the following dialogue.\n\n"
+TRAIN = {"train": "train"}
 
 
 def _enron() -> Description:
@@ -33,4 +46,68 @@ def _wikitext2() -> Description:
     )  # fmt: skip
 
 
+def objects(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """The entries of a JSON list, which must be objects."""
+    for place, value in json_list(path):
+        if not isinstance(value, dict):
+            raise CodecError(f"{place} is not a JSON object", 'write [{"instruction": ...}, ...]')
+        yield place, value
+
+
+def _alpaca() -> Description:
+    build = QuestionAnswer("instruction", "output", "input", flawed=True)
+    files = ("alpaca_data.json", "alpaca_data_cleaned.json", "alpaca_5000.json")
+    train = (
+        *(Layout((file,), objects, build) for file in files),
+        Layout(("train.jsonl",), json_lines, build),
+        Layout(("train.json",), objects, build),
+    )
+    splits = {"train": train, "validation": (Layout(("validation.jsonl",), json_lines, build),)}
+    return Description(
+        "alpaca", "instructions with answers written by a model", "chat", splits, ("instruction", "input", "output"),
+        "CC BY-NC 4.0", (), ROUGE, Hub("yahma/alpaca-cleaned", None, TRAIN, build), flaws="rows without an answer",
+    )  # fmt: skip
+
+
+def _dolly() -> Description:
+    build = QuestionAnswer("instruction", "response", "context")
+    files = ("databricks-dolly-15k.jsonl", "dolly_6400.jsonl", "train.jsonl")
+    splits = {
+        "train": (*(Layout((file,), json_lines, build) for file in files), Layout(("train.json",), objects, build)),
+        "validation": (Layout(("validation.jsonl",), json_lines, build),),
+    }
+    return Description(
+        "dolly", "instructions with answers written by people", "chat", splits, ("instruction", "context", "response"),
+        "CC BY-SA 3.0", (), ROUGE, Hub("databricks/databricks-dolly-15k", None, TRAIN, build), folders=("databricks",),
+    )  # fmt: skip
+
+
+def _dialogsum() -> Description:
+    build = QuestionAnswer("dialogue", "summary", before=SUMMARISE)
+    first = QuestionAnswer("dialogue", "summary1", before=SUMMARISE)
+    names = {"train": "train", "validation": "dev", "test": "test"}
+    splits = {
+        split: tuple(
+            Layout((f"{prefix}{file}.jsonl",), json_lines, first if split == "test" else build)
+            for prefix in ("", "dialogsum.")
+        )
+        for split, file in names.items()
+    }
+    hub = Hub("knkarthick/dialogsum", None, {one: one for one in names}, build)
+    return Description(
+        "dialogsum", "dialogues and their summaries", "chat", splits, ("dialogue", "summary"), "CC BY-NC-SA 4.0", (),
+        ROUGE, hub, folders=("DialogSum_Data",),
+    )  # fmt: skip
+
+
+def _ifeval() -> Description:
+    build = PlainText("prompt")
+    splits = {"train": (Layout(("input_data.jsonl",), json_lines, build),)}
+    return Description(
+        "ifeval", "instructions whose answers rules can check; prompts alone", "prompts", splits, ("prompt",),
+        "Apache-2.0", hub=Hub("google/IFEval", None, TRAIN, build),
+    )  # fmt: skip
+
+
+INSTRUCTIONS = (_alpaca(), _dolly(), _dialogsum(), _ifeval())
 CORPORA = (_enron(), _wikitext2())

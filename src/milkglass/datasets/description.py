@@ -1,19 +1,20 @@
-"""What is known of a data set before a row of it is read."""
+"""What is known of a data set before a row of it is read, and the builders that make an Example of a row of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from milkglass.client.data.dataset import Example
-from milkglass.datasets.rows import Place, Row
+from milkglass.datasets.rows import Place, Row, text_of
+from milkglass.errors import CodecError, EmptyText
 
 Task = Literal["classification", "regression", "chat", "prompts", "text"]
-Build = Callable[
-    [Place, Row], Example | None
-]  # None: a row that the published files are known to hold and nobody can use
+# None: a row that the published files are known to hold and nobody can use.
+Build = Callable[[Place, Row], Example | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +76,117 @@ class Description:
     def places(self, folder: Path) -> list[Path]:
         """Where its files may lie: in a folder of its own inside `folder`, or in `folder` itself."""
         return [*(folder / name for name in (self.name, *self.folders)), folder]
+
+
+# --- builders ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class LabelledColumn:
+    """A text, perhaps a second one, and a label.
+
+    Attributes:
+        values: the file's value of each label's name; "" as a name: no label was agreed on, and the row is left out.
+        flawed: the published file has empty texts and broken rows, which are left out.
+        also: columns joined to the text.
+    """
+
+    text: str
+    label: str
+    values: Mapping[str, str]
+    pair: str | None = None
+    flawed: bool = False
+    also: str | None = None
+
+    def __call__(self, place: Place, row: Row) -> Example | None:
+        if self.flawed and not all(str(row.get(name) or "").strip() for name in (self.text, self.pair or self.text)):
+            return None
+        text = text_of(place, row, self.text)
+        if self.also is not None:
+            text = f"{text} {text_of(place, row, self.also)}"
+        pair = None if self.pair is None else text_of(place, row, self.pair)
+        name = self._name(place, row.get(self.label))
+        return Example(place.number, "labelled", text, pair, name) if name else None
+
+    def _name(self, place: Place, value: Any) -> str:
+        result = self.values.get(str(value).strip())
+        if result is None:
+            known = ", ".join(dict.fromkeys(self.values))
+            raise CodecError(f"{place} has a {self.label} that the data set does not have", f"it has: {known}")
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPair:
+    """A regression: the label is the score as the file writes it; `float` reads it."""
+
+    text: str
+    pair: str
+    label: str
+    low: float
+    high: float
+
+    def __call__(self, place: Place, row: Row) -> Example:
+        text, pair = text_of(place, row, self.text), text_of(place, row, self.pair)
+        try:
+            score = float(row[self.label])
+        except (KeyError, TypeError, ValueError):
+            score = math.nan
+        if not self.low <= score <= self.high:
+            raise CodecError(
+                f"{place} has a {self.label} that is not a number from {self.low:g} to {self.high:g}", "check the file"
+            )
+        return Example(place.number, "labelled", text, pair, str(row[self.label]).strip())
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAnswer:
+    """A question and its answer.
+
+    Attributes:
+        extra: a column that is put under the question where it is not empty.
+        before: words of ours before the question.
+        flawed: the published file has empty answers, which are left out.
+    """
+
+    question: str
+    answer: str
+    extra: str | None = None
+    before: str = ""
+    flawed: bool = False
+
+    def __call__(self, place: Place, row: Row) -> Example | None:
+        if self.flawed and isinstance(row.get(self.answer), str) and not row[self.answer].strip():
+            return None
+        requested = self.before + text_of(place, row, self.question)
+        more = row.get(self.extra) if self.extra else None
+        if more is not None and not isinstance(more, str):
+            raise CodecError(f"{place} has a {self.extra} that is not text", "give a string")
+        requested = f"{requested}\n\n{more}" if more and more.strip() else requested
+        answer = {"role": "assistant", "content": text_of(place, row, self.answer)}
+        return Example(place.number, "chat", messages=({"role": "user", "content": requested}, answer))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainText:
+    """One text and nothing else: a column of a row, or an entry of a list of texts."""
+
+    column: str = "text"
+
+    def __call__(self, place: Place, row: Row | str) -> Example | None:
+        if isinstance(row, str):
+            if not row.strip():
+                raise EmptyText(f"{place} is empty", "leave it out")
+            return Example(place.number, "text", row)
+        return Example(place.number, "text", text_of(place, row, self.column))
+
+
+@dataclass(frozen=True, slots=True)
+class NonBlank:
+    """As Plain, of a hub's rows, which hold the blank lines of the files as rows."""
+
+    column: str = "text"
+
+    def __call__(self, place: Place, row: Row) -> Example | None:
+        value = row.get(self.column)
+        if isinstance(value, str) and not value.strip():
+            return None
+        return Example(place.number, "text", text_of(place, row, self.column).strip())

@@ -101,8 +101,4 @@ def _label(place: Place, row: Row, column: str) -> str:
     return result
 
 
-def _json(path: Path, needed: tuple[str, ...]) -> Rows:
-    return json_lines(path)
-
-
-_READERS = {".jsonl": _json, ".csv": comma, ".tsv": tsv, ".parquet": parquet}
+_READERS = {".jsonl": lambda path, needed: json_lines(path), ".csv": comma, ".tsv": tsv, ".parquet": parquet}

@@ -2,8 +2,6 @@
 
 What is raised here names the file, the line and the column, and never a cell's content: it may be private. Names
 of columns are shown only where they look like names, since the first line of a file without a header is text.
-
-Out of scope: what a column means.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.errors import CodecError, EmptyText
 
 MAX_FIELD = 1 << 24  # characters of one CSV cell
 BLOCK = 1 << 20  # characters of a JSON list read at a time
@@ -224,13 +222,6 @@ def text_of(place: Place, row: Row, column: str) -> str:
     if not value.strip():
         raise EmptyText(f"{place} has an empty {column}", "leave the row out")
     return value
-
-
-def require_files(folder: Path, names: Sequence[str]) -> list[Path]:
-    result = [folder / name for name in names]
-    if lost := [path.name for path in result if not path.is_file()]:
-        raise UsageError(f"{folder} has no file {lost[0]}", "give the folder that holds the data set's own files")
-    return result
 
 
 def _uneven(place: Place, cells: int, columns: int) -> CodecError:

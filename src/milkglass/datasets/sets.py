@@ -1,20 +1,22 @@
-"""Every data set by name, and how to read one: from a folder of files in their original layouts, or from the hub."""
+"""Every data set by name, and how to read one: from a folder of files in their original layouts, or from
+the Hugging Face hub, by the library `datasets` where it is installed. Rows stream; code of the hub's is never run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from milkglass.client.data.dataset import Example
-from milkglass.datasets import hub
-from milkglass.datasets.corpora import CORPORA
-from milkglass.datasets.description import Build, Description, Layout
-from milkglass.datasets.glue import TASKS
-from milkglass.datasets.instructions import INSTRUCTIONS
+from milkglass.datasets.classified import TASKS, TOPICS
+from milkglass.datasets.corpora import CORPORA, INSTRUCTIONS
+from milkglass.datasets.description import Build, Description, Hub, Layout
 from milkglass.datasets.rows import Place
-from milkglass.datasets.topics import TOPICS
 from milkglass.errors import EmptyText, UsageError
+from milkglass.files import atomic_write
 from milkglass.progress import Log, no_log
 
 SETS: dict[str, Description] = {one.name: one for one in (*TASKS, *INSTRUCTIONS, *TOPICS, *CORPORA)}
@@ -34,8 +36,8 @@ def load(name: str, folder: Path | None, split: str, progress: Log = no_log) -> 
     """
     about = describe(name)
     if folder is None:
-        place = hub.of(about, split)
-        return _examples(about, hub.rows(place, split), place.build, f"{name} on the hub", progress)
+        place = _hub_of(about, split)
+        return _examples(about, _hub_rows(place, split), place.build, f"{name} on the hub", progress)
     layout, paths = _located(about, folder, split)
     return _examples(about, layout.rows(*paths), layout.build, " and ".join(path.name for path in paths), progress)
 
@@ -90,3 +92,61 @@ def _examples(
         progress(f"{left_out} {rows_were} left out of {source}: {about.flaws}")
     if not provided:
         raise EmptyText(f"{source} has no rows", "give at least one")
+
+
+# --- from the hub -----------------------------------------------------------------------------------------------------
+def _hub_of(about: Description, split: str) -> Hub:
+    """Raises UsageError where the hub has no such set or split."""
+    if about.hub is None:
+        raise UsageError(f"{about.name} is on no hub under a name that we know", "give a folder with its files")
+    if split not in about.hub.splits:
+        raise UsageError(f"the hub's {about.name} has no split {split!r}", f"it has: {', '.join(about.hub.splits)}")
+    return about.hub
+
+
+def _hub_rows(place: Hub, split: str) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Raises UsageError where the library is missing, or the hub does not answer."""
+    try:
+        import datasets
+    except ImportError:
+        raise UsageError(
+            "the library datasets is not installed, and only it reads from the hub",
+            "pip install datasets, or give a folder with the data set's files",
+        ) from None
+    name = f"{place.path} on the hub"
+    number = 0
+    try:
+        result = datasets.load_dataset(place.path, place.config, split=place.splits[split], streaming=True)
+        for row in result:
+            number += 1
+            yield Place(name, number, "row"), dict(row)
+    except (OSError, ValueError) as error:  # no network, no such set; a row's own errors are raised elsewhere
+        raise UsageError(
+            f"{name} could not be read after {number} rows: {type(error).__name__}",
+            "look at the network, or give a folder with the data set's files",
+        ) from error
+
+
+# --- to a file --------------------------------------------------------------------------------------------------------
+def as_row(example: Example, score: bool = False) -> dict[str, Any]:
+    """Of the shapes that `finetune`, `audit` and recipes read.
+
+    score: the label is a number of a regression, and is written as one, for `finetune --task regression`.
+    """
+    if example.kind == "chat":
+        return {"messages": [dict(one) for one in example.messages]}
+    if example.kind == "text":
+        return {"text": example.text}
+    label = float(example.label or "nan") if score else example.label
+    pair = {} if example.pair is None else {"text_pair": example.pair}
+    return {"text": example.text, **pair, "label": label}
+
+
+def write(examples: Iterable[Example], out: Path, score: bool = False, most: int | None = None) -> int:
+    """How many rows were written. `out` appears under its name only when it is complete; its owner alone reads it."""
+    count = 0
+    with atomic_write(out, newline="\n") as file:
+        for example in islice(examples, most):
+            file.write(json.dumps(as_row(example, score), ensure_ascii=False, allow_nan=False) + "\n")
+            count += 1
+    return count

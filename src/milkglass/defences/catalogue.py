@@ -29,7 +29,7 @@ from milkglass.threat.defence import Defence
 CONTROLS: Catalogue[HiddenStateDefence] = Catalogue("control", Undisturbed())  # nothing is protected
 
 
-def halves_of(name: str, parameters: Mapping[str, Any]) -> HiddenStateDefence:
+def hidden_state_defence_of(name: str, parameters: Mapping[str, Any]) -> HiddenStateDefence:
     """A defence of hidden states, or a control. Raises UsageError."""
     return (CONTROLS if name in CONTROLS else HIDDEN_STATE_DEFENCES).make(name, parameters)
 
@@ -40,7 +40,7 @@ def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
     if not provided:
         return Plain()
     if "encoder" in provided:
-        return halves_of(provided.pop("encoder"), provided)
+        return hidden_state_defence_of(provided.pop("encoder"), provided)
     if "sanitizer" in provided:
         return _sanitizer(provided.pop("sanitizer"), provided, data)
     bands = provided.pop("bands", None)  # here the factor alone: they are counted on the corpus

@@ -21,6 +21,7 @@ from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
+from milkglass.noise.root import SECRET
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.schemes.catalogue import scheme_named
@@ -57,6 +58,11 @@ def key_from(base: Checkpoint, scheme: Scheme | None, secret: bytes, ref: str = 
     return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))
 
 
+def public_codec(base: Checkpoint, secret: bytes = bytes(SECRET)) -> Codec:
+    """The model's own ids."""
+    return Codec.open(key_from(base, None, secret), base.folder)
+
+
 @dataclass(frozen=True)
 class Plain(Defence):
     """No defence: the ids and the model are the public ones. What an attack must read whole, and the best utility."""
@@ -87,7 +93,7 @@ class Plain(Defence):
         return self._client(base, read_saved(client)[0]), TokenServer(server)
 
     def _client(self, base: Checkpoint, secret: bytes) -> TableClient:
-        return TableClient(Codec.open(key_from(base, None, secret), base.folder), secret, self.document())
+        return TableClient(public_codec(base, secret), secret, self.document())
 
 
 @dataclass(frozen=True)
@@ -139,8 +145,7 @@ class TableDefence(Defence):
             return self.scheme
         if corpus is None:
             raise UsageError("frequency bands are counted on a corpus", "give one, or leave bands out")
-        codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
-        ids = codec.encode(corpus.texts, corpus.pairs, truncate=True).ids
+        ids = public_codec(base).encode(corpus.texts, corpus.pairs, truncate=True).ids
         counts = np.bincount(np.concatenate(ids), minlength=of(base).vocab_size)
         return self.scheme.with_counts(counts, self.bands)
 

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from milkglass.client.codec.codec import Codec, Encoded
-from milkglass.defences.obfuscated_tables import copied, key_from, unreadable
+from milkglass.client.codec.codec import Encoded
+from milkglass.defences.obfuscated_tables import copied, public_codec, unreadable
 from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
@@ -33,15 +33,13 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import Sanitizer
-from milkglass.sanitizers.tables.glove import read_glove
-from milkglass.sanitizers.tables.table import WordVectors
+from milkglass.sanitizers.tables.table import WordVectors, read_glove
 from milkglass.sanitizers.tables.vocabulary import tokens_of_model, words_of_model
 from milkglass.sanitizers.text import TextSanitizer, WordReader
 from milkglass.sequences import Sequences
 from milkglass.threat.defence import Defence, LabelledTexts
 
 COUNTS = "counts.safetensors"
-SECRET_BYTES = 32
 Unit = Literal["words", "tokens"]
 
 
@@ -67,7 +65,11 @@ class SanitizingClient(TokenClient):
 
 @dataclass(frozen=True)
 class SanitizedTextClient(SanitizingClient):
-    """Replaces words."""
+    """Replaces words.
+
+    Attributes:
+        sanitizer: the mechanism in front of the model, with the words that it keeps.
+    """
 
     sanitizer: TextSanitizer = field(repr=False)
 
@@ -81,7 +83,11 @@ class SanitizedTextClient(SanitizingClient):
 
 @dataclass(frozen=True)
 class SanitizedTokensClient(SanitizingClient):
-    """Replaces tokens: each keeps its place."""
+    """Replaces tokens: each keeps its place.
+
+    Attributes:
+        mechanism: over the model's own table.
+    """
 
     mechanism: Sanitizer = field(repr=False)
 
@@ -128,7 +134,7 @@ class SanitizerDefence(Defence):
 
     @property
     def guarantee(self) -> str | None:
-        """What is proved depends on the table: `TextSanitizer.guarantee` of the client half says it."""
+        """None: what is proved depends on the table; the client half's sanitizer or mechanism says it."""
         return None
 
     def refuses(self, base: Checkpoint) -> str | None:
@@ -150,7 +156,7 @@ class SanitizerDefence(Defence):
     def _counted(self, base: Checkpoint, table: WordVectors, texts: list[str]) -> NDArray[np.int64]:
         if self.by == "words":
             return WordReader(table).counts(texts)
-        ids = _public(base, bytes(SECRET_BYTES)).encode(texts, truncate=True).ids
+        ids = public_codec(base).encode(texts, truncate=True).ids
         return Sequences.of(ids).counts(len(table))
 
     def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[SanitizingClient, TokenServer]:
@@ -168,7 +174,7 @@ class SanitizerDefence(Defence):
     def _client(
         self, base: Checkpoint, table: WordVectors, counts: NDArray[np.int64] | None, secret: bytes
     ) -> SanitizingClient:
-        codec = _public(base, secret)
+        codec = public_codec(base, secret)
         if self.by == "tokens":
             mechanism = self.method.sanitizer(table, counts)
             return SanitizedTokensClient(codec, secret, self.document(), counts, mechanism)
@@ -184,11 +190,6 @@ class SanitizerDefence(Defence):
             **({"allowed": allowed} if self.method.allow else {}),
             **({} if self.by == "words" else {"by": self.by}),
         }
-
-
-def _public(base: Checkpoint, secret: bytes) -> Codec:
-    """The model's own ids."""
-    return Codec.open(key_from(base, None, secret), base.folder)
 
 
 def digest_of(path: Path) -> str:

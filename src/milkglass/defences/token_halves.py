@@ -2,8 +2,6 @@
 
 What differs between such defences is the checkpoint (client/obfuscate/scramble.py) or the text before it is encoded
 (sanitized_text.py); how a server trains and answers is the same for all of them.
-
-Out of scope: any scheme, any mechanism, training.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from milkglass.files import new_dir
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.models.load_lock import ONE_LOAD
 from milkglass.models.view import Model
+from milkglass.noise import root
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client, Server
 from milkglass.threat.observations import Observation, Tokens, Weights
@@ -74,8 +73,10 @@ def read_saved(folder: Path) -> tuple[bytes, dict[str, Any]]:
     if not (folder / SECRET).is_file() or not (folder / ABOUT).is_file():
         raise KeyFileError(f"{folder} holds no client half", "give the folder that Client.save wrote")
     secret = (folder / SECRET).read_bytes()
-    if len(secret) != 32:
-        raise KeyFileError(f"the secret is {len(secret)} bytes long, 32 are needed", "give the folder of another copy")
+    if len(secret) != root.SECRET:
+        raise KeyFileError(
+            f"the secret is {len(secret)} bytes long, {root.SECRET} are needed", "give the folder of another copy"
+        )
     return secret, read_json(folder / ABOUT)
 
 
@@ -90,7 +91,8 @@ class TokenServer(Server):
 
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
         model = _classifier(self.folder)
-        texts = [one for part in sent if isinstance(part, Tokens) for one in _with_types(part)]
+        parts = [(one.ids, repeat(None) if one.types is None else one.types) for one in sent if isinstance(one, Tokens)]
+        texts = [row for ids, types in parts for row in zip(ids, types, strict=False)]
         result = np.empty((len(texts), int(model.config.num_labels)), np.float32)
         order = np.argsort([len(ids) for ids, _ in texts], kind="stable")
         for start in range(0, len(order), ROWS):
@@ -99,15 +101,8 @@ class TokenServer(Server):
         return result
 
 
-Row = tuple[Ids, Ids | None]  # ids and types
-
-
-def _with_types(sent: Tokens) -> list[Row]:
-    return list(zip(sent.ids, sent.types if sent.types is not None else repeat(None), strict=False))
-
-
-def _logits(model: Any, rows: list[Row]) -> NDArray[np.float32]:
-    """(rows, classes), the rows padded to the longest of them."""
+def _logits(model: Any, rows: list[tuple[Ids, Ids | None]]) -> NDArray[np.float32]:
+    """(rows, classes) from the ids and types of each row, padded to the longest of them."""
     import torch
 
     width = max(len(ids) for ids, _ in rows)

@@ -1,4 +1,6 @@
-"""One model's way through the demo: obfuscate, upload, fine-tune, attack; whether it sorts or writes."""
+"""One model's way through the demo: obfuscate, upload, fine-tune, use, attack. In the first half a BERT learns to send
+messages to the right desk (`sort`), in the second a small Llama to sum up and to answer (`write`).
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.remote.remote import Remote
+from milkglass.client.obfuscate.scramble import scramble
+from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.client.session import Session
-from milkglass.demo.attacker import Ids, Reading, deciphered, neighbours
+from milkglass.demo.attacker import Ids, Reading, deciphered, neighbours, ordinary
 from milkglass.demo.journal import Journal
 from milkglass.demo.owner import DemoOwner
-from milkglass.demo.result import DemoRecovery, DemoStep, ModelRun
-from milkglass.demo.workplace import read_rows
+from milkglass.demo.result import ClassifiedText, DemoRecovery, DemoStep, Generated, ModelRun
+from milkglass.demo.workplace import data_file, read_rows
 from milkglass.errors import JobFailed
+from milkglass.models.view import Model
 from milkglass.schemes.mixture import Promise
 from milkglass.sequences import Sequences
 
 SAMPLED = 3000  # tokens of the vocabulary that are attacked: all of them would take minutes
 SEED = 7
+SHOWN = 8  # messages on the page
 
 
 @dataclass
@@ -40,8 +45,8 @@ class DemoHalf:
         """Make a key and scramble the model with it."""
         steps: list[DemoStep] = []
         with journal.step(steps, f"obfuscate {ref}") as detail:
-            owner = DemoOwner.new(ref, folder, delta)
-            promise = owner.scramble(journal.stage)
+            owner = DemoOwner.new(ref, folder)
+            promise = scramble(owner.base, owner.key, owner.scrambled, delta, journal.stage)
             detail.append(f"{len(owner.key.sigma):,} tokens in {promise.clusters:,} clusters")
         half = cls(owner, journal, promise, steps)
         half.sizes["original model"] = sum(tensor.bytes for tensor in owner.base.tensors.values())
@@ -78,7 +83,7 @@ class DemoHalf:
             texts: public text of the same kind, in public ids.
         """
         owner, codec = self.owner, self.owner.codec
-        uploaded, public = owner.uploaded, owner.public
+        uploaded, public = owner.uploaded, Model.open(owner.base.folder)
         with self.journal.step(self.steps, f"attack {owner.name}") as detail:
             everything = np.flatnonzero(codec.visible)
             drawn = np.random.default_rng(SEED).choice(everything, min(SAMPLED, len(everything)), replace=False)
@@ -102,11 +107,78 @@ class DemoHalf:
     def run(self) -> ModelRun:
         """What the page shows of this model."""
         assert self.recovery is not None
+        about, steps = self.owner.about(self.promise), tuple(self.steps)
         return ModelRun(
-            ref=self.owner.ref,
-            steps=tuple(self.steps),
-            sizes=self.sizes,
-            losses=self.losses,
-            recovery=self.recovery,
-            **self.owner.about(self.promise),
+            self.owner.ref, sizes=self.sizes, steps=steps, losses=self.losses, recovery=self.recovery, **about
         )
+
+
+def sort(
+    half: DemoHalf, remote: Remote, settings: Mapping[str, Any], asked: int
+) -> tuple[ModelRun, tuple[ClassifiedText, ...], int, tuple[str, ...]]:
+    """Fine-tune, classify `asked` test messages, attack.
+
+    Returns:
+        What the page shows of the model, a few messages, how many were right, and the labels.
+    """
+    codec, data = half.owner.codec, data_file("tickets_train.jsonl")
+    session = half.owner.session(remote)
+    model = half.finetune(session, half.upload(remote), data, settings)
+    rows, train = read_rows("tickets_test.jsonl"), read_rows(data.name)
+    texts = [row["text"] for row in rows[:asked]]
+    with half.journal.step(half.steps, "classify") as detail:
+        labels = [one.label for one in session.classify(model, texts)]
+        correct = sum(label == row["label"] for label, row in zip(labels, rows, strict=False))
+        detail.append(f"{correct} of {len(texts)} right")
+    sent = codec.encode(texts).ids
+    plain = [ordinary(codec, ids) for ids in sent]
+    public = [codec.inverse[ids] for ids in codec.encode([row["text"] for row in train]).ids]
+    reading = half.attack(sent, np.concatenate(plain), public)
+    shown = tuple(
+        ClassifiedText(reading.view(codec, text, ids), label, row["label"])
+        for text, ids, label, row in zip(texts[:SHOWN], plain, labels, rows, strict=False)
+    )
+    return half.run(), shown, correct, tuple(sorted({row["label"] for row in train}))
+
+
+def write(
+    half: DemoHalf, remote: Remote, settings: Mapping[str, Any], prompts: int, new_tokens: int
+) -> tuple[ModelRun, tuple[Generated, ...]]:
+    """Ask the scrambled model as it is, fine-tune it, ask again, attack prompts and replies."""
+    codec, data = half.owner.codec, data_file("replies_train.jsonl")
+    session, base = half.owner.session(remote), half.upload(remote)
+    rows = read_rows("replies_test.jsonl")
+    texts = [_prompt(row) for row in rows]
+    wholes, owns = zip(*(half.owner.prompt(text) for text in texts), strict=True)
+    asked = wholes[:prompts]
+    with half.journal.step(half.steps, "generate before fine-tuning"):
+        before = [text for text, _ in _answers(session, base, asked, new_tokens)]
+    model = half.finetune(session, base, data, settings)
+    with half.journal.step(half.steps, "generate after fine-tuning"):
+        after = _answers(session, model, asked, new_tokens)
+    replies = [ordinary(codec, ids) for _, ids in after]
+    reading = half.attack([*wholes, *replies], np.concatenate(owns), _public(half))
+    shown = tuple(
+        Generated(reading.view(codec, text, own), reading.view(codec, reply, ids), row["output"], old)
+        for text, own, (reply, _), ids, row, old in zip(texts, owns, after, replies, rows, before, strict=False)
+    )
+    return half.run(), shown
+
+
+def _prompt(row: Mapping[str, str]) -> str:
+    return f"{row['instruction']}\n\n{row['input']}"
+
+
+def _answers(session: Session, model: str, prompts: Sequence[Ids], new_tokens: int) -> list[tuple[str, Ids]]:
+    """Each answer's text, and its scrambled ids."""
+    sampling = Sampling(max_tokens=new_tokens)
+    answers = [session.generate(model, ids, sampling) for ids in prompts]
+    return [(one.whole().strip(), np.asarray(one.ids, np.int64)) for one in answers]
+
+
+def _public(half: DemoHalf) -> list[Ids]:
+    """The invented training conversations as public text: prompts in the chat template, and their answers."""
+    codec, rows = half.owner.codec, read_rows("replies_train.jsonl")
+    prompts = [codec.encode_chat([{"role": "user", "content": _prompt(row)}]) for row in rows]
+    answers = codec.encode([row["output"] for row in rows]).ids
+    return [codec.inverse[ids] for ids in [*prompts, *answers]]

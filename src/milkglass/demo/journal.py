@@ -1,7 +1,4 @@
-"""What the demo tells while it runs: a bar a stage, a line a finished step, and the loss as the server reports it.
-
-Out of scope: what the steps are.
-"""
+"""What the demo tells while it runs: a bar a stage, a line a finished step, and the loss as the server reports it."""
 
 from __future__ import annotations
 

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.key.file import write_key
+from milkglass.client.key.file import UnlockedKey, write_key
 from milkglass.client.key.generate import new_key, scheme_of
 from milkglass.client.key.key import Key
-from milkglass.client.key.unlocked import UnlockedKey
-from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.remote.remote import Remote
 from milkglass.client.session import Session
 from milkglass.demo.attacker import Ids, ordinary
@@ -28,7 +26,6 @@ from milkglass.models.families import of
 from milkglass.models.resolve import resolve
 from milkglass.models.safetensors_file import read_header
 from milkglass.models.view import Model
-from milkglass.progress import Stage
 from milkglass.schemes.mixture import Promise
 
 
@@ -40,7 +37,6 @@ class DemoOwner:
     base: the public model.
     unlocked: the key file.
     codec: text to scrambled ids and back.
-    delta: whether the changed tables alone are uploaded.
     """
 
     ref: str
@@ -48,10 +44,9 @@ class DemoOwner:
     base: Checkpoint
     unlocked: UnlockedKey
     codec: Codec
-    delta: bool
 
     @classmethod
-    def new(cls, ref: str, folder: Path, delta: bool) -> DemoOwner:
+    def new(cls, ref: str, folder: Path) -> DemoOwner:
         """Makes the key. Its passphrase is thrown away: the demo's models are of no use to anyone later."""
         folder.mkdir(parents=True)
         source = resolve(ref)
@@ -59,7 +54,7 @@ class DemoOwner:
         key = new_key(base, ref, None, base.digest())
         unlocked = UnlockedKey(folder / "demo.mgkey", key, secrets.token_urlsafe(16))
         write_key(unlocked.path, key, unlocked.passphrase)
-        return cls(ref, folder, base, unlocked, Codec.open(key, source), delta)
+        return cls(ref, folder, base, unlocked, Codec.open(key, source))
 
     @property
     def key(self) -> Key:
@@ -73,9 +68,6 @@ class DemoOwner:
     def scrambled(self) -> Path:
         return self.folder / self.name
 
-    def scramble(self, stage: Stage) -> Promise:
-        return scramble(self.base, self.key, self.scrambled, self.delta, stage)
-
     def session(self, remote: Remote) -> Session:
         return Session(self.unlocked, self.codec, remote)
 
@@ -88,10 +80,6 @@ class DemoOwner:
                 table = Checkpoint(self.scrambled, {}, None, {name: ref}).read(name)
                 return Model({name: table}, self.base.config)
         raise CorruptCheckpoint(f"the scrambled {self.ref} has no table", "run the demo again")
-
-    @property
-    def public(self) -> Model:
-        return Model.open(self.base.folder)
 
     def about(self, promise: Promise) -> dict[str, Any]:
         """What ModelRun says of the scheme."""

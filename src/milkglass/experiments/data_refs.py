@@ -11,7 +11,7 @@ from pathlib import Path
 
 from milkglass.client.data.dataset import Example, number_labels, summarise
 from milkglass.client.data.texts import examples_of
-from milkglass.datasets import export, sets
+from milkglass.datasets import sets
 from milkglass.datasets.description import Description
 from milkglass.errors import UsageError
 from milkglass.progress import Log, no_log
@@ -60,7 +60,7 @@ def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
     out = folder / f"{about.name}-{split}.jsonl"
     if not out.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        export.write(sets.load(about.name, data, split, progress), out)
+        sets.write(sets.load(about.name, data, split, progress), out)
     return out
 
 

@@ -14,10 +14,9 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from milkglass.attacks.catalogue import EVERY
-from milkglass.defences.catalogue import halves_of, sanitizer_of
+from milkglass.defences.catalogue import hidden_state_defence_of, sanitizer_of
 from milkglass.errors import UsageError
-from milkglass.experiments.recipe_file import from_entries
-from milkglass.experiments.value_types import kind_of
+from milkglass.experiments.recipe_file import from_entries, kind_of
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.attack import Attack
@@ -76,7 +75,7 @@ def require_defence(name: str, entry: Mapping[str, Any]) -> None:
     provided = dict(entry)
     if "encoder" in provided:
         with _of(f"defences.{name}"):
-            halves_of(provided.pop("encoder"), provided)
+            hidden_state_defence_of(provided.pop("encoder"), provided)
     elif "sanitizer" in provided:
         if not isinstance(words := provided.pop("words", ""), str):
             raise UsageError(f"defences.{name}: words is {kind_of(words)}", "it names a GloVe file")

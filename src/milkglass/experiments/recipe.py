@@ -9,10 +9,12 @@ import abc
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel
 
 from milkglass import files
 from milkglass.errors import UsageError
@@ -100,6 +102,10 @@ class Recipe(abc.ABC):
         """With what every result begins."""
         return {"recipe": self.name, "paper": self.paper, "model": self.model}
 
+    def entries(self, *names: str) -> dict[str, Any]:
+        """The head, these fields as JSON has them, and what a quick run changed."""
+        return {**self.head, **{name: _plain(getattr(self, name)) for name in names}, **self.quick_entry}
+
     @property
     def quick_entry(self) -> dict[str, Any]:
         return {} if self.quick is None else {"quick": self.quick}
@@ -129,13 +135,17 @@ class Recipe(abc.ABC):
         return result
 
 
+def _plain(value: Any) -> Any:
+    """Settings as a table."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return value.model_dump() if isinstance(value, BaseModel) else value
+
+
 def reason_for(name: str, why: Mapping[str, str]) -> str | None:
     """The figure's own reason before that of a pattern; of patterns the first."""
     if name in why:
         return why[name]
-    return next((reason for pattern, reason in why.items() if fnmatchcase(name, _literal(pattern))), None)
-
-
-def _literal(pattern: str) -> str:
-    """Only * stands for anything: names hold brackets and question marks."""
-    return pattern.replace("[", "[[]").replace("?", "[?]")
+    # only * stands for anything: names hold brackets and question marks
+    patterns = {one.replace("[", "[[]").replace("?", "[?]"): reason for one, reason in why.items()}
+    return next((reason for pattern, reason in patterns.items() if fnmatchcase(name, pattern)), None)

@@ -34,14 +34,9 @@ KINDS: Mapping[str, type[Recipe]] = {
 
 
 def reproduce(
-    path: Path,
-    data: Path,
-    out: Path,
-    quick: bool = False,
-    at_once: int = 2,
-    progress: Log = no_log,
+    path: Path, data: Path, out: Path, quick: bool = False, at_once: int = 2, progress: Log = no_log,
     cache: Path | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """RUN/NAME.json, with NAME.md and NAME.html beside it; of a quick run NAME.quick.json and so on.
 
     Args:

@@ -1,4 +1,5 @@
-"""A run of a recipe: its folder, which goes on where it was stopped, and by which code it was made.
+"""A run of a recipe: its folder, which goes on where it was stopped, and by which code it was made; and
+the jobs in it.
 
 A run folder holds `run.json` (what it is a run of), `begun.json` (by which code it was begun) and what its kind of
 recipe writes. A run of another recipe, model or data in the same folder is refused.
@@ -6,29 +7,33 @@ recipe writes. A run of another recipe, model or data in the same folder is refu
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from milkglass import __version__, files
 from milkglass.client.codec.codec import Codec
-from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
+from milkglass.defences.obfuscated_tables import key_from
 from milkglass.errors import JobFailed, UsageError
-from milkglass.experiments.procedures.training_progress import follow
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
 from milkglass.schemes.scheme import Scheme
-from milkglass.server.spec import Status
+from milkglass.server.spec import Event, Hyperparameters, JobSpec, Status
 from milkglass.system import cores
 
 SPLITS = ("train", "validation")
@@ -46,7 +51,7 @@ class RunFolder:
         progress: receives what is done.
         cache: a folder for several recipes, for what takes longest; None: nothing is shared.
         commits: filled by the run: those that made what it took of other runs.
-        predictions: likewise: a model's answers to the held-out rows, by the name of the cell (predictions.py).
+        predictions: likewise: a model's answers to the held-out rows, by the name of the cell (`packed`).
     """
 
     data: Path
@@ -86,11 +91,14 @@ class Variant:
     plain: bool
 
 
+def secret_of(seed: int) -> bytes:
+    """32 bytes that anyone can derive: a recipe has no secrets."""
+    return hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
+
+
 def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: Scheme | None) -> Key:
     """A key that anyone can derive from the recipe's seed; without a scheme, the identity (no secret at all)."""
-    root = hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
-    key = new_key(base, ref, scheme, digest, root)
-    return key if scheme else replace(key, sigma=np.arange(len(key.sigma), dtype=np.int32))
+    return key_from(base, scheme, secret_of(seed), ref, digest)
 
 
 def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
@@ -113,8 +121,7 @@ def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
     if record.is_file():
         if json.loads(record.read_text("utf-8")) != this:
             raise UsageError(
-                f"{out} holds a run of other settings, model or data",
-                "give a new folder, or remove this one",
+                f"{out} holds a run of other settings, model or data", "give a new folder, or remove this one"
             )
         out.chmod(0o700)
         return
@@ -124,6 +131,15 @@ def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
     out.chmod(0o700)  # an empty one that was there had a mode of its own
     files.write(record, json.dumps(this, indent=1) + "\n")
     begun(out)
+
+
+def write_spec(
+    job: Path, model: Path, training: Hyperparameters, threads: int | None, splits: Sequence[str] = SPLITS
+) -> None:
+    """For the worker: to train this model on the job's own files."""
+    data = {split: str(job / f"{split}.parquet") for split in splits}
+    spec = JobSpec(model=str(model), **data, hyperparameters=training, threads=threads)
+    files.write(job / "spec.json", spec.model_dump_json())
 
 
 def run_job(job: Path, progress: Log) -> Status:
@@ -143,6 +159,42 @@ def run_job(job: Path, progress: Log) -> Status:
     if result.state != "succeeded":
         raise JobFailed(f"the training in {job} {result.state}: {result.error}", "see its worker.log")
     return result
+
+
+LOOK, APART = 1.0, 10.0  # seconds between looks at the file, and between lines
+
+
+def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log) -> None:
+    """Report until the worker ends. What was in the file before it began is not reported again."""
+    start = events.stat().st_size if events.is_file() else 0
+    due, info = time.monotonic(), ""
+    while True:
+        try:
+            worker.wait(LOOK)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() < due:
+                continue
+        words = newest(events, start)
+        if words and words != info:
+            progress(words)
+            info, due = words, time.monotonic() + APART
+        if worker.returncode is not None:
+            return
+
+
+def newest(events: Path, start: int = 0) -> str:
+    """What the worker says of its last step, after byte `start`; "" before the first."""
+    if not events.is_file():
+        return ""
+    with events.open("rb") as file:
+        file.seek(start)
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        with suppress(ValidationError):  # the line is being written
+            event = Event.model_validate_json(line)
+            if event.type == "metrics":
+                return event.message
+    return ""
 
 
 def taken(out: Path) -> list[str]:
@@ -188,3 +240,15 @@ def _git(*words: str) -> str:
     except OSError:  # there is no git
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+# --- answers in a result ----------------------------------------------------------------------------------------------
+def packed(answers: NDArray[Any]) -> str:
+    """(u,) class numbers or scores as a short text: their type, a colon, and base64 of zlib of their bytes."""
+    kind = "<f4" if answers.dtype.kind == "f" else "<u1" if not len(answers) or answers.max() < 256 else "<u2"
+    return f"{kind}:{base64.b64encode(zlib.compress(answers.astype(kind).tobytes(), 9)).decode()}"
+
+
+def unpacked(text: str) -> NDArray[Any]:
+    kind, _, body = text.partition(":")
+    return np.frombuffer(zlib.decompress(base64.b64decode(body)), kind)

@@ -78,7 +78,8 @@ def before(site: Site, demand: GhostDemand) -> str:
         raise NotObfuscated(f"{name} changed after ghost: nothing is sent", _HINT)
     if weak := weaker(stamp.search, stamp.selection, demand):
         raise NotObfuscated(f"{name} were obfuscated with {weak}: nothing is sent", _HINT)
-    if not _possible(rows.ids.ids, _given(demand.folder, demand.digest, searching(stamp.search))):
+    ids, possible = rows.ids.ids, _given(demand.folder, demand.digest, searching(stamp.search))
+    if not (ids.min() >= 0 and ids.max() < len(possible) and possible[ids].all()):
         raise NotObfuscated(f"{name} have ids that ghost gives to no token: nothing is sent", _HINT)
     return stamp.rows
 
@@ -118,7 +119,3 @@ def _given(folder: Path, digest: str, search: Search) -> Mask:
     result = np.zeros(len(shadows), np.bool_)
     result[shadows.ids] = True
     return result
-
-
-def _possible(ids: np.ndarray[Any, Any], provided: Mask) -> bool:
-    return bool(ids.min() >= 0 and ids.max() < len(provided) and provided[ids].all())

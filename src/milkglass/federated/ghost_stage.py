@@ -17,7 +17,7 @@ from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.progress import Progress
-from milkglass.sanitizers.files.files import fresh_seed
+from milkglass.sanitizers.files import fresh_seed
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.parts import FinishedParts, finished, write
 from milkglass.sanitizers.ghost.tally import GhostTally

@@ -123,7 +123,7 @@ def of_texts(folder: Path, texts: Sequence[str]) -> bool:
 
 
 def load(folder: Path) -> SiteRows:
-    """Raises CorruptCheckpoint, OSError where there are none."""
+    """Raises CorruptCheckpoint, OSError where the folder has no rows."""
     if not (folder / ROWS).is_file():
         raise FileNotFoundError(f"there is no {ROWS}")
     try:

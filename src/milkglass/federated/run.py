@@ -11,11 +11,10 @@ from typing import Any
 
 from milkglass.errors import PoisonedUpdate
 from milkglass.federated import checks
-from milkglass.federated.recording import record
 from milkglass.federated.rounds import Tensors, Update, check, length, mean, stepped
 from milkglass.federated.rows import load, secret_of
 from milkglass.federated.site import FederatedTraining, Site, load_weights
-from milkglass.federated.state import FederatedRun, FinishedRound
+from milkglass.federated.state import FederatedRun, FinishedRound, record
 from milkglass.progress import Log, Progress, no_log, no_progress
 from milkglass.signature import signature
 from milkglass.threat.training_step import SharedStep

@@ -2,8 +2,6 @@
 
 Every gradient goes through the site's gradient defence (gradient_defences/) before anything is made of it. Which rows
 are in a batch, and what a shield draws, follows from the site's secret (seeds.py).
-
-Out of scope: texts, other sites, whether the rows were obfuscated (checks.py), Flower.
 """
 
 from __future__ import annotations

@@ -2,9 +2,15 @@
 
     run.json                 the job and its settings, how many rounds are done, who was missing in each
     weights-N.safetensors    the weights after N rounds, by Hugging Face's names
+    updates/round-N/         each update as it crossed, for a leakage audit: SITE.safetensors, and SITE.json:
+                             {"milkglass_update": 1, "site": ..., "round": N, "method": ..., "texts": b, "steps": s}
 
 The weights of a round are written before run.json names them, and the ones before are removed after that: whenever the
 process dies, run.json names weights that are there.
+
+Updates hold what the server saw and no more: no text, ids, labels, or which rows were in a batch. What FedAvg sends
+after several steps is recorded as `Gradients` too, but is the sum of several batches' gradients: `steps` says so.
+Folders count rounds from 0, messages from 1.
 """
 
 from __future__ import annotations
@@ -21,10 +27,12 @@ from safetensors.torch import load_file, save_file
 
 from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
-from milkglass.federated.rounds import Tensors
+from milkglass.federated.rounds import Tensors, Update
 from milkglass.models.checkpoint import json_text, read_json
+from milkglass.threat.observations import Gradients
 
 FILE, VERSION = "run.json", 2  # 1 drew other batches and noise
+LOST = "bring it back from a copy, or do the run again in a new folder: what was sent cannot be worked out"
 SAME = "give the same options to go on with it, or a new folder"
 
 
@@ -150,3 +158,28 @@ def _done(one: Mapping[str, Any] | Any) -> FinishedRound:
         case {"missing": list(missing), "length": float(length), "loss": float() | None as loss}:
             return FinishedRound(tuple(map(str, missing)), length, loss)
     raise CorruptCheckpoint(f"{FILE} describes a round that is not valid", "begin a new run")
+
+
+# --- updates ----------------------------------------------------------------------------------------------------------
+def record(folder: Path, update: Update, round: int, method: str) -> None:
+    """Into a run's folder. The JSON appears last: with it the update is whole."""
+    place = folder / "updates" / f"round-{round}"
+    files.private_dir(place)
+    with files.atomic_path(place / f"{update.site}.safetensors") as path:
+        save_file({name: one.contiguous() for name, one in update.tensors.items()}, path)
+    info = {"site": update.site, "round": round, "method": method, "texts": update.texts, "steps": update.steps}
+    files.write(place / f"{update.site}.json", json_text({"milkglass_update": 1, **info}))
+
+
+def read_update(path: Path) -> tuple[Gradients, int]:
+    """An update by its JSON, and how many steps are in it. Raises CorruptCheckpoint."""
+    match read_json(path):
+        case {"milkglass_update": 1, "round": int(round), "texts": int(texts), "steps": int(steps)} if texts > 0:
+            pass
+        case _:
+            raise CorruptCheckpoint(f"{path.parent.name}/{path.name} does not describe an update", LOST)
+    try:
+        return Gradients(load_file(path.with_suffix(".safetensors")), texts, round), steps
+    except (OSError, SafetensorError):
+        name = f"{path.parent.name}/{path.stem}.safetensors"
+        raise CorruptCheckpoint(f"the update {name}, of round {round + 1}, is damaged", LOST) from None

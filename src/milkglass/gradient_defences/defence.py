@@ -5,8 +5,6 @@
     after(tensors, texts, stream)        what is shared of it
 
 All randomness comes from a ChaCha20 stream (noise/): noise on a grid by exact samples, masks of pruning and of dropout.
-
-Out of scope: any method, rounds, and what a server does with a gradient.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ Out of scope: rounds. A promise is of one gradient; n of them spend more.
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,17 +57,18 @@ class AdditiveNoise(GradientDefence):
         """The standard deviation of each entry's noise."""
         return self.level * (1.0 if self.clip is None else self.clip)
 
+    @property
+    def width(self) -> float:
+        """The parameter of the law: a standard deviation, or the scale of a Laplacian."""
+        return self.deviation if self.law == "gaussian" else self.deviation / math.sqrt(2)
+
     def added_noise(self, texts: int) -> AddedNoise | None:
-        width = self.deviation if self.law == "gaussian" else self.deviation / math.sqrt(2)
-        return AddedNoise(self.law, width, self.clip)
+        return AddedNoise(self.law, self.width, self.clip)
 
     def after(self, tensors: Mapping[str, torch.Tensor], texts: int, stream: Stream) -> Tensors:
         bounded = tensors if self.clip is None else clipping.l2(tensors, self.clip)
-        return {name: self.disturbed(one, stream).to(tensors[name].dtype) for name, one in bounded.items()}
-
-    @abc.abstractmethod
-    def disturbed(self, bounded: torch.Tensor, stream: Stream) -> torch.Tensor:
-        """The tensor plus noise, fp64, on its device."""
+        draw, width = {"gaussian": grid.gaussian, "laplace": grid.laplace}[self.law], self.width
+        return {name: draw(one, width, stream, self.clip).to(tensors[name].dtype) for name, one in bounded.items()}
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,6 @@ class GaussianNoise(AdditiveNoise):
         epsilon = epsilon_of(self.deviation, DELTA, 2 * self.clip)
         return f"({upward(epsilon)}, {DELTA:g})-DP for each gradient, one batch in the place of another{worth(epsilon)}"
 
-    def disturbed(self, bounded: torch.Tensor, stream: Stream) -> torch.Tensor:
-        return grid.gaussian(bounded, self.deviation, stream, self.clip)
-
 
 @dataclass(frozen=True)
 class LaplaceNoise(AdditiveNoise):
@@ -95,6 +92,3 @@ class LaplaceNoise(AdditiveNoise):
 
     name: ClassVar[str] = "laplace"
     law: ClassVar[Literal["gaussian", "laplace"]] = "laplace"
-
-    def disturbed(self, bounded: torch.Tensor, stream: Stream) -> torch.Tensor:
-        return grid.laplace(bounded, self.deviation / math.sqrt(2), stream, self.clip)

@@ -21,6 +21,7 @@ Out of scope: which attributes are private. Nobody labels any here, so the adver
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -118,6 +119,7 @@ class CAPE(HiddenStateDefence):
     training: HalvesTraining = field(default_factory=lambda: HalvesTraining(learning_rate=1e-5))
 
     name: ClassVar[str] = "cape"
+    later: ClassVar[Mapping[str, Any]] = {**HiddenStateDefence.later, "pooling": "mean"}
     paper: ClassVar[Paper] = papers.CAPE.but(
         "The adversary names words of the text, commonest ones left out: no private attribute is labelled here.",
         "The adversary's loss weighs words that are there and words that are not alike.",
@@ -141,12 +143,6 @@ class CAPE(HiddenStateDefence):
             f"each text sent is {upward(self.epsilon)}-DP for one text replaced by any other, and sending more about "
             "it adds up; nothing is claimed for the texts and labels that the halves were trained with"
         )
-
-    def document(self) -> dict[str, Any]:
-        document = super().document()
-        if self.pooling == "mean":  # older folders have no other
-            del document["pooling"]
-        return document
 
     @property
     def pooled(self) -> bool:

@@ -4,8 +4,6 @@ Where noise comes from: the secret, the number of the text among all that this c
 states. A text that is sent twice meets other noise. A client that is loaded twice from one folder counts from the same
 number: then noise repeats for an equal text with equal states at an equal place alone, which shows that the texts are
 equal and nothing else.
-
-Out of scope: any mechanism, the server's half.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.files import new_dir
@@ -24,10 +21,12 @@ from milkglass.hidden_states.halves import Lower
 from milkglass.hidden_states.mechanism import Mechanism
 from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, in_batches
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.noise.root import SECRET, NoiseRoot, NoiseStream
+from milkglass.noise.root import SECRET, NoiseRoot
 from milkglass.sequences import Sequences
 from milkglass.threat.defence import Client
 from milkglass.threat.observations import Activations, Observation
+
+KEPT, LOWER = "kept.", "lower."  # before the names of tensors in a saved half
 
 
 class EncoderClient(Client):
@@ -38,15 +37,9 @@ class EncoderClient(Client):
     """
 
     def __init__(
-        self,
-        defence: Mechanism,
-        base: Checkpoint,
-        reader: PublicTokenizer,
-        lower: Lower,
-        secret: bytes,
-        sent: int,
+        self, defence: Mechanism, base: Checkpoint, reader: PublicTokenizer, lower: Lower, secret: bytes, sent: int,
         kept: Mapping[str, torch.Tensor],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.defence, self.base, self.reader, self.lower, self.kept = defence, base, reader, lower, kept
         self._secret, self._sent = secret, sent
         self._root = defence.root(secret)
@@ -67,24 +60,26 @@ class EncoderClient(Client):
         own = self.defence.root(b"attacker" + seed.to_bytes(SECRET - 8, "big"))
         return self._represented(TokenizedTexts(ids), own, 0)
 
-    def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(texts, classes) from what the server answered to the last texts sent."""
-        return answer
-
     @torch.inference_mode()
     def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
-        parts: list[torch.Tensor] = [torch.empty(0, self.lower.width)] * len(encoded)
-        texts = list(encoded.ids)
+        parts = self._states(encoded)
+        if not self.defence.quiet:
+            for number, ids in enumerate(encoded.ids):
+                draws = root.of_text(ids, "send", first + number)
+                parts[number] = self.defence.mechanism(parts[number], draws.bound(parts[number]))
+        lengths = np.array([len(part) for part in parts], np.int64)
+        return Activations(self._joined(parts), lengths, self.defence.cut(self.base), self.defence.pooled)
+
+    def _states(self, encoded: TokenizedTexts) -> list[torch.Tensor]:
+        """(t, d) of each text, before anything is disturbed."""
+        result = [torch.empty(0, self.lower.width)] * len(encoded)
         for batch in in_batches(encoded, self.lower.pad):
             for row, mask, number in zip(self.lower(batch), batch.mask, batch.numbers.tolist(), strict=True):
-                draws = root.of_text(texts[number], "send", first + number)
-                parts[number] = self._one(row[mask], draws)
-        lengths = np.array([len(part) for part in parts], np.int64)
-        hidden = torch.cat(parts) if parts else torch.empty(0, self.lower.width)
-        return Activations(hidden, lengths, self.defence.cut(self.base), self.defence.pooled)
+                result[number] = row[mask]
+        return result
 
-    def _one(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
-        return hidden if self.defence.quiet else self.defence.mechanism(hidden, draws.bound(hidden))
+    def _joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(parts) if parts else torch.empty(0, self.lower.width)
 
     def save(self, folder: Path) -> None:
         if folder.exists():
@@ -97,4 +92,7 @@ class EncoderClient(Client):
             "sent": self._sent,
         }
         with new_dir(folder) as partial:
-            halves.write_client(partial, self.lower if self.defence.trains_lower else None, self.kept, about)
+            tensors = {f"{KEPT}{name}": one for name, one in self.kept.items()}
+            if self.defence.trains_lower:
+                tensors |= {f"{LOWER}{name}": one for name, one in self.lower.state_dict().items()}
+            halves.write(partial, tensors, about)

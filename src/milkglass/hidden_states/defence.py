@@ -7,8 +7,6 @@ trained by AdamW in fp32, the rate rising and decaying linearly as in transforme
 
 Training happens where both halves are, before the server's is handed over: on the user's machine, or a trusted one. The
 order of the texts and dropout's masks come from streams of the secret, and so does each text's noise (`NoiseRoot`).
-
-Out of scope: any mechanism, any attack.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,7 +24,7 @@ import torch
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UnsupportedModel, UsageError
 from milkglass.files import new_dir
 from milkglass.hidden_states import halves
-from milkglass.hidden_states.client import EncoderClient
+from milkglass.hidden_states.client import KEPT, LOWER, EncoderClient
 from milkglass.hidden_states.halves import Lower
 from milkglass.hidden_states.mechanism import Mechanism, TrainingStep
 from milkglass.hidden_states.server import EncoderServer
@@ -44,7 +42,13 @@ ALONE = threading.Lock()
 
 @dataclass(frozen=True)
 class HiddenStateDefence(Mechanism):
-    """A method with its two halves. Final subclasses are frozen dataclasses whose fields are the parameters."""
+    """A method with its two halves. Final subclasses are frozen dataclasses whose fields are the parameters.
+
+    Attributes:
+        client: the class of the client half.
+    """
+
+    client: ClassVar[type[EncoderClient]] = EncoderClient
 
     def refuses(self, base: Checkpoint) -> str | None:
         return halves.refusal(base, self.layer or 0)
@@ -71,34 +75,20 @@ class HiddenStateDefence(Mechanism):
             train(self, lower, upper, aids, encoded, labels, root)
         about = {"defence": self.name, "layer": self.cut(base), "pooled": self.pooled, "classes": classes}
         with new_dir(folder, private=False) as partial:
-            halves.write(partial, upper, {**about, "model": halves.plain(base.config)})
-        return self.client(base, reader, lower, secret, 0, self.kept(encoded, root)), EncoderServer(
-            folder, upper, about
-        )
+            halves.write(partial, upper.state_dict(), {**about, "model": halves.plain(base.config)})
+        client = self.client(self, base, reader, lower, secret, 0, self.kept(encoded, root))
+        return client, EncoderServer(folder, upper, about)
 
     def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[Client, Server]:
         about = halves.described(server)
         if about.get("defence") != self.name or about.get("layer") != self.cut(base):
             raise UsageError(f"{server.name} is not a half of {self.name} with these parameters", "see its config.json")
+        classes = int(about["classes"])
         with torch.random.fork_rng(devices=[]):  # weights are drawn, then overwritten
-            upper = self.upper(self._shell(about), base, int(about["classes"]))
+            shell = halves.shell(about["model"], halves.layers_of(about["model"]), classes)
+            upper = self.upper(shell, base, classes)
             halves.fill(server, upper)
             return self.load_client(base, client), EncoderServer(server, upper, about)
-
-    def _shell(self, about: Mapping[str, Any]) -> Any:
-        """A whole classifier whose weights do not count, to be cut as the real one was."""
-        return halves.shell(about["model"], halves.layers_of(about["model"]), int(about["classes"]))
-
-    def client(
-        self,
-        base: Checkpoint,
-        reader: PublicTokenizer,
-        lower: Lower,
-        secret: bytes,
-        sent: int,
-        kept: Mapping[str, torch.Tensor],
-    ) -> EncoderClient:
-        return EncoderClient(self, base, reader, lower, secret, sent, kept)
 
     def kept(self, encoded: TokenizedTexts, root: NoiseRoot) -> dict[str, torch.Tensor]:
         """Tensors that the client needs besides its half; their shapes depend on no text."""
@@ -129,13 +119,14 @@ class HiddenStateDefence(Mechanism):
             )
         require_base(about, folder, base)
         lower = Lower(classifier(base, 2), self.cut(base)).eval()
-        kept = halves.fill_client(folder, lower if self.trains_lower else None)
+        tensors = halves.fill(folder, lower if self.trains_lower else None, LOWER)
+        kept = {name.removeprefix(KEPT): one for name, one in tensors.items() if name.startswith(KEPT)}
         try:
             secret, sent = bytes.fromhex(about["secret"]), int(about["sent"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpoint(f"{folder.name} has no secret", "restore it from a copy") from error
         reader = PublicTokenizer.open(base.folder, self.training.max_length)
-        return self.client(base, reader, lower, secret, sent, kept)
+        return self.client(self, base, reader, lower, secret, sent, kept)
 
 
 def require_base(about: Mapping[str, Any], folder: Path, base: Checkpoint) -> None:
@@ -146,14 +137,9 @@ def require_base(about: Mapping[str, Any], folder: Path, base: Checkpoint) -> No
 
 # --- training ---------------------------------------------------------------------------------------------------------
 def train(
-    defence: Mechanism,
-    lower: Lower,
-    upper: torch.nn.Module,
-    aids: torch.nn.Module,
-    encoded: TokenizedTexts,
-    labels: Ids,
-    root: NoiseRoot,
-) -> None:
+    defence: Mechanism, lower: Lower, upper: torch.nn.Module, aids: torch.nn.Module, encoded: TokenizedTexts,
+    labels: Ids, root: NoiseRoot,
+) -> None:  # fmt: skip
     """In place. aids: what the method trains besides, discarded afterwards."""
     from transformers import get_linear_schedule_with_warmup
 
@@ -174,7 +160,12 @@ def train(
                 if done == limit:
                     break
                 numbers = shuffled[start : start + how.batch_size]
-                loss = _loss(defence, lower, upper, aids, encoded, labels, numbers, epoch, root)
+                batch = batch_of(encoded, numbers, lower.pad)
+                with torch.set_grad_enabled(defence.trains_lower):
+                    hidden = lower(batch)
+                own = torch.from_numpy(labels[numbers])
+                step = TrainingStep(batch.ids, batch.mask, hidden, own, np.asarray(numbers), epoch)
+                loss = defence.loss(step, upper, aids, root)
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -183,21 +174,3 @@ def train(
                 done += 1
     lower.eval()
     upper.eval()
-
-
-def _loss(
-    defence: Mechanism,
-    lower: Lower,
-    upper: torch.nn.Module,
-    aids: torch.nn.Module,
-    encoded: TokenizedTexts,
-    labels: Ids,
-    numbers: Ids,
-    epoch: int,
-    root: NoiseRoot,
-) -> torch.Tensor:
-    batch = batch_of(encoded, numbers, lower.pad)
-    with torch.set_grad_enabled(defence.trains_lower):
-        hidden = lower(batch)
-    step = TrainingStep(batch.ids, batch.mask, hidden, torch.from_numpy(labels[numbers]), np.asarray(numbers), epoch)
-    return defence.loss(step, upper, aids, root)

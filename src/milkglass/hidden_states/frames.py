@@ -24,23 +24,20 @@ KINDS = {"hidden": (torch.float32, 2), "lengths": (torch.int64, 1), "about": (to
 
 def encode(sent: Activations) -> bytes:
     """The frame. Raises BadUpload where it would be refused on the other side."""
-    about = torch.tensor([sent.layer, int(sent.pooled)])
-    frame = save(
-        {
-            "hidden": sent.hidden.detach().float().contiguous(),
-            "lengths": torch.from_numpy(sent.lengths.copy()),
-            "about": about,
-        }
-    )
+    about, lengths = torch.tensor([sent.layer, int(sent.pooled)]), torch.from_numpy(sent.lengths.copy())
+    frame = save({"hidden": sent.hidden.detach().float().contiguous(), "lengths": lengths, "about": about})
+    _require_small(frame)
+    return frame
+
+
+def _require_small(frame: bytes) -> None:
     if len(frame) > MAX_BYTES:
         raise BadUpload(f"a frame of {len(frame)} bytes, at most {MAX_BYTES} are allowed", "send fewer texts at a time")
-    return frame
 
 
 def decode(frame: bytes) -> Activations:
     """Raises BadUpload for anything that `encode` does not make."""
-    if len(frame) > MAX_BYTES:
-        raise BadUpload(f"a frame of {len(frame)} bytes, at most {MAX_BYTES} are allowed", "send fewer texts at a time")
+    _require_small(frame)
     try:
         parts = load(frame)
     except (SafetensorError, ValueError, KeyError) as error:
@@ -50,10 +47,7 @@ def decode(frame: bytes) -> Activations:
     for name, (dtype, rank) in KINDS.items():
         if parts[name].dtype != dtype or parts[name].dim() != rank:
             raise BadUpload(f"{name} is {parts[name].dtype} of rank {parts[name].dim()}, {dtype}, {rank} needed", HINT)
-    return _checked(parts["hidden"], parts["lengths"], parts["about"])
-
-
-def _checked(hidden: torch.Tensor, lengths: torch.Tensor, about: torch.Tensor) -> Activations:
+    hidden, lengths, about = (parts[name] for name in KINDS)
     if len(about) != 2 or not 0 <= int(about[0]) <= MAX_LAYER or int(about[1]) not in (0, 1):
         raise BadUpload("the frame's layer is impossible", HINT)
     rows, pooled = len(hidden), bool(about[1])

@@ -6,8 +6,6 @@ family is named here but by what models/families says of it.
 
     lower:  ids (b, t)  ->  hidden states (b, t, d) after `layer` layers; 0: what the embeddings give
     upper:  hidden states (b, t, d)  ->  logits (b, classes)
-
-Out of scope: defences, secrets, training.
 """
 
 from __future__ import annotations
@@ -141,22 +139,23 @@ def shell(config: Mapping[str, Any], layers: int, classes: int) -> Any:
     return AutoModelForSequenceClassification.from_config(created, dtype=torch.float32)
 
 
-def write(folder: Path, module: torch.nn.Module, about: Mapping[str, Any]) -> None:
-    """A half's weights and what is said of it, in a folder that is there."""
-    save_file(
-        {name: value.detach().contiguous().clone() for name, value in module.state_dict().items()}, folder / WEIGHTS
-    )
+def write(folder: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
+    """A half's tensors and what is said of it, in a folder that is there."""
+    save_file({name: value.detach().contiguous().clone() for name, value in tensors.items()}, folder / WEIGHTS)
     write_json(folder / CONFIG, about)
 
 
-def fill(folder: Path, module: torch.nn.Module) -> None:
-    """Raises CorruptCheckpoint where the weights in the folder are not this half's."""
+def fill(folder: Path, module: torch.nn.Module | None, prefix: str = "") -> dict[str, torch.Tensor]:
+    """The tensors in the folder; those whose names begin with `prefix` become the module's. Raises CorruptCheckpoint
+    where they are not this half's."""
     try:
-        result = load_file(folder / WEIGHTS)
-        module.load_state_dict(result)
+        tensors = load_file(folder / WEIGHTS)
+        if module is not None:
+            own = {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+            module.load_state_dict(own)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise CorruptCheckpoint(f"{WEIGHTS} in {folder.name} is not this half's", "split the model again") from error
-    module.eval()
+    return tensors
 
 
 def described(folder: Path) -> dict[str, Any]:
@@ -169,24 +168,3 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """A model's config as JSON can hold it, without names of folders."""
     kept = {name: value for name, value in config.items() if name not in ("_name_or_path", "id2label", "label2id")}
     return json.loads(json.dumps(kept))
-
-
-# --- what the client keeps --------------------------------------------------------------------------------------------
-def write_client(folder: Path, lower: Lower | None, kept: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
-    """The lower half where it was trained, `kept` where there is some, and `about`, all in one folder."""
-    tensors = {f"kept.{name}": value.contiguous() for name, value in kept.items()}
-    if lower is not None:
-        tensors |= {f"lower.{name}": value.detach().clone().contiguous() for name, value in lower.state_dict().items()}
-    save_file(tensors, folder / WEIGHTS)
-    write_json(folder / CONFIG, about)
-
-
-def fill_client(folder: Path, lower: Lower | None) -> dict[str, torch.Tensor]:
-    """Fills the lower half where one was kept; the tensors that were kept besides."""
-    try:
-        result = load_file(folder / WEIGHTS)
-        if lower is not None:
-            lower.load_state_dict({n.removeprefix("lower."): v for n, v in result.items() if n.startswith("lower.")})
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise CorruptCheckpoint(f"{WEIGHTS} in {folder.name} is not this half's", "split the model again") from error
-    return {name.removeprefix("kept."): value for name, value in result.items() if name.startswith("kept.")}

@@ -1,15 +1,13 @@
-"""What a method adds to a model that is cut in two: a mechanism on the (t, d) hidden states of one text, and a loss.
-
-Out of scope: any method, files, and how halves are made (defence.py).
-"""
+"""What a method adds to a model that is cut in two: a mechanism on the (t, d) hidden states of one text, and a loss."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -70,10 +68,13 @@ class Mechanism(Defence):
     Attributes:
         layer: layers that the client runs, 0 for the embeddings alone, None for all.
         training: of both halves.
+        later: parameters that came later, of the method or its training, with the value that folders without them have.
     """
 
     layer: int | None = limited(0)
     training: HalvesTraining = field(default_factory=HalvesTraining)
+
+    later: ClassVar[Mapping[str, Any]] = {"warmup_ratio": 0.0}
 
     def __post_init__(self) -> None:
         require(self)
@@ -148,8 +149,10 @@ class Mechanism(Defence):
         """A parameter that came later is left out at the value that folders without it have, so that these open. They
         keep the others as they were made, such as a weight decay of 0.01, which was the default."""
         document = {"name": self.name, **dataclasses.asdict(self)}
-        if self.training.warmup_ratio == 0:
-            del document["training"]["warmup_ratio"]
+        for table in (document, document["training"]):
+            for name, value in self.later.items():
+                if table.get(name) == value:
+                    del table[name]
         return document
 
     @property

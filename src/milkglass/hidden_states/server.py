@@ -1,7 +1,4 @@
-"""The server's half: its folder, its answers, and what an attacker who reads the disk has.
-
-Out of scope: secrets, texts, ids, mechanisms.
-"""
+"""The server's half: its folder, its answers, and what an attacker who reads the disk has."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ that everyone who trains with it or audits it is warned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -31,9 +31,9 @@ from milkglass import papers
 from milkglass.errors import UsageError
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import HiddenStateDefence
-from milkglass.hidden_states.halves import Lower, Upper
+from milkglass.hidden_states.halves import Upper
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
-from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, in_batches
+from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper
@@ -85,6 +85,47 @@ def _rotation(gaussian: torch.Tensor) -> torch.Tensor:
     return q * r.diagonal().sign()
 
 
+class Mixing(EncoderClient):
+    """A client that mixes, and keeps the place of each of the texts last sent."""
+
+    defence: TextMixer
+    _places: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
+        if len(answer) != len(self._places):
+            raise UsageError(
+                f"{len(answer)} answers to the {len(self._places)} texts last sent", "receive before sending again"
+            )
+        if not len(answer):
+            return answer
+        return answer.reshape(len(answer), self.defence.inputs, -1)[np.arange(len(answer)), self._places]
+
+    def observe(self, ids: Sequences, seed: int) -> Activations:
+        places = self._places
+        result = super().observe(ids, seed)
+        self._places = places
+        return result
+
+    @torch.inference_mode()
+    def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
+        """The attacker mixes public text with public text; the client, its own with what it kept."""
+        states = self._states(encoded)
+        others = self._states(self._others()) if root is self._root else states
+        keys = keys_of(root, self.defence.mixing, self.defence.inputs, self.lower.width)
+        parts, self._places = [], np.empty(len(states), np.int64)
+        for number, (own, ids) in enumerate(zip(states, encoded.ids, strict=True)):
+            draws = root.of_text(ids, "send", first + number)
+            selected = [others[j] for j in draws.below(len(others), self.defence.inputs)]
+            self._places[number] = place = int(draws.below(self.defence.inputs, 1)[0])
+            selected[place] = own
+            parts.append(mixed(selected, keys, len(own)))
+        return Activations(self._joined(parts), encoded.ids.lengths, self.defence.cut(self.base))
+
+    def _others(self) -> TokenizedTexts:
+        rows = zip(self.kept["others"].numpy(), self.kept["lengths"].tolist(), strict=True)
+        return TokenizedTexts(Sequences.of(ids[:length] for ids, length in rows))
+
+
 @dataclass(frozen=True)
 class TextMixer(HiddenStateDefence):
     """The method and its parameters.
@@ -99,6 +140,7 @@ class TextMixer(HiddenStateDefence):
     training: HalvesTraining = field(default_factory=HalvesTraining)
 
     name: ClassVar[str] = "textmixer"
+    client: ClassVar[type[EncoderClient]] = Mixing
     broken: ClassVar[str | None] = (
         "TextMixer's keys fall out of what it sends: 500 texts gave both, exactly, and no attack of the audit uses that"
     )
@@ -144,63 +186,3 @@ class TextMixer(HiddenStateDefence):
         for row, one in enumerate(selected):
             ids[row, : len(one)] = torch.from_numpy(one)
         return {"others": ids, "lengths": torch.from_numpy(selected.lengths)}
-
-    def client(
-        self,
-        base: Checkpoint,
-        reader: PublicTokenizer,
-        lower: Lower,
-        secret: bytes,
-        sent: int,
-        kept: Mapping[str, torch.Tensor],
-    ) -> EncoderClient:
-        return Mixing(self, base, reader, lower, secret, sent, kept)
-
-
-class Mixing(EncoderClient):
-    """A client that mixes, and keeps the place of each of the texts last sent."""
-
-    defence: TextMixer
-    _places: NDArray[np.int64] = np.empty(0, np.int64)
-
-    def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
-        if len(answer) != len(self._places):
-            raise UsageError(
-                f"{len(answer)} answers to the {len(self._places)} texts last sent", "receive before sending again"
-            )
-        if not len(answer):
-            return answer
-        return answer.reshape(len(answer), self.defence.inputs, -1)[np.arange(len(answer)), self._places]
-
-    def observe(self, ids: Sequences, seed: int) -> Activations:
-        places = self._places
-        result = super().observe(ids, seed)
-        self._places = places
-        return result
-
-    @torch.inference_mode()
-    def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
-        """The attacker mixes public text with public text; the client, its own with what it kept."""
-        states = self._states(encoded)
-        others = self._states(self._others()) if root is self._root else states
-        keys = keys_of(root, self.defence.mixing, self.defence.inputs, self.lower.width)
-        parts, self._places = [], np.empty(len(states), np.int64)
-        for number, (own, ids) in enumerate(zip(states, encoded.ids, strict=True)):
-            draws = root.of_text(ids, "send", first + number)
-            selected = [others[j] for j in draws.below(len(others), self.defence.inputs)]
-            self._places[number] = place = int(draws.below(self.defence.inputs, 1)[0])
-            selected[place] = own
-            parts.append(mixed(selected, keys, len(own)))
-        hidden = torch.cat(parts) if parts else torch.empty(0, self.lower.width)
-        return Activations(hidden, encoded.ids.lengths, self.defence.cut(self.base))
-
-    def _states(self, encoded: TokenizedTexts) -> list[torch.Tensor]:
-        result: list[torch.Tensor] = [torch.empty(0)] * len(encoded)
-        for batch in in_batches(encoded, self.lower.pad):
-            for row, mask, number in zip(self.lower(batch), batch.mask, batch.numbers.tolist(), strict=True):
-                result[number] = row[mask]
-        return result
-
-    def _others(self) -> TokenizedTexts:
-        rows = zip(self.kept["others"].numpy(), self.kept["lengths"].tolist(), strict=True)
-        return TokenizedTexts(Sequences.of(ids[:length] for ids, length in rows))

@@ -23,7 +23,11 @@ TOKENS = 4096  # in a batch that is only read, padding included
 
 @dataclass(frozen=True)
 class TokenizedTexts:
-    """Public ids of texts, special tokens included; types (total,), 1 in a second text, None where there are none."""
+    """Public ids of texts, special tokens included.
+
+    Attributes:
+        types: (total,) 1 in a second text; None where the tokenizer gives no types.
+    """
 
     ids: Sequences
     types: Ids | None = None

@@ -26,22 +26,26 @@ def accuracy(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interv
 
 def f1(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
     """Of class 1. nan where neither holds any."""
-    _require_alike(guess, truth)
-    hits = ((guess == 1) & (truth == 1)).astype(np.float64)
-    named = (guess == 1).astype(np.float64) + (truth == 1)
-    return ratio(2 * hits, named, rng)
+    hits, named, there = _of_class_1(guess, truth)
+    return ratio(2 * hits, named + there, rng)
 
 
 def precision(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
     """Of class 1: the share of what is named so that is so. nan where no guess names it."""
-    _require_alike(guess, truth)
-    return ratio(((guess == 1) & (truth == 1)).astype(np.float64), (guess == 1).astype(np.float64), rng)
+    hits, named, _ = _of_class_1(guess, truth)
+    return ratio(hits, named, rng)
 
 
 def recall(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:
     """Of class 1: the share that was found. nan where the truth holds none."""
+    hits, _, there = _of_class_1(guess, truth)
+    return ratio(hits, there, rng)
+
+
+def _of_class_1(guess: Numbers, truth: Numbers) -> NDArray[np.float64]:
+    """(3, u) which examples are named so rightly, are named so, and are so."""
     _require_alike(guess, truth)
-    return ratio(((guess == 1) & (truth == 1)).astype(np.float64), (truth == 1).astype(np.float64), rng)
+    return np.stack([(guess == 1) & (truth == 1), guess == 1, truth == 1]).astype(np.float64)
 
 
 def macro_f1(guess: Numbers, truth: Numbers, rng: np.random.Generator) -> Interval:

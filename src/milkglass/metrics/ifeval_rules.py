@@ -29,7 +29,7 @@ Arguments = Mapping[str, Any]
 Rule = Callable[[str, Arguments], bool]
 UNSUPPORTED: Mapping[str, str] = {"language:response_language": "it needs a detector of languages, which is not here"}
 
-_ABBREVIATIONS = re.compile(  # "no" is none of them here: it ends more sentences than it numbers things
+_ABBREVIATIONS = re.compile(  # without "no", which ends more sentences than it numbers things
     "mr|mrs|ms|dr|prof|sr|jr|st|rev|gen|sen|rep|gov|capt|lt|col|sgt|vs|etc|e\\.g|i\\.e|al|inc|ltd|co|corp|fig|vol|approx"
     "|dept|est|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|a\\.m|p\\.m|u\\.s|u\\.k|p\\.s|p\\.p\\.s|ph\\.d",
     re.IGNORECASE,
@@ -44,7 +44,7 @@ def compared(count: int, relation: Any, bound: int) -> bool:
         return count >= bound
     if relation == "less than":
         return count < bound
-    raise UsageError(f"the relation {relation!r} is none of IFEval's", 'it has "at least" and "less than"')
+    raise UsageError(f"the relation {relation!r} is not one of IFEval's", 'it has "at least" and "less than"')
 
 
 def sentences(text: str) -> int:

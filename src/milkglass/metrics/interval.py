@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,16 @@ class Interval:
         return f"{100 * self.value:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
 
 
+UNDEFINED = Interval(float("nan"), float("nan"), float("nan"), 0)
+
+
+def _draws(units: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
+    """(b, units) how often each unit is drawn, in blocks, DRAWS rows in all."""
+    step = max(1, BLOCK // units)
+    for start in range(0, DRAWS, step):
+        yield rng.multinomial(units, np.full(units, 1 / units), size=min(step, DRAWS - start)).astype(np.float64)
+
+
 def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.random.Generator) -> Interval:
     """sum(hits) / sum(weights), both (u,), one entry an independent unit (a sentence), which are what is resampled.
 
@@ -40,12 +50,9 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
     """
     total = float(weights.sum())
     if total == 0:
-        return Interval(float("nan"), float("nan"), float("nan"), 0)
-    units = len(weights)
+        return UNDEFINED
     drawn: list[NDArray[np.float64]] = []
-    step = max(1, BLOCK // units)
-    for start in range(0, DRAWS, step):
-        counts = rng.multinomial(units, np.full(units, 1 / units), size=min(step, DRAWS - start)).astype(np.float64)
+    for counts in _draws(len(weights), rng):
         below = counts @ weights
         drawn.append(np.divide(counts @ hits, below, out=np.full(len(below), np.nan), where=below > 0))
     low, high = np.nanquantile(np.concatenate(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
@@ -55,7 +62,7 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
 def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
     """The mean of independent yes-or-no units. Their bootstrap is a binomial draw, so it is drawn as one."""
     if not len(hits):
-        return Interval(float("nan"), float("nan"), float("nan"), 0)
+        return UNDEFINED
     mean = float(hits.mean())
     drawn = rng.binomial(len(hits), mean, size=DRAWS) / len(hits)
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
@@ -86,14 +93,9 @@ def resampled(statistic: Statistic, units: int, rng: np.random.Generator) -> Int
     The value is the statistic of each unit once. Draws without a value take no part; where none has one, it is nan.
     """
     if not units:
-        return Interval(float("nan"), float("nan"), float("nan"), 0)
+        return UNDEFINED
     value = float(statistic(np.ones((1, units)))[0])
-    drawn: list[NDArray[np.float64]] = []
-    step = max(1, BLOCK // units)
-    for start in range(0, DRAWS, step):
-        counts = rng.multinomial(units, np.full(units, 1 / units), size=min(step, DRAWS - start))
-        drawn.append(statistic(counts.astype(np.float64)))
-    result = np.concatenate(drawn)
+    result = np.concatenate([statistic(counts) for counts in _draws(units, rng)])
     result = result[~np.isnan(result)]
     if not len(result):
         return Interval(value, float("nan"), float("nan"), units)

@@ -23,6 +23,8 @@ from milkglass.errors import UsageError
 from milkglass.metrics.interval import Interval, ratio, resampled
 
 NAMES = ("rouge-1", "rouge-2", "rouge-l", "meteor")
+# A word of any script; of scripts that put no blanks between words, a character.
+WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 
 
 class _NoSynonyms:
@@ -40,11 +42,10 @@ def _scorer() -> Any:
 
 
 class _Words:
-    """rouge-score's own tokenizer drops every letter outside a to z. Words of any script, and single characters where
-    a script puts no spaces between words."""
+    """rouge-score's own tokenizer drops every letter outside a to z."""
 
     def tokenize(self, text: str) -> list[str]:
-        return re.findall(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+", text.lower())
+        return WORD.findall(text.lower())
 
 
 def likeness(original: str, guess: str) -> tuple[float, float, float, float]:

@@ -194,7 +194,7 @@ def _tensor_ref(path: Path, name: str, entry: Any, base: int, size: int) -> Tens
 
 
 def _numbers(value: Any) -> bool:
-    """Whether it is a list of whole numbers; true and false are none."""
+    """Whether it is a list of whole numbers; true and false do not count as numbers."""
     return isinstance(value, list) and all(type(n) is int for n in value)
 
 

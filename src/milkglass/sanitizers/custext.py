@@ -120,18 +120,6 @@ class CusText(Sanitizer):
         """(m, width) sums of whole weights over a word's list (noise/selection.py)."""
         return selection.cumulative_weights(self.lists.scores, self.epsilon)
 
-    def law(self, row: int) -> NDArray[np.float64]:
-        """(n,) the probabilities of what a row of the table, or UNKNOWN, is replaced by."""
-        result = np.zeros(len(self.table))
-        if row == UNKNOWN:
-            result[self.table.candidates] = 1 / len(self.vectors)
-            return result
-        place = self.table.places[row]
-        members = self.lists.members[self.lists.group[place]]
-        weights = np.exp(self.epsilon * self.lists.scores[place] / 2)
-        result[self.table.candidates[members[members >= 0]]] = (weights / weights.sum())[members >= 0]
-        return result
-
 
 @dataclass(frozen=True)
 class CusTextMethod(SanitizerMethod):

@@ -1,7 +1,4 @@
-"""A sanitizer but for its table: what commands and recipes name, with parameters.
-
-Out of scope: any sanitizer.
-"""
+"""A sanitizer but for its table: what commands and recipes name, with parameters."""
 
 from __future__ import annotations
 

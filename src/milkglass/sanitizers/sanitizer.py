@@ -1,7 +1,6 @@
 """What every sanitizer is: word ids in, word ids out, each drawn for itself by a law that its class documents.
 
 A mechanism works on *places*, 0 to m - 1 among the table's candidates, so that special rows cannot be drawn.
-Out of scope: text (text.py), files, and where a table comes from.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.sanitizers.method import SanitizerMethod, SparingMethod
-from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
+from milkglass.sanitizers.sanitizer import Sanitizer, Spared
 from milkglass.sanitizers.santext_heads import Heads
 from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
 
@@ -45,16 +45,6 @@ class SanText(Sanitizer):
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
         return self.heads.draw(places, stream)
-
-    def law(self, row: int) -> NDArray[np.float64]:
-        """(n,) the probabilities of what a row of the table, or UNKNOWN, is replaced by, from the definition."""
-        at = self.vectors.mean(0) if row == UNKNOWN else self.table.vectors[row]
-        outputs = self.outputs()
-        logits = -self.epsilon / 2 * np.linalg.norm(self.vectors[outputs].astype(np.float64) - at, axis=1)
-        weights = np.exp(logits - logits.max())
-        result = np.zeros(len(self.table))
-        result[self.table.candidates[outputs]] = weights / weights.sum()
-        return result
 
     def outputs(self) -> Ids:
         """(s,) the places that may be drawn."""

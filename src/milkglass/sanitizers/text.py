@@ -151,11 +151,6 @@ class TextSanitizer:
         result = self.sanitizer.guarantee
         return f"{result}; words that are kept have none" if result and self.reader.kept else result
 
-    @property
-    def drawn_from(self) -> int | None:
-        """How many words substitutes are drawn from, where these are words of the corpus; None: of the whole table."""
-        return self.sanitizer.drawn_from
-
     @cached_property
     def reader(self) -> WordReader:
         kept = {word.lower() for word in self.allow} | (STOPWORDS if self.keep_stopwords else frozenset())

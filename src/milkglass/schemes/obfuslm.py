@@ -115,15 +115,9 @@ class ObfusLM(Scheme):
         return super().document() | {"name": "obfuslm+" if self.plus else "obfuslm"}
 
     def row_map(
-        self,
-        table: torch.Tensor,
-        order: Ids,
-        special: Ids,
-        draws: Callable[[str], Draws],
-        progress: Progress,
-        slots: Slots,
-        groups: list[Ids] | None = None,
-    ) -> RowMap:
+        self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
+        slots: Slots, groups: list[Ids] | None = None,
+    ) -> RowMap:  # fmt: skip
         """EmbedCluster and WeightSynth over the tokens that take part; WeightSynth once for each alias."""
         clusters = self.groups(table, order, special, progress) if groups is None else groups
         if self.shares:

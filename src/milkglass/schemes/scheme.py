@@ -2,8 +2,6 @@
 
 `client/obfuscate/scramble.py` reads the tables, asks the scheme for a `RowMap`, permutes what that gives and writes it.
 One file of this folder is one scheme, and `of` finds it by the name that a key file keeps.
-
-Out of scope: keys, files, models.
 """
 
 from __future__ import annotations
@@ -96,15 +94,9 @@ class Scheme(abc.ABC):
 
     @abc.abstractmethod
     def row_map(
-        self,
-        table: torch.Tensor,
-        order: Ids,
-        special: Ids,
-        draws: Callable[[str], Draws],
-        progress: Progress,
-        slots: Slots,
-        groups: list[Ids] | None = None,
-    ) -> RowMap:
+        self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
+        slots: Slots, groups: list[Ids] | None = None,
+    ) -> RowMap:  # fmt: skip
         """How the rows of a table are mixed.
 
         Args:

@@ -47,15 +47,9 @@ class SentinelLMs(Scheme):
         return 1
 
     def row_map(
-        self,
-        table: torch.Tensor,
-        order: Ids,
-        special: Ids,
-        draws: Callable[[str], Draws],
-        progress: Progress,
-        slots: Slots,
-        groups: list[Ids] | None = None,
-    ) -> Glide:
+        self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
+        slots: Slots, groups: list[Ids] | None = None,
+    ) -> Glide:  # fmt: skip
         progress(len(order))
         return self.glide(draws("glide").uniform)
 

@@ -6,18 +6,17 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
-from fastapi import Request
+from fastapi import Depends, Request
 
 from milkglass.server.inference.model_cache import ModelCache
 from milkglass.server.jobs.queue import Jobs
 from milkglass.server.settings import ServerSettings
-from milkglass.server.storage.base_models import BaseModels
 from milkglass.server.storage.data_dir import DataDir
 from milkglass.server.storage.recording import Recording
-from milkglass.server.storage.registry import Registry
+from milkglass.server.storage.registry import BaseModels, Registry
 from milkglass.server.storage.store import Store
 from milkglass.server.storage.uploads import Uploads
 
@@ -69,6 +68,9 @@ def close(context: Context) -> None:
     context.store.close()
 
 
-def of(request: Request) -> Context:
+def _of(request: Request) -> Context:
     result: Context = request.app.state.context
     return result
+
+
+Shared = Annotated[Context, Depends(_of)]  # of a route

@@ -128,4 +128,22 @@ def hyperparameters_of(requested: Mapping[str, Any]) -> dict[str, Any]:
         return Hyperparameters(**given).model_dump(exclude_none=True, include={*given})
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(f"{first['loc'][0]} is {first['input']!r}: {str(first['msg']).lower()}") from None
+        name, value = str(first["loc"][0]), first["input"]
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(Hyperparameters.model_fields)
+            raise UsageError(f"there is no hyperparameter {name!r}", f"hyperparameters: {known}") from None
+        raise UsageError(f"{name} is {value!r}, {_needed(first)}", "leave it out for the default") from None
+
+
+def _needed(fault: Mapping[str, Any]) -> str:
+    """What is needed in place of a refused value, in words."""
+    kind, context = str(fault["type"]), fault.get("ctx", {})
+    bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    for bound in bounds.keys() & context.keys():
+        return f"{bounds[bound]} {context[bound]:.10g} is needed"
+    if kind == "literal_error":
+        return f"{context['expected']} is needed"
+    nouns = {"int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false"}
+    if noun := nouns.get(kind.partition("_")[0]):
+        return f"{noun} is needed"
+    return str(fault["msg"]).removeprefix("Value error, ")

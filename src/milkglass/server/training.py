@@ -10,7 +10,6 @@ is ever accepted from outside.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import signal
@@ -36,6 +35,7 @@ from transformers import (
     set_seed,
 )
 
+from milkglass import files
 from milkglass.errors import BadUpload, MilkglassError, lacking
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs import lora
@@ -119,7 +119,7 @@ class Reporter(TrainerCallback):
 
 
 def _kept_metrics(metrics: dict[str, float] | None) -> dict[str, float]:
-    """Numbers only: a loss that is none (training diverged, or nothing to learn from) is left out."""
+    """Numbers only: a loss that is not finite (training diverged, or there was nothing to learn from) is left out."""
     names = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
     return {names[n]: float(value) for n, value in (metrics or {}).items() if n in names and math.isfinite(value)}
 
@@ -302,9 +302,7 @@ def main(job: Path) -> int:
 
 def _finish(job: Path, reporter: Reporter, status: Status) -> None:
     reporter.emit(f"job {status.state}", failed=status.state == "failed")
-    partial = job / "status.json.tmp"
-    partial.write_text(json.dumps(status.model_dump()), "utf-8")
-    partial.replace(job / "status.json")
+    files.write_json(job / "status.json", status.model_dump(), indent=None)
 
 
 if __name__ == "__main__":

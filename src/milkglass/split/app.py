@@ -17,13 +17,12 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.types import Scope
 
 from milkglass.errors import Busy
-from milkglass.server.connections.limits import Limits
 from milkglass.server.connections.process import prepare, run
 from milkglass.server.http import errors
 from milkglass.server.http.auth import Guard
 from milkglass.server.http.bodies import BodyRule
 from milkglass.server.http.strict_json import StrictRoute
-from milkglass.server.settings import ServerSettings
+from milkglass.server.settings import Limits, ServerSettings
 from milkglass.server.storage.data_dir import DataDir
 from milkglass.split.server import ServerHalf
 

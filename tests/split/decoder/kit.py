@@ -15,9 +15,8 @@ from milkglass.client.remote.connection import RetryPolicy
 from milkglass.enclave.budget import RowPolicy
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
-from milkglass.server.connections.limits import Limits
 from milkglass.server.connections.process import WebServer, _listen
-from milkglass.server.settings import ServerSettings
+from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split.decoder import app
 from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
 from milkglass.split.decoder.gate import Gate

@@ -22,12 +22,11 @@ from milkglass.client.data.dataset import Example, read_examples
 from milkglass.errors import UsageError
 from milkglass.federated.checks import searching
 from milkglass.federated.prepare import GHOST, originals
-from milkglass.federated.recording import read
 from milkglass.federated.rounds import Tensors, Update, mean, stepped
 from milkglass.federated.rows import SiteRows, load, secret_of, stamp_of
 from milkglass.federated.seeds import order_of
 from milkglass.federated.site import weights_of
-from milkglass.federated.state import FederatedRun
+from milkglass.federated.state import FederatedRun, read_update
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.sanitizers.ghost.search import Search
 from milkglass.sequences import Ids, Sequences
@@ -131,7 +130,7 @@ class RecordedRun:
         for number, weights in enumerate(self._weights()):
             path = self._place(number) / f"{self.site}.json"
             if path.is_file():
-                seen, steps = read(path)
+                seen, steps = read_update(path)
                 reason = "" if steps == 1 else f"the sum of {steps} steps is not the gradient of a batch"
                 yield Round(number, weights, None if reason else seen, reason)
 
@@ -158,7 +157,7 @@ class RecordedRun:
 
 
 def _update(path: Path) -> Update:
-    seen, steps = read(path)
+    seen, steps = read_update(path)
     return Update(path.stem, seen.tensors, seen.batch_size, steps)
 
 

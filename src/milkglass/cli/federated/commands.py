@@ -12,7 +12,7 @@ import typer
 from milkglass.cli.federated.audit import audit
 from milkglass.cli.federated.prepare import PLAIN, Model, Plain, Seed, prepare, prepared
 from milkglass.cli.ui.options import AsJson
-from milkglass.cli.ui.terminal import bars, duration, emit, note, table
+from milkglass.cli.ui.terminal import bars, duration, emit, note, resumable, table
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
 LARGE = 100_000_000  # bytes of updates, from which on their size is reported
 federated = typer.Typer(help="Train with sites that keep their texts and share gradients.", no_args_is_help=True)
-
-
-@federated.callback()
-def group() -> None:
-    """Train with sites that keep their texts and share gradients; the texts pass through GHOST first."""
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
@@ -64,7 +59,7 @@ def run(
     from milkglass.gradient_defences.catalogue import gradient_defence_named, name_and_parameters
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
-    from milkglass.sanitizers.files.files import promised
+    from milkglass.sanitizers.files import promised
     from milkglass.threat.training_step import SharedStep
 
     training = FederatedTraining(method, rounds, learning_rate, batch_size, minimum)
@@ -92,11 +87,8 @@ def run(
             note(f"updates are kept as the server sees them: {size / 1e9:.1f} GB in {out}")
         progress = stage("train", left)
         in_process = InProcessSites(there, step, None if plain else GhostDemand(folder, digest))
-        try:
+        with resumable(out, "finished rounds are"):
             done = train(done, in_process, step, training, note, progress)
-        except KeyboardInterrupt:
-            note(f"stopped; finished rounds are kept in {out}, the same command again goes on")
-            raise
     document = {
         "out": str(out), "method": method, "rounds": len(done.done), "sites": list(files), "classes": len(labels),
         "ghost": not plain, "shield": selected.name, "shield_parameters": name_and_parameters(selected),
@@ -157,7 +149,5 @@ def _require_all(files: Mapping[str, Path], out: Path) -> None:
         )
 
 
-def register(app: typer.Typer) -> None:
-    federated.command()(prepare)
-    federated.command()(audit)
-    app.add_typer(federated, name="federated")
+federated.command()(prepare)
+federated.command()(audit)

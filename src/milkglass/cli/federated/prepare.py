@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from milkglass.cli.ui.options import AsJson, require_file
-from milkglass.cli.ui.terminal import bars, emit, note
+from milkglass.cli.ui.terminal import bars, emit, note, resumable
 from milkglass.errors import UsageError
 from milkglass.progress import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from milkglass.federated.rows import SiteRows
     from milkglass.sanitizers.ghost.ghost import Ghost
@@ -60,7 +60,7 @@ def prepare(
         note(PLAIN)
     with bars(as_json) as stage:
         ghost = None if plain else _ghost(folder, stage)
-        with _resumable(out, plain):
+        with _resumed(out, plain):
             rows: SiteRows = made(source, out, agreed, folder, ghost, seed, stage("prepare", count))
     document = {"out": str(out), "site": out.name, "texts": len(rows), "classes": len(names), "ghost": not plain}
     report = report_of(out)
@@ -86,24 +86,18 @@ def prepared(
             remove_finished(into / name)
     ghost = None if plain or not left else _ghost(model, stage)
     for name, path in left.items():
-        with _resumable(into / name, plain):
+        with _resumed(into / name, plain):
             prepare(path, into / name, labels, model, ghost, seed, stage(f"prepare {name}", _lines(path)))
 
 
-@contextmanager
-def _resumable(site: Path, plain: bool) -> Iterator[None]:
-    """Report what an interruption leaves, and that it is continued."""
+def _resumed(site: Path, plain: bool) -> AbstractContextManager[None]:
+    """Reports what an interruption left, and what another one leaves."""
     from milkglass.federated.ghost_stage import parts_folder
 
     parts = parts_folder(site)
     if parts.is_dir() and not plain:
         note(f"site {site.name}: an interrupted preparation is there")
-    try:
-        yield
-    except KeyboardInterrupt:
-        if parts.is_dir():
-            note(f"stopped; what was finished is kept in {parts}, the same command again goes on")
-        raise
+    return resumable(parts)
 
 
 def _ghost(model: Path, stage: Stage) -> Ghost:

@@ -11,11 +11,11 @@ from milkglass.cli.ui.options import (
     AllowHttp,
     AsJson,
     Certificate,
+    KeyOptions,
     PassphraseFile,
     ServerOptions,
     TokenFile,
     Yes,
-    open_key,
 )
 from milkglass.cli.ui.terminal import cell, confirm, emit, megabytes, moment, table
 from milkglass.errors import UsageError
@@ -55,7 +55,7 @@ def models(
         if delete:
             _delete(way, delete, yes, as_json)
         else:
-            _on_server(way, open_key(key, passphrase_file).key if key else None, as_json)
+            _on_server(way, KeyOptions(key, None, passphrase_file).open().key if key else None, as_json)
         return
     document = _catalogue() if ref is None else _one(ref)
     emit(as_json, document, lambda: _catalogue_words(document) if ref is None else _one_words(document))
@@ -63,7 +63,7 @@ def models(
 
 # --- a server's -------------------------------------------------------------------------------------------------------
 def _on_server(way: ServerOptions, key: Key | None, as_json: bool) -> None:
-    from milkglass.client.remote.key_match import fits
+    from milkglass.client.remote.responses import fits
 
     with way.open() as remote:
         result = remote.models()
@@ -143,17 +143,12 @@ def _one(ref: str) -> dict[str, Any]:
 
 
 def _one_words(found: dict[str, Any]) -> str:
-    million = 1e6
     return table(
         [
             ("folder", found["folder"]),
             ("family", f"{found['family']} ({found['kind']})"),
             ("vocabulary", f"{found['vocabulary']:,} tokens x {found['dimensions']} dimensions, {found['dtype']}"),
             ("scrambled", ", ".join(found["touched"])),
-            ("size", f"{found['bytes'] / million:,.1f} MB, a delta {found['bytes_scrambled'] / million:,.1f} MB"),
+            ("size", f"{megabytes(found['bytes'])}, a delta {megabytes(found['bytes_scrambled'])}"),
         ]
     )
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(models)

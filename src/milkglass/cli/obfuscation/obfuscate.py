@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -9,16 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.obfuscation.obfuscate_report import LOSS, UNMIXED, done, next_steps
-from milkglass.cli.ui.options import AsJson, KeyFile, PassphraseFile, kept_name, open_key, require_file
+from milkglass.cli.ui.options import (
+    TOKEN_VARIABLE,
+    AsJson,
+    KeyFile,
+    KeyOptions,
+    PassphraseFile,
+    kept_name,
+    require_file,
+)
 from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_passphrase
-from milkglass.cli.ui.terminal import bars, emit, note
+from milkglass.cli.ui.terminal import bars, duration, emit, note
 from milkglass.errors import KeyExists, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
+    from milkglass.client.key.file import UnlockedKey
     from milkglass.client.key.key import Key
-    from milkglass.client.key.unlocked import UnlockedKey
     from milkglass.models.checkpoint import Checkpoint
+    from milkglass.schemes.mixture import Promise
 
 
 def obfuscate(
@@ -92,7 +102,7 @@ def obfuscate(
         total = sum(tensor.bytes for tensor in base.tensors.values())
         digest = base.digest(stage("read the model" if old is None else "check the model", total))
         if old is None:
-            from milkglass.client.key.unlocked import UnlockedKey
+            from milkglass.client.key.file import UnlockedKey
 
             opened = UnlockedKey(key, make_key(base, ref, expected, digest), secret)
             write_key(key, opened.key, secret, weak=weak_passphrase)  # before anything is scrambled with it
@@ -192,20 +202,15 @@ def _folder(model: str, as_json: bool) -> Path:
 def _existing(
     path: Path, scheme: str | None, chosen: dict[str, Any], passphrase_file: Path | None, out: Path
 ) -> UnlockedKey | None:
-    if not path.exists():
-        return None
-    opened = open_key(path, passphrase_file)
-    unfinished = out.with_name(f".{out.name}.partial")
-    begun = f"; or remove it and {unfinished}, of a run that was interrupted" if unfinished.exists() else ""
-    _require_same_scheme(opened.key, scheme, chosen, begun)
-    return opened
-
-
-def _require_same_scheme(key: Key, scheme: str | None, chosen: dict[str, Any], begun: str) -> None:
-    """begun: what more can be done, for the hint."""
+    """The key file, if there is one. Raises UsageError where it was made with another scheme than was chosen."""
     from milkglass.client.key.generate import scheme_of
 
-    its = scheme_of(key)
+    if not path.exists():
+        return None
+    opened = KeyOptions(path, None, passphrase_file).open()
+    unfinished = out.with_name(f".{out.name}.partial")
+    begun = f"; or remove it and {unfinished}, of a run that was interrupted" if unfinished.exists() else ""
+    its = scheme_of(opened.key)
     if scheme not in (None, its.name):
         raise UsageError(f"this key was made for {its.name}, not {scheme}", f"give the file of a new key{begun}")
     for name, value in chosen.items():
@@ -215,7 +220,67 @@ def _require_same_scheme(key: Key, scheme: str | None, chosen: dict[str, Any], b
                 f"this key was made with {name} = {fixed}, not {value}",
                 f"leave the option out, or give the file of a new key{begun}",
             )
+    return opened
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(obfuscate)
+LOSS = (
+    "made a new key: {path}\n"
+    "  Without this file and its passphrase, models trained with it are useless, and no one can recover them.\n"
+    "  Keep a copy of it somewhere safe, and never give it to the server."
+)
+UNTUNED = (
+    "mixing has a price: as it is, the model answers with nonsense or with nothing; it is of use after fine-tuning"
+)
+UNMIXED = (
+    "k = 1 mixes nothing: anyone who compares the tables with the published ones reads every id; k = 10 is the default"
+)
+PLUS = (
+    "the dimensions of every layer are mixed, with a condition number of {:.3g}: the higher, the more there is to "
+    "make up for in fine-tuning;\n  who has the public model undoes this in seconds"
+)
+HONEST = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
+
+
+def done(key: Key, out: Path, promise: Promise, seconds: float) -> list[str]:
+    from milkglass.client.key.generate import scheme_of
+
+    if broken := scheme_of(key).broken:
+        return [f"scrambled into {out} in {duration(seconds)}", f"  {_permuted(key)}", f"  {broken}"]
+    sizes = sorted(promise.sizes)
+    spread = f"of {sizes[0]} to {sizes[-1]} tokens" if sizes else ""
+    return [
+        f"scrambled into {out} in {duration(seconds)}",
+        f"  {_permuted(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
+        f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
+        f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
+        *([] if promise.condition is None else [f"  {PLUS.format(promise.condition)}"]),
+        f"  {HONEST}",
+    ]
+
+
+def _permuted(key: Key) -> str:
+    tokens = len(key.first)
+    if len(key.sigma) > tokens:
+        return f"{tokens:,} tokens permuted, under {len(key.sigma):,} ids"
+    return f"{tokens:,} tokens permuted" + (", one row a cluster" if key.shares else "")
+
+
+def next_steps(opened: UnlockedKey, out: Path, delta: bool, passphrase_file: Path | None) -> list[str]:
+    """What the person must know to go on; with a broken scheme there is nowhere to go."""
+    from milkglass.client.key.generate import scheme_of
+
+    if scheme_of(opened.key).broken:
+        return ["next: milkglass audit shows what is read; don't send it anything that is private"]
+    key, folder = opened.key, shlex.quote(str(out))
+    server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
+    token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
+    lines = [f"  {UNTUNED if key.info.scheme.get('k', 1) > 1 else UNMIXED}"]
+    if delta:
+        lines.append(
+            f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"
+        )
+    return [
+        *lines,
+        f"next: milkglass verify {folder} {KeyOptions(opened.path, None, passphrase_file)}",
+        f"then: milkglass upload {folder} --server {server}{token}",
+    ]

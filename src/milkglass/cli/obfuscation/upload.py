@@ -7,20 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from milkglass.cli.ui.options import AllowHttp, AsJson, Certificate, ServerOptions, ServerUrl, TokenFile, Yes
+from milkglass.cli.ui.options import AsJson, ServerOptions, Yes, with_options
 from milkglass.cli.ui.terminal import bars, cell, confirm, emit, megabytes, moment, note, table
 from milkglass.errors import UsageError
 
 
+@with_options
 def upload(
     path: Annotated[
         Path, typer.Argument(help="A folder that `obfuscate` wrote, or a Parquet file that `encode` wrote.")
     ],
-    server: ServerUrl,
     name: Annotated[str | None, typer.Option("--name", help="The model's name there  [default: a random one]")] = None,
-    token_file: TokenFile = None,
-    certificate: Certificate = None,
-    allow_http: AllowHttp = False,
+    *,
+    server: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
     """Upload a scrambled folder, a delta, or a Parquet file; goes on where an interrupted upload stopped.
@@ -29,35 +28,33 @@ def upload(
     with weights that are not the model's; a Parquet file without the mark that `encode` leaves beside its own.
     """
     _require_ours(path, name)
-    way = ServerOptions(server, token_file, certificate, allow_http)
     from milkglass.client.obfuscate.upload_check import others_in
 
-    with way.open() as remote, bars(as_json) as stage:
+    with server.open() as remote, bars(as_json) as stage:
         if path.is_dir():
             for other in others_in(path):
                 note(f"not sent: {other}, which is not a file of the model")
             model = remote.upload_model(path, name, stage)
-            info = f"uploaded: {model}\nnext: milkglass finetune {model} DATA --key KEYFILE {way}"
+            info = f"uploaded: {model}\nnext: milkglass finetune {model} DATA --key KEYFILE {server}"
             emit(as_json, {"model": model}, info)
         else:
             file = remote.upload(path, stage)
             emit(as_json, {"file": file}, f"uploaded: {file}")
 
 
+@with_options
 def uploads(
-    server: ServerUrl,
     delete: Annotated[str | None, typer.Option("--delete", help="The id of a file or an upload to delete.")] = None,
     yes: Yes = False,
-    token_file: TokenFile = None,
-    certificate: Certificate = None,
-    allow_http: AllowHttp = False,
+    *,
+    server: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
     """List the files that were uploaded to the server, and uploads that were never completed; or delete one.
 
     A model and a finished job need their files no longer.
     """
-    with ServerOptions(server, token_file, certificate, allow_http).open() as remote:
+    with server.open() as remote:
         if delete:
             confirm(f"Delete {delete} from the server?", yes)
             remote.delete_upload(delete)
@@ -96,8 +93,3 @@ def _require_ours(path: Path, name: str | None) -> None:
     from milkglass.client.data.marked_rows import require_marked
 
     require_marked(path)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(upload)
-    app.command()(uploads)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, KeyFile, ModelRef, PassphraseFile, open_key
+from milkglass.cli.ui.options import AsJson, KeyOptions, with_options
 from milkglass.cli.ui.terminal import bars, emit, note
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UsageError
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from milkglass.client.key.key import Key
 
 
+@with_options
 def verify(
     out: Annotated[Path, typer.Argument(help="A folder that `obfuscate` wrote.")],
-    key: KeyFile,
-    model: ModelRef = None,
-    passphrase_file: PassphraseFile = None,
+    *,
+    key: KeyOptions,
     as_json: AsJson = False,
 ) -> None:
     """Check that OUT is the key's model, scrambled, and holds nothing that it shouldn't."""
@@ -30,9 +30,9 @@ def verify(
 
     if not out.is_dir():
         raise UsageError(f"there is no folder {out}", "give the folder that `milkglass obfuscate` wrote")
-    opened = open_key(key, passphrase_file)
+    opened = key.open()
     _require_its_key(out, opened.key)
-    base = Checkpoint.open(resolve(model or opened.key.info.model))
+    base = Checkpoint.open(resolve(key.model or opened.key.info.model))
     if not as_json:
         note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
     with bars(as_json) as stage:
@@ -52,14 +52,10 @@ def verify(
 def _require_its_key(out: Path, key: Key) -> None:
     """Told at once, and not as a folder full of wrong tensors."""
     from milkglass.client.layout import KEY_ID
-    from milkglass.client.remote.key_match import fits
+    from milkglass.client.remote.responses import fits
     from milkglass.models.checkpoint import read_json
 
     config = out / "config.json"
     info = read_json(config).get(KEY_ID) if config.is_file() else None
     if fits({"key_id": info}, key) is False:
         raise KeyForOtherModel(f"{out} was scrambled with another key than this one", "give the key it was made with")
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(verify)

@@ -1,7 +1,4 @@
-"""A fine-tuning job, watched to its end by a person or a log; what follows it.
-
-Out of scope: the data, the key, and how the job was made.
-"""
+"""A fine-tuning job, watched to its end by a person or a log; what follows it."""
 
 from __future__ import annotations
 

@@ -1,21 +1,29 @@
-"""Options that several commands share, and what they open: the key, the codec, the server."""
+"""Options that several commands share, and what they open: the key, the codec, the server.
+
+@with_options
+def command(*, key: KeyOptions, server: ServerOptions, as_json: AsJson = False) -> None: ...
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from milkglass.cli.ui.passphrase import passphrase
 from milkglass.cli.ui.terminal import note
-from milkglass.errors import UsageError
+from milkglass.errors import KeyFileError, UsageError
 
 if TYPE_CHECKING:
-    from milkglass.client.key.unlocked import UnlockedKey
+    from milkglass.client.key.file import UnlockedKey
     from milkglass.client.remote.remote import Remote
     from milkglass.client.session import Session
 
@@ -51,52 +59,106 @@ def require_file(path: Path, hint: str) -> None:
         raise UsageError(f"there is no file {path}", hint)
 
 
-def open_key(path: Path, passphrase_file: Path | None) -> UnlockedKey:
-    from milkglass.client.key.unlocked import UnlockedKey
-    from milkglass.errors import KeyFileError
+@dataclass(frozen=True)
+class KeyOptions:
+    """A command's key file; as text, the options that open the same key in the next command."""
 
-    if not path.is_file():  # before anyone is asked for a passphrase
-        raise KeyFileError(f"there is no key file at {path}", "give the file that `milkglass obfuscate` wrote")
-    return UnlockedKey.open(path, passphrase(passphrase_file))
+    key: KeyFile
+    model: ModelRef = None
+    passphrase_file: PassphraseFile = None
+
+    def open(self) -> UnlockedKey:
+        from milkglass.client.key.file import UnlockedKey
+
+        if self.key is None:
+            raise UsageError("--key is missing", "give the key file, or --split for a model without a key")
+        if not self.key.is_file():  # before anyone is asked for a passphrase
+            raise KeyFileError(f"there is no key file at {self.key}", "give the file that `milkglass obfuscate` wrote")
+        return UnlockedKey.open(self.key, passphrase(self.passphrase_file))
+
+    def __str__(self) -> str:
+        words = ["--key", str(self.key)]
+        words += ["--passphrase-file", str(self.passphrase_file)] if self.passphrase_file else []
+        return shlex.join(words + (["--model", self.model] if self.model else []))
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     """How a command reaches its server; as text, the options that lead the next command there."""
 
-    url: str
-    token_file: Path | None
-    certificate: Path | None
-    allow_http: bool
+    server: ServerUrl
+    token_file: TokenFile = None
+    certificate: Certificate = None
+    allow_http: AllowHttp = False
 
     def open(self) -> Remote:
-        from milkglass.cli.ui.terminal import note
         from milkglass.client.remote.connection import RetryPolicy
         from milkglass.client.remote.remote import Remote
 
+        if self.server is None:
+            raise UsageError("--server is missing", "give its address, or --split for a split server")
         token = read_token(self.token_file)
-        return Remote(self.url, token, self.allow_http, self.certificate, patience=RetryPolicy(progress=note))
+        return Remote(self.server, token, self.allow_http, self.certificate, patience=RetryPolicy(progress=note))
 
     def __str__(self) -> str:
-        words = ["--server", self.url]
+        words = ["--server", self.server]
         words += ["--token-file", str(self.token_file)] if self.token_file else []
         words += ["--certificate", str(self.certificate)] if self.certificate else []
         return shlex.join(words + (["--allow-http"] if self.allow_http else []))
 
 
-def key_options(key: Path, passphrase_file: Path | None, model: str | None = None) -> str:
-    """The options that open the same key in the next command."""
-    words = ["--key", str(key)]
-    words += ["--passphrase-file", str(passphrase_file)] if passphrase_file else []
-    return shlex.join(words + (["--model", model] if model else []))
+@dataclass(frozen=True)
+class SplitOptions:
+    """A decoder whose embedding layer is in an enclave here, in place of a scrambled model and its key."""
+
+    split: Annotated[
+        str | None, typer.Option("--split", help="A split server's address, in place of --key and --server.")
+    ] = None
+    enclave: Annotated[Path | None, typer.Option(help="With --split: the folder that `split enclave build` wrote.")] = (
+        None
+    )
+    epsilon: Annotated[float, typer.Option(help="With --split: the sanitizer's budget of a token.")] = 3.0
+    p: Annotated[
+        float, typer.Option("--p", help="With --split: how often a token that is not sensitive is replaced.")
+    ] = 0.3
+    no_sanitize: Annotated[bool, typer.Option("--no-sanitize", help="With --split: send the text's own tokens.")] = (
+        False
+    )
 
 
-def open_session(unlocked: UnlockedKey, model: str | None, server: ServerOptions) -> Session:
+def with_options(command: Callable[..., None], required: bool = True) -> Callable[..., None]:
+    """The command with an option for each field of the groups above that it takes; those without a default come first,
+    as in any command. required: false where --key and --server may be missing, which is refused when they are used."""
+    own = inspect.signature(command, eval_str=True)
+    kinds = {name: one.annotation for name, one in own.parameters.items()}
+    groups = {name: kind for name, kind in kinds.items() if kind in (KeyOptions, ServerOptions, SplitOptions)}
+    fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in groups.items()}
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        opened = {name: kind(**{one: values.pop(one) for one in fields[name]}) for name, kind in groups.items()}
+        command(**values, **opened)
+
+    parts = (fields[name].values() if name in groups else [one] for name, one in own.parameters.items())
+    flat = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in chain.from_iterable(parts)]
+    if not required:
+        flat = [_optional(one) if one.name in ("key", "server") else one for one in flat]
+    flat.sort(key=lambda one: one.default is not inspect.Parameter.empty)
+    run.__signature__ = own.replace(parameters=flat)  # type: ignore[attr-defined]  # typer reads it
+    return run
+
+
+def _optional(one: inspect.Parameter) -> inspect.Parameter:
+    kind, *rest = get_args(one.annotation)
+    return one.replace(default=None, annotation=Annotated[kind | None, *rest])
+
+
+def open_session(key: KeyOptions, server: ServerOptions) -> Session:
     """The session of a command: warnings go to stderr."""
-    from milkglass.cli.ui.terminal import note
     from milkglass.client.session import Session, codec_of
 
-    return Session(unlocked, codec_of(unlocked, model), server.open(), note)
+    unlocked = key.open()
+    return Session(unlocked, codec_of(unlocked, key.model), server.open(), note)
 
 
 def read_token(token_file: Path | None) -> str | None:

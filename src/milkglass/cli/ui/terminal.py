@@ -1,7 +1,4 @@
-"""What the commands say: results to stdout, everything else to stderr; bars only where someone watches.
-
-Out of scope: any command.
-"""
+"""What the commands say: results to stdout, everything else to stderr; bars only where someone watches."""
 
 from __future__ import annotations
 
@@ -10,9 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milkglass.client.remote.safe_text import escaped, running_text
+from milkglass.client.remote.strict_json import escaped, running_text
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.progress import Progress, Stage, no_stage
 
@@ -125,6 +123,17 @@ def bars(as_json: bool = False) -> Iterator[Stage]:
             return lambda done: progress.advance(task, done)
 
         yield stage
+
+
+@contextmanager
+def resumable(place: Path, kept: str = "what was finished is") -> Iterator[None]:
+    """A command that is interrupted says where its work is kept, if it is, and that it can be continued."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if place.exists():
+            note(f"stopped; {kept} kept in {place}, the same command again goes on")
+        raise
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

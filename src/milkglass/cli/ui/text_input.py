@@ -1,7 +1,6 @@
 """Lines of stdin or of a file, as texts: one rule for every command that reads them.
 
 A line is JSON only if it is an object with "text" or "messages" in it; anything else is text, braces and all.
-Out of scope: the codec, and what becomes of a row.
 """
 
 from __future__ import annotations
@@ -68,21 +67,16 @@ def to_classify(texts: Sequence[str] | None, source: Path | None) -> list[InputR
 def _lines_of(source: Path | None) -> list[InputRow]:
     if source is not None:
         require_file(source, "give a file with a text a line")
-        _require_lines(source)
+        if source.suffix.lower() in (".csv", ".tsv", ".parquet"):  # header, labels and all would be read as texts
+            raise UsageError(
+                f"{source.name} is a table, and a text a line is needed",
+                f"milkglass data {source} --out NEW.jsonl writes its texts as lines",
+            )
     provided = sys.stdin.read() if source is None else source.read_text("utf-8")
     if not provided:
         raise EmptyText(f"{'stdin' if source is None else source.name} is empty", "write a text a line")
     lines = provided.removesuffix("\n").split("\n")
     return [row_of(line_name(number, source), line) for number, line in enumerate(lines, 1)]
-
-
-def _require_lines(source: Path) -> None:
-    """Header, labels and all would be classified as texts."""
-    if source.suffix.lower() in (".csv", ".tsv", ".parquet"):
-        raise UsageError(
-            f"{source.name} is a table, and a text a line is needed",
-            f"milkglass data {source} --out NEW.jsonl writes its texts as lines",
-        )
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,22 +108,13 @@ class Codec:
         pairs: Sequence[str] | None = None,
         max_length: int | None = None,
         truncate: bool = False,
+        reserved: int = 0,
     ) -> Encoded:
         """What looks like a special token in a text is text: no one can end a text early by writing "[SEP]".
 
-        Raises EmptyText, TooLong (unless `truncate`) or IdOutOfRange; each names the text's number, from 1.
+        reserved: tokens that the caller adds to each text, and that the limit counts. Raises EmptyText, TooLong (unless
+        `truncate`) or IdOutOfRange; each names the text's number, from 1.
         """
-        return self._encode(texts, pairs, max_length, truncate)
-
-    def _encode(
-        self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None,
-        max_length: int | None,
-        truncate: bool,
-        reserved: int = 0,
-    ) -> Encoded:
-        """reserved: tokens that the caller adds to each text, and that the limit counts."""
         require_text(texts)
         if pairs is not None:
             if len(pairs) != len(texts):
@@ -208,7 +200,7 @@ class Codec:
 
     def encode_plain(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
         """Texts for causal training: an end-of-sequence token after each, and a loss on every token."""
-        encoded = self._encode(texts, None, max_length, truncate, reserved=len(self.stop_ids))
+        encoded = self.encode(texts, None, max_length, truncate, reserved=len(self.stop_ids))
         ids = [np.concatenate([one, self.stop_ids]).astype(np.int32) for one in encoded.ids]
         return LabelledIds(ids, [one.copy() for one in ids], encoded.cut)
 
@@ -241,7 +233,7 @@ class Codec:
     def stream(self) -> StreamDecoder:
         """A decoder for ids that come a few at a time."""
         by_byte = "ByteFallback" in repr(self.tokenizer.backend_tokenizer.decoder)
-        return StreamDecoder(self._visible, self._text, by_byte)
+        return StreamDecoder(partial(self._original, skip_special=True), self._text, by_byte)
 
     @property
     def stop_ids(self) -> Ids:
@@ -316,9 +308,6 @@ class Codec:
                 f"an id is outside 0 to {len(self.inverse) - 1}", "these ids are of another model: check the key"
             )
         return self.inverse.take(array)
-
-    def _visible(self, ids: Sequence[int] | NDArray[Any]) -> list[int]:
-        return self._original(ids, skip_special=True)
 
     def _original(self, ids: Sequence[int] | NDArray[Any], skip_special: bool) -> list[int]:
         original = self._unscrambled(ids)

@@ -1,7 +1,4 @@
-"""Text from token ids as they come, a character at a time that is certain.
-
-Out of scope: sigma and tokenizers; it is given two functions.
-"""
+"""Text from token ids as they come, a character at a time that is certain."""
 
 from __future__ import annotations
 

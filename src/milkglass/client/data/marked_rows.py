@@ -11,20 +11,19 @@ person who writes it.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from milkglass import files
 from milkglass.errors import UsageError
 
 FORMAT = "milkglass-rows/1"
@@ -52,10 +51,7 @@ class RowsMark:
     key_id: str
 
     def write(self, path: Path) -> None:
-        place = beside(path)
-        partial = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-        partial.write_text(json.dumps({"format": FORMAT, "sha256": self.sha256, "key_id": self.key_id}) + "\n", "utf-8")
-        partial.replace(place)
+        files.write_json(beside(path), {"format": FORMAT, **asdict(self)}, indent=None)
 
     @classmethod
     def read(cls, path: Path) -> RowsMark:
@@ -81,8 +77,7 @@ def beside(path: Path) -> Path:
 
 def mark(path: Path, key_id: str) -> None:
     """Say of a file that was just written that it is scrambled, and with which key."""
-    with path.open("rb") as file:
-        RowsMark(hashlib.file_digest(file, "sha256").hexdigest(), key_id).write(path)
+    RowsMark(files.sha256(path), key_id).write(path)
 
 
 def require_marked(path: Path) -> RowsMark:
@@ -90,9 +85,7 @@ def require_marked(path: Path) -> RowsMark:
     if not path.is_file():
         raise UsageError(f"there is no file {path}", HINT)
     result = RowsMark.read(path)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != result.sha256:
+    if (digest := files.sha256(path)) != result.sha256:
         raise UsageError(
             f"{path.name} is not the file that {beside(path).name} was written for: its SHA-256 is {digest[:16]}..., "
             f"not {result.sha256[:16]}...",

@@ -1,19 +1,43 @@
-"""Training data on its way to scrambled Parquet: read once to check it, its labels numbered, then written."""
+"""Training data as scrambled Parquet that a server can train on: ids and numbers, no text and no names.
+
+It is read once to check it, its labels are numbered, then it is written. Out of scope: files of text and their shapes
+(dataset.py), and where it is sent.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from milkglass.client.data.dataset import Summary, number_labels, require_classes, summarise
-from milkglass.client.key.key import Key
-from milkglass.client.key.keystream import permutation
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from milkglass import files
+from milkglass.client.codec.codec import Codec, LabelledIds
+from milkglass.client.data.dataset import (
+    Example,
+    Summary,
+    number_labels,
+    place,
+    read_examples,
+    require_classes,
+    summarise,
+)
+from milkglass.client.data.marked_rows import List8, List32, mark
+from milkglass.client.key.key import Key, permutation
 from milkglass.client.label_scale import Scale
 from milkglass.errors import CodecError, UsageError
 from milkglass.noise.stream import subkey
+from milkglass.progress import Progress, no_progress
 
 Numbers = Mapping[str, int] | Scale | None  # of labels, of scores, or none: rows without a label
 
@@ -46,15 +70,13 @@ def numbers_of(key: Key, train: Summary) -> Numbers:
     return known if known and train.scale and known.suits(train.scale) else train.scale
 
 
-# In which order a data set's labels are numbered.
-#
-# The server sees numbers. In alphabetical order, anyone who guesses the set of names would know which number is which;
-# here the order is drawn under the key, so that a guessed set leaves every order as likely as any other.
-#
-# Out of scope: how often each label occurs, which the server can count.
 def in_secret_order(names: Sequence[str], key: Key) -> tuple[str, ...]:
     """The names in an order of their own for each key and each set of names: the same again for the same data, so that
-    an upload that was interrupted goes on."""
+    an upload that was interrupted goes on.
+
+    The server sees numbers. In alphabetical order, anyone who guesses the set of names would know which number is
+    which; drawn under the key, every order is as likely as any other. The server can count how often each occurs.
+    """
     listed = sorted(names)
     info = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
     order = permutation(subkey(key.root, key.model_digest, f"labels/{info}"), len(listed))
@@ -64,3 +86,120 @@ def in_secret_order(names: Sequence[str], key: Key) -> tuple[str, ...]:
 def in_fresh_order(names: Sequence[str]) -> tuple[str, ...]:
     """The names in an order drawn anew, for what keeps the numbers beside its own secret."""
     return tuple(secrets.SystemRandom().sample(sorted(names), len(names)))
+
+
+BATCH = 1000  # rows tokenised and written at a time
+
+
+@dataclass(frozen=True)
+class WrittenParquet:
+    rows: int
+    tokens: int
+    longest: int
+    cut: int  # rows cut to the length limit
+
+
+def write_parquet(
+    codec: Codec,
+    source: Path,
+    out: Path,
+    labels: Mapping[str, int] | Scale | None = None,
+    max_length: int = 512,
+    progress: Progress = no_progress,
+) -> WrittenParquet:
+    """Scramble `source` into `out`: input_ids, attention_mask, token_type_ids where the model has them, and labels:
+    their numbers, or given a Scale, for a regression, the scores (float32) as it sends them.
+
+    Too long rows are cut to `max_length` tokens and counted. `out` appears under its name only when it is complete;
+    then marked_rows.py marks it as scrambled, unless the codec does not scramble.
+    """
+    counts: list[WrittenParquet] = []
+    with files.atomic_write(out, "wb") as file, ExitStack() as writers:
+        writer: pq.ParquetWriter | None = None
+        for batch in _batches(read_examples(source, scores=isinstance(labels, Scale))):
+            table, cut = _encoded(codec, source, batch, labels, max_length)
+            writer = writer or writers.enter_context(pq.ParquetWriter(file, table.schema))
+            writer.write_table(table)
+            counts.append(_count(table, cut))
+            progress(len(batch))
+    if codec.key_id is not None:
+        mark(out, codec.key_id)
+    return WrittenParquet(
+        sum(one.rows for one in counts),
+        sum(one.tokens for one in counts),
+        max(one.longest for one in counts),
+        sum(one.cut for one in counts),
+    )
+
+
+def _count(table: pa.Table, cut: int) -> WrittenParquet:
+    lengths = table["input_ids"].combine_chunks().value_lengths().to_numpy()
+    return WrittenParquet(table.num_rows, int(lengths.sum()), int(lengths.max()), cut)
+
+
+def _batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    examples = iter(examples)
+    while batch := list(islice(examples, BATCH)):
+        yield batch
+
+
+def _encoded(
+    codec: Codec, source: Path, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, max_length: int
+) -> tuple[pa.Table, int]:
+    try:
+        if batch[0].kind == "labelled":
+            return _classified(codec, source, batch, labels, max_length)
+        done = _supervised(codec, batch, max_length)
+    except CodecError as error:
+        if error.message.startswith("line "):
+            raise
+        if error.place is not None:
+            raise error.renamed(place(source, batch[error.place].line)) from None
+        between = f"between lines {batch[0].line} and {batch[-1].line} of {source.name}"
+        raise type(error)(f"{between}: {error.message}", error.hint) from None
+    columns = {**_id_columns(done.ids), "labels": _lists(done.labels, List32)}
+    return pa.table(columns), done.cut
+
+
+def _supervised(codec: Codec, batch: Sequence[Example], max_length: int) -> LabelledIds:
+    if batch[0].kind == "chat":
+        return codec.encode_examples([one.messages for one in batch], max_length, truncate=True)
+    return codec.encode_plain([one.text for one in batch], max_length, truncate=True)
+
+
+def _numbers(source: Path, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None) -> pa.Array:
+    if labels is None:
+        raise UsageError("these rows have labels, and no numbers for them were given", "number them first")
+    if isinstance(labels, Scale):
+        return pa.array([labels.sent(float(str(one.label))) for one in batch], pa.float32())
+    unknown = next((one.line for one in batch if one.label not in labels), None)
+    if unknown is not None:
+        raise CodecError(
+            f"{place(source, unknown)} has a label that the training file lacks", "use the same label names"
+        )
+    return pa.array([labels[str(one.label)] for one in batch], pa.int32())
+
+
+def _classified(
+    codec: Codec, source: Path, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, max_length: int
+) -> tuple[pa.Table, int]:
+    numbers = _numbers(source, batch, labels)
+    pairs = None if batch[0].pair is None else [one.pair or "" for one in batch]
+    encoded = codec.encode([one.text for one in batch], pairs, max_length, truncate=True)
+    columns = _id_columns(encoded.ids)
+    if encoded.token_type_ids is not None:
+        columns["token_type_ids"] = _lists(encoded.token_type_ids, List8)
+    columns["labels"] = numbers
+    return pa.table(columns), encoded.cut
+
+
+def _id_columns(ids: Sequence[NDArray[np.int32]]) -> dict[str, pa.Array]:
+    return {
+        "input_ids": _lists(ids, List32),
+        "attention_mask": _lists([np.ones(len(one), np.int8) for one in ids], List8),
+    }
+
+
+def _lists(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.Array:
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in arrays])]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(arrays), kind.value_type), type=kind)

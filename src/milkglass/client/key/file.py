@@ -1,10 +1,8 @@
 """The key's sealed file, version 1 (docs/formats.md):
 
-    one line of JSON, the header: format, version, scrypt's parameters, nonce, passphrase check, length of the seal
-    the seal: ChaCha20-Poly1305 over the payload, the header line as associated data
-    32 bytes: SHA-256 of all before, so that damage is distinguished from tampering
-
-Out of scope: what a key is for, and where a model lies.
+one line of JSON, the header: format, version, scrypt's parameters, nonce, passphrase check, length of the seal
+the seal: ChaCha20-Poly1305 over the payload, the header line as associated data
+32 bytes: SHA-256 of all before, so that damage is distinguished from tampering
 """
 
 from __future__ import annotations
@@ -13,6 +11,8 @@ import hashlib
 import hmac
 import secrets
 import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from dataclasses import replace as replaced
 from pathlib import Path
 
@@ -21,9 +21,12 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from milkglass import files
+from milkglass.client.key import usage
 from milkglass.client.key.file_format import CHECK, NONCE, SALT, SCRYPT_P, SCRYPT_R, TAG, Header, pack, parse, unpack
+from milkglass.client.key.info import KeyInfo
 from milkglass.client.key.key import Key
 from milkglass.client.key.passphrases import require_strong
+from milkglass.client.label_scale import Scale
 from milkglass.errors import DamagedKey, KeyExists, KeyFileError, TamperedKey, TruncatedKey, WrongPassphrase
 
 SCRYPT_N = 1 << 17  # about 0.4 s and 128 MB
@@ -120,3 +123,54 @@ def read_key(path: Path, passphrase: str) -> Key:
     if not path.is_file():
         raise KeyFileError(f"there is no key file at {path}", "give the file that `milkglass obfuscate` wrote")
     return unseal(_bytes(path), passphrase)
+
+
+@dataclass(frozen=True)
+class UnlockedKey:
+    """`repr` shows nothing secret.
+
+    Attributes:
+        path: of the key file.
+        key: its content.
+        passphrase: with which it was opened, and is sealed again.
+    """
+
+    path: Path
+    key: Key
+    passphrase: str
+
+    def __repr__(self) -> str:
+        return f"UnlockedKey({self.path})"
+
+    @classmethod
+    def open(cls, path: Path, passphrase: str) -> UnlockedKey:
+        """Raises KeyFileError or one of its kinds."""
+        return cls(path, read_key(path, passphrase), passphrase)
+
+    def remember(self, numbers: Mapping[str, int] | Scale | None, job: str | None = None) -> UnlockedKey:
+        """The key with these label names, or this scale of scores, sealed in it: as the newest, and as the job's."""
+        if numbers is None:
+            return self
+        if isinstance(numbers, Scale):
+            return self._changed(lambda info: info.with_scale(numbers, job))
+        return self._changed(lambda info: info.with_labels(numbers, job))
+
+    def count(self, texts: int, tokens: int) -> list[str]:
+        """Count what is encoded under the key. Returns a warning for each threshold of its audits that this passes."""
+        before = usage.read(self.path).passed()
+        return [
+            f"more than {at:,} tokens are encoded under this key: the attacker with {who} of its last audit reads "
+            f"{share} of what carries content by then; see `milkglass key status {self.path}`"
+            for who, share, at in usage.add(self.path, texts, tokens).passed()
+            if (who, share, at) not in before
+        ]
+
+    def _changed(self, change: Callable[[KeyInfo], KeyInfo]) -> UnlockedKey:
+        """The file is read again and written under a lock, so that what another command noted meanwhile stays."""
+        with usage.locked(self.path):
+            key = read_key(self.path, self.passphrase)
+            info = change(key.info)
+            if info != key.info:
+                key = replace(key, info=info)
+                write_key(self.path, key, self.passphrase, replace=True, weak=True)  # the one that opened it
+        return replace(self, key=key)

@@ -2,8 +2,6 @@
 
 The line is compared with what writing its fields anew gives. So duplicate keys, other spacing, another order, other
 spellings of a number or a string, and fields that version 1 does not define are all refused.
-
-Out of scope: passphrases, and what is sealed.
 """
 
 from __future__ import annotations
@@ -58,17 +56,11 @@ class Header:
     def line(self) -> bytes:
         """The header as it is written: JSON in ASCII, keys sorted, no spaces, ended by a line feed."""
         kdf = {"name": KDF, "n": self.scrypt_n, "r": SCRYPT_R, "p": SCRYPT_P, "salt": _b64(self.salt)}
-        return _line(
-            {
-                "format": FORMAT,
-                "version": VERSION,
-                "kdf": kdf,
-                "cipher": CIPHER,
-                "nonce": _b64(self.nonce),
-                "check": _b64(self.check),
-                "length": self.length,
-            }
-        )
+        header = {
+            "format": FORMAT, "version": VERSION, "kdf": kdf, "cipher": CIPHER,
+            "nonce": _b64(self.nonce), "check": _b64(self.check), "length": self.length,
+        }  # fmt: skip
+        return json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def parse(data: bytes, whole: bool) -> tuple[Header, bytes]:
@@ -123,10 +115,6 @@ def _require_types(found: Mapping[str, Any], kdf: Mapping[str, Any]) -> None:
         raise TypeError("a number of the header is not a whole number")
 
 
-def _line(header: Mapping[str, Any]) -> bytes:
-    return json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
-
-
 def _b64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
@@ -143,8 +131,6 @@ def _foreign() -> KeyFileError:
 #
 # It is authentic when it is read, since only someone with the passphrase can seal. It is read strictly all the same: a
 # key that is not what version 1 defines must not reach a user's models.
-#
-# Out of scope: passphrases and files.
 ROOT = 32  # bytes
 TENSORS = {"root": np.uint8, "sigma": np.int32}
 NOTES = {"model_digest", "about", "sigma_sha256"}

@@ -5,8 +5,6 @@ How many guesses a passphrase takes is estimated by zxcvbn, which knows common p
 patterns and repeats. Fewer than 10^10 are refused: zxcvbn's own bound for data that an attacker has and that is behind
 a slow hash. At 0.4 s they take 127 years of one core, or under 5 days of 10,000 cores. The estimate is not a proof: a
 sentence from a book looks stronger than it is.
-
-Out of scope: where a passphrase comes from (cli/ui/passphrase.py), and key files.
 """
 
 from __future__ import annotations

@@ -3,9 +3,6 @@
 Tensor by tensor: what is held beside one of them is two (d, d) matrices and, while W* is drawn, the mixed table and its
 transpose. Gains of norms are folded into what reads after them and become ones, so a head that is tied to the table
 gets a tensor of its own.
-
-Out of scope: which tensors there are (models/families/residual.py), how W* is drawn
-(schemes/obfuslm_plus.py).
 """
 
 from __future__ import annotations
@@ -17,8 +14,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from milkglass.client.key.key import Key
-from milkglass.client.key.keystream import permutation
+from milkglass.client.key.key import Key, permutation
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import Architecture
 from milkglass.models.families.residual import Residual
@@ -63,8 +59,7 @@ class TransformedRows:
     gain: torch.Tensor | None = None
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
-        result = self.source.rows(start, stop)
-        return _times(result, self.matrix, self.gain)
+        return _times(self.source.rows(start, stop), self.matrix, self.gain)
 
 
 def _times(rows: torch.Tensor, matrix: torch.Tensor, gain: torch.Tensor | None = None) -> torch.Tensor:
@@ -105,9 +100,7 @@ def turned(
             result[name] = TransformedRows(rows, turn.tables) if len(base.tensors[name].shape) == 2 else rows
     for name, norm in residual.readers.items():
         result[name] = _Read(base, name, lambda whole, norm=norm: _times(whole, turn.readers, gain[norm]))  # type: ignore[misc]
-    for name in residual.writers:
-        result[name] = _Read(base, name, lambda whole: (turn.writers @ whole.float()).to(whole.dtype))
-    for name in residual.biases:
+    for name in (*residual.writers, *residual.biases):
         result[name] = _Read(base, name, lambda whole: (turn.writers @ whole.float()).to(whole.dtype))
     for name in residual.norms:
         result[name] = _Read(base, name, lambda whole: torch.full_like(whole, 1 - residual.unit))

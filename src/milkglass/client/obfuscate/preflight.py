@@ -1,7 +1,4 @@
-"""What can be told before a model is scrambled: hours of reading should not end in a folder that cannot be written.
-
-Out of scope: the key, and what stands in any tensor.
-"""
+"""What can be told before a model is scrambled: hours of reading should not end in a folder that cannot be written."""
 
 from __future__ import annotations
 
@@ -39,7 +36,11 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
     architecture = of(base)
     require_kind(architecture, scheme)
     require_delta(scheme, delta)
-    _require_known_names(base)
+    if odd := unknown(base.tensors):  # a folder with them could not be uploaded
+        raise ModelError(
+            f"{len(odd)} tensors have names that no supported model has, the first is {odd[0]!r}",
+            "save the model with save_pretrained of its own class",
+        )
     if scheme.needs_whole_layers:
         architecture.residual(base)
     scheme.require_tokens(architecture.vocab_size, len(reserved_ids(base, architecture.vocab_size)))
@@ -73,15 +74,6 @@ def written(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
 def largest(base: Checkpoint, scheme: Scheme) -> int:
     """More bytes than the scrambled model has after fine-tuning, which may store 16-bit weights in 32 bits."""
     return 2 * written(base, scheme, delta=False) + HEAD
-
-
-def _require_known_names(base: Checkpoint) -> None:
-    """A folder with other tensors could not be uploaded."""
-    if odd := unknown(base.tensors):
-        raise ModelError(
-            f"{len(odd)} tensors have names that no supported model has, the first is {odd[0]!r}",
-            "save the model with save_pretrained of its own class",
-        )
 
 
 def _require_tokenizer(folder: Path, size: int) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec.aliases import AliasChoices
 from milkglass.client.config_ids import config_entries, generation_entries, remap
-from milkglass.client.key.generate import plus_of, require_delta, require_finite, reserved_ids, scheme_of, visited
+from milkglass.client.key.generate import require_delta, require_finite, reserved_ids, scheme_of, visited
 from milkglass.client.key.key import Key
 from milkglass.client.layout import KEY_ID, MARKED, MARKER
 from milkglass.client.obfuscate.plus import turn_of, turned, with_head
@@ -33,27 +33,18 @@ from milkglass.schemes.mixture import Promise, RowMap
 from milkglass.schemes.obfuslm_plus import Turn
 
 
-@dataclass(frozen=True)
 class _Scrambled:
-    """A tensor after mixing and permuting: row p is row sigma^-1(p), a slot, of W X."""
+    """A tensor after mixing and permuting: row p is row sigma^-1(p), a slot, of W X.
 
-    source: torch.Tensor
-    mixture: RowMap
-    inverse: NDArray[np.int64]
-
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        return self.mixture.apply(self.source, self.inverse[start:stop])
-
-
-class _Lazy:
-    """Rows of a tensor that is read when it is first needed; the one read before it is let go."""
+    It is read when it is first needed; the one read before it is let go.
+    """
 
     def __init__(self, owner: _Tables, name: str) -> None:
         self._owner, self._name = owner, name
 
     def rows(self, start: int, stop: int) -> torch.Tensor:
         owner = self._owner
-        return _Scrambled(owner.tensor(self._name), owner.mixture, owner.inverse).rows(start, stop)
+        return owner.mixture.apply(owner.tensor(self._name), owner.inverse[start:stop])
 
 
 class _Tables:
@@ -82,7 +73,7 @@ def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
     """The base's configs with ids re-mapped and names left out; config.json also says which key it was."""
     first, choices = key.first, AliasChoices.of(key)
     result = mapped_configs(base, first, None if choices is None else choices.counts)
-    untied = {"tie_word_embeddings": False} if plus_of(key) else {}
+    untied = {"tie_word_embeddings": False} if scheme_of(key).plus else {}
     larger = {"vocab_size": len(key.sigma)} if len(key.sigma) > len(first) else {}
     return Configs({**result.config, KEY_ID: key.identifier} | untied | larger, result.generation)
 
@@ -131,18 +122,18 @@ def replacements(
 ) -> Replacement:
     """What the scrambled checkpoint has instead of the base's tensors; `mixture` and `turn` override the key's own (for
     tests)."""
-    plus = plus_of(key)
+    plus = scheme_of(key).plus
     residual = architecture.residual(base) if plus else None  # refused before the work begins
     table = base.read(architecture.table)
     mixture = mixture or mix(base, key, table, stage)
     inverse = np.argsort(key.sigma).astype(np.int64)
     if plus is None or residual is None:
         tables = _Tables(base, mixture, inverse, architecture.table, table)
-        rows = {name: _Lazy(tables, name) for name in architecture.touched}
+        rows = {name: _Scrambled(tables, name) for name in architecture.touched}
         return Replacement(resized(base, rows, len(inverse)), rows, mixture)
     wider, head = with_head(base, architecture)
     tables = _Tables(wider, mixture, inverse, architecture.table, table)
-    rows = {name: _Lazy(tables, name) for name in dict.fromkeys((*architecture.touched, head))}
+    rows = {name: _Scrambled(tables, name) for name in dict.fromkeys((*architecture.touched, head))}
     turn = turn or turn_of(plus, key, rows[architecture.table], len(inverse), residual.width)
     created = turned(wider, residual, turn, rows, head)
     return Replacement(resized(wider, rows, len(inverse)), created, mixture, turn.condition)

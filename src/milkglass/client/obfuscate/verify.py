@@ -1,7 +1,4 @@
-"""Check a scrambled model: everything is computed again from the original and the key, and compared file by file.
-
-Out of scope: how tables are mixed (scramble.py says what is expected).
-"""
+"""Check a scrambled model: everything is computed again from the original and the key, and compared file by file."""
 
 from __future__ import annotations
 
@@ -45,6 +42,7 @@ def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_stage) ->
     advance = progress("compare", total)
     wrong = [n for n in replaced if n not in created or not _equal(base.tensors[n], created[n], replaced[n], advance)]
     changed = [n for n in sorted(kept & set(created)) if not _same_bytes(base.tensors[n], created[n], advance)]
+    noted = sorted(file.name for file in {ref.file for ref in created.values()} if has_notes(file))
     odd = sorted(set(created) ^ (set(replaced) | kept))
     checks = [
         _check("tables", wrong, f"{len(replaced)} as the key says"),
@@ -55,7 +53,7 @@ def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_stage) ->
             _wrong_configs(out, scrambled_configs(base, key), None if delta else index_of(base)),
             "special ids re-mapped, the key's identifier, no names",
         ),
-        _check("files", [*_strays(base, out, delta), *_noted(created)], "none but the model's, no notes in them"),
+        _check("files", [*_strays(base, out, delta), *noted], "none but the model's, no notes in them"),
     ]
     if delta:
         other = [] if read_json(out / DELTA_CONFIG).get("base") == key.model_digest else ["base"]
@@ -83,10 +81,6 @@ def _strays(base: Checkpoint, out: Path, delta: bool) -> list[str]:
     allowed = weights | {"config.json", "generation_config.json", MARKER}
     names = {path.name for path in out.iterdir()} - allowed
     return sorted(names, key=lambda name: (not TOKENIZER.fullmatch(name), name))
-
-
-def _noted(created: Mapping[str, TensorRef]) -> list[str]:
-    return sorted(file.name for file in {ref.file for ref in created.values()} if has_notes(file))
 
 
 def _same_bytes(one: TensorRef, other: TensorRef, advance: Progress) -> bool:

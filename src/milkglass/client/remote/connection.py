@@ -19,8 +19,7 @@ from typing import Any
 import httpx2
 
 from milkglass.client.remote import strict_json
-from milkglass.client.remote.deadline import Sockets, Watch, watched
-from milkglass.client.remote.events import ServerEvents
+from milkglass.client.remote.exchange import ServerEvents, Sockets, Watch, watched
 from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
 from milkglass.progress import Log, no_log
 from milkglass.system import is_loopback

@@ -2,8 +2,6 @@
 
 A server may promise any file of any size. So names are those of a checkpoint, and sizes are compared with what the
 model can have and with the room on the disk before the first byte is written.
-
-Out of scope: keys, and whether the weights are what a job made of them.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from pathlib import Path
 from typing import Any, final
 
 from milkglass.client.layout import MARKED, MARKER, TOKENIZER
-from milkglass.client.obfuscate.upload_check import PLAIN_NAME
+from milkglass.client.obfuscate.upload_check import is_plain
 from milkglass.client.remote.connection import Connection
-from milkglass.client.remote.records import is_count, is_text, rows
+from milkglass.client.remote.responses import is_count, is_text, rows
 from milkglass.client.remote.strict_json import HINT
 from milkglass.client.remote.transfer import receive, require_sum
 from milkglass.errors import ModelError, RemoteError, UsageError
@@ -33,8 +31,6 @@ MAX_CONFIG = 64 << 20  # bytes of a JSON file of a checkpoint
 MAX_FILES = 2000  # of one model
 SPARE = 256 << 20  # bytes that are left free on the disk
 DISTRUST = "don't trust this model"
-
-# Given a stage's name and its size in bytes, 0 where it is not known, returns what is called with the bytes just done.
 
 
 @final
@@ -56,14 +52,18 @@ class OfferedFile:
 def promised(entry: Mapping[str, Any]) -> OfferedFile:
     """Raises RemoteError for what no checkpoint has."""
     name, size, digest = entry.get("name"), entry.get("bytes"), entry.get("sha256")
-    good_name = is_text(name) and PLAIN_NAME.fullmatch(name) and ".." not in name
-    if not good_name or not str(name).endswith((".safetensors", ".json")) or TOKENIZER.fullmatch(str(name)):
+    if (
+        not is_text(name)
+        or not is_plain(name)
+        or not name.endswith((".safetensors", ".json"))
+        or TOKENIZER.fullmatch(name)
+    ):
         raise RemoteError("the server lists a file that no checkpoint has", DISTRUST)
     if not is_count(size) or not (digest is None or (is_text(digest) and SHA256.fullmatch(digest))):
         raise RemoteError(f"the server describes {name} badly", HINT)
-    if str(name).endswith(".json") and size > MAX_CONFIG:
+    if name.endswith(".json") and size > MAX_CONFIG:
         raise RemoteError(f"{name} would have {size} bytes, at most {MAX_CONFIG} are fetched", DISTRUST)
-    return OfferedFile(str(name), size, digest)
+    return OfferedFile(name, size, digest)
 
 
 def promised_model(answer: Mapping[str, Any]) -> list[OfferedFile]:
@@ -103,6 +103,8 @@ def fetch(
     connection: Connection, route: str, model: str, out: Path, progress: Stage, largest: int | None = None
 ) -> Path:
     """Download the files that `route` lists to `out`; see Remote.fetch_model."""
+    from milkglass.models.checkpoint import Checkpoint
+
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
     files = promised_model(connection.json("GET", route))
@@ -118,7 +120,7 @@ def fetch(
     for file in files:
         _fetch_one(connection, f"{route}/{file.name}", staging / file.name, file, progress)
     try:
-        check_fetched(staging)
+        Checkpoint.open(staging)
     except ModelError:
         shutil.rmtree(staging)  # whole, and no model: there is nothing to go on from
         raise
@@ -137,10 +139,3 @@ def _fetch_one(connection: Connection, route: str, target: Path, file: OfferedFi
     receive(connection, route, target, file.bytes, advance)
     if file.sha256:
         require_sum(target, file.sha256, progress(f"check {file.name}", file.bytes))
-
-
-def check_fetched(folder: Path) -> None:
-    """Raises CorruptCheckpoint for weights that are not sound safetensors."""
-    from milkglass.models.checkpoint import Checkpoint
-
-    Checkpoint.open(folder)

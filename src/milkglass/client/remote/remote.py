@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.obfuscate.upload_check import Outgoing, is_plain, plain_name
-from milkglass.client.remote import records
+from milkglass.client.remote import responses
 from milkglass.client.remote.connection import Connection, RetryPolicy
-from milkglass.client.remote.events import server_events
+from milkglass.client.remote.exchange import server_events
 from milkglass.client.remote.model_download import fetch
 from milkglass.client.remote.responses import Prediction, classified, delta, in_order, response_id, token_ids
 from milkglass.client.remote.transfer import file_sha256, send
@@ -114,10 +114,10 @@ class Remote:
         return send(self.connection, path, digest, purpose, name, progress(f"upload {shown}", size))
 
     def models(self) -> list[dict[str, Any]]:
-        return records.MODEL.rows(self.connection.json("GET", "/v1/models"))
+        return responses.MODEL.rows(self.connection.json("GET", "/v1/models"))
 
     def model(self, model: str) -> dict[str, Any]:
-        return records.MODEL.read(self.connection.json("GET", f"/v1/models/{plain_name(model)}"))
+        return responses.MODEL.read(self.connection.json("GET", f"/v1/models/{plain_name(model)}"))
 
     def require(self, route: str, name: str) -> None:
         """Raises RemoteError for what is not there. A record that the server cannot read is: it may be deleted."""
@@ -136,11 +136,11 @@ class Remote:
 
     def files(self) -> list[dict[str, Any]]:
         """Complete uploads: weights and training data."""
-        return records.FILE.rows(self.connection.json("GET", "/v1/files"))
+        return responses.FILE.rows(self.connection.json("GET", "/v1/files"))
 
     def uploads(self) -> list[dict[str, Any]]:
         """Those that were never completed."""
-        return records.UPLOAD.rows(self.connection.json("GET", "/v1/uploads"))
+        return responses.UPLOAD.rows(self.connection.json("GET", "/v1/uploads"))
 
     def delete_upload(self, upload: str) -> None:
         """A file, or an upload that was never completed."""
@@ -177,20 +177,20 @@ class Remote:
             body["validation_file"] = validation_file
         if suffix:
             body["suffix"] = suffix
-        created = records.job(self.connection.json("POST", "/v1/fine_tuning/jobs", body))
+        created = responses.job(self.connection.json("POST", "/v1/fine_tuning/jobs", body))
         response_id(created)
         return created
 
     def job(self, job: str) -> dict[str, Any]:
-        return records.job(self.connection.json("GET", f"/v1/fine_tuning/jobs/{plain_name(job)}"))
+        return responses.job(self.connection.json("GET", f"/v1/fine_tuning/jobs/{plain_name(job)}"))
 
     def jobs(self) -> list[dict[str, Any]]:
         """The newest first."""
-        return [records.job(one) for one in records.rows(self.connection.json("GET", "/v1/fine_tuning/jobs"))]
+        return [responses.job(one) for one in responses.rows(self.connection.json("GET", "/v1/fine_tuning/jobs"))]
 
     def cancel(self, job: str) -> dict[str, Any]:
         route = f"/v1/fine_tuning/jobs/{plain_name(job)}/cancel"
-        return records.job(self.connection.json("POST", route, again=True))
+        return responses.job(self.connection.json("POST", route, again=True))
 
     def follow(self, job: str, patience: float = 600.0) -> Iterator[dict[str, Any]]:
         """The job's events, past ones first, until it ends. A server that restarts is waited for, `patience` seconds
@@ -225,7 +225,7 @@ class Remote:
         headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last} if last is not None else {})}
         with self.connection.stream("GET", route, headers=headers) as stream:
             for number, kind, data in server_events(stream, JOB_QUIET):
-                yield number, kind, {} if kind == "done" else records.event(data)
+                yield number, kind, {} if kind == "done" else responses.event(data)
 
     def result(self, job: str) -> dict[str, Any]:
         """The finished job, with `fine_tuned_model`. Raises JobFailed when it did not succeed."""
@@ -244,7 +244,7 @@ class Remote:
         body: dict[str, Any] = {"model": plain_name(model), "input": [_list(ids) for ids in batch]}
         if token_type_ids is not None:
             body["token_type_ids"] = [_list(ids) for ids in token_type_ids]
-        result = records.rows(self.connection.json("POST", "/classify", body, again=True))
+        result = responses.rows(self.connection.json("POST", "/classify", body, again=True))
         return [classified(row) for row in in_order(result, len(batch))]
 
     def generate(self, model: str, ids: Ids, sampling: Sampling | None = None) -> Iterator[list[int]]:
@@ -282,7 +282,7 @@ class Remote:
             "return_token_ids": True,
             **sampling.body(),
         }
-        result = records.rows(self.connection.json("POST", "/v1/completions", body, again=True), "choices")
+        result = responses.rows(self.connection.json("POST", "/v1/completions", body, again=True), "choices")
         return [token_ids(choice)[: sampling.max_tokens] for choice in in_order(result, len(batch))]
 
 

@@ -1,9 +1,12 @@
 """A server's answers, checked before they are used: a server is not trusted.
 
-Strings and numbers themselves are made safe by strict_json.py; records of models, files and jobs are read by
-records.py. Each function raises RemoteError for what cannot be.
+Records of models, files, uploads, jobs and events are read by one RecordShape each, so that every later use meets the
+types that it expects. Strings and numbers themselves are made safe by strict_json.py. Each function raises RemoteError
+for what cannot be.
 
-Out of scope: how the answers came here.
+Whether a server's model was made with a key is asked before any id leaves: with another key the ids would go out under
+a permutation that the model doesn't have, so that the answers would be nonsense, and the server would get text in ids
+that it should see with another model only. A server that lies about it gains nothing.
 """
 
 from __future__ import annotations
@@ -11,18 +14,111 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
-from milkglass.client.obfuscate.upload_check import PLAIN_NAME
-from milkglass.client.remote.records import is_number, is_whole, rows
+from milkglass.client.key.key import Key
+from milkglass.client.obfuscate.upload_check import is_plain
 from milkglass.client.remote.strict_json import HINT, document
-from milkglass.errors import RemoteError
+from milkglass.errors import KeyForOtherModel, RemoteError
+
+MAX_ROWS = 100_000  # records of one list
+
+
+def is_text(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str)
+
+
+def is_whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    return is_whole(value) and value >= 0
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """strict_json.py lets only finite ones through."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@final
+@dataclass(frozen=True)
+class RecordShape:
+    """What a record of the server's has to look like. Fields may be missing or null; other fields are left unchanged.
+
+    Attributes:
+        noun: what the record is called in messages.
+        texts: names of the fields that are strings.
+        wholes: names of those that are whole numbers from 0 on.
+        numbers: names of those that are finite numbers.
+    """
+
+    noun: str
+    texts: tuple[str, ...] = ()
+    wholes: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+
+    def read(self, record: Any) -> dict[str, Any]:
+        if not isinstance(record, dict):
+            raise RemoteError(f"{self.noun} of the answer is not a JSON object", HINT)
+        for names, right, kind in (
+            (self.texts, is_text, "a text"),
+            (self.wholes, is_count, "a whole number from 0 on"),
+            (self.numbers, is_number, "a number"),
+        ):
+            for name in names:
+                value = record.get(name)
+                if value is not None and not right(value):
+                    raise RemoteError(f"{name} in {self.noun} of the answer is not {kind}", HINT)
+        return record
+
+    def rows(self, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [self.read(row) for row in rows(answer)]
+
+
+MODEL = RecordShape("a model", ("id", "kind", "parent", "job", "key_id"), ("vocab_size", "bytes"), ("created",))
+FILE = RecordShape("a file", ("id", "purpose", "sha256"), ("bytes",), ("created_at",))
+UPLOAD = RecordShape("an upload", ("id", "purpose", "sha256"), ("bytes", "received", "chunk_bytes"), ("created_at",))
+_JOB = RecordShape("a job", ("id", "model", "status", "fine_tuned_model"), ("trained_tokens",), ("created_at",))
+_PROGRESS = RecordShape(
+    "the progress",
+    wholes=("step", "total_steps"),
+    numbers=("loss", "train_loss", "eval_loss", "accuracy", "eval_accuracy", "eta_seconds"),
+)
+_EVENT = RecordShape("an event", ("message",))
+
+
+def job(record: Any) -> dict[str, Any]:
+    """`progress` is an object, and `error` null or {"message": text}; the rest as in RecordShape."""
+    result = _JOB.read(record)
+    error = result.get("error")
+    message = error.get("message") if isinstance(error, dict) else error
+    if message is not None and not isinstance(message, str):
+        raise RemoteError("the error of a job of the answer is not a text", HINT)
+    return {
+        **result,
+        "error": None if error is None else error if isinstance(error, dict) else {"message": message},
+        "progress": _PROGRESS.read(result.get("progress") or {}),
+    }
+
+
+def event(data: str) -> dict[str, Any]:
+    """{"message": text, "data": {...}, ...} of one event of a job."""
+    result = _EVENT.read(document(data, "an event of the job"))
+    return {**result, "message": result.get("message") or "", "data": _PROGRESS.read(result.get("data") or {})}
+
+
+def rows(answer: Mapping[str, Any], name: str = "data") -> list[dict[str, Any]]:
+    result = answer.get(name)
+    if not isinstance(result, list) or len(result) > MAX_ROWS or not all(isinstance(row, dict) for row in result):
+        raise RemoteError(f"the answer has no list of {name}, or one of more than {MAX_ROWS} entries", HINT)
+    return result
 
 
 def response_id(answer: Mapping[str, Any], name: str = "id") -> str:
     """An id of the server's, which can stand in an address."""
     value = answer.get(name)
-    if not isinstance(value, str) or not PLAIN_NAME.fullmatch(value) or ".." in value:
+    if not isinstance(value, str) or not is_plain(value):
         raise RemoteError(f"the answer has no proper {name}", HINT)
     return value
 
@@ -97,3 +193,37 @@ def token_ids(choice: Mapping[str, Any]) -> list[int]:
     if not isinstance(ids, list) or not all(map(is_whole, ids)):
         raise RemoteError("the server's token ids are not whole numbers", "try again")
     return ids
+
+
+# --- the key ----------------------------------------------------------------------------------------------------------
+def fits(told: Mapping[str, Any], key: Key) -> bool | None:
+    """Whether the model that a server tells of is the key's; None: its config has no identifier of a key."""
+    identifier = told.get("key_id")
+    return None if identifier is None else identifier == key.identifier
+
+
+def require_key(told: Mapping[str, Any], key: Key, model: str) -> str | None:
+    """Raises KeyForOtherModel, or RemoteError for a description that cannot be. What is returned says what could not be
+    checked; None: all was."""
+    known = fits(told, key)
+    if known:
+        return None
+    if known is False:
+        raise _other(f"{model} was scrambled with another key than this one")
+    size, kind = response_number(told, "vocab_size"), told.get("kind")
+    if size != len(key.sigma):
+        raise _other(f"{model} has {size} tokens, this key is for a model of {len(key.sigma)}")
+    if kind != key.info.kind:
+        its = "an encoder" if key.info.kind == "encoder" else "a decoder"
+        raise _other(f"{model} is not {its}, as the key's model is")
+    return (
+        f"warning: {model} doesn't say which key scrambled it; its vocabulary size and kind fit this key, "
+        "and nothing more could be checked"
+    )
+
+
+def _other(message: str) -> KeyForOtherModel:
+    return KeyForOtherModel(
+        f"{message}, so nothing was sent",
+        "give the key that the model was scrambled with; `milkglass models --server URL --key FILE` shows which fit",
+    )

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from milkglass import files
 from milkglass.client.remote.connection import Connection
-from milkglass.client.remote.records import FILE
-from milkglass.client.remote.responses import response_id, response_number
+from milkglass.client.remote.responses import FILE, response_id, response_number
 from milkglass.client.remote.strict_json import HINT
 from milkglass.errors import RemoteError, Unreachable
 from milkglass.models.resolve import cache_folder
@@ -53,7 +52,8 @@ def send(
     if upload is None:
         requested = {"filename": name, "bytes": size, "sha256": digest, "purpose": purpose}
         upload = connection.json("POST", "/v1/uploads", requested, again=True)  # a lost answer leaves an empty upload
-        _write_note(note, response_id(upload))
+        files.private_dir(note.parent)
+        files.write_json(note, {"id": response_id(upload)}, indent=None)
     route, received = f"/v1/uploads/{response_id(upload)}", response_number(upload, "received")
     step = min(CHUNK, response_number(upload, "chunk_bytes")) if upload.get("chunk_bytes") else CHUNK
     if step < LEAST_CHUNK:
@@ -184,13 +184,6 @@ def _receive_rest(connection: Connection, route: str, target: Path, have: int, s
 def _note(url: str, digest: str, purpose: str) -> Path:
     name = hashlib.sha256(f"{url}\n{digest}\n{purpose}".encode()).hexdigest()
     return cache_folder() / "uploads" / f"{name}.json"
-
-
-def _write_note(note: Path, upload: str) -> None:
-    note.parent.mkdir(parents=True, exist_ok=True)
-    partial = note.with_suffix(f".{os.getpid()}.tmp")
-    partial.write_text(json.dumps({"id": upload}), "utf-8")
-    partial.replace(note)
 
 
 def _unfinished(connection: Connection, note: Path) -> dict[str, Any] | None:

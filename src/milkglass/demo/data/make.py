@@ -1,7 +1,10 @@
 """Write the demo's data: `python -m milkglass.demo.data.make FOLDER`. The same files on every run.
 
-Five messages a situation, worded and filled differently; 480 to train on, 120 to test. The test ones tell of situations
-that training never showed, so that the accuracy is about new ones. What was written is checked by tests/demo.
+situations.jsonl has what people write to the message desk of an invented clinic: forty situations a label, each a
+message and its summary, in which `[a|b]` offers ways to say it and `slots` fills `{slot}`. Of each, five messages are
+worded and filled differently, with the openings, closings and invented names of wording.json; 480 to train on, 120 to
+test. The test ones tell of situations that training never showed, so that the accuracy is about new ones. What was
+written is checked by tests/demo.
 
 Everybody and everything named here is invented, the medicines too.
 """
@@ -14,91 +17,45 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-from milkglass.demo.data.situations import HELD_OUT, SITUATIONS, Situation
+from typing import Any
 
 SEED = 20261121
 EACH = 5  # messages a situation
+HELD_OUT = 8  # situations of each label, the last ones, are only in the test split
 WORDS = (8, 40)
-
-FIRST = (
-    "Alma Bero Carys Dilan Edda Femke Goran Hana Ilja Jorun Kaito Lior Maren Nuru Odile Pavel Quirin Runa Sanja Timo"
-)
-FIRST += " Ulla Vito Wanda Xenia Yaro Zofia Amadi Brida Cosmo Dorle Enzo Fenja Gwen Henrik Inaya Jasper"
-LAST = "Achterberg Bellwood Castrup Dormann Ellingsen Farquist Gorzelski Hallbauer Ivarsen Jellinek Korvath Lindqvar"
-LAST += " Moorhagen Nakagori Oldenbeek Prezhov Quandt Rosmalen Stellbrink Tavoni Ubriaco Varnhorst Wexelby Zagorny"
-CHILD = "Milo Ida Pelle Nika Oskar Lotta Bram Suri Tove Levi Ronja Juno"
-PLACE = "Elmsford,Harrow Mill,Steinbeck Lane,Port Osk,Lower Venn,Quay Street,Marlow Green,Brockfeld,Tarnside,Old Weir"
-MEDICINE = "Corvatrine Dormelax Pelcadin Sulverol Antrexa Bromizol Neravil Glucotane Ventivane Oxamerol Tiravone"
-DAY = "Monday Tuesday Wednesday Thursday Friday Saturday"
-MONTH = "January February March April May June July August September October November December"
-TIME = "seven,8:15,half past nine,10:40,noon,1 pm,14:30,a quarter to four,5 pm,18:20"
-
-OPEN = (
-    *("",) * 6,
-    "Hello, ",
-    "Good morning, ",
-    "Hi there, ",
-    "{name} here: ",
-    "Voice mail of {name}, {phone}: ",
-    "Dear team, ",
-    "It's me again, {first} {last}. ",
-    "Noted at the desk, {time}: ",
-    "For Dr {doctor}: ",
-    "Good evening. ",
-)
-CLOSE = (
-    *("",) * 6,
-    " Thanks, {first}.",
-    " Please call {phone}.",
-    " I'm at work until {time}.",
-    " {name}, {place}.",
-    " Please answer quickly!",
-    " This can't wait.",
-    " Sorry to bother you.",
-    " Reach me on {phone} after {time}.",
-    " Patient number {number}.",
-    " I wrote on {day} already.",
-    " Regards, {name}",
-)
-DESK = {"urgent": "The duty doctor, at once.", "appointment": "The front desk.", "billing": "The accounts office."}
-REPLY = {
-    "urgent": (
-        "Please stay where you are and keep the line free: the duty doctor is calling you now.",
-        "Please dial the emergency number at once; our duty doctor has your message.",
-        "The duty doctor has been told and will ring you within two minutes.",
-    ),
-    "appointment": (
-        "Thank you, the front desk will write to you today with a time.",
-        "Thank you for your message, we will find a time that suits you.",
-        "The front desk has noted it and will confirm by text.",
-    ),
-    "billing": (
-        "Thank you, the accounts office will check the amount and write to you this week.",
-        "We are sorry for the trouble: the accounts office will look at it and answer in writing.",
-        "The accounts office has your message, please don't pay anything until it answers.",
-    ),
-}
+HERE = Path(__file__).parent
+WORDING: dict[str, Any] = json.loads((HERE / "wording.json").read_text("utf-8"))
+DESK: dict[str, str] = WORDING["desk"]  # by label, which desk a message goes to
+REPLY: dict[str, list[str]] = WORDING["reply"]
 SUMMARY, WHICH, ANSWER = "Summarise for the doctor.", "Which desk takes this?", "Write a one-sentence reply."
+
+
+def situations() -> dict[str, list[dict[str, str]]]:
+    """By label, each with "message" and "summary"."""
+    result: dict[str, list[dict[str, str]]] = {}
+    for line in (HERE / "situations.jsonl").read_text("utf-8").splitlines():
+        one = json.loads(line)
+        result.setdefault(one["label"], []).append(one)
+    return result
 
 
 def slots(rng: random.Random) -> dict[str, str]:
     """One invented person with what may be said about them."""
-    first, last = rng.choice(FIRST.split()), rng.choice(LAST.split())
+    first, last = rng.choice(WORDING["first"]), rng.choice(WORDING["last"])
     number = f"{rng.randint(1, 9)}{rng.randint(0, 9999):04d}"
     return {
         "first": first,
         "last": last,
         "name": f"{first} {last}",
-        "child": rng.choice(CHILD.split()),
+        "child": rng.choice(WORDING["child"]),
         "age": str(rng.randint(3, 39)),
-        "doctor": rng.choice(LAST.split()),
-        "place": rng.choice(PLACE.split(",")),
-        "med": rng.choice(MEDICINE.split()),
+        "doctor": rng.choice(WORDING["last"]),
+        "place": rng.choice(WORDING["place"]),
+        "med": rng.choice(WORDING["medicine"]),
         "dose": f"{rng.choice((2, 4, 5, 10, 20, 40))} {rng.choice(('mg', 'units', 'ml'))}",
-        "day": rng.choice(DAY.split()),
-        "date": rng.choice((f"{rng.randint(2, 28)} {rng.choice(MONTH.split())}", f"the {rng.randint(4, 20)}th")),
-        "time": rng.choice(TIME.split(",")),
+        "day": rng.choice(WORDING["day"]),
+        "date": rng.choice((f"{rng.randint(2, 28)} {rng.choice(WORDING['month'])}", f"the {rng.randint(4, 20)}th")),
+        "time": rng.choice(WORDING["time"]),
         "fever": f"{rng.randint(390, 411) / 10}",
         "sugar": str(rng.randint(380, 590)),
         "amount": rng.choice(("${:.2f}", "{:.0f} crowns", "€ {:.2f}")).format(rng.randint(1450, 98000) / 100),
@@ -117,10 +74,10 @@ def word(template: str, values: dict[str, str], rng: random.Random) -> str:
 QUESTION = re.compile(r"(can|could|do|does|is|may|will|why|what|who|which)\b", re.IGNORECASE)
 
 
-def message(situation: Situation, values: dict[str, str], rng: random.Random) -> str:
+def message(template: str, values: dict[str, str], rng: random.Random) -> str:
     """What one person writes about `values`' person: an opening, the matter, a closing; some write carelessly."""
-    body, style, sender = word(situation[0], values, rng), rng.random(), slots(rng)
-    opening, closing = (word(rng.choice(choices), sender, rng) for choices in (OPEN, CLOSE))
+    body, style, sender = word(template, values, rng), rng.random(), slots(rng)
+    opening, closing = (word(rng.choice(choices), sender, rng) for choices in (WORDING["open"], WORDING["close"]))
     if style < 0.75 and not opening.endswith((", ", ": ")):
         body = body[0].upper() + body[1:]
     end = rng.choice("??.") if QUESTION.match(body) else "."
@@ -131,17 +88,17 @@ def message(situation: Situation, values: dict[str, str], rng: random.Random) ->
 def tickets(test: bool, rng: random.Random) -> Iterator[tuple[dict[str, str], str]]:
     """({"text", "label"}, summary) of each message of one split, every text once."""
     seen: set[str] = set()
-    for label, situations in SITUATIONS.items():
-        for situation in situations[-HELD_OUT:] if test else situations[:-HELD_OUT]:
+    for label, group in situations().items():
+        for situation in group[-HELD_OUT:] if test else group[:-HELD_OUT]:
             created = 0
             while created < EACH:
                 values = slots(rng)
-                text = message(situation, values, rng)
+                text = message(situation["message"], values, rng)
                 if text in seen or not WORDS[0] <= len(text.split()) <= WORDS[1]:
                     continue
                 seen.add(text)
                 created += 1
-                summary = word(situation[1], values, rng)
+                summary = word(situation["summary"], values, rng)
                 yield {"text": text, "label": label}, summary[0].upper() + summary[1:] + "."
 
 

@@ -105,7 +105,8 @@ class AttackRecipe(Recipe):
         base = Checkpoint.open(folder)
         digest = base.digest()
         private, public = split(self, run.data)
-        _require_same_run(self, run.out)
+        if self.quick is not None or not run.out.is_dir() or (run.out / "run.json").is_file():
+            require_same_run(run.out, {"recipe": self.name, **self.quick_entry})  # else from before these
         results: dict[str, float] = {}
         for name, parameters in self.variants.items():
             run.progress(f"{name}: {len(private):,} private texts, {len(self.attacks)} attacks")
@@ -154,13 +155,6 @@ def over_keys(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
         results[figure] = float(np.median(values))
         results |= {f"{figure}, least": float(values.min()), f"{figure}, most": float(values.max())}
     return results
-
-
-def _require_same_run(recipe: AttackRecipe, out: Path) -> None:
-    """A quick run and a full one never share a folder. The work folders say the rest."""
-    if recipe.quick is None and out.is_dir() and not (out / "run.json").is_file():
-        return  # a run from before there were quick ones goes on
-    require_same_run(out, {"recipe": recipe.name, **recipe.quick_entry})
 
 
 def _once(name: str, progress: Log) -> Log:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,12 @@ from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.data.texts import PrivateTexts
 from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import Key
-from milkglass.client.key.keystream import hashed_permutation, permutation
+from milkglass.client.key.key import Key, hashed_permutation, permutation
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_names, require_variants
 from milkglass.experiments.procedures import lstm
-from milkglass.experiments.procedures.lstm import Labels, LSTMTraining
-from milkglass.experiments.procedures.lstm_words import SPECIAL, WordTable, ordinary
+from milkglass.experiments.procedures.lstm import SPECIAL, Labels, LSTMTraining, WordTable, ordinary
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import from_entries, table_of
 from milkglass.experiments.runs import SPLITS, RunFolder, require_same_run
@@ -89,20 +87,14 @@ class BiLSTMRecipe(Recipe):
             raise UsageError("no variant is plain", "add one without parameters: the loss is measured against it")
         require_names(self.data, "data", SPLITS)
         require_variants(self.variants)
-        for one in self.variants.values():
-            _require_simple(one)
+        for one in map(scheme_of_recipe, self.variants.values()):
+            if one.copies > 1 or one.shares or one.document().get("plus"):  # more than one id a word, or than a table
+                raise UsageError(
+                    "aliases, shared rows and plus are not done for a word table", "take them from this recipe"
+                )
 
     def about(self) -> dict[str, Any]:
-        return {
-            **self.head,
-            "seed": self.seed,
-            "data": self.data,
-            "training": asdict(self.training),
-            "attacks": self.attacks,
-            "evaluation": self.evaluation,
-            "variants": self.variants,
-            **self.quick_entry,
-        }
+        return self.entries("seed", "data", "training", "attacks", "evaluation", "variants")
 
     def measure(self, run: RunFolder) -> dict[str, float]:
         """ "accuracy, VARIANT" in percent; of the scrambled ones "accuracy loss" in points, and "MEASURE, ATTACK, model
@@ -123,13 +115,6 @@ class BiLSTMRecipe(Recipe):
                 scene = assembled(self, table, rows, key, scheme, mixture, train.texts)
                 result |= _attacked(self, name, scene, key, run.out, run.progress)
         return result | _losses(self, result)
-
-
-def _require_simple(parameters: Mapping[str, Any]) -> None:
-    """What needs more of the client than one id a word, or more of the model than its table, is not done here."""
-    scheme = scheme_of_recipe(parameters)
-    if scheme.copies > 1 or scheme.shares or scheme.document().get("plus"):
-        raise UsageError("aliases, shared rows and plus are not done for a word table", "take them from this recipe")
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForSequenceClassification
 
 from milkglass.attacks.embeddings.knn import nearest
 from milkglass.client.key.generate import reserved_ids
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
-from milkglass.experiments.procedures import predictions
-from milkglass.experiments.runs import RunFolder, Variant
+from milkglass.experiments.runs import RunFolder, Variant, packed
+from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
+from milkglass.models.load_lock import ONE_LOAD
 from milkglass.models.resolve import resolve
+from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.spec import Status
 
 
@@ -33,7 +39,7 @@ class ClassificationRecipe(FineTuning):
         """Percent; and of a data set by name its measures beside accuracy, such as Matthews' correlation of CoLA."""
         data_set = data_refs.named(self.data["validation"])
         metrics = [name for name in data_set[0].metrics if name != "accuracy"] if data_set else []
-        more = predictions.measure(variants, metrics, self.training.max_length, self.seed, run.predictions)
+        more = graded_by_metrics(variants, metrics, self.training.max_length, self.seed, run.predictions)
         return recovery(base, variants, statuses) | more
 
 
@@ -71,3 +77,35 @@ def running_counts(variant: Variant) -> torch.Tensor:
     special = reserved_ids(Checkpoint.open(resolve(variant.key.info.model)), len(variant.key.first))
     counts[variant.key.first[special]] = 0
     return torch.from_numpy(counts)
+
+
+BATCH = 64
+
+
+@torch.inference_mode()
+def predicted(model: Path, held_out: Path, max_length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(u,) the class that the model names for each row, and (u,) the row's own."""
+    with ONE_LOAD:
+        net: Any = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32).eval()
+    rows = TrainingDataset(held_out, "classification", max_length)
+    collate = Collate(net.config.pad_token_id or 0)
+    guess, truth = [], []
+    for start in range(0, len(rows), BATCH):
+        batch = collate([rows[i] for i in range(start, min(start + BATCH, len(rows)))])
+        truth.append(batch.pop("labels").numpy())
+        guess.append(net(**batch).logits.argmax(-1).numpy())
+    return np.concatenate(guess), np.concatenate(truth)
+
+
+def graded_by_metrics(
+    variants: Sequence[Variant], metrics: Sequence[str], max_length: int, seed: int, kept: dict[str, str]
+) -> dict[str, float]:
+    """In percent, "f1, VARIANT" for each metric. kept: receives each variant's answers."""
+    result: dict[str, float] = {}
+    for variant in variants:
+        guess, truth = predicted(variant.job / "result", variant.job / "validation.parquet", max_length)
+        kept[variant.name] = packed(guess)
+        for name in metrics:
+            value = MEASURES[name](guess, truth, np.random.default_rng(seed)).value
+            result[f"{name}, {variant.name}"] = 100 * value
+    return result

@@ -14,17 +14,26 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from milkglass import files
-from milkglass.client.data.parquet import write_parquet
+from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import hyperparameters, require_names, require_variants
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import table_of
-from milkglass.experiments.runs import SPLITS, RunFolder, Variant, require_same_run, run_job, seeded_codec, seeded_key
+from milkglass.experiments.runs import (
+    SPLITS,
+    RunFolder,
+    Variant,
+    require_same_run,
+    run_job,
+    seeded_codec,
+    seeded_key,
+    write_spec,
+)
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.schemes.catalogue import scheme_of_recipe
-from milkglass.server.spec import Hyperparameters, JobSpec, Status, Task
+from milkglass.server.spec import Hyperparameters, Status, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +69,7 @@ class FineTuning(Recipe):
         require_variants(self.variants)
 
     def about(self) -> dict[str, Any]:
-        return {
-            **self.head,
-            "seed": self.seed,
-            "training": self.training.model_dump(),
-            "variants": self.variants,
-            "evaluation": self.evaluation,
-            **self.quick_entry,
-        }
+        return self.entries("seed", "training", "variants", "evaluation")
 
     def result(self, run: RunFolder) -> dict[str, Any]:
         return {**self.about(), "data": self.data}
@@ -121,14 +123,7 @@ def _write_job(
         if not path.is_file():
             codec = seeded_codec(variant.key, base.folder, split)
             write_parquet(codec, texts[split], path, numbers, recipe.training.max_length)
-    spec = JobSpec(
-        model=str(variant.model),
-        train=str(paths["train"]),
-        validation=str(paths["validation"]),
-        hyperparameters=recipe.training,
-        threads=threads,
-    )
-    files.write(variant.job / "spec.json", spec.model_dump_json())
+    write_spec(variant.job, variant.model, recipe.training, threads)
 
 
 def train(variants: list[Variant], run: RunFolder) -> dict[str, Status]:

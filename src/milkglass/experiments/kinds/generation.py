@@ -31,9 +31,10 @@ from milkglass.attacks.hidden_states.era import ERA
 from milkglass.attacks.hidden_states.era_plus import ERAPlus
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import read_examples
+from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.entries import require_names
 from milkglass.experiments.kinds.fine_tuning import FineTuning
+from milkglass.experiments.recipe_file import from_entries
 from milkglass.experiments.runs import RunFolder, Variant, seeded_codec
 from milkglass.metrics import ifeval, text
 from milkglass.models.checkpoint import Checkpoint
@@ -60,14 +61,43 @@ class GeneratedAnswers:
     references: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class InstructionFile:
+    """Prompts whose answers are checked by rule, as CMIF's Figure 3 has them.
+
+    Attributes:
+        file: IFEval's input_data.jsonl.
+        prompts: how many of its first.
+        new_tokens: of each answer.
+    """
+
+    file: str
+    prompts: int
+    new_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.prompts < 1 or self.new_tokens < 1:
+            raise UsageError("instructions has no prompts, or answers of no tokens", "give 1 or more of both")
+
+    def read(self, data: Path) -> list[ifeval.Prompt]:
+        """Raises UsageError for a file that is not there or is not IFEval's."""
+        with data_refs.files(data, self.file)[0].open(encoding="utf-8") as lines:
+            try:
+                rows = [json.loads(one) for one in islice(lines, self.prompts)]
+            except ValueError:
+                raise UsageError(f"{self.file} is not JSON Lines", "give IFEval's input_data.jsonl") from None
+        if not all(isinstance(one, dict) for one in rows):
+            raise UsageError(f"{self.file} has a line that is not a JSON object", "give IFEval's input_data.jsonl")
+        return [ifeval.Prompt.of(one) for one in rows]
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationRecipe(FineTuning):
     """Fine-tuned generators.
 
     Attributes:
         evaluation: answers, how many prompts of the validation data; new_tokens of each.
-        instructions: prompts whose answers are checked by rule, as CMIF's Figure 3 has them: file (IFEval's
-            input_data.jsonl), prompts (how many of its first) and new_tokens. Without them none are.
+        instructions: fields of `InstructionFile`; without them no answers are checked by rule.
     """
 
     instructions: Mapping[str, Any] = field(default_factory=dict)
@@ -78,7 +108,12 @@ class GenerationRecipe(FineTuning):
     def check(self) -> None:
         super().check()
         if self.instructions:
-            require_names(self.instructions, "instructions", ("file", "prompts", "new_tokens"))
+            from_entries(InstructionFile, self.instructions)
+
+    def measure(self, run: RunFolder) -> dict[str, float]:
+        if self.instructions:  # before hours of training
+            from_entries(InstructionFile, self.instructions).read(run.data)
+        return super().measure(run)
 
     def about(self) -> dict[str, Any]:
         return {**super().about(), **({"instructions": self.instructions} if self.instructions else {})}
@@ -104,16 +139,16 @@ class GenerationRecipe(FineTuning):
             result |= read(self.seed, base, variant, codec, created)
             if self.instructions:
                 run.progress(f"{variant.name}: instructions")
-                path = data_refs.files(run.data, self.instructions["file"])[0]
-                found = followed(model, codec, path, self.instructions["prompts"], self.instructions["new_tokens"])
+                asked = from_entries(InstructionFile, self.instructions)
+                found = followed(model, codec, asked.read(run.data), asked.new_tokens)
                 result |= {f"{name}, {variant.name} after": value for name, value in found.items()}
         return result
 
 
-def followed(model: PreTrainedModel, codec: Codec, path: Path, count: int, new_tokens: int) -> dict[str, float]:
-    """IFEval's accuracies of the answers to the file's first prompts, in percent: "ifeval prompt strict" and so on."""
-    with path.open(encoding="utf-8") as lines:
-        prompts = [ifeval.Prompt.of(json.loads(one)) for one in islice(lines, count)]
+def followed(
+    model: PreTrainedModel, codec: Codec, prompts: Sequence[ifeval.Prompt], new_tokens: int
+) -> dict[str, float]:
+    """IFEval's accuracies of the answers to these prompts, in percent: "ifeval prompt strict" and so on."""
     asked = [codec.encode_chat([{"role": "user", "content": one.text}]) for one in prompts]
     texts = [codec.decode(one) for one in greedy(model, asked, new_tokens)]
     return {f"ifeval {name}": 100 * one.value for name, one in ifeval.score(prompts, texts).measures.items()}

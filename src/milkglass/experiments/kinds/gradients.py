@@ -34,7 +34,8 @@ from milkglass.attacks.shadows.inverse import inverse
 from milkglass.audit.decontaminate import as_read, decontaminate, read_texts
 from milkglass.audit.gradient_scene import MEASURES, gradient_scene, truth_of
 from milkglass.audit.outcome import AttackResult
-from milkglass.audit.run import RECIPE, run
+from milkglass.audit.run import RECIPE
+from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Scene
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
@@ -57,7 +58,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.noise.stream import Stream
-from milkglass.progress import Log, no_log
+from milkglass.progress import Log
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Budget
 from milkglass.threat.knowledge import Knowledge
@@ -116,23 +117,19 @@ class GradientRecipe(SharedStepRecipe):
         return super().about() | {"texts": self.texts, "attacks": self.attacks}
 
     def measure(self, run: RunFolder) -> dict[str, float]:
-        return measure(self, run.data, run.out, run.progress, run.cache)
-
-
-def measure(
-    recipe: GradientRecipe, data: Path, out: Path, progress: Log = no_log, cache: Path | None = None
-) -> dict[str, float]:
-    """The figures by name. An attack that does not apply has none, which is reported. cache: where shadows are kept."""
-    base = Checkpoint.open(resolve(recipe.model))
-    files.private_dir(out)
-    expected = from_entries(GradientTexts, recipe.texts)
-    refs = [recipe.data, *([expected.reference] if expected.reference else [])]
-    require_same_run(out, {**recipe.about(), "base": base.digest(), "sums": data_refs.sums(data, refs)})
-    attackers = Attackers(recipe, base, expected, data, ArtifactCache(cache or out, out), progress)
-    result = dict[str, float]()
-    for name, entry in recipe.defences.items():
-        result |= attacked(recipe, name, attackers.scene(DefenceSpec.of(name, entry)), out / "figures.json", progress)
-    return result
+        """The figures by name. An attack that does not apply has none, which is reported."""
+        base = Checkpoint.open(resolve(self.model))
+        files.private_dir(run.out)
+        expected = from_entries(GradientTexts, self.texts)
+        refs = [self.data, *([expected.reference] if expected.reference else [])]
+        require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": data_refs.sums(run.data, refs)})
+        cache = ArtifactCache(run.cache or run.out, run.out)
+        attackers = Attackers(self, base, expected, run.data, cache, run.progress)
+        result = dict[str, float]()
+        for name, entry in self.defences.items():
+            scene = attackers.scene(DefenceSpec.of(name, entry))
+            result |= attacked(self, name, scene, run.out / "figures.json", run.progress)
+        return result
 
 
 def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progress: Log) -> dict[str, float]:
@@ -160,7 +157,7 @@ def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progre
         if f"{called}, {name}" in before:
             there(called, before[f"{called}, {name}"])
     left = {called: attack for called, attack in attacks.items() if called not in done}
-    run(scene, left, None, Budget(), recipe.seed, ended, rules)
+    run_attacks(scene, left, None, Budget(), recipe.seed, ended, rules)
     return {figure: value for called in attacks for figure, value in done.get(called, {}).items()}
 
 

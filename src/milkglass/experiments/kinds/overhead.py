@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from milkglass import files
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import read_examples
-from milkglass.client.data.parquet import write_parquet
+from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.errors import JobFailed, UsageError
@@ -38,12 +38,12 @@ from milkglass.experiments.cache import PartialResults
 from milkglass.experiments.entries import hyperparameters, require_names, require_variants
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import table_of
-from milkglass.experiments.runs import RunFolder, Variant, require_same_run, run_job, seeded_key
+from milkglass.experiments.runs import RunFolder, Variant, require_same_run, run_job, seeded_key, write_spec
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.progress import Log
 from milkglass.schemes.catalogue import scheme_of_recipe
-from milkglass.server.spec import Event, Hyperparameters, JobSpec
+from milkglass.server.spec import Event, Hyperparameters
 
 NEEDED = ("repeats", "epochs", "prompts", "new_tokens")
 
@@ -85,15 +85,7 @@ class OverheadRecipe(Recipe):
             raise UsageError("training times no steps", "give max_steps of 3 or more; logging_steps stays 1")
 
     def about(self) -> dict[str, Any]:
-        return {
-            **self.head,
-            "seed": self.seed,
-            "data": self.data,
-            "training": self.training.model_dump(),
-            "evaluation": self.evaluation,
-            "variants": self.variants,
-            **self.quick_entry,
-        }
+        return self.entries("seed", "data", "training", "evaluation", "variants")
 
     def measure(self, run: RunFolder) -> dict[str, float]:
         """Seconds, and hours of the extrapolated training, by name: "PART, client" and "PART, server"."""
@@ -143,16 +135,10 @@ def _tokenised(recipe: OverheadRecipe, codec: Codec, source: Path, variant: Vari
 
 
 def _trained(recipe: OverheadRecipe, variant: Variant, rows: int, progress: Log) -> dict[str, float]:
-    spec = JobSpec(
-        model=str(variant.model),
-        train=str(variant.job / "train.parquet"),
-        hyperparameters=recipe.training,
-        threads=None,
-    )
     for name in ("status.json", "events.jsonl", "checkpoints", "result"):  # the times of one unbroken run
         gone = variant.job / name
         shutil.rmtree(gone) if gone.is_dir() else gone.unlink(missing_ok=True)
-    files.write(variant.job / "spec.json", spec.model_dump_json())
+    write_spec(variant.job, variant.model, recipe.training, None, ("train",))
     run_job(variant.job, lambda words: progress(f"{variant.name}: {words}"))
     step = median(step_seconds((variant.job / "events.jsonl").read_text("utf-8")))
     steps = math.ceil(rows / recipe.training.batch_size) * recipe.evaluation["epochs"]

@@ -171,16 +171,9 @@ class TrainingSite:
     def _digest(self, rows: PrivateRows, shield: GradientDefence) -> str:
         """Of all that decides a trained model but the code."""
         recipe = self.recipe
-        about = [
-            self.base.digest(),
-            self.base.config,
-            recipe.task,
-            recipe.lora,
-            self.classes,
-            recipe.seed,
-            asdict(self.training),
-        ]
-        whole = hashlib.sha256(json.dumps([*about, signature(shield)], sort_keys=True).encode())
+        about = [self.base.digest(), self.base.config, recipe.task, recipe.lora, self.classes, recipe.seed]
+        about += [asdict(self.training), signature(shield)]
+        whole = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for one in (rows.ids.ids, rows.ids.lengths, *([] if rows.labels is None else [rows.labels])):
             whole.update(one.astype("<i8").tobytes())
         return whole.hexdigest()[:16]

@@ -20,7 +20,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from milkglass.attacks.embeddings.ednn import differences
 from milkglass.audit.defence_scene import scene_of
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.resume import ResumeStore
@@ -28,10 +30,10 @@ from milkglass.audit.run import RECIPE, run
 from milkglass.audit.scene import ALIKE, Scene
 from milkglass.errors import UsageError
 from milkglass.experiments.entries import Entries, attacks_of
-from milkglass.experiments.procedures.distances import own_and_nearest, quantiles
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
+from milkglass.sequences import Ids
 from milkglass.signature import signature
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.guess import NO_BELIEF
@@ -63,15 +65,9 @@ class LeakageTexts:
 
 
 def leakage(
-    attacks: Entries,
-    attacked: LeakageTexts,
-    base: Checkpoint,
-    problem: TrialData,
-    cell: TrainedHalves,
-    about: Mapping[str, Any],
-    folder: Path,
-    progress: Log = no_log,
-) -> dict[str, float]:
+    attacks: Entries, attacked: LeakageTexts, base: Checkpoint, problem: TrialData, cell: TrainedHalves,
+    about: Mapping[str, Any], folder: Path, progress: Log = no_log,
+) -> dict[str, float]:  # fmt: skip
     """In percent, "MEASURE, ATTACK, ATTACKER"; "strongest" is the best of all, for each measure
     separately."""
     if attacked.rows > len(problem.train.texts):
@@ -89,7 +85,9 @@ def leakage(
         top = f", {one.measures['tokens top-1']} of the tokens" if "tokens top-1" in one.measures else ""
         progress(f"{one.attack} ({one.adversary}): {one.state}{top}")
 
-    tuned = attacked.tables != "uploaded" and _has_tables(scene, cell)
+    # whether a checkpoint was uploaded and trained; halves are trained before the server has one of them
+    has_tables = cell.tuned is not cell.server and bool(scene.transcript.all(Weights))
+    tuned = attacked.tables != "uploaded" and has_tables
     first = {name: one for name, one in instances.items() if not (tuned and attacked.tables == "tuned" and _reads(one))}
     if first:
         cells += run(scene, first, _work(folder, about, first), budget, 1, ended, RECIPE).cells
@@ -97,9 +95,11 @@ def leakage(
         again = {name: one for name, one in instances.items() if _reads(one)}
         work = _work(folder / "tuned", about, again)
         cells += run(_after_training(scene, cell), again, work, budget, 1, ended, RECIPE).cells
+    corpora = [one.knowledge.corpus for one in scene.adversaries if one.name == ALIKE]
+    texts = sum(len(one) for one in corpora if one is not None)
     return {
-        **_figures(cells), "texts, attacker": float(_texts_of_attacker(scene)), **_ceiling(scene),
-        **(_distances(scene, cell) if attacked.tables != "uploaded" and _has_tables(scene, cell) else {}),
+        **_figures(cells), "texts, attacker": float(texts), **_ceiling(scene),
+        **(_distances(scene, cell) if tuned else {}),
     }  # fmt: skip
 
 
@@ -110,11 +110,6 @@ def _work(folder: Path, about: Mapping[str, Any], instances: Mapping[str, Attack
 def _reads(attack: Attack) -> bool:
     """Whether it reads tables."""
     return Weights in attack.sees
-
-
-def _has_tables(scene: Scene, cell: TrainedHalves) -> bool:
-    """Whether a checkpoint was uploaded and trained; halves are trained before the server has one of them."""
-    return cell.tuned is not cell.server and bool(scene.transcript.all(Weights))
 
 
 def _after_training(scene: Scene, cell: TrainedHalves) -> Scene:
@@ -135,11 +130,6 @@ def _distances(scene: Scene, cell: TrainedHalves) -> dict[str, float]:
         return {}
     rows = np.flatnonzero(scene.truth.ordinary[scene.truth.inverse])
     return quantiles(*own_and_nearest(tuned[torch.from_numpy(rows)], public.table, scene.truth.inverse[rows]))
-
-
-def _texts_of_attacker(scene: Scene) -> int:
-    corpora = [one.knowledge.corpus for one in scene.adversaries if one.name == ALIKE]
-    return sum(len(one) for one in corpora if one is not None)
 
 
 def _ceiling(scene: Scene) -> dict[str, float]:
@@ -164,3 +154,40 @@ def _figures(cells: Sequence[AttackResult]) -> dict[str, float]:
         if values := [value for name, value in result.items() if name.startswith(f"{kind}, ")]:
             result[f"{kind}, strongest"] = float(np.nanmax(values))
     return result
+
+
+# --- EDNN, Figure 2 ---------------------------------------------------------------------------------------------------
+ROWS = 1024  # rows compared at a time
+Floats = NDArray[np.float64]
+
+
+def own_and_nearest(server: torch.Tensor, public: torch.Tensor, origin: Ids) -> tuple[Floats, Floats]:
+    """(n,) each, for the rows (n, d) of the server's table: the distance to the public row that it stands for, and to
+    the nearest other one.
+
+    Args:
+        public: (m, d).
+        origin: (n,) which public row each stands for.
+    """
+    theirs, mine = differences(public.double()), differences(server.double())
+    own, other = [], []
+    for start in range(0, len(mine), ROWS):
+        place = torch.from_numpy(origin[start : start + ROWS])
+        far = torch.cdist(mine[start : start + ROWS], theirs)
+        rows = torch.arange(len(place))
+        own.append(far[rows, place].clone())
+        far[rows, place] = torch.inf
+        other.append(far.min(1).values)
+    return torch.cat(own).numpy(), torch.cat(other).numpy()
+
+
+def quantiles(own: Floats, other: Floats) -> dict[str, float]:
+    """The figures of a result: medians and the ends that face each other, and the share of rows that are nearest to
+    their own token, in percent."""
+    return {
+        "own distance, median": float(np.median(own)),
+        "own distance, 99 %": float(np.quantile(own, 0.99)),
+        "nearest other distance, 1 %": float(np.quantile(other, 0.01)),
+        "nearest other distance, median": float(np.median(other)),
+        "own is nearest": 100 * float((own < other).mean()),
+    }

@@ -56,14 +56,9 @@ class LocalTraining:
 
 
 def fit(
-    step: SharedStep,
-    rows: PrivateRows,
-    shield: GradientDefence,
-    training: LocalTraining,
-    seed: int,
-    pad: int,
+    step: SharedStep, rows: PrivateRows, shield: GradientDefence, training: LocalTraining, seed: int, pad: int,
     progress: Log,
-) -> None:
+) -> None:  # fmt: skip
     """Changes the step's model. The order of the rows and a shield's noise come from the seed."""
     rng, stream = np.random.default_rng(seed), Stream.of_seed(seed)
     parameters = dict(step.module.named_parameters())

@@ -1,24 +1,91 @@
-"""A bidirectional LSTM over a word table, and its training: what ObfusLM's Table 12 trains.
+"""A bidirectional LSTM over a word table (GloVe), and its training: what ObfusLM's Table 12 trains.
+
+A text is split at white space, as SST-2 is published, in small letters. A piece that holds punctuation is the words in
+it; punctuation alone is left out, because `read_glove` reads no rows for it.
 
 Batches are packed sequences of like lengths, so padding has no part in it; the classifier reads the last state of each
 direction of the topmost layer. Loss is cross-entropy, the optimiser Adam, no dropout and no weight decay: the paper
 names none.
 
-It is the server's side: the table may be scrambled, and ids and labels are those that a server receives.
+The LSTM is the server's side: the table may be scrambled, and ids and labels are those that a server receives.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from milkglass.errors import JobFailed, UsageError
+from milkglass.errors import JobFailed
+from milkglass.parameters import limited, require
 from milkglass.progress import Log
-from milkglass.sequences import Sequences
+from milkglass.sanitizers.tables.table import read_glove
+from milkglass.sanitizers.tables.words import is_word, pattern
+from milkglass.sequences import Ids, Sequences
+
+PADDING, UNKNOWN = 0, 1
+SPECIAL: tuple[int, ...] = (PADDING, UNKNOWN)
+SHOWN = ("", "<unk>")  # how the two are read
+
+
+@dataclass(frozen=True, eq=False)
+class WordTable:
+    """The words of a GloVe file and their vectors.
+
+    Attributes:
+        words: (n,) by id, SHOWN before the file's own.
+        rows: (n, d) fp32; the row of padding is zero, that of the unknown word the mean of all others.
+    """
+
+    words: tuple[str, ...]
+    rows: torch.Tensor = field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> WordTable:
+        """Raises BadTable for a file that is not a GloVe text file."""
+        table = read_glove(path)
+        own = torch.from_numpy(table.vectors)
+        rows = torch.cat([torch.zeros(1, own.shape[1]), own.mean(0, keepdim=True), own])
+        return cls((*SHOWN, *table.words), rows)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words) if number not in SPECIAL}
+
+    def ids(self, text: str) -> list[int]:
+        """At least one: a text without a word is one unknown word."""
+        result = [self._places.get(word, UNKNOWN) for word in split(text)]
+        return result or [UNKNOWN]
+
+    def encoded(self, texts: Iterable[str]) -> Sequences:
+        return Sequences.of(self.ids(text) for text in texts)
+
+    def text(self, ids: Ids) -> str:
+        return " ".join(self.words[one] for one in ids.tolist() if one != PADDING)
+
+
+def split(text: str) -> list[str]:
+    result: list[str] = []
+    for piece in text.lower().split():
+        result += [piece] if is_word(piece) else pattern(contractions=True).findall(piece)
+    return result
+
+
+def ordinary(size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """(n,) which ids stand for words."""
+    result = np.ones(size, bool)
+    result[list(SPECIAL)] = False
+    return result
+
 
 Labels = NDArray[np.int64]
 APART = 100  # steps between lines
@@ -36,23 +103,15 @@ class LSTMTraining:
         epochs: passes over the texts.
     """
 
-    hidden: int = 256
-    layers: int = 2
-    epochs: int = 3
-    batch_size: int = 128
-    learning_rate: float = 1e-3
+    hidden: int = limited(256, least=1)
+    layers: int = limited(2, least=1)
+    epochs: int = limited(3, least=1)
+    batch_size: int = limited(128, least=1)
+    learning_rate: float = limited(1e-3, above=0, most=1)
     train_table: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "epochs", "batch_size"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise UsageError(f"training: {name} is {value!r}, a whole number from 1 is needed", "see the recipe")
-        rate = self.learning_rate
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1:
-            raise UsageError(f"training: learning_rate is {rate!r}, a number above 0 and up to 1 is needed", "try 1e-3")
-        if not isinstance(self.train_table, bool):
-            raise UsageError(f"training: train_table is {self.train_table!r}", "give true or false")
+        require(self)
 
 
 class BiLSTM(torch.nn.Module):

@@ -2,8 +2,6 @@
 
 A cell lies in a folder under its digest, with what it is of (about.json) and by which code it was begun. Recipes that
 name the same cell share it; one that was stopped goes on.
-
-Out of scope: attacks, and what a recipe makes of a cell's figures.
 """
 
 from __future__ import annotations
@@ -25,12 +23,11 @@ import pyarrow.parquet as pq
 from milkglass import files
 from milkglass.client.label_scale import Scale
 from milkglass.defences.token_halves import TokenClient, TokenServer
-from milkglass.experiments.procedures.predictions import packed
-from milkglass.experiments.runs import begun, made, run_job
+from milkglass.experiments.runs import begun, made, packed, run_job, secret_of, write_spec
 from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
-from milkglass.server.spec import Hyperparameters, JobSpec
+from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
 
@@ -63,7 +60,7 @@ class TrainedHalves:
         tuned: the server's half after training.
         figures: what its answers are worth.
         made: by which code.
-        predictions: its answers to the held-out rows (predictions.py).
+        predictions: its answers to the held-out rows, as `packed` has them.
     """
 
     name: str
@@ -75,22 +72,10 @@ class TrainedHalves:
     predictions: str = field(repr=False)
 
 
-def secret_of(seed: int) -> bytes:
-    """32 bytes that anyone can derive: a recipe has no secrets."""
-    return hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
-
-
 def trained(
-    base: Checkpoint,
-    digest: str,
-    problem: TrialData,
-    defence: Defence,
-    training: Hyperparameters,
-    seed: int,
-    cells: Path,
-    threads: int | None,
-    progress: Log = no_log,
-) -> TrainedHalves:
+    base: Checkpoint, digest: str, problem: TrialData, defence: Defence, training: Hyperparameters, seed: int,
+    cells: Path, threads: int | None, progress: Log = no_log,
+) -> TrainedHalves:  # fmt: skip
     """Raises JobFailed for a training that failed."""
     about = {
         "version": VERSION,
@@ -134,14 +119,9 @@ def _halves(base: Checkpoint, problem: TrialData, defence: Defence, seed: int, f
 
 
 def _tuned(
-    client: TokenClient,
-    server: Server,
-    problem: TrialData,
-    training: Hyperparameters,
-    job: Path,
-    threads: int | None,
+    client: TokenClient, server: Server, problem: TrialData, training: Hyperparameters, job: Path, threads: int | None,
     progress: Log,
-) -> TokenServer:
+) -> TokenServer:  # fmt: skip
     job.mkdir(exist_ok=True)
     for split, rows in (("train", problem.train), ("validation", problem.held_out)):
         if not (job / f"{split}.parquet").is_file():
@@ -150,14 +130,7 @@ def _tuned(
                 scale = Scale.of(map(float, problem.train.labels))
                 labels = [scale.sent(float(one)) for one in rows.labels]
             _write(client, rows, labels, training.task, job / f"{split}.parquet")
-    spec = JobSpec(
-        model=str(server.folder),
-        train=str(job / "train.parquet"),
-        validation=str(job / "validation.parquet"),
-        hyperparameters=training,
-        threads=threads,
-    )
-    (job / "spec.json").write_text(spec.model_dump_json(), "utf-8")
+    write_spec(job, server.folder, training, threads)
     run_job(job, progress)
     return TokenServer(job / "result")
 

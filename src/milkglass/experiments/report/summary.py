@@ -33,22 +33,21 @@ class SummaryRow:
     content: float | None
 
 
-def rows(figures: Mapping[str, float]) -> tuple[SummaryRow, ...]:
-    """The rows of a comparison, in the order of its figures.
+def rows(figures: Mapping[str, float]) -> dict[str, list[SummaryRow]]:
+    """The rows of a comparison by data set, in the order of its figures.
 
     Args:
         figures: by name, as a result has them.
     """
-    result = []
+    result: dict[str, list[SummaryRow]] = {}
     for name, tokens in figures.items():
         data, _, defence = name.removeprefix(TOKENS).partition(", ")
         measure = next((one for one in UTILITY if f"{one}, {data}, {defence}" in figures), None)
         if name.startswith(TOKENS) and measure is not None:
             utility = figures[f"{measure}, {data}, {defence}"]
-            result.append(
-                SummaryRow(data, defence, measure, utility, tokens, figures.get(f"{CONTENT}{data}, {defence}"))
-            )
-    return tuple(result)
+            content = figures.get(f"{CONTENT}{data}, {defence}")
+            result.setdefault(data, []).append(SummaryRow(data, defence, measure, utility, tokens, content))
+    return result
 
 
 def drawn(rows: Sequence[SummaryRow]) -> str:
@@ -74,10 +73,3 @@ def drawn(rows: Sequence[SummaryRow]) -> str:
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#0b4f6c">{info}</circle>')
         parts.append(f'<text x="{x + 7:.1f}" y="{y - 5:.1f}">{number}</text>')
     return "\n".join([*parts, "</svg>"])
-
-
-def by_data(rows: Sequence[SummaryRow]) -> dict[str, list[SummaryRow]]:
-    parts: dict[str, list[SummaryRow]] = {}
-    for one in rows:
-        parts.setdefault(one.data, []).append(one)
-    return parts

@@ -87,7 +87,7 @@ def read(result: Mapping[str, Any]) -> ResultTable:
         quick="" if milder is None else json.dumps(milder, ensure_ascii=False),
         paper=str(result["paper"]),
         about=tuple(_about(result)),
-        glance=tuple((data, tuple(part)) for data, part in glance.by_data(glance.rows(measured)).items()),
+        glance=tuple((data, tuple(part)) for data, part in glance.rows(measured).items()),
         beside=beside,
         groups=tuple((what, tuple(rest[what])) for what in sorted(rest, key=lambda what: what in LAST)),
         untold=tuple((name, str(one["why"])) for name, one in result.get("untold", {}).items()),

@@ -1,6 +1,6 @@
 """GHOST over a data set: finished parts are kept, so that an interrupted run can be resumed.
 
-Another way than `sanitizers/files/files.py`, for two reasons. A row costs a second here and not a microsecond, so that
+Another way than `sanitizers/files.py`, for two reasons. A row costs a second here and not a microsecond, so that
 what is done must outlive the process: parts.py keeps it in `.OUT.parts`, which is removed at the end. And the result is
 ids: they are written beside the text, in a field or column `ids` (`NAME_ids` where a row has several texts). Reading
 rows, writing them, the appearance of OUT and of its report are the same. A text's shadow does not depend on the other
@@ -19,11 +19,11 @@ from typing import Any
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Progress, no_progress
-from milkglass.sanitizers.files.files import appearing, fresh_seed, report_path, require_free
-from milkglass.sanitizers.files.rows import KINDS, Block, FileShape, blocks_of
+from milkglass.sanitizers.files import appearing, fresh_seed, report_path, require_free
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.parts import FinishedParts, finished
 from milkglass.sanitizers.ghost.tally import GhostTally, document
+from milkglass.sanitizers.rows import KINDS, Block, FileShape, blocks_of
 
 ROWS = 8  # of a part: what an interruption loses at most
 

@@ -3,8 +3,6 @@
 The ids are the result, special tokens included: they go into the model unchanged. The text is how they read; a
 tokenizer may cut it otherwise (docs/papers.md). What a sentence starts from is drawn by a generator of the seed and of
 the sentence, so that neither the other sentences nor their order change a result.
-
-Out of scope: files, gradients.
 """
 
 from __future__ import annotations
@@ -19,9 +17,8 @@ from milkglass.errors import EmptyText, IdOutOfRange, TooLong, UsageError
 from milkglass.models.tokenizer import longest
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.sanitizers.ghost import cache
 from milkglass.sanitizers.ghost.lemmas import lemmas_of
-from milkglass.sanitizers.ghost.search import Search, Shadows, search
+from milkglass.sanitizers.ghost.search import Search, Shadows, cached, digest, search
 from milkglass.sanitizers.ghost.selection import Choice, Selection, drawn, nearest, select
 from milkglass.sanitizers.ghost.states import Encoder
 from milkglass.sanitizers.tables.vocabulary import opened, table_of
@@ -97,8 +94,8 @@ class Ghost:
             lemmas = lemmas_of(table.words, texts, searching.language) if searching.lemma else None
             return search(table, lemmas, searching)
 
-        searched = cache.digest(table, texts, searching)
-        result = cache.kept(searched, len(table), make, kept)
+        searched = digest(table, texts, searching)
+        result = cached(searched, len(table), make, kept)
         network = Encoder.open(folder) if selection.way == "states" else None
         limit = longest(folder, tokenizer)
         return cls(folder, table.name, searched, tokenizer, result, network, limit, seed, searching, selection)

@@ -136,7 +136,7 @@ def in_bf16() -> torch.autocast:
 
 def worth(rough: NDArray[np.float64], owner: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray[np.bool_]:
     """(r,) which of these candidates may be among the `widths` best (r,) of their owner (r,), whose numbers are in
-    order; inf is none of them."""
+    order; inf is never among the best."""
     result = np.zeros(len(rough), np.bool_)
     for begin in np.flatnonzero(np.diff(owner, prepend=-1)):
         mine = slice(begin, np.searchsorted(owner, owner[begin], side="right"))

@@ -12,20 +12,31 @@ One that keeps none even then falls back to its k neighbours unfiltered, and is 
 Where we depart from the paper: the overlap is a share of k, as in the published code and as its threshold of 0.1
 needs, not a number of tokens; the paper widens the search for ever. Special tokens, [unusedN] and rows without a token
 are their own shadows and no other token's. Out of scope: models, texts.
+
+A search is made once for a table, a tokenizer and its parameters, and cached under the digest of all three: safetensors
+in `ghost/` of Milkglass's cache, which hold what follows from a public model, nothing secret.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
-from milkglass.errors import UsageError
+from milkglass import files
+from milkglass.errors import CorruptCheckpoint, UsageError
+from milkglass.models.resolve import cache_folder
 from milkglass.parameters import limited, require
-from milkglass.sanitizers.ghost.lemmas import require_language
+from milkglass.sanitizers.ghost.lemmas import require_language, version
 from milkglass.sanitizers.ghost.near import Lists, nearest_lists
 from milkglass.sanitizers.tables.neighbours import directions, require_k
 from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
@@ -154,3 +165,54 @@ def _assembled(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], f
     wide, fell = np.zeros(n, np.int32), np.zeros(n, np.bool_)
     wide[table.candidates], fell[table.candidates] = reach, fallen
     return Shadows(np.concatenate(every).astype(np.int32), starts, wide, fell)
+
+
+# --- kept on disk -----------------------------------------------------------------------------------------------------
+FORMAT = "milkglass-shadows/1"
+NAMES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bool_}
+
+
+def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
+    """64 hex digits over all that a search depends on. texts: what each token reads as."""
+    whole = hashlib.sha256()
+    about = [FORMAT, [STEP, MOST], version(), settings.document(), list(table.words), list(texts), table.vectors.shape]
+    whole.update(json.dumps(about).encode())
+    whole.update(np.ascontiguousarray(table.vectors).tobytes())
+    whole.update(table.candidates.astype(np.int64).tobytes())
+    return whole.hexdigest()
+
+
+def cached(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
+    """The search of this digest, for a table of `size` rows, made if it is not there.
+
+    Raises CorruptCheckpoint where the file is damaged.
+    """
+    folder = cache_folder() / "ghost" if folder is None else folder
+    path = folder / f"{name}.safetensors"
+    if path.is_file():
+        return _read(path, size)
+    result = make()
+    files.private_dir(folder)
+    with files.atomic_path(path) as partial:  # another process that does the same writes the same
+        save_file({name: np.ascontiguousarray(getattr(result, name)) for name in NAMES}, partial)
+    return result
+
+
+def _read(path: Path, size: int) -> Shadows:
+    try:
+        result = load_file(path)
+    except (SafetensorError, OSError):
+        result = {}
+    right = {name: one.dtype for name, one in result.items()} == {name: np.dtype(kind) for name, kind in NAMES.items()}
+    if not (right and _whole(Shadows(**result), size)):
+        raise CorruptCheckpoint(f"the search kept in {path.name} is damaged", "remove the file: it is made again")
+    return Shadows(**result)
+
+
+def _whole(shadows: Shadows, size: int) -> bool:
+    """Whether every token has shadows, all of them tokens."""
+    if not (shadows.starts.shape == (size + 1,) and shadows.reach.shape == shadows.fallen.shape == (size,)):
+        return False
+    if shadows.starts[0] != 0 or shadows.starts[-1] != len(shadows.ids) or not (np.diff(shadows.starts) > 0).all():
+        return False
+    return bool(shadows.ids.min() >= 0 and shadows.ids.max() < size)

@@ -1,7 +1,7 @@
 """Accepts connections, no more than the limits allow, and closes those whose time is up.
 
 A place is made for a newcomer by closing the oldest connection on which nothing is being done, so that many idle
-connections lock no one out. Knows nothing of requests.
+connections lock no one out.
 """
 
 from __future__ import annotations
@@ -13,25 +13,15 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol, final
+from typing import final
 
-from milkglass.server.connections.limits import Limits
-from milkglass.server.faults import place_of
+from milkglass.server.connections.connection import ServerConnection
+from milkglass.server.connections.logs import place_of
+from milkglass.server.settings import Limits
 from milkglass.system import is_loopback
 
 log = logging.getLogger("milkglass.server")
 NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-
-
-class WatchedConnection(Protocol):
-    """What the acceptor asks of a connection whose handshake is done: connection.Connection."""
-
-    answered: bool
-
-    @property
-    def idle(self) -> bool: ...
-    def abort(self) -> None: ...
-    def check(self, now: float) -> str | None: ...
 
 
 @final
@@ -46,7 +36,7 @@ class Visitor:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.session: WatchedConnection | None = None
+        self.session: ServerConnection | None = None
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -72,7 +62,7 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        make: Callable[[Callable[[], None]], tuple[asyncio.Protocol, WatchedConnection]],
+        make: Callable[[Callable[[], None]], ServerConnection],
         limits: Limits,
         context: ssl.SSLContext | None = None,
     ) -> None:
@@ -153,11 +143,11 @@ class Acceptor:
 
     async def _connect(self, connection: socket.socket, visitor: Visitor) -> None:
         """The TLS handshake, if there is one, then the visitor's session."""
-        protocol, session = self._make(lambda: self._forget(visitor))
+        session = self._make(lambda: self._forget(visitor))
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: protocol,
+                lambda: session,
                 connection,
                 ssl=self._context,
                 ssl_handshake_timeout=self._limits.handshake if self._context else None,

@@ -1,6 +1,6 @@
 """One HTTP connection with deadlines: for a request's headers, for its body's progress, for an answer that is not read.
 
-uvicorn's own protocol has a deadline between two requests and none within one. Does not know the other connections.
+uvicorn's own protocol has a deadline between two requests and none within one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from milkglass.server.connections.limits import Limits
+from milkglass.server.settings import Limits
 
 
 class Phase(enum.Enum):
@@ -98,14 +98,11 @@ class ServerConnection(H11Protocol):
         if running:
             cycle.disconnected = True  # its own answer would come after ours
             cycle.message_event.set()
-        begun = running and cycle.response_started
-        if begun or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or (running and self._head_only()):
+        silent = running and (cycle.response_started or self.scope["method"] == "HEAD")
+        if silent or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
         else:
             super().send_400_response(msg)
-
-    def _head_only(self) -> bool:
-        return bool(self.scope["method"] == "HEAD")
 
     def abort(self) -> None:
         self.transport.abort()

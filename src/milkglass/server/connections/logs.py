@@ -11,16 +11,22 @@ import logging
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
-
-from milkglass.server.faults import place_of
 
 BURST = 500  # lines of one kind that are logged at once,
 RATE = 10.0  # and how many more each second
 KINDS = 1000  # kinds that are counted separately; all others count as one
 LONGEST = 2000  # characters of a line
+
+
+def place_of(error: BaseException) -> str:
+    """The kind of an error and where it was raised. Never its message: that may quote ids."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "?"
+    return f"{type(error).__name__} at {where}"
 
 
 @dataclass

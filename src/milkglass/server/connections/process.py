@@ -1,12 +1,10 @@
-"""A web server as a process: it listens, keeps to its limits of connections, and logs. Shared by both servers.
-
-Knows nothing of what the application does.
-"""
+"""A web server as a process: it listens, keeps to its limits of connections, and logs. Shared by both servers."""
 
 from __future__ import annotations
 
 import logging
 import os
+import resource
 import socket
 import sys
 from collections.abc import Callable
@@ -19,13 +17,13 @@ from milkglass.errors import UsageError
 from milkglass.server.connections import logs
 from milkglass.server.connections.acceptor import Acceptor
 from milkglass.server.connections.connection import ServerConnection
-from milkglass.server.connections.limits import Limits, raise_open_files
-from milkglass.server.settings import ServerSettings
+from milkglass.server.settings import Limits, ServerSettings
 from milkglass.system import is_loopback
 
 log = logging.getLogger("milkglass.server")
 PASSPHRASE = "MILKGLASS_PASSPHRASE"  # the client's variable
 DRAIN = 5  # seconds that open requests get when the server stops
+OPEN_FILES = 65_536  # wanted; a system that allows fewer gets fewer connections
 FAILED = 3  # exit code where the application does not start
 
 
@@ -77,13 +75,22 @@ class WebServer(uvicorn.Server):
         if self.ready:
             print(self.ready, flush=True)
 
-    def _connection(self, on_lost: Callable[[], None]) -> tuple[ServerConnection, ServerConnection]:
-        created = ServerConnection(self.config, self.server_state, self.lifespan.state, self.limits, on_lost)
-        return created, created
+    def _connection(self, on_lost: Callable[[], None]) -> ServerConnection:
+        return ServerConnection(self.config, self.server_state, self.lifespan.state, self.limits, on_lost)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._on_stop()
         super().handle_exit(sig, frame)
+
+
+def raise_open_files() -> int:
+    """Raise this process's limit of open files as far as the system lets it. Returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    expected = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= expected:
+        return OPEN_FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (expected, hard))
+    return expected
 
 
 def prepare() -> None:

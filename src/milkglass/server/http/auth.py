@@ -13,10 +13,10 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from milkglass.errors import Unauthorized
-from milkglass.server.connections.limits import Limits
-from milkglass.server.faults import place_of
+from milkglass.server.connections.logs import place_of
 from milkglass.server.http.bodies import BodyMemory, BodyRule, CountedBody, too_large
 from milkglass.server.http.errors import HINTS, REASONS, internal, respond
+from milkglass.server.settings import Limits
 
 log = logging.getLogger("milkglass.server")
 OPEN = frozenset({"/health"})

@@ -1,6 +1,6 @@
 """Request bodies in memory: how many bytes all of them may have, how long each may take to arrive, who makes room.
 
-A body that is still arriving holds memory only until a faster one needs it. Knows nothing of what a body contains.
+A body that is still arriving holds memory only until a faster one needs it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import final
 from starlette.types import Message, Receive
 
 from milkglass.errors import Busy, TooLarge, TooSlow
-from milkglass.server.connections.limits import Limits
 from milkglass.server.http.errors import HINTS, Refused
+from milkglass.server.settings import Limits
 
 RECENT = 2.0  # seconds that a body's pace looks back
 YOUNGEST = 0.1  # seconds that a body counts as old, at least: one piece that came at once says little of its pace

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Request
+from fastapi import APIRouter, Header, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 from pydantic import Field
 from starlette.datastructures import UploadFile
 
 from milkglass.errors import BadUpload, LengthRequired
-from milkglass.server.context import Context, of
+from milkglass.server.context import Shared
 from milkglass.server.http.strict_json import PLAIN, Name, PathName, RequestBody, StrictRoute
-from milkglass.server.storage.arrival import arriving
 from milkglass.server.storage.store import File, Purpose, Upload
+from milkglass.server.storage.uploads import arriving
 
 router = APIRouter(route_class=StrictRoute)
-Shared = Annotated[Context, Depends(of)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _FORM = {
     "requestBody": {
@@ -52,29 +52,16 @@ class NewUpload(RequestBody):
 
 
 def upload_json(upload: Upload, chunk_bytes: int) -> dict[str, Any]:
-    return {
-        "id": upload.id,
-        "object": "upload",
-        "filename": upload.filename,
-        "bytes": upload.bytes,
-        "purpose": upload.purpose,
-        "created_at": int(upload.created_at),
-        "received": upload.received,
-        "chunk_bytes": chunk_bytes,
-    }
+    return {**_about(upload), "object": "upload", "received": upload.received, "chunk_bytes": chunk_bytes}
 
 
 def file_json(file: File) -> dict[str, Any]:
-    return {
-        "id": file.id,
-        "object": "file",
-        "filename": file.filename,
-        "bytes": file.bytes,
-        "sha256": file.sha256,
-        "purpose": file.purpose,
-        "created_at": int(file.created_at),
-        "status": "processed",
-    }
+    return {**_about(file), "object": "file", "sha256": file.sha256, "status": "processed"}
+
+
+def _about(one: Upload | File) -> dict[str, Any]:
+    about = one.model_dump(include={"id", "filename", "bytes", "purpose"})
+    return {**about, "created_at": int(one.created_at)}
 
 
 @router.post("/v1/uploads")
@@ -92,7 +79,7 @@ def list_uploads(shared: Shared) -> dict[str, Any]:
 
 @router.get("/v1/uploads/{key}")
 def get_upload(key: PathName, shared: Shared) -> dict[str, Any]:
-    return upload_json(shared.uploads.get(key), shared.settings.chunk_bytes)
+    return upload_json(shared.store.uploads.get(key), shared.settings.chunk_bytes)
 
 
 @router.put("/v1/uploads/{key}", openapi_extra=_RAW)
@@ -143,8 +130,6 @@ async def add_file(request: Request, shared: Shared) -> dict[str, Any]:
 
 
 def _plain(name: str) -> str:
-    import re
-
     if len(name) > 128 or not re.fullmatch(PLAIN, name):
         raise BadUpload("the file's name is not a plain name", "letters, digits, `.`, `_` and `-`, 128 at most")
     return name

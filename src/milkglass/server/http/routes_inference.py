@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
 from milkglass.errors import MilkglassError
 from milkglass.models.checkpoint import end_ids
-from milkglass.server.context import Context, of
+from milkglass.server.context import Shared
 from milkglass.server.http.errors import error_body
 from milkglass.server.http.requests import Classification, Completion, as_rows, require_new, require_rows, token_types
 from milkglass.server.http.streaming import GONE, EventStream, disconnect, event, first
@@ -25,7 +26,6 @@ from milkglass.server.inference.sequence import Sequence
 from milkglass.server.storage.store import new_id
 
 router = APIRouter(route_class=StrictRoute)
-Shared = Annotated[Context, Depends(of)]
 
 
 # --- completions ------------------------------------------------------------------------------------------------------
@@ -115,41 +115,24 @@ async def completions(body: Completion, request: Request, shared: Shared) -> Res
     require_new(body.max_tokens, shared.settings)
     require_rows(run.prompts, model, shared.settings, extra=body.max_tokens)
     entry = shared.loader.acquire(model, "generate")
-    release = _Once(lambda: shared.loader.release(entry))
-    run.on_over = release  # a reader who has stopped reading must not keep the model
+    release = ExitStack()  # which is done once, whoever closes it first
+    release.callback(shared.loader.release, entry)
+    run.on_over = release.close  # a reader who has stopped reading must not keep the model
 
     def close() -> None:
         run.cancel()
-        release()
+        release.close()
         if run.answers:
             shared.recording.answered(model, run.prompts, run.answers)
 
-    try:
+    with ExitStack() as closing:
+        closing.callback(close)
         engine = await asyncio.wrap_future(entry.engine)
         run.prepare(await run_in_threadpool(end_ids, shared.registry.folder(model.id)))
         engine.submit(run.sequences)
         if body.stream:
-            stream = EventStream(_stream(run), close)
-            close = _nothing  # the stream's business now
-            return stream
+            return EventStream(_stream(run), closing.pop_all().close)  # the stream's business now
         return await first(_whole(run), disconnect(request)) or GONE
-    finally:
-        close()
-
-
-def _nothing() -> None: ...
-
-
-class _Once:
-    """Calls a function the first time that it is called itself."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call: Callable[[], None] | None = call
-
-    def __call__(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call()
 
 
 async def _whole(run: PromptRun) -> Response:
@@ -185,7 +168,7 @@ async def classify(body: Classification, request: Request, shared: Shared) -> Re
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in inputs]
         for ids, kinds, future in zip(inputs, types, futures, strict=True):
-            done, failed = partial(_resolve, loop, future), partial(_reject, loop, future)
+            done, failed = (_from_thread(loop, future, put) for put in (future.set_result, future.set_exception))
             rows.append(ClassifierRow(ids, kinds, done, failed))
         engine.submit(rows)
         result = await first(asyncio.gather(*futures), disconnect(request))
@@ -200,14 +183,16 @@ async def classify(body: Classification, request: Request, shared: Shared) -> Re
     return JSONResponse(_classified(model.id, inputs, result, scores))
 
 
-def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[float]], chances: list[float]) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(chances))
+def _from_thread(
+    loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[float]], put: Callable[[Any], None]
+) -> Callable[[Any], None]:
+    """`put` for another thread: it does nothing where the future is over, or the loop is closed."""
 
+    def call(value: Any) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(lambda: None if future.done() else put(value))
 
-def _reject(loop: asyncio.AbstractEventLoop, future: asyncio.Future[list[float]], error: MilkglassError) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_exception(error))
+    return call
 
 
 def _classified(model: str, inputs: list[list[int]], found: list[list[float]], scores: bool) -> dict[str, Any]:

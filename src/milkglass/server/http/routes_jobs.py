@@ -8,13 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator, Field
 
 from milkglass.errors import UsageError
-from milkglass.server.context import Context, of
+from milkglass.server.context import Context, Shared
 from milkglass.server.http.streaming import EventStream, event
 from milkglass.server.http.strict_json import Name, PathName, RequestBody, StrictRoute, few_fields
 from milkglass.server.jobs import events
@@ -22,7 +22,6 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.server.storage.store import JobRecord
 
 router = APIRouter(route_class=StrictRoute)
-Shared = Annotated[Context, Depends(of)]
 TAIL = 0.2  # seconds between looks for new events
 HEARTBEAT = 15.0  # seconds without an event after which a comment keeps the connection open
 EventId = Annotated[str, Query(pattern=r"^(ftevent-)?[0-9]{1,15}$")]

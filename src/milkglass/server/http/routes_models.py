@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import FileResponse
 from pydantic import Field
 
 from milkglass.errors import BadUpload
-from milkglass.server.context import Context, of
+from milkglass.server.context import Context, Shared
 from milkglass.server.http.strict_json import Name, PathName, RequestBody, StrictRoute
 from milkglass.server.storage.registry import Delta, Registration
 from milkglass.server.storage.store import ModelRecord
 
 router = APIRouter(route_class=StrictRoute)
-Shared = Annotated[Context, Depends(of)]
 
 
 class DeltaBody(RequestBody):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from milkglass.errors import Busy, MilkglassError, ServerError
-from milkglass.server.faults import place_of
+from milkglass.server.connections.logs import place_of
 
 log = logging.getLogger("milkglass.server")
 

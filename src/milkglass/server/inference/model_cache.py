@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from milkglass.errors import Busy, Conflict, CorruptCheckpoint, MilkglassError, NotFound, UnsupportedModel, lacking
 from milkglass.models.load_lock import ONE_LOAD
-from milkglass.server.faults import place_of
+from milkglass.server.connections.logs import place_of
 from milkglass.server.inference.engine import Engine
 from milkglass.server.settings import ServerSettings
 from milkglass.server.storage.store import ModelRecord

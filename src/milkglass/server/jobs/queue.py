@@ -18,15 +18,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from milkglass.errors import Conflict, MilkglassError, UsageError
-from milkglass.server.faults import known_error, place_of
+from milkglass.server.connections.logs import place_of
 from milkglass.server.jobs import events
 from milkglass.server.jobs.compatibility import require_fit
 from milkglass.server.jobs.worker import Worker
 from milkglass.server.settings import ServerSettings
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
-from milkglass.server.storage.data_dir import NO_ROOM, DataDir, nearly_full
+from milkglass.server.storage.data_dir import NO_ROOM, DataDir, known_error, nearly_full
 from milkglass.server.storage.registry import Registry
-from milkglass.server.storage.store import File, JobRecord, ModelRecord, Store, Unreadable, new_id
+from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable, new_id
 from milkglass.server.storage.uploads import Uploads
 
 log = logging.getLogger("milkglass.server")
@@ -81,23 +81,22 @@ class Jobs:
     def _require(self, model: str, files: tuple[str | None, ...], chosen: Hyperparameters) -> None:
         base = self._store.models.get(model)
         for key in files:
-            if key is not None:
-                self._require_data(base, self._store.files.get(key), chosen)
-
-    @staticmethod
-    def _require_data(model: ModelRecord, file: File, chosen: Hyperparameters) -> None:
-        if file.rows is None:
-            raise UsageError(
-                f"the file {file.id} holds no training data", "upload Parquet with the purpose `fine-tune`"
-            )
-        require_fit(model, file.rows, chosen)
+            if key is None:
+                continue
+            rows = self._store.files.get(key).rows
+            if rows is None:
+                raise UsageError(
+                    f"the file {key} holds no training data", "upload Parquet with the purpose `fine-tune`"
+                )
+            require_fit(base, rows, chosen)
 
     def cancel(self, key: str) -> JobRecord:
         """Raises NotFound, or Conflict when it is over."""
 
         def change(job: JobRecord) -> None:
             if job.over:
-                raise Conflict(f"the job is over: it {_ended(job)}", "there is nothing to cancel")
+                ended = "was cancelled" if job.state == "cancelled" else job.state
+                raise Conflict(f"the job is over: it {ended}", "there is nothing to cancel")
             job.cancel_at = job.cancel_at or time.time()
             if job.state == "queued":
                 events.emit(self.folder(key), "job cancelled")  # before it is over: streams end there
@@ -306,10 +305,6 @@ def _end(job: JobRecord, state: str) -> None:
     job.finished_at = time.time()
     if state != "succeeded":
         job.fine_tuned_model = None
-
-
-def _ended(job: JobRecord) -> str:
-    return "was cancelled" if job.state == "cancelled" else job.state
 
 
 def _count_crash(job: JobRecord, newest: int) -> None:

@@ -17,12 +17,12 @@ import fcntl
 import logging
 import secrets
 import shutil
-from dataclasses import dataclass
+import sqlite3
 from pathlib import Path
 from typing import IO
 
 from milkglass import files
-from milkglass.errors import Conflict, DiskFull, UsageError
+from milkglass.errors import Conflict, DiskFull, MilkglassError, UsageError
 
 log = logging.getLogger("milkglass.server")
 OTHERS = 0o077  # bits of a file's mode
@@ -40,35 +40,29 @@ def disk_full() -> DiskFull:
     )
 
 
+def known_error(error: BaseException) -> MilkglassError | None:
+    """What an error of the system means to the caller; None: it is a fault of ours."""
+    if isinstance(error, MilkglassError):
+        return error
+    if isinstance(error, OSError) and error.errno in FULL:
+        return disk_full()
+    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return disk_full()
+    return None
+
+
 def nearly_full(folder: Path) -> bool:
     """Whether its disk has so little room that what just failed there failed for that."""
     return shutil.disk_usage(folder).free < TINY
 
 
-@dataclass(frozen=True)
 class DataDir:
-    root: Path
-    spare: int  # bytes of the disk that are left alone
+    """spare: bytes of the disk that are left alone."""
 
-    @property
-    def uploads(self) -> Path:
-        return self.root / "uploads"
-
-    @property
-    def files(self) -> Path:
-        return self.root / "files"
-
-    @property
-    def models(self) -> Path:
-        return self.root / "models"
-
-    @property
-    def jobs(self) -> Path:
-        return self.root / "jobs"
-
-    @property
-    def work(self) -> Path:
-        return self.root / "work"
+    def __init__(self, root: Path, spare: int) -> None:
+        self.root, self.spare = root, spare
+        self.uploads, self.files, self.models = root / "uploads", root / "files", root / "models"
+        self.jobs, self.work = root / "jobs", root / "work"
 
     def prepare(self) -> None:
         """Make the folders; throw away what a killed server was building."""

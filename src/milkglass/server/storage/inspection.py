@@ -1,7 +1,6 @@
 """Starts the process that looks into an uploaded file (inspector.py), waits for it, and reads what it says.
 
-A process that crashes, is killed, or needs too much memory or time means that the file is refused. Does not know what a
-good file is.
+A process that crashes, is killed, or needs too much memory or time means that the file is refused.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def inspect(path: Path, purpose: Literal["model", "fine-tune"]) -> dict[str, Any
         except ValueError:
             raise BadUpload("the file could not be inspected", HINT) from None
     if words.get("memory"):
-        raise _too_large()
+        raise BadUpload(f"the file takes more than {MEMORY >> 20} MiB of memory to read", HINT)
     if "refused" in words:
         message, hint = words["refused"]
         raise BadUpload(message, hint)
@@ -97,10 +96,6 @@ def _environment() -> dict[str, str]:
     space."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MILKGLASS_")}
     return kept | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-
-
-def _too_large() -> BadUpload:
-    return BadUpload(f"the file takes more than {MEMORY >> 20} MiB of memory to read", HINT)
 
 
 def _too_slow(cpu: int) -> BadUpload:

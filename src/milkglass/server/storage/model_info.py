@@ -1,7 +1,4 @@
-"""What a config says, checked against the weights that came with it: before anything is made as large as it claims.
-
-Knows nothing of uploads, folders or names.
-"""
+"""What a config says, checked against the weights that came with it: before anything is made as large as it claims."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """The server's models: ordinary Hugging Face folders under home/models, each made whole before it has its name.
 
 Weights are safetensors; a config that names code of its own, or a model type that Transformers would have to be taught,
-is refused. Knows nothing of how models are run.
+is refused.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -13,15 +14,52 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, NotFound
+from milkglass import files
+from milkglass.errors import BadUpload, Conflict, CorruptCheckpoint, ModelError, NotFound, WrongBaseModel
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_json, write_json
-from milkglass.models.safetensors_file import read_header
-from milkglass.models.staging import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, assemble, link_or_copy
-from milkglass.server.storage.base_models import BaseModels
+from milkglass.models.safetensors_file import TensorRef, read_header
+from milkglass.models.staging import DELTA_CONFIG, DELTA_FORMAT, DELTA_WEIGHTS, assemble, fits, link_or_copy
 from milkglass.server.storage.data_dir import DataDir
 from milkglass.server.storage.model_info import check_config, describe
 from milkglass.server.storage.store import ModelRecord, Store, new_id
-from milkglass.server.storage.uploads import Locks, Uploads, sha256_of
+from milkglass.server.storage.uploads import Locks, Uploads
+
+
+class BaseModels:
+    def __init__(self, folders: tuple[Path, ...], store: Store) -> None:
+        self._folders, self._store = folders, store
+
+    def find(self, digest: str, changed: dict[str, TensorRef]) -> Checkpoint:
+        """The base model with this digest. Raises WrongBaseModel.
+
+        `changed` are the delta's tensors: a model that lacks one is not worth hashing.
+        """
+        for folder in self._candidates():
+            try:
+                base = Checkpoint.open(folder)
+                whole = all(name in base.tensors and fits(base.tensors[name], changed[name]) for name in changed)
+                if whole and self._store.digest(stamp(base), base.digest) == digest:
+                    return base
+            except ModelError:
+                continue  # a folder of something else, or a model that is being copied here: not this one
+        raise WrongBaseModel(
+            f"none of the server's base models has the digest {digest}",
+            "put that model among the server's base models, or upload the whole scrambled model",
+        )
+
+    def _candidates(self) -> Iterator[Path]:
+        for folder in self._folders:
+            if (folder / "config.json").is_file():
+                yield folder
+            elif folder.is_dir():
+                yield from sorted(sub for sub in folder.iterdir() if (sub / "config.json").is_file())
+
+
+def stamp(base: Checkpoint) -> str:
+    """Changes whenever a weights file does: path, size and time of change of each."""
+    files = [(str(file), (result := file.stat()).st_size, result.st_mtime_ns) for file in base.files]
+    return json.dumps(files)
+
 
 PICKLES = re.compile(r"\.(bin|pt|pth|pkl|ckpt)$")
 
@@ -163,7 +201,7 @@ class Registry:
         checkpoint = Checkpoint.open(created)
         model = describe(model_id, checkpoint)
         model.job, model.parent, model.delta = job, parent, delta
-        model.sha256 = {file.name: sha256.get(file.name) or sha256_of(file) for file in checkpoint.files}
+        model.sha256 = {file.name: sha256.get(file.name) or files.sha256(file) for file in checkpoint.files}
         target = self.folder(model_id)
         if created != target:
             shutil.rmtree(target, ignore_errors=True)  # left by a kill before the store knew of it

@@ -122,7 +122,9 @@ class RecordTable(Generic[R]):
     def add(self, record: R) -> R:
         """Raises Conflict when the id is taken."""
         try:
-            self._store.execute(f"INSERT INTO {self._name} (id, body) VALUES (?, ?)", record.id, _dump(record))
+            self._store.execute(
+                f"INSERT INTO {self._name} (id, body) VALUES (?, ?)", record.id, record.model_dump_json()
+            )
         except sqlite3.IntegrityError:
             raise Conflict(
                 f"there is a {self._noun} of this name already", "delete that one, or take a new name"
@@ -174,7 +176,7 @@ class RecordTable(Generic[R]):
         with self._store.lock:
             record = self.get(key)
             change(record)
-            self._store.execute(f"UPDATE {self._name} SET body = ? WHERE id = ?", _dump(record), key)
+            self._store.execute(f"UPDATE {self._name} SET body = ? WHERE id = ?", record.model_dump_json(), key)
             return record
 
     def remove(self, key: str) -> None:
@@ -182,10 +184,6 @@ class RecordTable(Generic[R]):
         with self._store.lock:
             self.require(key)
             self._store.execute(f"DELETE FROM {self._name} WHERE id = ?", key)
-
-
-def _dump(record: Record) -> str:
-    return record.model_dump_json()
 
 
 class Store:

@@ -1,27 +1,80 @@
 """Files that arrive: in chunks that can be resumed, or in one form. Checked before they count as files.
 
 `received` moves only when a chunk's checksum held and its bytes are on the disk, so that a kill or a power cut costs at
-most the chunk that was under way. Knows nothing of models and jobs.
+most the chunk that was under way.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO, final
 
+from fastapi.concurrency import run_in_threadpool
+
+from milkglass import files
 from milkglass.errors import BadUpload, Conflict, NotFound, TooLarge
 from milkglass.models.safetensors_file import CHUNK
 from milkglass.server.storage import inspection
-from milkglass.server.storage.arrival import Arrival
 from milkglass.server.storage.data_dir import DataDir
 from milkglass.server.storage.store import File, Purpose, Store, Upload, new_id
+
+PIECE = 1 << 20  # bytes written at a time
+
+
+@final
+class Arrival:
+    """Raises OSError when the disk is full.
+
+    Attributes:
+        size: bytes that have come.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    async def take(self, source: AsyncIterator[bytes], limit: int) -> None:
+        """Everything that `source` gives. Raises BadUpload as soon as that is more than `limit` bytes; those beyond are
+        never written."""
+        waiting = bytearray()
+        async for piece in source:
+            if self.size + len(waiting) + len(piece) > limit:
+                raise BadUpload(f"this chunk goes beyond the {limit} bytes that are left", "start a new upload")
+            waiting += piece
+            if len(waiting) >= PIECE:
+                await run_in_threadpool(self._add, bytes(waiting))
+                waiting.clear()
+        await run_in_threadpool(self._add, bytes(waiting))
+
+    def _add(self, piece: bytes) -> None:
+        self._digest.update(piece)
+        self._file.write(piece)
+        self.size += len(piece)
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def pieces(self) -> Iterator[bytes]:
+        """From the beginning."""
+        self._file.seek(0)
+        while piece := self._file.read(PIECE):
+            yield piece
+
+
+@contextmanager
+def arriving(folder: Path) -> Iterator[Arrival]:
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        yield Arrival(file)
 
 
 class WrongOffset(Conflict):
@@ -84,13 +137,10 @@ class Uploads:
             )
         self._home.require_space(size + sum(one.bytes - one.received for one in unfinished))
 
-    def get(self, key: str) -> Upload:
-        return self._store.uploads.get(key)
-
     def expect(self, key: str, offset: int, size: int) -> int:
         """Asked before a chunk's bytes are read, of which `size` were announced. Returns the bytes that the upload
         still lacks. Raises NotFound, WrongOffset, BadUpload, DiskFull."""
-        upload = self.get(key)
+        upload = self._store.uploads.get(key)
         if offset != upload.received:
             raise WrongOffset(upload.received)
         if offset + size > upload.bytes:
@@ -122,14 +172,14 @@ class Uploads:
             if done:
                 self._forget(key)
                 return done
-            upload = self.get(key)
+            upload = self._store.uploads.get(key)
             if upload.received != upload.bytes:
                 raise Conflict(
                     f"{upload.received} of {upload.bytes} bytes have arrived",
                     f"go on with `Upload-Offset: {upload.received}`",
                 )
             try:
-                if sha256_of(self._part(key)) != upload.sha256:
+                if files.sha256(self._part(key)) != upload.sha256:
                     raise BadUpload("the file's checksum is wrong: it is not the file that was announced", "start anew")
                 file = self._adopt(self._part(key), _file_id(key), upload.filename, upload.purpose, upload.sha256)
             except BadUpload:
@@ -163,8 +213,7 @@ class Uploads:
                 while chunk := source.read(CHUNK):
                     digest.update(chunk)
                     file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
+            files.sync(part)
             return self._adopt(part, new_id("file"), filename, purpose, digest.hexdigest())
         finally:
             part.unlink(missing_ok=True)
@@ -235,8 +284,3 @@ def _append(path: Path, offset: int, pieces: Iterable[bytes]) -> None:
 def _cut(file: FileIO, size: int) -> None:
     if file.seek(0, os.SEEK_END) > size:
         file.truncate(size)
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -24,13 +24,12 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Scope
 
 from milkglass.errors import BadUpload, MilkglassError, TooSlow
-from milkglass.server.connections.limits import Limits
+from milkglass.server.connections.logs import place_of
 from milkglass.server.connections.process import run
-from milkglass.server.faults import place_of
 from milkglass.server.http import errors
 from milkglass.server.http.auth import Guard
 from milkglass.server.http.bodies import BodyRule
-from milkglass.server.settings import ServerSettings
+from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.decoder.gate import CHALLENGE, MAX_BODY, RELEASE, Gate, ReleaseRequest

@@ -5,12 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.ui.options import AllowHttp, AsJson, Certificate, TokenFile, read_token, require_file
+from milkglass.cli.ui.options import (
+    AllowHttp,
+    AsJson,
+    Certificate,
+    ServerOptions,
+    SplitOptions,
+    TokenFile,
+    read_token,
+    require_file,
+)
 from milkglass.cli.ui.terminal import bars, emit, json_text, note, say, shown
 from milkglass.errors import UsageError
 
@@ -56,7 +66,7 @@ def build(
     from milkglass.enclave import folder as enclave_folder
     from milkglass.enclave.attestation.attest import ATTESTED, NOT_ATTESTED
 
-    server = _server(url, token_file, certificate, allow_http)
+    server = _server(url, ServerOptions(url, token_file, certificate, allow_http))
     info = server.info()
     if kind != ATTESTED:
         note(f"enclave: {kind}. {NOT_ATTESTED}")
@@ -101,32 +111,77 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
     emit(as_json, document, lambda: "\n".join(words))
 
 
+@enclaves.command()
+def audit(
+    folder: Folder,
+    model: Annotated[
+        str, typer.Option(help="The model that the provider serves, which attackers have.", show_default=False)
+    ],
+    text: Annotated[Path, typer.Option("--text", help="Your texts: .jsonl, .csv, .tsv, or .txt with one a line.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit"),
+    public: Annotated[
+        Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="How long attacks may take: 90s, 2m, 1h.")] = "2m",
+    rows: Annotated[int | None, typer.Option(min=20, help="Read only this many texts.")] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Decides which half of the texts is private, and every random draw.")
+    ] = 1,
+    epsilon: Annotated[float, typer.Option(help="The sanitizer's budget of a token.")] = 3.0,
+    p: Annotated[float, typer.Option("--p", help="How often a token that is not sensitive is replaced.")] = 0.3,
+    no_sanitize: Annotated[
+        bool, typer.Option("--no-sanitize", help="Audit what crosses without the sanitizer.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Attack the vectors that the enclave gives for your texts, and write what is recovered into the folder OUT.
+
+    Nothing is sent anywhere. The rows count against the provider's limit.
+    """
+    from milkglass import files
+    from milkglass.cli.audit import attacked, print_audit, require_audit
+    from milkglass.enclave import folder as enclave_folder
+    from milkglass.enclave.lists import RnmSettings
+
+    require_audit(out, budget, text, public)
+    about = enclave_folder.EnclaveAbout.read(folder)
+    from milkglass.audit.key_scene import AuditFiles
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
+    from milkglass.split.decoder import audit_scene
+
+    settings = RnmSettings(None if no_sanitize else epsilon, p)
+    base = Checkpoint.open(resolve(model))
+    with enclave_folder.opened(folder) as enclave:
+        note(enclave.notice)
+        staged = audit_scene.build(base, enclave, settings, about.k, AuditFiles(text, public, rows=rows, seed=seed))
+    if staged.left_out:
+        note(f"{staged.left_out:,} texts are too long to be sent, and are left out")
+    decides = {
+        "table": about.table, "settings": asdict(settings), "rows": rows, "text": files.sha256(text), "seed": seed,
+        "public": None if public is None else files.sha256(public),
+    }  # fmt: skip
+    result, page = attacked(lambda stage: staged.scene, decides, out, budget, seed, as_json)
+    print_audit(result, page, out, as_json)
+
+
 # --- use --------------------------------------------------------------------------------------------------------------
 @contextmanager
-def split_text(
-    url: str,
-    enclave: Path | None,
-    epsilon: float,
-    p: float,
-    plain: bool,
-    token_file: Path | None,
-    certificate: Path | None,
-    allow_http: bool,
-) -> Iterator[SplitText]:
-    """The enclave of a folder and the server at `url`. Prints what holds. Raises UsageError, EnclaveError."""
-    if enclave is None:
+def split_text(options: SplitOptions, at: ServerOptions) -> Iterator[SplitText]:
+    """The enclave of a folder and the server of --split. Prints what holds. Raises UsageError, EnclaveError."""
+    if options.enclave is None:
         raise UsageError("--split needs --enclave", "milkglass split enclave build URL --out FOLDER makes one")
     from milkglass.enclave import folder as enclave_folder
     from milkglass.enclave.lists import RnmSettings
     from milkglass.split.decoder.text import READABLE, SplitText
 
-    server = _server(url, token_file, certificate, allow_http)
-    settings = RnmSettings(None if plain else epsilon, p)
+    settings = RnmSettings(None if options.no_sanitize else options.epsilon, options.p)
+    server = _server(str(options.split), at)
     info = server.info()
-    with enclave_folder.opened(enclave) as running:
+    with enclave_folder.opened(options.enclave) as running:
         note(running.notice)
         note(READABLE)
-        if plain:
+        if options.no_sanitize:
             note("warning: --no-sanitize: anyone with the model can read the prompt from its vectors")
         yield SplitText(running, server, info, settings)
 
@@ -206,8 +261,16 @@ def _shown(pieces: Iterator[str], show: bool = True) -> str:
     return text
 
 
-def _server(url: str, token_file: Path | None, certificate: Path | None, allow_http: bool) -> DecoderServer:
+def sampling_of(
+    max_tokens: int, temperature: float, top_p: float | None, top_k: int | None, seed: int | None
+) -> SplitSampling:
+    from milkglass.split.decoder.client import SplitSampling
+
+    return SplitSampling(max_tokens, temperature, 1.0 if top_p is None else top_p, top_k or 0, seed)
+
+
+def _server(url: str, at: ServerOptions) -> DecoderServer:
     from milkglass.client.remote.connection import RetryPolicy
     from milkglass.split.decoder.client import DecoderServer
 
-    return DecoderServer(url, read_token(token_file), allow_http, certificate, RetryPolicy(progress=note))
+    return DecoderServer(url, read_token(at.token_file), at.allow_http, at.certificate, RetryPolicy(progress=note))

@@ -100,7 +100,7 @@ def sanitize(
         "threshold": threshold,
     }  # fmt: skip
     if method == "ghost":
-        from milkglass.cli.sanitization.ghost import sanitize_by_ghost
+        from milkglass.cli.ghost import sanitize_by_ghost
 
         others = {
             "epsilon": epsilon, "workers": workers, "allow": allow, "keep-stopwords": keep_stopwords or None,
@@ -145,8 +145,8 @@ def _file(
     method: SanitizerMethod, source: Path, out: Path | None, embeddings: str, seed: int | None, workers: int | None,
     also: frozenset[str], keep: frozenset[str], corpus: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    from milkglass.sanitizers.files.files import describe, report_path, require_free, sanitize_file
-    from milkglass.sanitizers.files.rows import shape_of
+    from milkglass.sanitizers.files import describe, report_path, require_free, sanitize_file
+    from milkglass.sanitizers.rows import shape_of
 
     require_file(source, FILES)
     if out is None:
@@ -157,7 +157,7 @@ def _file(
     workers = workers or (cores() if source.stat().st_size > SMALL else 1)
     counted = corpus or (source if method.needs_counts else None)
     sanitizer = _over(method, _table(embeddings), counted, workers, as_json, shape if counted == source else None)
-    if (left := sanitizer.drawn_from) is not None:
+    if (left := sanitizer.sanitizer.drawn_from) is not None:
         note(
             f"substitutes are the {left:,} sensitive words that occur in {counted.name if counted else 'the corpus'}: "
             + (
@@ -176,7 +176,7 @@ def _file(
 
 def _require_same_kind(source: Path, out: Path) -> None:
     """OUT has IN's rows, and programs read it by its suffix."""
-    from milkglass.sanitizers.files.rows import KINDS
+    from milkglass.sanitizers.rows import KINDS
 
     kind, named = KINDS.get(source.suffix.lower(), "lines"), KINDS.get(out.suffix.lower())
     if named not in (None, kind):
@@ -210,7 +210,7 @@ def _summary(report: dict[str, Any], out: Path) -> str:
 
 def _lines(sanitizer: TextSanitizer, seed: int | None) -> None:
     """Each line of stdin answered at once."""
-    from milkglass.sanitizers.files.files import fresh_seed, promised, stream_of
+    from milkglass.sanitizers.files import fresh_seed, promised, stream_of
     from milkglass.sanitizers.text import WordTally
 
     tally, secret = WordTally(), fresh_seed() if seed is None else seed
@@ -231,8 +231,8 @@ def _over(
     shape: Any = None,
 ) -> TextSanitizer:
     """The method over a table, with what it needs to know of frequencies, and its lists."""
-    from milkglass.sanitizers.files.files import count_file
-    from milkglass.sanitizers.files.rows import shape_of
+    from milkglass.sanitizers.files import count_file
+    from milkglass.sanitizers.rows import shape_of
 
     counts = None
     with bars(quiet) as stage:
@@ -250,7 +250,7 @@ def _over(
 
 def _table(ref: str) -> WordVectors:
     """A file is GloVe's, everything else a model."""
-    from milkglass.sanitizers.tables.glove import read_glove
+    from milkglass.sanitizers.tables.table import read_glove
 
     if Path(ref).is_file():
         return read_glove(Path(ref))
@@ -264,7 +264,3 @@ def _table(ref: str) -> WordVectors:
 
     folder = resolve(ref)
     return words_of_model(folder, ref if ref.startswith("demo:") else folder.name)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(sanitize)

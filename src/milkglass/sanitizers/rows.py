@@ -1,7 +1,6 @@
 """Rows of a file as texts that can be written back: JSON Lines, CSV and TSV with a header, or a text a line.
 
 Raw rows are read in blocks that depend on the file alone. Messages name file and line, and never quote it.
-Out of scope: any sanitizer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`milkglass split classify` and `split audit`: both halves at work, and under attack.
-
-Out of scope: methods, and how halves were made.
-"""
+"""`milkglass split classify` and `split audit`: both halves at work, and under attack."""
 
 from __future__ import annotations
 
@@ -12,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass.cli.ui.options import AllowHttp, AsJson, Certificate, ModelRef, TokenFile, read_token, require_file
-from milkglass.cli.ui.terminal import bars, json_text, note, say
+from milkglass import files
+from milkglass.cli.ui.options import AllowHttp, AsJson, Certificate, ModelRef, ServerOptions, TokenFile
+from milkglass.cli.ui.terminal import bars, note, show_classified
 from milkglass.cli.ui.text_input import named, paired, to_classify
 from milkglass.errors import UsageError
 
@@ -49,6 +47,7 @@ def classify(
     rows = to_classify(text, file)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
     require_folder(client, "give the client's half that `milkglass split train` wrote")
+    from milkglass.client.results import Classified
     from milkglass.split.client import ClientHalf, require_sendable
     from milkglass.split.folders import client_about
 
@@ -61,14 +60,9 @@ def classify(
         progress = stage("classify", len(rows))
         shares = half.classify(texts, pairs, info, answer, progress)
     results = [
-        {"label": about.names[int(one.argmax())], "probabilities": dict(zip(about.names, one.tolist(), strict=True))}
-        for one in shares
+        Classified(about.names[int(one.argmax())], dict(zip(about.names, one.tolist(), strict=True))) for one in shares
     ]
-    if as_json:
-        say(json_text({"results": results}))
-        return
-    for label, share in zip((one["label"] for one in results), shares.max(1).tolist(), strict=True):
-        say(f"{label}\t{share:.3f}")
+    show_classified(results, as_json)
 
 
 @contextmanager
@@ -83,16 +77,11 @@ def _answering(
         half = ServerHalf.open(folder)
         yield half.info, half.answer
         return
-    from milkglass.client.remote.connection import Connection, RetryPolicy
     from milkglass.split.wire import Wire
 
-    token = read_token(token_file)
-    connection = Connection(str(url), token, allow_http, certificate, patience=RetryPolicy(progress=note))
-    try:
-        wire = Wire(connection)
+    with ServerOptions(str(url), token_file, certificate, allow_http).open() as remote:
+        wire = Wire(remote.connection)
         yield wire.info(), wire.answer
-    finally:
-        connection.close()
 
 
 # --- audit ------------------------------------------------------------------------------------------------------------
@@ -116,14 +105,9 @@ def audit(
 
     Nothing is sent anywhere, and the client's count of sent texts is unchanged.
     """
-    from milkglass.cli.audit import attacked, print_audit, require_out
-    from milkglass.threat.attack import Budget
+    from milkglass.cli.audit import attacked, print_audit, require_audit
 
-    for path in (text, public):
-        if path is not None:
-            require_file(path, "give a file with a text a line")
-    require_out(out)
-    Budget.parse(budget)  # a mistake is reported at once
+    require_audit(out, budget, text, public)
     for folder in (client, server):
         require_folder(folder, "give the two halves that `milkglass split train` wrote")
     from milkglass.audit.key_scene import AuditFiles
@@ -138,24 +122,17 @@ def audit(
     defence = restored(about.method, about.parameters, about.training)
     half, other = defence.load(base, client, server)
     assert isinstance(half, EncoderClient)
-    files = AuditFiles(text, public, rows=rows, seed=seed)
-    staged = audit_scene.build(base, about, half, other, files)
+    staged = audit_scene.build(base, about, half, other, AuditFiles(text, public, rows=rows, seed=seed))
     if staged.left_out:
         note(f"{staged.left_out:,} texts are longer than {half.reader.limit} tokens, cannot be sent, and are left out")
     if about.pairs:
         note("this model reads pairs; each text is attacked as if it were sent without its second one")
     decides = {
         "halves": about.server, "parameters": dict(about.parameters), "sent": described(client)["sent"], "rows": rows,
-        "text": _sum(text), "public": None if public is None else _sum(public), "seed": seed,
+        "text": files.sha256(text), "public": None if public is None else files.sha256(public), "seed": seed,
     }  # fmt: skip
     result, page = attacked(lambda stage: staged.scene, decides, out, budget, seed, as_json)
     print_audit(result, page, out, as_json)
-
-
-def _sum(path: Path) -> str:
-    import hashlib
-
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 # --- both -------------------------------------------------------------------------------------------------------------

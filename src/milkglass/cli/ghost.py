@@ -20,12 +20,12 @@ def sanitize_by_ghost(
     """options: k, overlap, without, language, selection, beams, threshold; None: the default."""
     from milkglass.client.obfuscate.preflight import require_writable
     from milkglass.models.resolve import resolve
-    from milkglass.sanitizers.files.files import report_path
-    from milkglass.sanitizers.files.rows import shape_of
+    from milkglass.sanitizers.files import report_path
     from milkglass.sanitizers.ghost.files import GhostJob, require_texts, sanitize_dataset
     from milkglass.sanitizers.ghost.ghost import Ghost
     from milkglass.sanitizers.ghost.search import Search
     from milkglass.sanitizers.ghost.selection import Selection
+    from milkglass.sanitizers.rows import shape_of
 
     if source == "-":
         raise UsageError("ghost does not read stdin: lines of text have no room for ids", "give a file IN and an OUT")

@@ -1,7 +1,4 @@
-"""`milkglass split`: a model cut in two, the lower half here, the upper one on a server.
-
-Out of scope: any method's parameters, and how halves are trained.
-"""
+"""`milkglass split`: a model cut in two, the lower half here, the upper one on a server."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.split.client import audit, classify
-from milkglass.cli.split.decoder import enclaves
+from milkglass.cli.split_client import audit, classify
+from milkglass.cli.split_decoder import enclaves
 from milkglass.cli.ui.options import AsJson, kept_name, read_token, require_file
 from milkglass.cli.ui.terminal import bars, duration, emit, note
 from milkglass.progress import Stage
@@ -35,11 +32,6 @@ KEEP = (
 )
 
 splits = typer.Typer(help="Cut a model in two: the first layers here, the others on a server.", no_args_is_help=True)
-
-
-@splits.callback()
-def group() -> None:
-    """Cut a model in two: the first layers here, the others on a server; hidden states cross, disturbed."""
 
 
 # --- train ------------------------------------------------------------------------------------------------------------
@@ -247,7 +239,3 @@ def _serve_decoder(
 splits.add_typer(enclaves, name="enclave")
 splits.command()(classify)
 splits.command()(audit)
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(splits, name="split")

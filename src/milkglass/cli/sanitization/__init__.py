@@ -1,1 +1,0 @@
-"""`milkglass sanitize`: words replaced before a text leaves."""

@@ -1,0 +1,176 @@
+"""Texts that are classified. GLUE (Wang et al. 2019): eight of its tasks, in the TSV files of its download script,
+quoting off. AG News (Zhang et al. 2015), TweetEval sentiment (Rosenthal et al. 2017, Barbieri et al. 2020) and the
+sentence polarity data of Pang and Lee (2005).
+
+GLUE's test files have no labels, so there is no split "test", but for MRPC's in Microsoft's own files. MNLI's
+"validation" is the matched one. STS-B is a regression: the label is the score, from 0 to 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from milkglass.datasets.description import Description, Hub, LabelledColumn, Layout, ScoredPair
+from milkglass.datasets.rows import Place, comma, lines, texts, tsv
+from milkglass.errors import CodecError
+
+FILES = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
+HUB = {"train": "train", "validation": "validation"}
+COLA = ("source", "label", "mark", "sentence")  # CoLA's files have no header
+MATCHED = {"train": "train", "validation": "validation_matched", "validation_mismatched": "validation_mismatched"}
+
+
+def _numbered(labels: tuple[str, ...], start: int = 0) -> dict[str, str]:
+    return {str(number): name for number, name in enumerate(labels, start)}
+
+
+def _task(
+    name: str, about: str, columns: tuple[str, ...], labels: tuple[str, ...], licence: str, folder: str, *,
+    metrics: tuple[str, ...] = ("accuracy",), named: bool = False, others: Mapping[str, str] = MappingProxyType({}),
+    files: Mapping[str, tuple[str, ...]] = FILES, header: tuple[str, ...] | None = None, flawed: bool = False,
+    flaws: str = "", hub_columns: tuple[str, ...] = (), hub_splits: Mapping[str, str] = HUB,
+) -> Description:  # fmt: skip
+    """A classification.
+
+    Args:
+        columns: of the files: the text, the second text where there is one, the label.
+        named: whether the files write labels by name; otherwise they write numbers, as the hub does.
+        others: further values of the label column.
+        files: for each split the names under which it was published.
+        header: of files without one.
+        flawed: whether the files have rows that nobody can use.
+        hub_columns: as the hub names them, where that differs.
+    """
+    values = {one: one for one in labels} if named else {}
+    values |= _numbered(labels) | dict(others)
+
+    def build(cells: tuple[str, ...]) -> LabelledColumn:
+        text, *pair, label = cells
+        return LabelledColumn(text, label, values, pair[0] if pair else None, flawed)
+
+    rows = partial(tsv, needed=columns, header=header, flawed=flawed)
+    splits = {split: tuple(Layout((one,), rows, build(columns)) for one in paths) for split, paths in files.items()}
+    hub = Hub("nyu-mll/glue", name, hub_splits, build(hub_columns or columns))
+    return Description(
+        name, about, "classification", splits, columns, licence, labels, metrics, hub, flaws, (folder,)
+    )  # fmt: skip
+
+
+def _stsb() -> Description:
+    columns = ("sentence1", "sentence2", "score")
+    rows, build = partial(tsv, needed=columns), ScoredPair(*columns, 0, 5)
+    splits = {split: tuple(Layout((one,), rows, build) for one in paths) for split, paths in FILES.items()}
+    hub = Hub("nyu-mll/glue", "stsb", HUB, ScoredPair("sentence1", "sentence2", "label", 0, 5))
+    return Description(
+        "stsb", "how similar two sentences are, from 0 to 5", "regression", splits, columns,
+        "STS Benchmark, parts under several terms", (), ("pearson", "spearman"), hub, folders=("STS-B",),
+    )  # fmt: skip
+
+
+ENTAILED = ("entailment", "not_entailment")
+NLI = ("entailment", "neutral", "contradiction")
+TASKS = (
+    _task("sst2", "is a piece of a film review friendly?", ("sentence", "label"), ("negative", "positive"),
+          "Stanford, none stated", "SST-2"),
+    _task("qnli", "does a sentence answer a question?", ("question", "sentence", "label"), ENTAILED,
+          "CC BY-SA 4.0 (SQuAD)", "QNLI", named=True),
+    _task("cola", "is a sentence good English?", ("sentence", "label"), ("unacceptable", "acceptable"),
+          "none stated, research", "CoLA", metrics=("matthews",), header=COLA,
+          files={"train": ("train.tsv", "in_domain_train.tsv"), "validation": ("dev.tsv", "in_domain_dev.tsv")}),
+    _task("mrpc", "are two sentences from the news paraphrases?", ("#1 String", "#2 String", "Quality"),
+          ("not_equivalent", "equivalent"), "Microsoft Research Paraphrase Corpus, research only", "MRPC",
+          metrics=("accuracy", "f1"), hub_columns=("sentence1", "sentence2", "label"),
+          hub_splits={**HUB, "test": "test"},
+          files={"train": ("train.tsv", "msr_paraphrase_train.txt"), "validation": ("dev.tsv",),
+                 "test": ("msr_paraphrase_test.txt",)}),
+    _task("rte", "does a sentence follow from another?", ("sentence1", "sentence2", "label"), ENTAILED,
+          "none stated, research", "RTE", named=True),
+    _stsb(),
+    _task("qqp", "do two questions ask the same?", ("question1", "question2", "is_duplicate"),
+          ("not_duplicate", "duplicate"), "Quora's terms, non-commercial", "QQP", metrics=("accuracy", "f1"),
+          flawed=True, flaws="rows that a line break tore apart, or with an empty question",
+          hub_columns=("question1", "question2", "label")),
+    _task("mnli", "does a sentence follow from another?", ("sentence1", "sentence2", "gold_label"), NLI,
+          "OANC and others, see the MultiNLI paper", "MNLI", named=True, others={"-": ""},
+          flaws="rows whose annotators did not agree on a label",
+          files={"train": ("train.tsv",), "validation": ("dev_matched.tsv",),
+                 "validation_mismatched": ("dev_mismatched.tsv",)},
+          hub_columns=("premise", "hypothesis", "label"), hub_splits=MATCHED),
+)  # fmt: skip
+
+
+# --- by topic or mood -------------------------------------------------------------------------------------------------
+CLASSES = ("World", "Sports", "Business", "Sci/Tech")
+MOODS = ("negative", "neutral", "positive")
+SIDES = ("negative", "positive")
+
+
+def _ag_news() -> Description:
+    """The published CSV (class from 1, title, description; no header), or text<TAB>class name."""
+    table = LabelledColumn("title", "class", _numbered(CLASSES, 1), also="description")
+    short = LabelledColumn("text", "class", {name: name for name in CLASSES})
+    read_csv = partial(comma, needed=(), header=("class", "title", "description"))
+    read_tsv = partial(tsv, needed=(), header=("text", "class"))
+    splits = {
+        name: (Layout((f"{name}.csv",), read_csv, table), Layout((f"{name}.tsv",), read_tsv, short))
+        for name in ("train", "test")
+    }
+    build = LabelledColumn("text", "label", _numbered(CLASSES))
+    hub = Hub("fancyzhx/ag_news", None, {"train": "train", "test": "test"}, build)
+    return Description(
+        "ag_news", "the topic of a piece of news", "classification", splits, ("title", "description", "class"),
+        "non-commercial research", CLASSES, ("accuracy",), hub,
+    )  # fmt: skip
+
+
+def side_by_side(text: Path, labels: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Line n of one file belongs to line n of the other."""
+    for (number, one), (_, label) in zip_longest(lines(text), lines(labels), fillvalue=(0, "")):
+        if not number or not label.strip():
+            shorter = text.name if not number else labels.name
+            raise CodecError(f"{shorter} has fewer lines than the file beside it", "fetch both files again")
+        yield Place(text.name, number), {"text": one.strip(), "label": label}
+
+
+def _tweets() -> Description:
+    build = LabelledColumn("text", "label", _numbered(MOODS))
+    files = {"train": "train", "validation": "val", "test": "test"}
+    splits = {
+        split: (Layout((f"{file}_text.txt", f"{file}_labels.txt"), side_by_side, build),)
+        for split, file in files.items()
+    }
+    hub = Hub("cardiffnlp/tweet_eval", "sentiment", {one: one for one in files}, build)
+    return Description(
+        "tweet_sentiment", "the mood of a tweet", "classification", splits, ("text", "label"), "Twitter's terms", MOODS,
+        ("macro recall", "accuracy"), hub, folders=("sentiment",),
+    )  # fmt: skip
+
+
+def two_sides(negative: Path, positive: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Latin-1, as it was published; every second row is of the other side, so that a part of them is of both."""
+    sides = (texts(negative, "latin-1"), texts(positive, "latin-1"))
+    for pair in zip_longest(*sides):
+        for name, result in zip(SIDES, pair, strict=True):
+            if result is not None:
+                yield result[0], {**result[1], "side": name}
+
+
+def _rotten() -> Description:
+    build = LabelledColumn("text", "side", {name: name for name in SIDES})
+    splits = {"train": (Layout(("rt-polarity.neg", "rt-polarity.pos"), two_sides, build),)}
+    hub = Hub(
+        "cornell-movie-review-data/rotten_tomatoes", None, {one: one for one in ("train", "validation", "test")},
+        LabelledColumn("text", "label", _numbered(SIDES)),
+    )  # fmt: skip
+    return Description(
+        "rotten_tomatoes", "is a sentence of a film review friendly? Published without splits", "classification",
+        splits, ("text",), "none stated", SIDES, ("accuracy",), hub, folders=("rt-polaritydata",),
+    )  # fmt: skip
+
+
+TOPICS = (_ag_news(), _tweets(), _rotten())
