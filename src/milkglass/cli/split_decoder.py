@@ -114,9 +114,7 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
 @enclaves.command()
 def audit(
     folder: Folder,
-    model: Annotated[
-        str, typer.Option(help="The model that the provider serves, which attackers have.", show_default=False)
-    ],
+    model: Annotated[str, typer.Option(help="The provider's model, which attackers have.", show_default=False)],
     text: Annotated[Path, typer.Option("--text", help="Your texts: .jsonl, .csv, .tsv, or .txt with one a line.")],
     out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit"),
     public: Annotated[
@@ -129,9 +127,7 @@ def audit(
     ] = 1,
     epsilon: Annotated[float, typer.Option(help="The sanitizer's budget of a token.")] = 3.0,
     p: Annotated[float, typer.Option("--p", help="How often a token that is not sensitive is replaced.")] = 0.3,
-    no_sanitize: Annotated[
-        bool, typer.Option("--no-sanitize", help="Audit what crosses without the sanitizer.")
-    ] = False,
+    no_sanitize: Annotated[bool, typer.Option("--no-sanitize", help="Audit what crosses without it.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Attack the vectors that the enclave gives for your texts, and write what is recovered into the folder OUT.
