@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from milkglass.cli.main import app
-from milkglass.experiments.__main__ import run
 from tests import tiny
 from tests.cli.kit import SECRET, call, document, refused
+from tests.experiments.running import run
 
 MIDDLE = """attacks = ["knn", "cluster-solve"]
 [public]

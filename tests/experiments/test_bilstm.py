@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from milkglass.errors import UsageError
-from milkglass.experiments.__main__ import run
 from milkglass.experiments.kinds import bilstm
 from milkglass.experiments.kinds.bilstm import BiLSTMRecipe, mixed, scrambled, seeded_key
 from milkglass.experiments.procedures import lstm
@@ -32,6 +31,7 @@ from milkglass.experiments.procedures.lstm import (
 )
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
+from tests.experiments.running import run
 
 SCHEME = ObfusLM(4, 1.0, beta=0.9)
 SMALL = LSTMTraining(hidden=8, layers=2, epochs=6, batch_size=16, learning_rate=1e-2)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from milkglass.errors import JobFailed, UsageError
-from milkglass.experiments.__main__ import run
 from milkglass.experiments.kinds import overhead
 from milkglass.experiments.kinds.overhead import OverheadRecipe, PartialResults, step_seconds, timed
 from milkglass.server.spec import Event
 from tests import tiny
+from tests.experiments.running import run
 
 SHIPPED = Path(__file__).parents[2] / "recipes"
 FIGURES = {

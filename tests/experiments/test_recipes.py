@@ -20,7 +20,6 @@ from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import encoded
 from milkglass.errors import UsageError
 from milkglass.experiments import runs as recipes
-from milkglass.experiments.__main__ import run
 from milkglass.experiments.entries import Entries, attacks_of
 from milkglass.experiments.kinds.attacks import MEASURES, AttackRecipe, leaked, over_keys
 from milkglass.experiments.kinds.attacks import split as split_texts
@@ -34,6 +33,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
 from tests import tiny
+from tests.experiments.running import run
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 ALL = sorted(FOLDER.glob("*.toml"))
