@@ -94,7 +94,7 @@ def generate(
 ) -> None:
     """Generate text, which is shown while it is generated."""
     if split.split is not None:
-        from milkglass.cli.split_decoder import generate_split, sampling_of, split_text
+        from milkglass.cli.split.decoder import generate_split, sampling_of, split_text
 
         if prompt is not None:
             raise UsageError("two arguments were given with --split", "give the prompt alone: the server has one model")
@@ -151,7 +151,7 @@ def chat(
 ) -> None:
     """Talk with a model, a line a turn. /new begins again, /exit or Ctrl-D ends. Nothing is stored."""
     if split.split is not None:
-        from milkglass.cli.split_decoder import chat_split, sampling_of, split_text
+        from milkglass.cli.split.decoder import chat_split, sampling_of, split_text
 
         with split_text(split, server) as running:
             chat_split(running, system, sampling_of(max_tokens, temperature, top_p, top_k, seed), _ask)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.split_client import audit, classify
-from milkglass.cli.split_decoder import enclaves
+from milkglass.cli.split.client import audit, classify
+from milkglass.cli.split.decoder import enclaves
 from milkglass.cli.ui.options import AsJson, kept_name, read_token, require_file
 from milkglass.cli.ui.terminal import bars, duration, emit, note
 from milkglass.progress import Stage
