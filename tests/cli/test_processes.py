@@ -120,6 +120,14 @@ def test_help_and_version_load_nothing_heavy() -> None:
         assert told in done.stdout and done.stdout.rstrip().endswith("[]"), done
 
 
+def test_commands_that_only_talk_with_a_server_load_no_torch() -> None:
+    code = (
+        "import sys, milkglass.client.remote.remote; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_reader_that_has_enough_is_no_error(owner: tuple[Path, Codec]) -> None:
     folder, _ = owner
     lines = "the nurse called\n" * 20_000

@@ -18,11 +18,7 @@ from milkglass.client.codec.aliases import AliasChoices  # noqa: E402
 from milkglass.client.codec.codec import Codec  # noqa: E402
 from milkglass.client.key.generate import new_key, visited  # noqa: E402
 from milkglass.client.key.info import KeyInfo
-from milkglass.client.key.key import (  # noqa: E402
-    Key,
-    permutation,  # noqa: E402
-    unpacked_groups,
-)
+from milkglass.client.key.key import Key, permutation, unpacked_groups  # noqa: E402
 from milkglass.client.obfuscate.scramble import mix, replacements, scramble  # noqa: E402
 from milkglass.client.obfuscate.verify import verify  # noqa: E402
 from milkglass.errors import UnsupportedModel, UsageError  # noqa: E402

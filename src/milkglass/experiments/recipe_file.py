@@ -108,6 +108,7 @@ def from_entries(kind: type[T], entries: Mapping[str, Any]) -> T:
 
 
 # --- types of values --------------------------------------------------------------------------------------------------
+# TOML's types are taken as they are: no string is read as a number, and true is not 1. A number must be finite.
 KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (bool, "true or false"),
     (int, "a whole number"),

@@ -243,6 +243,7 @@ def _git(*words: str) -> str:
 
 
 # --- answers in a result ----------------------------------------------------------------------------------------------
+# Results keep the answers: whether two cells of equal accuracy answered alike can then be seen.
 def packed(answers: NDArray[Any]) -> str:
     """(u,) class numbers or scores as a short text: their type, a colon, and base64 of zlib of their bytes."""
     kind = "<f4" if answers.dtype.kind == "f" else "<u1" if not len(answers) or answers.max() < 256 else "<u2"

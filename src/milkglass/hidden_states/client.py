@@ -8,7 +8,7 @@ equal and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,21 +62,18 @@ class EncoderClient(Client):
 
     @torch.inference_mode()
     def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
-        parts = self._states(encoded)
-        if not self.defence.quiet:
-            for number, ids in enumerate(encoded.ids):
-                draws = root.of_text(ids, "send", first + number)
-                parts[number] = self.defence.mechanism(parts[number], draws.bound(parts[number]))
+        parts, texts = [torch.empty(0, self.lower.width)] * len(encoded), list(encoded.ids)
+        for number, states in self._states(encoded):  # one at a time: a pooled text is smaller than its states
+            draws = None if self.defence.quiet else root.of_text(texts[number], "send", first + number)
+            parts[number] = states if draws is None else self.defence.mechanism(states, draws.bound(states))
         lengths = np.array([len(part) for part in parts], np.int64)
         return Activations(self._joined(parts), lengths, self.defence.cut(self.base), self.defence.pooled)
 
-    def _states(self, encoded: TokenizedTexts) -> list[torch.Tensor]:
-        """(t, d) of each text, before anything is disturbed."""
-        result = [torch.empty(0, self.lower.width)] * len(encoded)
+    def _states(self, encoded: TokenizedTexts) -> Iterator[tuple[int, torch.Tensor]]:
+        """The number of each text and its states (t, d) before anything is disturbed, in the order of the batches."""
         for batch in in_batches(encoded, self.lower.pad):
             for row, mask, number in zip(self.lower(batch), batch.mask, batch.numbers.tolist(), strict=True):
-                result[number] = row[mask]
-        return result
+                yield number, row[mask]
 
     def _joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(parts) if parts else torch.empty(0, self.lower.width)

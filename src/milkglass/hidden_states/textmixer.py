@@ -109,8 +109,8 @@ class Mixing(EncoderClient):
     @torch.inference_mode()
     def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
         """The attacker mixes public text with public text; the client, its own with what it kept."""
-        states = self._states(encoded)
-        others = self._states(self._others()) if root is self._root else states
+        states = self._all(encoded)
+        others = self._all(self._others()) if root is self._root else states
         keys = keys_of(root, self.defence.mixing, self.defence.inputs, self.lower.width)
         parts, self._places = [], np.empty(len(states), np.int64)
         for number, (own, ids) in enumerate(zip(states, encoded.ids, strict=True)):
@@ -120,6 +120,10 @@ class Mixing(EncoderClient):
             selected[place] = own
             parts.append(mixed(selected, keys, len(own)))
         return Activations(self._joined(parts), encoded.ids.lengths, self.defence.cut(self.base))
+
+    def _all(self, encoded: TokenizedTexts) -> list[torch.Tensor]:
+        states = dict(self._states(encoded))
+        return [states[number] for number in range(len(encoded))]
 
     def _others(self) -> TokenizedTexts:
         rows = zip(self.kept["others"].numpy(), self.kept["lengths"].tolist(), strict=True)

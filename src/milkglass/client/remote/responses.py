@@ -14,12 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard, final
+from typing import TYPE_CHECKING, Any, TypeGuard, final
 
-from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.upload_check import is_plain
 from milkglass.client.remote.strict_json import HINT, document
 from milkglass.errors import KeyForOtherModel, RemoteError
+
+if TYPE_CHECKING:
+    from milkglass.client.key.key import Key
 
 MAX_ROWS = 100_000  # records of one list
 

@@ -57,8 +57,7 @@ class BaseModels:
 
 def stamp(base: Checkpoint) -> str:
     """Changes whenever a weights file does: path, size and time of change of each."""
-    files = [(str(file), (result := file.stat()).st_size, result.st_mtime_ns) for file in base.files]
-    return json.dumps(files)
+    return json.dumps([(str(file), (result := file.stat()).st_size, result.st_mtime_ns) for file in base.files])
 
 
 PICKLES = re.compile(r"\.(bin|pt|pth|pkl|ckpt)$")
