@@ -37,7 +37,8 @@ from milkglass.parameters import limited
 from milkglass.sanitizers.custext import Lists, normalised
 from milkglass.sanitizers.method import SparingMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
-from milkglass.sanitizers.tables.neighbours import nearest, require_k
+from milkglass.sanitizers.tables.nearest import nearest
+from milkglass.sanitizers.tables.neighbours import require_k
 from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
 
 Guarantee = Literal["paper", "strict"]
