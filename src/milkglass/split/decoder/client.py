@@ -93,6 +93,10 @@ class DecoderServer:
         finally:
             connection.close()
 
+    def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> SplitStream:
+        """What answers one prompt. dtype: of its vectors."""
+        return SplitStream(self, info, sampling, dtype)
+
     def connect(self) -> ClientConnection:
         """A WebSocket. Raises Unauthorized, RemoteError; OSError and TimeoutError where there is no connection."""
         from websockets.exceptions import InvalidHandshake, InvalidStatus
@@ -124,7 +128,7 @@ class DecoderServer:
 
 
 class SplitStream:
-    """One prompt and its answer. `answer` is called once.
+    """One prompt and its answer. `answer`, or `ids`, is called once.
 
     Attributes:
         sent: bytes of frames that were sent.
@@ -139,6 +143,10 @@ class SplitStream:
         self._name: str | None = None
         self._number = 0  # of the next frame of vectors
         self.sent = self.received = self.reconnects = 0
+
+    def ids(self, prompt: torch.Tensor, rows: Rows) -> Iterator[int]:
+        """The ids of the answer, as they come. prompt: (t, d). Raises RemoteError."""
+        return (frame.ids[0] for frame in self.answer(prompt, rows))
 
     def answer(self, prompt: torch.Tensor, rows: Rows) -> Iterator[IdsFrame]:
         """A frame of ids for each token of the answer, as it comes. prompt: (t, d). Raises RemoteError."""

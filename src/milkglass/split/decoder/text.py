@@ -1,5 +1,7 @@
 """Text in, text out, over an enclave and a split decoder: what `milkglass generate --split` and programs use.
 
+The other layers are run by `milkglass split serve`, or by a stock engine that takes vectors as a prompt (engines.py).
+
 The prompt is sanitized in the enclave. The answer's ids, hence its text, are readable by the server in this mode.
 """
 
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,12 +17,34 @@ from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.enclave.enclave import Enclave, SanitizedPrompt
 from milkglass.enclave.lists import RnmSettings
 from milkglass.errors import KeyForOtherModel
-from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
+from milkglass.split.decoder.client import Rows, SplitSampling
 from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.decoder.spec import DecoderInfo
 
 READABLE = "the server reads the answer: only the prompt's tokens are sanitized (CMIF has no way around this)"
 HALF = {"float32": "float16"}  # how vectors of a table in fp32 cross, unless fp32 is asked for
+
+
+class IdStream(Protocol):
+    """One prompt and its answer.
+
+    Attributes:
+        sent: bytes that were sent.
+        received: bytes that came.
+    """
+
+    sent: int
+    received: int
+
+    def ids(self, prompt: torch.Tensor, rows: Rows) -> Iterator[int]:
+        """The ids of the answer, as they come. rows: gives the vectors of ids, where the server wants them."""
+        ...
+
+
+class VectorServer(Protocol):
+    """What runs the other layers: `DecoderServer` or `PromptEmbedsEngine`."""
+
+    def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> IdStream: ...
 
 
 @dataclass
@@ -36,11 +60,11 @@ class SplitText:
     """
 
     enclave: Enclave
-    server: DecoderServer
+    server: VectorServer
     info: DecoderInfo
     settings: RnmSettings
     exact: bool = False
-    streams: list[SplitStream] = field(default_factory=list, repr=False)
+    streams: list[IdStream] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         if self.enclave.about["table"] != self.info.table:
@@ -59,10 +83,9 @@ class SplitText:
     def ids(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[int]:
         """The ids of the answer as they come. Raises RemoteError, EnclaveError."""
         dtype = self.info.dtype if self.exact else HALF.get(self.info.dtype, self.info.dtype)
-        stream = SplitStream(self.server, self.info, sampling, dtype)
+        stream = self.server.stream(self.info, sampling, dtype)
         self.streams.append(stream)
-        for frame in stream.answer(self._vectors(prompt.vectors, dtype), lambda ids: self._rows(ids, dtype)):
-            yield frame.ids[0]
+        return stream.ids(self._vectors(prompt.vectors, dtype), lambda ids: self._rows(ids, dtype))
 
     def text(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[str]:
         """The answer's text, a piece at a time that no later id can change."""
