@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Self
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -148,9 +148,9 @@ def _leaf_key(pem: bytes, root: bytes, now: datetime) -> ec.EllipticCurvePublicK
             one.verify_directly_issued_by(issuer)
             if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
                 raise EnclaveError("a certificate of the quote has expired", "renew the machine's PCK certificate")
-    except (ValueError, TypeError, InvalidSignature):
+        last, first = chain[-1].public_key(), chain[0].public_key()
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         raise EnclaveError("the quote's certificates do not sign each other", HINT) from None
-    last, first = chain[-1].public_key(), chain[0].public_key()
     if not isinstance(last, ec.EllipticCurvePublicKey) or not isinstance(first, ec.EllipticCurvePublicKey):
         raise EnclaveError("the quote's certificates have keys of another kind", HINT)
     if last.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)[1:] != root:
