@@ -16,6 +16,8 @@ from milkglass.enclave.package import TablePackage
 from milkglass.errors import EnclaveError
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.rnm import Rnm
+from milkglass.sanitizers.sanitizer import EPSILON as EPSILON_LIMIT
+from milkglass.sanitizers.sanitizer import SHARE as SHARE_LIMIT
 from milkglass.sanitizers.sanitizer import Spared, sensitive_words
 from milkglass.sanitizers.tables.table import WordVectors
 
@@ -35,6 +37,13 @@ class RnmSettings:
     epsilon: float | None = EPSILON
     p: float = P
     share: float = SHARE
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a value out of its range."""
+        if self.epsilon is not None:
+            EPSILON_LIMIT.require(self.epsilon, "epsilon", "1, 2 and 3 are common")
+        SHARE_LIMIT.require(self.p, "p", "0.3 is the paper's choice")
+        SHARE_LIMIT.require(self.share, "share", "0.2 is the paper's choice")
 
 
 def with_lists(package: TablePackage, k: int = K) -> TablePackage:

@@ -169,17 +169,26 @@ def split_text(options: SplitOptions, at: ServerOptions) -> Iterator[SplitText]:
         raise UsageError("--split needs --enclave", "milkglass split enclave build URL --out FOLDER makes one")
     from milkglass.enclave import folder as enclave_folder
     from milkglass.enclave.lists import RnmSettings
+    from milkglass.split.decoder.engines import PromptEmbedsEngine
     from milkglass.split.decoder.text import READABLE, SplitText
 
     settings = RnmSettings(None if options.no_sanitize else options.epsilon, options.p)
-    server = _server(str(options.split), at)
-    info = server.info()
+    url, server = str(options.split), None
+    if options.engine_model is None:
+        server = _server(url, at)
+        info = server.info()  # before the enclave is started
     with enclave_folder.opened(options.enclave) as running:
+        if server is None:
+            token = read_token(at.token_file)
+            engine = PromptEmbedsEngine(url, str(options.engine_model), token, at.allow_http, at.certificate)
+            text = SplitText(running, engine, engine.info(running.about), settings)
+        else:
+            text = SplitText(running, server, info, settings)
         note(running.notice)
         note(READABLE)
         if options.no_sanitize:
             note("warning: --no-sanitize: anyone with the model can read the prompt from its vectors")
-        yield SplitText(running, server, info, settings)
+        yield text
 
 
 def generate_split(

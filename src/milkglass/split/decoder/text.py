@@ -16,7 +16,7 @@ import torch
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.enclave.enclave import Enclave, SanitizedPrompt
 from milkglass.enclave.lists import RnmSettings
-from milkglass.errors import KeyForOtherModel
+from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.split.decoder.client import Rows, SplitSampling
 from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.decoder.spec import DecoderInfo
@@ -74,11 +74,18 @@ class SplitText:
 
     def prompt(self, text: str, instruction: str, sampling: SplitSampling) -> SanitizedPrompt:
         """Plain text to continue. Raises CodecError, EnclaveError."""
-        return self.enclave.text(text, instruction, self.info.max_length - sampling.max_tokens, self.settings)
+        return self.enclave.text(text, instruction, self._room(sampling), self.settings)
 
     def conversation(self, messages: Sequence[dict[str, str]], sampling: SplitSampling) -> SanitizedPrompt:
         """A conversation in the model's chat template."""
-        return self.enclave.chat(messages, self.info.max_length - sampling.max_tokens, self.settings)
+        return self.enclave.chat(messages, self._room(sampling), self.settings)
+
+    def _room(self, sampling: SplitSampling) -> int:
+        """Tokens that a prompt may have. Raises UsageError where an answer alone is too long."""
+        most = min(self.info.max_new_tokens, self.info.max_length - 1)
+        if not 1 <= sampling.max_tokens <= most:
+            raise UsageError(f"max_tokens is {sampling.max_tokens}, 1 to {most} are made here", "lower --max-tokens")
+        return self.info.max_length - sampling.max_tokens
 
     def ids(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[int]:
         """The ids of the answer as they come. Raises RemoteError, EnclaveError."""
