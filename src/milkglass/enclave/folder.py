@@ -71,6 +71,8 @@ def build(folder: Path, kind: str, model: str, k: int, fetch: Fetch) -> EnclaveA
 
     Raises UsageError, EnclaveError, RemoteError; then nothing stays behind.
     """
+    if folder.exists():
+        raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
     with files.new_dir(folder) as partial:
         gramine.prepare(kind, partial)
         secret = b"" if kind == ATTESTED else secrets.token_bytes(32)
