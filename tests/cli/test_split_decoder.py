@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import Result
 
 from tests import tiny
 from tests.cli.kit import call, document, refused
@@ -85,6 +86,11 @@ def test_an_audit_reads_what_crosses(enclave: Path, model: Path, tmp_path: Path)
     assert (tmp_path / "audit" / "audit.html").is_file()
 
 
+def late(result: Result, code: int, message: str) -> None:
+    """Refused after the notes of what holds."""
+    assert result.exit_code == code and f"error: {message}" in result.stderr, result.stderr
+
+
 def test_use_refuses(enclave: Path, served: Served, token: Path, tmp_path: Path) -> None:
     run = ("generate", "x", "--split", served.server.url, "--token-file", token)
     refused(call(*run), 2, "--split needs --enclave")
@@ -96,12 +102,11 @@ def test_use_refuses(enclave: Path, served: Served, token: Path, tmp_path: Path)
     refused(call("chat"), 2, "the model's id is missing")
     refused(call(*run, "--enclave", enclave, "--epsilon", -1), 2, "epsilon")
     refused(call(*run, "--enclave", enclave, "--p", 2), 2, "p is 2")
-    long = call(*run, "--enclave", enclave, "--max-tokens", 500)  # after the notes of what holds
-    assert long.exit_code == 2 and "max_tokens is 500, 1 to 127" in long.stderr
+    late(call(*run, "--enclave", enclave, "--max-tokens", 500), 2, "max_tokens is 500, 1 to 127")
     refused(call("generate", "x", "--split", "http://127.0.0.1:9", "--enclave", enclave), 6, "does not answer")
     refused(call(*run, "--enclave", enclave, "--engine-model", "m"), 6, "")
     build = ("split", "enclave", "build", served.server.url, "--token-file", token)
-    refused(call(*build, "--out", enclave), 2, "exists")
-    refused(call(*build, "--out", tmp_path / "e", "--kind", "magic"), 2, "there is no enclave of kind")
+    late(call(*build, "--out", enclave), 2, f"{enclave} exists")
+    late(call(*build, "--out", tmp_path / "e", "--kind", "magic"), 2, "there is no enclave of kind")
     refused(call(*build, "--out", tmp_path / "e", "--corpus", tmp_path / "none"), 2, "there is no file")
     assert not (tmp_path / "e").exists()
