@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, SplitOptions, open_session, with_options
-from milkglass.cli.ui.terminal import bars, json_text, note, say, show_classified, shown
+from milkglass.cli.ui.terminal import bars, json_text, note, say, show_classified, show_pieces
 from milkglass.cli.ui.text_input import named, paired, to_classify
 from milkglass.errors import MilkglassError, TooLong, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.results import Conversation
 
-SILENT = "(the model ended at once, without a word)"
 ModelId = Annotated[str, typer.Argument(help="The model's id on the server.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="The largest number of tokens of an answer.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; 1 draws as the model would.")]
@@ -112,24 +110,11 @@ def generate(
         text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
         ids = session.prompt(text, system, chat_template)
         answer = session.generate(model_id, ids, Sampling(max_tokens, temperature, top_p, top_k, seed))
-        _show(answer, show=not as_json)
+        show_pieces(answer, show=not as_json)
     if as_json:
         say(json_text({"text": answer.text, "prompt_tokens": answer.prompt_tokens, "tokens": answer.tokens}))
     elif answer.text:
         say()
-
-
-def _show(pieces: Iterable[str], show: bool = True) -> str:
-    """The text of an answer, written to stdout as it becomes certain."""
-    text = ""
-    for piece in pieces:
-        text += piece
-        if show:
-            sys.stdout.write(shown(piece))
-            sys.stdout.flush()
-    if not text:
-        note(SILENT)
-    return text
 
 
 # --- chat -------------------------------------------------------------------------------------------------------------
@@ -174,7 +159,7 @@ def chat(
 def _turn(conversation: Conversation, line: str) -> None:
     """One more turn. Where it fails the conversation is unchanged: the person may try again."""
     try:
-        if _show(conversation.say(line)):
+        if show_pieces(conversation.say(line)):
             say()
     except TooLong as error:
         note(f"error: {error.message}\n  hint: /new begins a new conversation")

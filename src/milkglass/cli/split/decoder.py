@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,14 +13,16 @@ import typer
 from milkglass.cli.ui.options import (
     AllowHttp,
     AsJson,
+    AuditOptions,
     Certificate,
     ServerOptions,
     SplitOptions,
     TokenFile,
     read_token,
     require_file,
+    with_options,
 )
-from milkglass.cli.ui.terminal import bars, emit, json_text, note, say, shown
+from milkglass.cli.ui.terminal import bars, emit, json_text, note, say, show_pieces
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
@@ -112,36 +113,27 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
 
 
 @enclaves.command()
+@with_options
 def audit(
     folder: Folder,
     model: Annotated[str, typer.Option(help="The provider's model, which attackers have.", show_default=False)],
-    text: Annotated[Path, typer.Option("--text", help="Your texts: .jsonl, .csv, .tsv, or .txt with one a line.")],
-    out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit"),
-    public: Annotated[
-        Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")
-    ] = None,
-    budget: Annotated[str, typer.Option(help="How long attacks may take: 90s, 2m, 1h.")] = "2m",
-    rows: Annotated[int | None, typer.Option(min=20, help="Read only this many texts.")] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Decides which half of the texts is private, and every random draw.")
-    ] = 1,
     epsilon: Annotated[float, typer.Option(help="The sanitizer's budget of a token.")] = 3.0,
     p: Annotated[float, typer.Option("--p", help="How often a token that is not sensitive is replaced.")] = 0.3,
     no_sanitize: Annotated[bool, typer.Option("--no-sanitize", help="Audit what crosses without it.")] = False,
+    *,
+    audited: AuditOptions,
     as_json: AsJson = False,
 ) -> None:
     """Attack the vectors that the enclave gives for your texts, and write what is recovered into the folder OUT.
 
     Nothing is sent anywhere. The rows count against the provider's limit.
     """
-    from milkglass import files
     from milkglass.cli.audit import attacked, print_audit, require_audit
     from milkglass.enclave import folder as enclave_folder
     from milkglass.enclave.lists import RnmSettings
 
-    require_audit(out, budget, text, public)
+    require_audit(audited.out, audited.budget, audited.text, audited.public)
     about = enclave_folder.EnclaveAbout.read(folder)
-    from milkglass.audit.key_scene import AuditFiles
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
     from milkglass.split.decoder import audit_scene
@@ -150,15 +142,12 @@ def audit(
     base = Checkpoint.open(resolve(model))
     with enclave_folder.opened(folder) as enclave:
         note(enclave.notice)
-        staged = audit_scene.build(base, enclave, settings, about.k, AuditFiles(text, public, rows=rows, seed=seed))
+        staged = audit_scene.build(base, enclave, settings, about.k, audited.files())
     if staged.left_out:
         note(f"{staged.left_out:,} texts are too long to be sent, and are left out")
-    decides = {
-        "table": about.table, "settings": asdict(settings), "rows": rows, "text": files.sha256(text), "seed": seed,
-        "public": None if public is None else files.sha256(public),
-    }  # fmt: skip
-    result, page = attacked(lambda stage: staged.scene, decides, out, budget, seed, as_json)
-    print_audit(result, page, out, as_json)
+    decides = {"table": about.table, "settings": asdict(settings), **audited.decides()}
+    result, page = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    print_audit(result, page, audited.out, as_json)
 
 
 # --- use --------------------------------------------------------------------------------------------------------------
@@ -203,7 +192,7 @@ def generate_split(
     """Generate an answer, which is shown while it comes."""
     sent = _prompt(text, prompt, system, chat_template, instruction, sampling)
     note(f"prompt: {sent.tokens} tokens, {sent.private} of your text, {sent.changed} of these replaced")
-    answer = _shown(text.text(sent, sampling), show=not as_json)
+    answer = show_pieces(text.text(sent, sampling), show=not as_json)
     if as_json:
         stream = text.streams[-1]
         say(
@@ -232,7 +221,7 @@ def chat_split(text: SplitText, system: str | None, sampling: SplitSampling, ask
             messages = list(start)
         elif line:
             turn = [*messages, {"role": "user", "content": line}]
-            answer = _shown(text.text(text.conversation(turn, sampling), sampling))
+            answer = show_pieces(text.text(text.conversation(turn, sampling), sampling))
             say()
             messages = [*turn, {"role": "assistant", "content": answer}]
 
@@ -254,16 +243,6 @@ def _prompt(
     if system:
         raise UsageError("--system needs a chat template, and this model has none", "give --instruction")
     return text.prompt(prompt, instruction, sampling)
-
-
-def _shown(pieces: Iterator[str], show: bool = True) -> str:
-    text = ""
-    for piece in pieces:
-        text += piece
-        if show:
-            sys.stdout.write(shown(piece))
-            sys.stdout.flush()
-    return text
 
 
 def sampling_of(

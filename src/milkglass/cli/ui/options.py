@@ -21,8 +21,10 @@ import typer
 from milkglass.cli.ui.passphrase import passphrase
 from milkglass.cli.ui.terminal import note
 from milkglass.errors import KeyFileError, UsageError
+from milkglass.files import sha256
 
 if TYPE_CHECKING:
+    from milkglass.audit.key_scene import AuditFiles
     from milkglass.client.key.file import UnlockedKey
     from milkglass.client.remote.remote import Remote
     from milkglass.client.session import Session
@@ -130,12 +132,38 @@ class SplitOptions:
     )
 
 
+@dataclass(frozen=True)
+class AuditOptions:
+    """What an audit of a split model reads, and how long it may take."""
+
+    text: Annotated[Path, typer.Option("--text", help="Your texts: .jsonl, .csv, .tsv, or .txt with one a line.")]
+    out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit")
+    public: Annotated[Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")] = (
+        None
+    )
+    budget: Annotated[str, typer.Option(help="How long attacks may take: 90s, 2m, 1h.")] = "2m"
+    rows: Annotated[int | None, typer.Option(min=20, help="Read only this many texts.")] = None
+    seed: Annotated[
+        int, typer.Option(min=0, help="Decides which half of the texts is private, and every random draw.")
+    ] = 1
+
+    def files(self) -> AuditFiles:
+        from milkglass.audit.key_scene import AuditFiles
+
+        return AuditFiles(self.text, self.public, rows=self.rows, seed=self.seed)
+
+    def decides(self) -> dict[str, Any]:
+        """What a stopped audit must find unchanged to go on."""
+        public = None if self.public is None else sha256(self.public)
+        return {"rows": self.rows, "text": sha256(self.text), "public": public, "seed": self.seed}
+
+
 def with_options(command: Callable[..., None], required: bool = True) -> Callable[..., None]:
     """The command with an option for each field of the groups above that it takes; those without a default come first,
     as in any command. required: false where --key and --server may be missing, which is refused when they are used."""
     own = inspect.signature(command, eval_str=True)
     kinds = {name: one.annotation for name, one in own.parameters.items()}
-    groups = {name: kind for name, kind in kinds.items() if kind in (KeyOptions, ServerOptions, SplitOptions)}
+    groups = {name: kind for name, kind in kinds.items() if kind in GROUPS}
     fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in groups.items()}
 
     @wraps(command)
@@ -150,6 +178,9 @@ def with_options(command: Callable[..., None], required: bool = True) -> Callabl
     flat.sort(key=lambda one: one.default is not inspect.Parameter.empty)
     run.__signature__ = own.replace(parameters=flat)  # type: ignore[attr-defined]  # typer reads it
     return run
+
+
+GROUPS = (KeyOptions, ServerOptions, SplitOptions, AuditOptions)
 
 
 def _optional(one: inspect.Parameter) -> inspect.Parameter:
