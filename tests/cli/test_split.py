@@ -154,8 +154,8 @@ def test_use_refuses(halves: tuple[Path, Path], place: Path) -> None:
     refused(call("split", "serve", client, "--home", place / "home", passphrase=None), 2, "holds the other half")
     refused(
         call("split", "serve", place / "model", "--home", place / "home", passphrase=None),
-        2,
-        "is not a half of a split",
+        3,
+        "this model is an encoder",
     )
     assert not (place / "home").exists()
 
