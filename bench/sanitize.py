@@ -30,7 +30,8 @@ from milkglass.sanitizers.custext import CusText  # noqa: E402
 from milkglass.sanitizers.rnm import Rnm  # noqa: E402
 from milkglass.sanitizers.sanitizer import Sanitizer  # noqa: E402
 from milkglass.sanitizers.santext import SanText  # noqa: E402
-from milkglass.sanitizers.tables.neighbours import groups, nearest  # noqa: E402
+from milkglass.sanitizers.tables.nearest import nearest  # noqa: E402
+from milkglass.sanitizers.tables.neighbours import groups  # noqa: E402
 from milkglass.sanitizers.tables.table import WordVectors  # noqa: E402
 from milkglass.sanitizers.tables.vocabulary import tokens_of_model, words_of_model  # noqa: E402
 from milkglass.sanitizers.text import TextSanitizer, WordTally  # noqa: E402

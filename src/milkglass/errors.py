@@ -148,6 +148,12 @@ class UnknownWord(CodecError):
 
 
 # --- federated training -----------------------------------------------------------------------------------------------
+class EnclaveError(MilkglassError):
+    """An enclave cannot be built, is not attested, or refuses."""
+
+    exit_code = 8
+
+
 class FederatedError(MilkglassError):
     """A round cannot be finished. What was finished before stands."""
 

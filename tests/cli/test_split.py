@@ -148,14 +148,14 @@ def test_use_refuses(halves: tuple[Path, Path], place: Path) -> None:
     refused(call(*nobody, "--text", "a", "--pair", "b"), 2, "reads single texts")
     refused(call(*nobody, "--text", "a", "--pair", " "), 5, "the second text of text 1 is blank")
     refused(call(*nobody, "--text", " "), 5, "text 1 is blank")
-    refused(call("split", "serve", place / "none"), 2, "there is no folder")
+    refused(call("split", "serve", place / "none"), 3, "there is no model folder")
     serve = call("split", "serve", server, "--home", place / "home")
     assert serve.exit_code == 2 and "must not hold a passphrase" in serve.stderr
     refused(call("split", "serve", client, "--home", place / "home", passphrase=None), 2, "holds the other half")
     refused(
         call("split", "serve", place / "model", "--home", place / "home", passphrase=None),
-        2,
-        "is not a half of a split",
+        3,
+        "this model is an encoder",
     )
     assert not (place / "home").exists()
 

@@ -36,15 +36,16 @@ ALLOWED = {
     "audit": (
         "attacks client defences federated gradient_defences hidden_states metrics models sanitizers schemes threat"
     ),
-    "split": "audit client hidden_states models noise server threat",
+    "enclave": "client models noise sanitizers",
+    "split": "audit client defences enclave hidden_states models noise server threat",
     "experiments": (
         "attacks audit client datasets defences gradient_defences hidden_states metrics models noise sanitizers schemes"
         " server server.spec threat"
     ),
     "demo": "attacks client models schemes threat",
     "cli": (
-        "attacks audit client datasets demo experiments federated gradient_defences hidden_states models sanitizers"
-        " schemes server split threat"
+        "attacks audit client datasets demo enclave experiments federated gradient_defences hidden_states models"
+        " sanitizers schemes server split threat"
     ),
     "__init__": "client models schemes",
 }

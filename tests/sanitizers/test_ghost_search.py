@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.sanitizers.ghost import near
 from milkglass.sanitizers.ghost.lemmas import lemmas_of, marker, whole_words
 from milkglass.sanitizers.ghost.search import Search, Shadows, search
-from milkglass.sanitizers.tables.neighbours import directions, nearest
 from milkglass.sanitizers.tables.table import WordVectors
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
@@ -65,29 +63,6 @@ def test_special_tokens_stand_for_themselves_and_for_nobody() -> None:
     for token in range(150):
         shadows = found.of(token).tolist()
         assert shadows == [token] if token in SPECIAL else token not in shadows and not {*SPECIAL} & {*shadows}
-
-
-@pytest.mark.parametrize(("tile", "sample"), [(32, 64), (50, 10_000), (1024, 2)])
-def test_each_pair_once_gives_the_same_lists(monkeypatch: pytest.MonkeyPatch, tile: int, sample: int) -> None:
-    monkeypatch.setattr(near, "TILE", tile)
-    monkeypatch.setattr(near, "SAMPLE", sample)
-    vectors = vocabulary(333, 8, seed=3).vectors.copy()
-    vectors[5] = vectors[200] = vectors[40]  # ties, which fall to the smaller index
-    vectors[17] = 0  # no direction
-    unit = directions(vectors)
-    for k in (1, 20, 332):
-        # ranks are compared by their cosines: a tie is one in the same arithmetic only
-        found, told = near.nearest_lists(unit, k), nearest(vectors, k)[1]
-        rows = np.arange(333)[:, None]
-        assert (found != rows).all() and all(len({*one}) == k for one in found.tolist())
-        np.testing.assert_allclose((unit[rows] * unit[found]).sum(2), told, atol=1e-6)
-
-
-def test_a_guess_that_was_too_high_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    unit = directions(vocabulary(200, 8).vectors)
-    told = near.nearest_lists(unit, 15)
-    monkeypatch.setattr(near, "_guesses", lambda unit, k, pool: np.linspace(0, 1.5, len(unit)).astype(np.float32))
-    np.testing.assert_array_equal(near.nearest_lists(unit, 15), told)
 
 
 # --- lemmas -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared, sensitive_words
 from milkglass.sanitizers.santext import SanText, SanTextPlus
-from milkglass.sanitizers.tables.neighbours import best, groups, nearest
+from milkglass.sanitizers.tables.neighbours import best, groups
 from milkglass.sanitizers.tables.table import WordVectors
 from tests.sanitizers.kit import literal, table
 
@@ -100,17 +100,6 @@ def test_tables_that_cannot_be() -> None:
 
 
 # --- candidate lists --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("n", "k"), [(600, 30), (600, 1), (40, 39), (257, 5)])
-def test_blocked_candidate_lists_are_the_literal_ones(n: int, k: int) -> None:
-    words = table(n, 16)
-    ids, cosines = nearest(words.vectors, k)
-    x = words.vectors.astype(np.float64)
-    for i in range(n):
-        expected, _ = literal.candidate_list(x, i, k)
-        assert ids[i].tolist() == expected
-        np.testing.assert_allclose(cosines[i], literal.cosine_row(x, i)[expected], atol=1e-6)
-
-
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_greedy_groups_are_the_literal_ones(metric: str) -> None:
     words = table(500, 16)
@@ -131,14 +120,13 @@ def test_the_best_of_rows_with_ties_and_taken_columns() -> None:
     assert np.array_equal(values, np.take_along_axis(rows, expected, 1))
 
 
-def test_candidate_lists_hold_no_square_matrix() -> None:
+def test_groups_hold_no_square_matrix() -> None:
     vectors = np.random.default_rng(0).normal(size=(6000, 8)).astype(np.float32)
-    for build in (lambda: nearest(vectors, 30), lambda: groups(vectors, np.arange(6000), 20, "cosine")):
-        tracemalloc.start()
-        build()
-        most = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert most < 6000 * 6000 * 4 / 4
+    tracemalloc.start()
+    groups(vectors, np.arange(6000), 20, "cosine")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 6000 * 6000 * 4 / 4
 
 
 def test_draws_need_memory_by_the_block() -> None:

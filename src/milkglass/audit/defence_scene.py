@@ -83,7 +83,7 @@ def _of_words(
     for who, texts in public.items():
         rehearse = _rehearsal(client, texts) if isinstance(client, SanitizingClient) else None
         knowledge[who] = Knowledge(corpus=public_ids[who], rehearse=rehearse)
-    return _scene(base, client.codec, (*server.rest(), Tokens(sent)), truth, knowledge, dict(client.document))
+    return public_scene(base, client.codec, (*server.rest(), Tokens(sent)), truth, knowledge, dict(client.document))
 
 
 def _of_states(
@@ -99,13 +99,13 @@ def _of_states(
     noise = client.defence.added_noise
     knowledge = {who: Knowledge(corpus=one, observe=client.observe, noise=noise) for who, one in corpora.items()}
     seen = (*server.rest(), *client.send(private))
-    scene = _scene(
+    scene = public_scene(
         base, codec, seen, truth_of(codec, ids, ids, corpora.values()), knowledge, {"name": client.defence.name}
     )
     return replace(scene, broken=client.defence.broken)
 
 
-def _scene(
+def public_scene(
     base: Checkpoint,
     codec: Codec,
     seen: tuple[Observation, ...],
@@ -113,6 +113,7 @@ def _scene(
     knowledge: Mapping[str, Knowledge],
     scheme: Mapping[str, Any],
 ) -> Scene:
+    """A scene in public ids: the public model is the one that is attacked. knowledge: of each attacker with text."""
     size, public = len(codec.sigma), Model.open(base.folder)
 
     def simulate(seed: int) -> tuple[Model, Ids]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, open_session, with_options
-from milkglass.cli.ui.terminal import bars, json_text, note, say, show_classified, shown
+from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, SplitOptions, open_session, with_options
+from milkglass.cli.ui.terminal import bars, json_text, note, say, show_classified, show_pieces
 from milkglass.cli.ui.text_input import named, paired, to_classify
 from milkglass.errors import MilkglassError, TooLong, UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.results import Conversation
 
-SILENT = "(the model ended at once, without a word)"
 ModelId = Annotated[str, typer.Argument(help="The model's id on the server.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="The largest number of tokens of an answer.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token; 1 draws as the model would.")]
@@ -62,9 +61,11 @@ def classify(
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------
-@with_options
+@partial(with_options, required=False)
 def generate(
-    model_id: ModelId,
+    model_id: Annotated[
+        str | None, typer.Argument(help="The model's id on the server; none with --split.", show_default=False)
+    ] = None,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; none: all of stdin.")] = None,
     chat_template: Annotated[
         bool | None,
@@ -80,42 +81,48 @@ def generate(
     top_p: TopP = None,
     top_k: TopK = None,
     seed: Seed = None,
+    instruction: Annotated[
+        str, typer.Option(help="With --split: text before the prompt that is not sanitized.", show_default=False)
+    ] = "",
     *,
     key: KeyOptions,
     server: ServerOptions,
+    split: SplitOptions,
     as_json: AsJson = False,
 ) -> None:
     """Generate text, which is shown while it is generated."""
+    if split.split is not None:
+        from milkglass.cli.split.decoder import generate_split, sampling_of, split_text
+
+        if prompt is not None:
+            raise UsageError("two arguments were given with --split", "give the prompt alone: the server has one model")
+        text = sys.stdin.read().rstrip("\n") if model_id is None else model_id
+        with split_text(split, server) as running:
+            sampling = sampling_of(max_tokens, temperature, top_p, top_k, seed)
+            generate_split(running, text, system, chat_template, instruction, sampling, as_json)
+        return
+    if model_id is None or instruction:
+        missing = "--instruction is for --split" if instruction else "the model's id is missing"
+        raise UsageError(missing, "milkglass generate MODEL_ID PROMPT --key FILE --server URL")
     from milkglass.client.remote.remote import Sampling
 
     with open_session(key, server) as session:
         text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
         ids = session.prompt(text, system, chat_template)
         answer = session.generate(model_id, ids, Sampling(max_tokens, temperature, top_p, top_k, seed))
-        _show(answer, show=not as_json)
+        show_pieces(answer, show=not as_json)
     if as_json:
         say(json_text({"text": answer.text, "prompt_tokens": answer.prompt_tokens, "tokens": answer.tokens}))
     elif answer.text:
         say()
 
 
-def _show(pieces: Iterable[str], show: bool = True) -> str:
-    """The text of an answer, written to stdout as it becomes certain."""
-    text = ""
-    for piece in pieces:
-        text += piece
-        if show:
-            sys.stdout.write(shown(piece))
-            sys.stdout.flush()
-    if not text:
-        note(SILENT)
-    return text
-
-
 # --- chat -------------------------------------------------------------------------------------------------------------
-@with_options
+@partial(with_options, required=False)
 def chat(
-    model_id: ModelId,
+    model_id: Annotated[
+        str | None, typer.Argument(help="The model's id on the server; none with --split.", show_default=False)
+    ] = None,
     system: System = None,
     max_tokens: MaxTokens = 512,
     temperature: Temperature = 0.7,
@@ -125,8 +132,17 @@ def chat(
     *,
     key: KeyOptions,
     server: ServerOptions,
+    split: SplitOptions,
 ) -> None:
     """Talk with a model, a line a turn. /new begins again, /exit or Ctrl-D ends. Nothing is stored."""
+    if split.split is not None:
+        from milkglass.cli.split.decoder import chat_split, sampling_of, split_text
+
+        with split_text(split, server) as running:
+            chat_split(running, system, sampling_of(max_tokens, temperature, top_p, top_k, seed), _ask)
+        return
+    if model_id is None:
+        raise UsageError("the model's id is missing", "milkglass chat MODEL_ID --key FILE --server URL")
     from milkglass.client.remote.remote import Sampling
 
     with open_session(key, server) as session:
@@ -143,7 +159,7 @@ def chat(
 def _turn(conversation: Conversation, line: str) -> None:
     """One more turn. Where it fails the conversation is unchanged: the person may try again."""
     try:
-        if _show(conversation.say(line)):
+        if show_pieces(conversation.say(line)):
             say()
     except TooLong as error:
         note(f"error: {error.message}\n  hint: /new begins a new conversation")

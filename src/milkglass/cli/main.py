@@ -29,7 +29,7 @@ from milkglass.cli.obfuscation.verify import verify
 from milkglass.cli.reproduce import data, reproduce
 from milkglass.cli.sanitize import sanitize
 from milkglass.cli.serve import serve
-from milkglass.cli.split import splits
+from milkglass.cli.split.commands import splits
 from milkglass.cli.ui.terminal import note, report
 from milkglass.errors import MilkglassError, UsageError
 

@@ -119,6 +119,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def end_ids(folder: Path) -> frozenset[int]:
+    """The ids that end an answer, as generation_config.json has them, or else config.json."""
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            ends = read_json(folder / name).get("eos_token_id")
+            if ends is not None:
+                return frozenset(one for one in (ends if isinstance(ends, list) else [ends]) if type(one) is int)
+    return frozenset()
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json_text(value), "utf-8")
 

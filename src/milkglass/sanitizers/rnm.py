@@ -37,7 +37,8 @@ from milkglass.parameters import limited
 from milkglass.sanitizers.custext import Lists, normalised
 from milkglass.sanitizers.method import SparingMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
-from milkglass.sanitizers.tables.neighbours import nearest, require_k
+from milkglass.sanitizers.tables.nearest import nearest
+from milkglass.sanitizers.tables.neighbours import require_k
 from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
 
 Guarantee = Literal["paper", "strict"]
@@ -52,12 +53,14 @@ class Rnm(Sanitizer):
         guaranteed: see above.
         spared: which words are replaced only sometimes; None: every word is always replaced.
         counts: as for CUSTEXT, for strict lists.
+        given_lists: what `nearest_lists` gave before for the same table and k, so that it is not computed again.
     """
 
     k: int = 30
     guaranteed: Guarantee = "paper"
     spared: Spared | None = None
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
+    given_lists: tuple[NDArray[np.int32], NDArray[np.float64]] | None = field(default=None, repr=False)
 
     paper: ClassVar[Paper] = papers.CMIF.but(
         "The published code never finds a token sensitive, takes dot products, normalises over a block of the "
@@ -110,7 +113,7 @@ class Rnm(Sanitizer):
         """(t, width) the lists of some words, by place; -1 beyond the end of a list."""
         if self.guaranteed == "strict":
             return self.lists.members[self.lists.group[places]]
-        return self._nearest[0][places].astype(np.int64)
+        return self.nearest_lists[0][places].astype(np.int64)
 
     @cached_property
     def lists(self) -> Lists:
@@ -118,13 +121,16 @@ class Rnm(Sanitizer):
         return Lists.of(self.vectors, self.order(self.counts), self.k, "cosine")
 
     @cached_property
-    def _nearest(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def nearest_lists(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """(m, k) the lists of `paper`, by place, and their normalised cosines (equation 3)."""
+        if self.given_lists is not None:
+            return self.given_lists
         ids, cosines = nearest(self.vectors, self.k)
         return ids, normalised(cosines)
 
     @property
     def _scores(self) -> NDArray[np.float64]:
-        return self.lists.scores if self.guaranteed == "strict" else self._nearest[1]
+        return self.lists.scores if self.guaranteed == "strict" else self.nearest_lists[1]
 
 
 @dataclass(frozen=True)

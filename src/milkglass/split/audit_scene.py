@@ -41,15 +41,15 @@ def build(
     base: Checkpoint, about: folders.ClientAbout, client: EncoderClient, server: Server, files: AuditFiles
 ) -> SplitScene:
     """Raises UsageError where there is too little text for an audit, CodecError."""
-    texts = _texts(files.text, files.rows)
+    texts = texts_of(files.text, files.rows)
     sent = _sendable(client.reader, texts)
     if len(sent) < LEAST:
         raise UsageError(
             f"{files.text.name} holds {len(sent)} of the {LEAST} texts that an audit needs",
             "an attacker's share of so few says nothing",
         )
-    private, alike = _halves(sent, files.seed)
-    attackers = {} if files.public is None else {OTHER: _sendable(client.reader, _texts(files.public, None))}
+    private, alike = divided(sent, files.seed)
+    attackers = {} if files.public is None else {OTHER: _sendable(client.reader, texts_of(files.public, None))}
     attackers[ALIKE] = alike
     scene = scene_of(base, client, server, private, attackers)
     require_texts(scene, attackers)
@@ -57,7 +57,8 @@ def build(
     return SplitScene(replace(scene, scheme=info, model=about.model), len(texts) - len(sent))
 
 
-def _texts(path: Path, most: int | None) -> list[str]:
+def texts_of(path: Path, most: int | None) -> list[str]:
+    """The texts of a user's file, `most` at the most. Raises CodecError for conversations."""
     examples = examples_of(path, most)
     if any(one.messages for one in examples):
         raise CodecError(f"{path.name} holds conversations", 'a classifier reads {"text": ...}')
@@ -69,7 +70,8 @@ def _sendable(reader: PublicTokenizer, texts: Sequence[str]) -> list[str]:
     return [text for text, fits in zip(texts, sendable(reader, texts), strict=True) if fits]
 
 
-def _halves(texts: Sequence[str], seed: int) -> tuple[list[str], list[str]]:
+def divided(texts: Sequence[str], seed: int) -> tuple[list[str], list[str]]:
+    """A random half that is private, and the others."""
     order = np.random.default_rng(seed).permutation(len(texts)).tolist()
     middle = len(order) // 2
     return [texts[i] for i in order[:middle]], [texts[i] for i in sorted(order[middle:])]

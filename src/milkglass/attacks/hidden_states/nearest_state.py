@@ -1,7 +1,8 @@
 """Near-hidden: read each hidden vector as the public token whose own representation is nearest (Qu et al. 2021, section
 4.2: "embedding inversion", on the states that split inference sends).
 
-    layer 0:  argmax over v of cos(h_p, embeddings(v, position p))     position and layer norm as the model has them
+    layer 0:  argmax over v of cos(h_p, embeddings(v, position p))     position and layer norm as the model has them;
+              of a decoder cos(h_p, table(v)): its client holds the table alone
     layer L:  argmax over v of cos(h_p, state after L layers of v, alone between the special tokens)
 
 The attacker knows the positions: rows come in the order of the text. Cosines do not see that a whole text was scaled,
@@ -70,8 +71,8 @@ class NearestState(Attack):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         public_model = required(knowledge.public_model)
         family = family_of(public_model.config)
-        if family.kind != "encoder":
-            return f"{family.name} is a decoder, and states are sent by encoders"
+        if family.kind != "encoder" and any(one.layer for one in transcript.all(Activations)):
+            return f"{family.name} is a decoder, and of one only the embeddings are sent"
         return hidden_of(transcript, public_model.width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -81,6 +82,8 @@ class NearestState(Attack):
     def read(self, seen: Activations, knowledge: Knowledge, budget: Budget) -> Ids:
         """(rows, k) public ids."""
         public_model = required(knowledge.public_model)
+        if seen.layer == 0 and family_of(public_model.config).kind == "decoder":  # rows of the table, as they are
+            return self._nearest(seen.hidden.float(), [(0, public_model.table)], budget)
         if seen.layer == 0:
             return self._by_position(seen, public_model, budget)
         table = alone(public_model, frame(knowledge.corpus), seen.layer)

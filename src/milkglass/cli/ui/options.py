@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from functools import wraps
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from milkglass.cli.ui.passphrase import passphrase
 from milkglass.cli.ui.terminal import note
 from milkglass.errors import KeyFileError, UsageError
+from milkglass.files import sha256
 
 if TYPE_CHECKING:
+    from milkglass.audit.key_scene import AuditFiles
     from milkglass.client.key.file import UnlockedKey
     from milkglass.client.remote.remote import Remote
     from milkglass.client.session import Session
@@ -70,6 +72,8 @@ class KeyOptions:
     def open(self) -> UnlockedKey:
         from milkglass.client.key.file import UnlockedKey
 
+        if self.key is None:
+            raise UsageError("--key is missing", "give the key file, or --split for a model without a key")
         if not self.key.is_file():  # before anyone is asked for a passphrase
             raise KeyFileError(f"there is no key file at {self.key}", "give the file that `milkglass obfuscate` wrote")
         return UnlockedKey.open(self.key, passphrase(self.passphrase_file))
@@ -93,6 +97,8 @@ class ServerOptions:
         from milkglass.client.remote.connection import RetryPolicy
         from milkglass.client.remote.remote import Remote
 
+        if self.server is None:
+            raise UsageError("--server is missing", "give its address, or --split for a split server")
         token = read_token(self.token_file)
         return Remote(self.server, token, self.allow_http, self.certificate, patience=RetryPolicy(progress=note))
 
@@ -103,12 +109,61 @@ class ServerOptions:
         return shlex.join(words + (["--allow-http"] if self.allow_http else []))
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with an option for each field of `KeyOptions` and `ServerOptions`, where it takes them; those without
-    a default come first, as in any command."""
+@dataclass(frozen=True)
+class SplitOptions:
+    """A decoder whose embedding layer is in an enclave here, in place of a scrambled model and its key."""
+
+    split: Annotated[
+        str | None, typer.Option("--split", help="A split server's address, in place of --key and --server.")
+    ] = None
+    enclave: Annotated[Path | None, typer.Option(help="With --split: the folder that `split enclave build` wrote.")] = (
+        None
+    )
+    engine_model: Annotated[
+        str | None,
+        typer.Option(help="With --split: the address is of vLLM with --enable-prompt-embeds, which has this model."),
+    ] = None
+    epsilon: Annotated[float, typer.Option(help="With --split: the sanitizer's budget of a token.")] = 3.0
+    p: Annotated[
+        float, typer.Option("--p", help="With --split: how often a token that is not sensitive is replaced.")
+    ] = 0.3
+    no_sanitize: Annotated[bool, typer.Option("--no-sanitize", help="With --split: send the text's own tokens.")] = (
+        False
+    )
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """What an audit of a split model reads, and how long it may take."""
+
+    text: Annotated[Path, typer.Option("--text", help="Your texts: .jsonl, .csv, .tsv, or .txt with one a line.")]
+    out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit")
+    public: Annotated[Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")] = (
+        None
+    )
+    budget: Annotated[str, typer.Option(help="How long attacks may take: 90s, 2m, 1h.")] = "2m"
+    rows: Annotated[int | None, typer.Option(min=20, help="Read only this many texts.")] = None
+    seed: Annotated[
+        int, typer.Option(min=0, help="Decides which half of the texts is private, and every random draw.")
+    ] = 1
+
+    def files(self) -> AuditFiles:
+        from milkglass.audit.key_scene import AuditFiles
+
+        return AuditFiles(self.text, self.public, rows=self.rows, seed=self.seed)
+
+    def decides(self) -> dict[str, Any]:
+        """What a stopped audit must find unchanged to go on."""
+        public = None if self.public is None else sha256(self.public)
+        return {"rows": self.rows, "text": sha256(self.text), "public": public, "seed": self.seed}
+
+
+def with_options(command: Callable[..., None], required: bool = True) -> Callable[..., None]:
+    """The command with an option for each field of the groups above that it takes; those without a default come first,
+    as in any command. required: false where --key and --server may be missing, which is refused when they are used."""
     own = inspect.signature(command, eval_str=True)
     kinds = {name: one.annotation for name, one in own.parameters.items()}
-    groups = {name: kind for name, kind in kinds.items() if kind in (KeyOptions, ServerOptions)}
+    groups = {name: kind for name, kind in kinds.items() if kind in GROUPS}
     fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in groups.items()}
 
     @wraps(command)
@@ -118,9 +173,19 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     parts = (fields[name].values() if name in groups else [one] for name, one in own.parameters.items())
     flat = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in chain.from_iterable(parts)]
+    if not required:
+        flat = [_optional(one) if one.name in ("key", "server") else one for one in flat]
     flat.sort(key=lambda one: one.default is not inspect.Parameter.empty)
     run.__signature__ = own.replace(parameters=flat)  # type: ignore[attr-defined]  # typer reads it
     return run
+
+
+GROUPS = (KeyOptions, ServerOptions, SplitOptions, AuditOptions)
+
+
+def _optional(one: inspect.Parameter) -> inspect.Parameter:
+    kind, *rest = get_args(one.annotation)
+    return one.replace(default=None, annotation=Annotated[kind | None, *rest])
 
 
 def open_session(key: KeyOptions, server: ServerOptions) -> Session:

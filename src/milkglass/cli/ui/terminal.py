@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,6 +159,19 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+
+
+def show_pieces(pieces: Iterable[str], show: bool = True) -> str:
+    """The text of an answer, written to stdout as it becomes certain."""
+    text = ""
+    for piece in pieces:
+        text += piece
+        if show:
+            sys.stdout.write(shown(piece))
+            sys.stdout.flush()
+    if not text:
+        note("(the model ended at once, without a word)")
+    return text
 
 
 def show_classified(results: Sequence[Classified], as_json: bool) -> None:

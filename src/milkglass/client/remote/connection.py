@@ -84,7 +84,7 @@ class Connection:
         self.patience = patience or RetryPolicy()
         self._answered = False
         self._sockets = Sockets()
-        local = _check_url(self.url, allow_http)
+        local = check_url(self.url, allow_http)
         if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
             raise UsageError("the token holds spaces or is not plain ASCII", "give it as the server printed it")
         self._silence = timeout
@@ -92,7 +92,7 @@ class Connection:
             base_url=self.url,
             # Never compressed: a small answer must not become a large one here.
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
-            verify=_tls(authority) if self.url.startswith("https") else False,  # certificates take 0.1 s to load
+            verify=tls_context(authority) if self.url.startswith("https") else False,  # certificates take 0.1 s to load
             trust_env=not local,  # a proxy from the environment has no business between a machine and itself
         )
 
@@ -254,7 +254,7 @@ def _object(answer: httpx2.Response) -> dict[str, Any]:
     return strict_json.document(body)
 
 
-def _check_url(url: str, allow_http: bool) -> bool:
+def check_url(url: str, allow_http: bool) -> bool:
     """Whether the host is this machine. Raises UsageError for a URL over which the token would cross in the clear."""
     try:
         parsed = httpx2.URL(url)
@@ -271,7 +271,8 @@ def _check_url(url: str, allow_http: bool) -> bool:
     return local
 
 
-def _tls(authority: Path | None) -> Any:
+def tls_context(authority: Path | None) -> Any:
+    """What verifies a server: its own certificate, or True for the system's authorities. Raises UsageError."""
     if authority is None:
         return True
     if not authority.is_file():

@@ -37,11 +37,12 @@ from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.models.resolve import cache_folder
 from milkglass.parameters import limited, require
 from milkglass.sanitizers.ghost.lemmas import require_language, version
-from milkglass.sanitizers.ghost.near import Lists, nearest_lists
-from milkglass.sanitizers.tables.neighbours import directions, require_k
+from milkglass.sanitizers.tables.nearest import nearest
+from milkglass.sanitizers.tables.neighbours import require_k
 from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
 from milkglass.system import cores
 
+Lists = NDArray[np.int32]
 STEP, MOST = 10, 100  # Algorithm 1, line 18; the published code's limit
 ROWS = 64  # tokens filtered at a time
 
@@ -111,9 +112,9 @@ def search(table: WordVectors, lemmas: Ids | None, settings: Search) -> Shadows:
         raise UsageError(f"lemmas are missing for a table of {len(table)} tokens", "give one number a token")
     tokens = table.candidates
     require_k(settings.k, len(tokens) - 1, lowest=1)
-    unit = directions(table.vectors[tokens])
     same = lemmas[tokens] if settings.lemma and lemmas is not None else None
-    near = nearest_lists(unit, min(settings.k + MOST, len(tokens) - 1))  # the widest that may be asked for, at once
+    widest = min(settings.k + MOST, len(tokens) - 1)
+    near = nearest(table.vectors[tokens], widest)[0]  # all that may be asked for, at once
     lists, reach = [near[at, :0] for at in range(len(tokens))], np.zeros(len(tokens), np.int32)
     empty = np.arange(len(tokens))
     for k in range(settings.k, near.shape[1] + STEP, STEP):

@@ -12,7 +12,7 @@ not settled.
 Sentences of one length go together, their candidates in one forward. Not computed: a candidate whose loss is known,
 since it is in the beam; a position since whose last visit nothing has changed; layers of candidates that are beyond the
 worst of the beam; in fp32, where the processor is quicker in bf16, candidates that bf16 shows not to be among the best
-(near.py). None of these changes a choice. Out of scope: text, embeddings.
+(bf16.py). None of these changes a choice. Out of scope: text, embeddings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from milkglass.noise.stream import Stream
 from milkglass.parameters import limited, require
-from milkglass.sanitizers.ghost.near import MARGIN, in_bf16, worth
+from milkglass.sanitizers.ghost.bf16 import MARGIN, in_bf16, worth
 from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.states import TOKENS, Encoder, Prefix
 

@@ -1,6 +1,6 @@
-"""Nearest rows of a table: the k nearest of every row, and a partition into groups of near rows.
+"""What is near in a table: directions, the best of each row of similarities, and a partition into groups of near rows.
 
-One matrix product for each block of rows, then a partial sort: memory is a block times n, never n x n.
+Memory is a block times n, never n x n. The k nearest of every row are in nearest.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from milkglass.errors import UsageError
 from milkglass.sanitizers.tables.table import Ids, Vectors
 
 Metric = Literal["cosine", "euclidean"]
-ROWS = 256  # rows compared at a time: 31 MB of similarities for a vocabulary of 30,522
 HEAP = 32  # columns
 PACKED = 0.8  # the pool is packed when a smaller share of it is free
 SEEDS = 64  # seeds compared at a time: few are taken by a seed before them, so that little is compared in vain
@@ -50,21 +49,6 @@ def best(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.float
     first = np.searchsorted(row, np.arange(count))  # `row` ascends
     selected = order[first[:, None] + np.arange(k)]
     return column[selected], value[selected]
-
-
-def nearest(vectors: Vectors, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """For every row the k others of the largest cosine, and these cosines: both (n, k), best first."""
-    n = len(vectors)
-    require_k(k, n - 1, lowest=1)
-    unit = directions(vectors)
-    turned = np.ascontiguousarray(unit.T)
-    ids, cosines = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
-    for start in range(0, n, ROWS):
-        block = unit[start : start + ROWS] @ turned
-        rows = np.arange(len(block))
-        block[rows, start + rows] = -np.inf  # a word is not its own candidate
-        ids[start : start + ROWS], cosines[start : start + ROWS] = best(block, k)
-    return ids, cosines
 
 
 def similarities(rows: Vectors, others: Vectors, metric: Metric) -> NDArray[np.float32]:

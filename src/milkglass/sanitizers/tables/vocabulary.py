@@ -25,7 +25,7 @@ def words_of_model(folder: Path, name: str) -> WordVectors:
     """The whole words of a model's vocabulary, in the order of their ids."""
     tokenizer, vectors = opened(folder)
     rows: dict[str, int] = {}
-    special = _special(tokenizer, len(vectors))
+    special = special_rows(tokenizer, len(vectors))
     ids = [i for i in range(min(len(tokenizer), len(vectors))) if not special[i]]
     begins = [i for i in ids if tokenizer.convert_ids_to_tokens(i).startswith(BLANKS)]
     ids = begins or ids  # where tokens say that a word begins, others are pieces
@@ -54,7 +54,7 @@ def table_of(tokenizer: Any, vectors: NDArray[np.float32], name: str) -> WordVec
     """The same of a tokenizer and embeddings that are at hand."""
     tokens = [*tokenizer.convert_ids_to_tokens(range(min(len(tokenizer), len(vectors))))]
     tokens += [f"<row {i}>" for i in range(len(tokens), len(vectors))]
-    return WordVectors(tuple(map(str, tokens)), vectors, _special(tokenizer, len(vectors)), name)
+    return WordVectors(tuple(map(str, tokens)), vectors, special_rows(tokenizer, len(vectors)), name)
 
 
 def opened(folder: Path) -> tuple[Any, NDArray[np.float32]]:
@@ -65,7 +65,7 @@ def opened(folder: Path) -> tuple[Any, NDArray[np.float32]]:
     return load_tokenizer(folder), np.ascontiguousarray(Model.open(folder).table.numpy(), np.float32)
 
 
-def _special(tokenizer: Any, rows: int) -> NDArray[np.bool_]:
+def special_rows(tokenizer: Any, rows: int) -> NDArray[np.bool_]:
     """(rows,) special and added tokens, [unusedN] and the like, and rows beyond the vocabulary."""
     result = np.ones(rows, np.bool_)
     known = min(len(tokenizer), rows)

@@ -25,6 +25,7 @@ class Phase(enum.Enum):
     BODY = "waiting for the rest of a request's body"
     WORK = "answering"
     LINGER = "answered, while the request's body is still coming"
+    STREAM = "a WebSocket, whose deadlines are the application's"
     CLOSING = "closing"
 
 
@@ -53,6 +54,7 @@ class ServerConnection(H11Protocol):
         self._mark = 0  # of these at the start of the window
         self._unread: int | None = None  # bytes that waited to be read at the start of the window; None: no window
         self._unread_since = 0.0
+        self._upgraded = False
 
     @property
     def idle(self) -> bool:
@@ -75,6 +77,19 @@ class ServerConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._on_lost()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """From here on another protocol has the transport: it must say when the connection is gone."""
+        self._upgraded = self.answered = True
+        super().handle_websocket_upgrade(event)
+        successor = self.transport.get_protocol()
+        lost = successor.connection_lost
+
+        def connection_lost(exc: Exception | None) -> None:
+            lost(exc)
+            self._on_lost()
+
+        successor.connection_lost = connection_lost  # type: ignore[method-assign]
 
     def send_400_response(self, msg: str) -> None:
         """Bytes that are not HTTP. Where an answer has begun, or has no body (HEAD), nothing can be said any more."""
@@ -117,6 +132,8 @@ class ServerConnection(H11Protocol):
     def _current(self) -> Phase:
         if self.transport is None or self.transport.is_closing():
             return Phase.CLOSING
+        if self._upgraded:
+            return Phase.STREAM
         if self.conn.their_state is h11.IDLE:
             return Phase.HEAD
         answered = self.cycle is None or self.cycle.response_complete

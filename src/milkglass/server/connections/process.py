@@ -33,6 +33,7 @@ class WebServer(uvicorn.Server):
     Attributes:
         ready: the line printed when connections are accepted.
         limits: of connections.
+        largest_message: bytes of a WebSocket's message; 0: no WebSockets.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class WebServer(uvicorn.Server):
         limits: Limits,
         ready: str = "",
         on_stop: Callable[[], None] = lambda: None,
+        largest_message: int = 0,
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -49,7 +51,9 @@ class WebServer(uvicorn.Server):
                 log_config=None,
                 log_level="warning",
                 access_log=False,  # the guard has its own, without names
-                ws="none",
+                ws="websockets-sansio" if largest_message else "none",
+                ws_max_size=largest_message,
+                ws_per_message_deflate=False,  # a small message must not become a large one
                 server_header=False,
                 timeout_graceful_shutdown=DRAIN,
                 ssl_certfile=settings.tls_certificate,
@@ -101,7 +105,13 @@ def prepare() -> None:
     logs.configure()
 
 
-def run(app: FastAPI, settings: ServerSettings, command: str, on_stop: Callable[[], None] = lambda: None) -> None:
+def run(
+    app: FastAPI,
+    settings: ServerSettings,
+    command: str,
+    on_stop: Callable[[], None] = lambda: None,
+    largest_message: int = 0,
+) -> None:
     """Until SIGINT or SIGTERM. command: who says on stdout where it listens, when it does. Of the settings the address,
     the certificate and the limits of connections count. Raises UsageError when the address cannot be had."""
     limits = settings.connections.within(raise_open_files())
@@ -112,7 +122,8 @@ def run(app: FastAPI, settings: ServerSettings, command: str, on_stop: Callable[
     if limits.total < settings.connections.total:
         log.warning("the limit of open files (ulimit -n) allows %d connections at a time", limits.total)
     shown = f"[{host}]" if ":" in host else host
-    server = WebServer(app, settings, limits, f"{command}: listening on {settings.scheme}://{shown}:{port}", on_stop)
+    ready = f"{command}: listening on {settings.scheme}://{shown}:{port}"
+    server = WebServer(app, settings, limits, ready, on_stop, largest_message)
     try:
         server.run(sockets=[listener])
     except KeyboardInterrupt:

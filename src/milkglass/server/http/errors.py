@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from milkglass.errors import MilkglassError
@@ -83,7 +83,7 @@ def internal() -> JSONResponse:
     return JSONResponse(body(500, message, "internal_error", "its log names the place; please report it"), 500)
 
 
-def validation_message(error: RequestValidationError) -> str:
+def validation_message(error: RequestValidationError | ValidationError) -> str:
     errors = error.errors()
     result = [f"{_place(one)}: {_rule(one)}" for one in errors[:SHOWN]]
     more = len(errors) - SHOWN

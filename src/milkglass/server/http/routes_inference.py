@@ -15,8 +15,8 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
 from milkglass.errors import MilkglassError
-from milkglass.models.checkpoint import read_json
-from milkglass.server.context import Context, Shared
+from milkglass.models.checkpoint import end_ids
+from milkglass.server.context import Shared
 from milkglass.server.http.errors import error_body
 from milkglass.server.http.requests import Classification, Completion, as_rows, require_new, require_rows, token_types
 from milkglass.server.http.streaming import GONE, EventStream, disconnect, event, first
@@ -26,18 +26,6 @@ from milkglass.server.inference.sequence import Sequence
 from milkglass.server.storage.store import new_id
 
 router = APIRouter(route_class=StrictRoute)
-
-
-def end_ids(shared: Context, model_id: str) -> frozenset[int]:
-    """The ids that end an answer, as generation_config.json has them, or else config.json."""
-    folder = shared.registry.folder(model_id)
-    for name in ("generation_config.json", "config.json"):
-        if (folder / name).is_file():
-            result = read_json(folder / name).get("eos_token_id")
-            if result is not None:
-                many = result if isinstance(result, list) else [result]
-                return frozenset(one for one in many if type(one) is int)
-    return frozenset()
 
 
 # --- completions ------------------------------------------------------------------------------------------------------
@@ -140,7 +128,7 @@ async def completions(body: Completion, request: Request, shared: Shared) -> Res
     with ExitStack() as closing:
         closing.callback(close)
         engine = await asyncio.wrap_future(entry.engine)
-        run.prepare(await run_in_threadpool(end_ids, shared, model.id))
+        run.prepare(await run_in_threadpool(end_ids, shared.registry.folder(model.id)))
         engine.submit(run.sequences)
         if body.stream:
             return EventStream(_stream(run), closing.pop_all().close)  # the stream's business now

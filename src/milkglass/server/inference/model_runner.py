@@ -3,11 +3,14 @@
 A runner knows rows of ids and logits, and nothing of prompts' owners, sampling or the web; another engine can take its
 place. Rows are padded on the left, so that every row's newest token is in the last column; masks and positions are
 explicit, and a row's logits are those that it would get alone.
+
+A token is an id, or the vector that the embedding layer gives for it: a client that holds this layer sends vectors.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch.nn.functional import pad
@@ -16,14 +19,21 @@ if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
 
 
+Prompt: TypeAlias = "Sequence[int] | torch.Tensor"  # ids, or vectors (t, d)
+Token: TypeAlias = "int | torch.Tensor"  # an id, or a vector (d,)
+
+
 class RunningRows(Protocol):
     """Rows that a model has read, in order, with what it remembers of them."""
 
-    def advance(self, newest: list[int]) -> torch.Tensor:
-        """Read one more id of each row. Returns logits (rows, n) of the next."""
+    def advance(self, newest: Sequence[Token]) -> torch.Tensor:
+        """Read one more token of each row. Returns logits (rows, n) of the next."""
 
     def keep(self, places: list[int]) -> None:
-        """Forget all rows but these; at least one stays."""
+        """Leave these rows, in this order; a row may be named twice. At least one stays."""
+
+    def take(self, places: list[int]) -> RunningRows:
+        """Some of the rows as a group of their own. They stay in this one, too."""
 
     def join(self, other: RunningRows) -> None:
         """Append the rows of another group, which the same runner read."""
@@ -32,7 +42,7 @@ class RunningRows(Protocol):
 class ModelRunner(Protocol):
     """Reads prompts. A prompt that cannot be read raises and leaves all other rows unharmed."""
 
-    def read(self, prompts: list[list[int]]) -> tuple[RunningRows, torch.Tensor]:
+    def read(self, prompts: Sequence[Prompt]) -> tuple[RunningRows, torch.Tensor]:
         """Read whole prompts. Returns a group of rows, and logits (rows, n) of the first id of each answer."""
 
 
@@ -42,15 +52,26 @@ class TransformersRunner:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 
-    def read(self, prompts: list[list[int]]) -> tuple[CachedRows, torch.Tensor]:
+    def read(self, prompts: Sequence[Prompt]) -> tuple[CachedRows, torch.Tensor]:
         from transformers import DynamicCache  # here, so that the server answers before it has loaded a model
 
         device, width = self._model.device, max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
         lengths = torch.tensor([[len(prompt)] for prompt in prompts], device=device)
         mask = (torch.arange(width, device=device) >= width - lengths).long()
         rows = CachedRows(self._model, DynamicCache(), mask)
-        return rows, rows.forward(ids, (mask.cumsum(-1) - 1).clamp(min=0))
+        return rows, rows.forward(inputs(prompts, self._model), (mask.cumsum(-1) - 1).clamp(min=0))
+
+
+def inputs(prompts: Sequence[Prompt], model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """What the model is called with: ids (b, t) or vectors (b, t, d), padded on the left. All are of one kind."""
+    width = max(map(len, prompts))
+    if isinstance(prompts[0], torch.Tensor):
+        vectors = [pad(torch.as_tensor(one), (0, 0, width - len(one), 0)) for one in prompts]
+        scale = getattr(model.get_input_embeddings(), "embed_scale", None)  # some layers scale what they look up
+        stacked = torch.stack(vectors).to(model.device, model.dtype)
+        return {"inputs_embeds": stacked if scale is None else stacked * scale.to(stacked)}
+    ids = [[0] * (width - len(one)) + list(one) for one in prompts]
+    return {"input_ids": torch.tensor(ids, device=model.device)}
 
 
 class CachedRows:
@@ -59,21 +80,26 @@ class CachedRows:
     def __init__(self, model: PreTrainedModel, cache: DynamicCache, mask: torch.Tensor) -> None:
         self._model, self.cache, self.mask = model, cache, mask
 
-    def advance(self, newest: list[int]) -> torch.Tensor:
+    def advance(self, newest: Sequence[Token]) -> torch.Tensor:
         self.mask = pad(self.mask, (0, 1), value=1)
-        ids = torch.tensor(newest, device=self.mask.device)[:, None]
-        return self.forward(ids, self.mask.sum(-1, keepdim=True) - 1)
+        single = [one[None] if isinstance(one, torch.Tensor) else [one] for one in newest]
+        return self.forward(inputs(single, self._model), self.mask.sum(-1, keepdim=True) - 1)
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._model(
-            input_ids=ids,
-            attention_mask=self.mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
+    def forward(self, tokens: dict[str, torch.Tensor], positions: torch.Tensor) -> torch.Tensor:
+        settings: dict[str, Any] = {"past_key_values": self.cache, "use_cache": True, "logits_to_keep": 1}
+        output = self._model(**tokens, attention_mask=self.mask, position_ids=positions, **settings)
+        logits: torch.Tensor = output.logits[:, -1]
         return logits
+
+    def take(self, places: list[int]) -> CachedRows:
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        for number, layer in enumerate(self.cache.layers):
+            cache.update(layer.keys, layer.values, number)
+        rows = CachedRows(self._model, cache, self.mask)
+        rows.keep(places)  # copies what it keeps
+        return rows
 
     def keep(self, places: list[int]) -> None:
         """Columns that are padding in all rows that stay are dropped."""

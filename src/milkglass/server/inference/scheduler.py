@@ -5,6 +5,8 @@ The policy of continuous batching, apart from the model: it knows no runner's me
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from milkglass.server.inference.engine import that_fit
@@ -35,7 +37,7 @@ class Scheduler:
         return self._max_batch - len(self.running)
 
     @staticmethod
-    def fitting(waiting: list[Sequence]) -> int:
+    def fitting(waiting: Iterable[Sequence]) -> int:
         """How many of the first that wait are read together in the next pass."""
         return that_fit([len(one.prompt) for one in waiting], PREFILL)
 
@@ -64,6 +66,15 @@ class Scheduler:
         fresh.running, fresh.rows = list(sequences), rows
         fresh.accept(logits)
         return fresh
+
+    def split(self, places: list[int]) -> Scheduler:
+        """Take some sequences out, with their rows, into a scheduler of their own."""
+        assert self.rows is not None
+        other = Scheduler(self._max_batch)
+        other.running, other.newest = [self.running[i] for i in places], [self.newest[i] for i in places]
+        other.rows = self.rows.take(places)
+        self._keep([place not in places for place in range(len(self.running))])
+        return other
 
     def clear(self) -> list[Sequence]:
         """Forget everything. Returns the sequences that ran."""

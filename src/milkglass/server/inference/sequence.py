@@ -9,6 +9,7 @@ import torch
 
 from milkglass.errors import MilkglassError
 from milkglass.server.inference.engine import explain, not_finite
+from milkglass.server.inference.model_runner import Prompt
 from milkglass.server.inference.sampling import SamplingParams, draw, generator
 
 
@@ -17,7 +18,7 @@ class Sequence:
     """Callbacks are called in the engine's thread.
 
     Attributes:
-        prompt: scrambled ids.
+        prompt: scrambled ids, or vectors in place of them.
         sampling: how ids are drawn.
         on_token: receives an id and a reason, which ends the sequence: "stop" (the id is one of the stop ids) or
             "length"; None while it goes on.
@@ -27,7 +28,7 @@ class Sequence:
         rng: of this sequence alone: the batch that it is in changes no draw.
     """
 
-    prompt: list[int]
+    prompt: Prompt
     sampling: SamplingParams
     on_token: Callable[[int, str | None], None]
     on_error: Callable[[MilkglassError], None]

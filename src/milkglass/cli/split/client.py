@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass import files
-from milkglass.cli.ui.options import AllowHttp, AsJson, Certificate, ModelRef, ServerOptions, TokenFile
+from milkglass.cli.ui.options import (
+    AllowHttp,
+    AsJson,
+    AuditOptions,
+    Certificate,
+    ModelRef,
+    ServerOptions,
+    TokenFile,
+    with_options,
+)
 from milkglass.cli.ui.terminal import bars, note, show_classified
 from milkglass.cli.ui.text_input import named, paired, to_classify
 from milkglass.errors import UsageError
@@ -85,19 +93,12 @@ def _answering(
 
 
 # --- audit ------------------------------------------------------------------------------------------------------------
+@with_options
 def audit(
     client: Client,
     server: ServerFolder,
-    text: Annotated[Path, typer.Option("--text", help="Your texts: .jsonl, .csv, .tsv, or .txt with one a line.")],
-    out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit"),
-    public: Annotated[
-        Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")
-    ] = None,
-    budget: Annotated[str, typer.Option(help="How long attacks may take: 90s, 2m, 1h.")] = "2m",
-    rows: Annotated[int | None, typer.Option(min=20, help="Read only this many texts.")] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Decides which half of the texts is private, and every random draw.")
-    ] = 1,
+    *,
+    audited: AuditOptions,
     model: ModelRef = None,
     as_json: AsJson = False,
 ) -> None:
@@ -107,10 +108,9 @@ def audit(
     """
     from milkglass.cli.audit import attacked, print_audit, require_audit
 
-    require_audit(out, budget, text, public)
+    require_audit(audited.out, audited.budget, audited.text, audited.public)
     for folder in (client, server):
         require_folder(folder, "give the two halves that `milkglass split train` wrote")
-    from milkglass.audit.key_scene import AuditFiles
     from milkglass.hidden_states.catalogue import restored
     from milkglass.hidden_states.client import EncoderClient
     from milkglass.hidden_states.halves import described
@@ -122,17 +122,17 @@ def audit(
     defence = restored(about.method, about.parameters, about.training)
     half, other = defence.load(base, client, server)
     assert isinstance(half, EncoderClient)
-    staged = audit_scene.build(base, about, half, other, AuditFiles(text, public, rows=rows, seed=seed))
+    staged = audit_scene.build(base, about, half, other, audited.files())
     if staged.left_out:
         note(f"{staged.left_out:,} texts are longer than {half.reader.limit} tokens, cannot be sent, and are left out")
     if about.pairs:
         note("this model reads pairs; each text is attacked as if it were sent without its second one")
     decides = {
-        "halves": about.server, "parameters": dict(about.parameters), "sent": described(client)["sent"], "rows": rows,
-        "text": files.sha256(text), "public": None if public is None else files.sha256(public), "seed": seed,
+        "halves": about.server, "parameters": dict(about.parameters), "sent": described(client)["sent"],
+        **audited.decides(),
     }  # fmt: skip
-    result, page = attacked(lambda stage: staged.scene, decides, out, budget, seed, as_json)
-    print_audit(result, page, out, as_json)
+    result, page = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    print_audit(result, page, audited.out, as_json)
 
 
 # --- both -------------------------------------------------------------------------------------------------------------

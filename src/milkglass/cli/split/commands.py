@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.split_client import ServerFolder, audit, classify, require_folder
+from milkglass.cli.split.client import audit, classify
+from milkglass.cli.split.decoder import enclaves
 from milkglass.cli.ui.options import AsJson, kept_name, read_token, require_file
 from milkglass.cli.ui.terminal import bars, duration, emit, note
 from milkglass.progress import Stage
@@ -160,7 +161,12 @@ def _right(evaluation: dict[str, Any] | None) -> list[str]:
 # --- serve ------------------------------------------------------------------------------------------------------------
 @splits.command()
 def serve(
-    folder: ServerFolder,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A server's half that `split train` wrote, or a decoder: a folder, a hub id, demo:smollm2."
+        ),
+    ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 takes any free one.")] = 8421,
     home: Annotated[
         Path, typer.Option(help="The folder with the file `token`, which is made if it is missing.")
@@ -168,17 +174,68 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="A file with the token, instead of the one in --home.")
     ] = None,
+    allow_measurement: Annotated[
+        list[str] | None,
+        typer.Option(help="Release a decoder's table to the SGX enclave of this MRENCLAVE (hex); repeatable."),
+    ] = None,
+    allow_unattested: Annotated[
+        bool, typer.Option("--allow-unattested", help="Release it to enclaves that prove nothing, too.")
+    ] = False,
+    rows_per_hour: Annotated[int, typer.Option(min=1, help="Rows of the table that may leave an enclave.")] = 200_000,
+    burst: Annotated[int, typer.Option(min=1, help="Of these at once.")] = 20_000,
 ) -> None:
-    """Serve the server's half on 127.0.0.1. It needs no text, no tokenizer and no secret. Others reach it by ssh -L."""
-    require_folder(folder, "give the server's half that `milkglass split train` wrote")
+    """Serve a server's half, or all layers of a decoder but its embedding layer, on 127.0.0.1.
+
+    It needs no text and no secret of a client. Others reach it by ssh -L.
+    """
     token = None if token_file is None else read_token(token_file)
+    if not (Path(model) / "split.json").is_file():
+        _serve_decoder(model, port, home, token, allow_measurement or [], allow_unattested, rows_per_hour, burst)
+        return
     from milkglass.split.app import opened
     from milkglass.split.app import serve as run
 
-    half = opened(folder)
+    half = opened(Path(model))
     note(f"the token is in {token_file or home.resolve() / 'token'}")
     run(half, home.resolve(), port, token)
 
 
+def _serve_decoder(
+    model: str,
+    port: int,
+    home: Path,
+    token: str | None,
+    measurements: list[str],
+    unattested: bool,
+    hourly: int,
+    burst: int,
+) -> None:
+    from milkglass.enclave.budget import RowPolicy
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
+    from milkglass.server.connections.process import prepare
+    from milkglass.server.settings import ServerSettings
+    from milkglass.server.storage.data_dir import DataDir
+    from milkglass.split.decoder.app import serve as run
+    from milkglass.split.decoder.gate import Gate
+    from milkglass.split.decoder.server import opened
+
+    folder = resolve(model)
+    prepare()
+    serving = opened(Checkpoint.open(folder), kept_name(model, folder).rsplit("/", 1)[-1], RowPolicy(hourly, burst))
+    if token is None:
+        holder = DataDir(home.resolve(), ServerSettings(home).spare_disk)
+        holder.claim()
+        token = holder.token(None)
+        note(f"the token is in {home.resolve() / 'token'}")
+    if unattested:
+        note("warning: --allow-unattested: any client with the token can have the table")
+    elif not measurements:
+        note("no enclave can have the table yet: give --allow-measurement, or --allow-unattested")
+    gate = Gate(serving.package, frozenset(one.lower() for one in measurements), unattested)
+    run(serving.sessions, gate, home.resolve(), port, token)
+
+
+splits.add_typer(enclaves, name="enclave")
 splits.command()(classify)
 splits.command()(audit)

@@ -1,0 +1,1 @@
+"""`milkglass split`: a model cut in two."""

@@ -1,0 +1,260 @@
+"""`generate --split`, `chat --split`, `split enclave build` and `verify`: a decoder whose embedding layer is here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milkglass.cli.ui.options import (
+    AllowHttp,
+    AsJson,
+    AuditOptions,
+    Certificate,
+    ServerOptions,
+    SplitOptions,
+    TokenFile,
+    read_token,
+    require_file,
+    with_options,
+)
+from milkglass.cli.ui.terminal import bars, emit, json_text, note, say, show_pieces
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.enclave.enclave import SanitizedPrompt
+    from milkglass.split.decoder.client import DecoderServer, SplitSampling
+    from milkglass.split.decoder.text import SplitText
+
+Folder = Annotated[Path, typer.Argument(metavar="ENCLAVE", help="The folder that `split enclave build` wrote.")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="The split server, such as https://gpu.example:8421.")]
+enclaves = typer.Typer(help="The enclave that holds a split decoder's embedding layer.", no_args_is_help=True)
+
+
+@enclaves.callback()
+def group() -> None:
+    """The enclave that holds a split decoder's embedding layer, tokenizer and sanitizer."""
+
+
+# --- build and verify -------------------------------------------------------------------------------------------------
+@enclaves.command()
+def build(
+    url: Url,
+    out: Annotated[Path, typer.Option("--out", help="The new folder.", show_default=False)],
+    kind: Annotated[
+        str, typer.Option(help="process, gramine-direct or gramine-sgx. Only the last is attested.")
+    ] = "process",
+    k: Annotated[int, typer.Option("--k", min=2, help="Candidates of each token.")] = 30,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your texts, one a line: the rarest 20 % of their tokens are sensitive.  [default: the rarest "
+            "20 % of the vocabulary, by its order]"
+        ),
+    ] = None,
+    token_file: TokenFile = None,
+    certificate: Certificate = None,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start an enclave, let the provider at URL release its table to it, and seal the table into the folder OUT."""
+    if corpus is not None:
+        require_file(corpus, "give a file with a text a line")
+    from milkglass.enclave import folder as enclave_folder
+    from milkglass.enclave.attestation.attest import ATTESTED, NOT_ATTESTED
+
+    server = _server(url, ServerOptions(url, token_file, certificate, allow_http))
+    info = server.info()
+    if kind != ATTESTED:
+        note(f"enclave: {kind}. {NOT_ATTESTED}")
+    with bars(as_json) as stage:
+        done = stage("release the table and compute candidate lists", 0)
+        about = enclave_folder.build(out, kind, info.model, k, server.package)
+        done(1)
+    if corpus is not None:
+        enclave_folder.count(out, corpus)
+    document = {
+        "enclave": str(out), "kind": about.kind, "attested": kind == ATTESTED, "measurement": about.measurement,
+        "model": about.model, "rows": info.vocabulary, "width": info.width, "k": k,
+    }  # fmt: skip
+    words = (
+        f"enclave of {about.model}: {info.vocabulary:,} rows of width {info.width}, sealed for "
+        f"{about.measurement[:16]}\n"
+        f"next: milkglass generate --split {url} --enclave {out} 'Your prompt'"
+    )
+    emit(as_json, document, lambda: words)
+
+
+@enclaves.command()
+def verify(folder: Folder, as_json: AsJson = False) -> None:
+    """Start the enclave, open what was sealed for it, and report what it is and what holds."""
+    from milkglass.enclave import folder as enclave_folder
+
+    about = enclave_folder.EnclaveAbout.read(folder)
+    with enclave_folder.opened(folder) as enclave:
+        table = enclave.about
+        document = {
+            "kind": enclave.kind, "attested": enclave.attested, "measurement": enclave.measurement,
+            "model": about.model, "holds": enclave.holds, "rows": table["rows"], "width": table["width"],
+            "rows_per_hour": table["per_hour"], "burst": table["burst"], "hours_to_read_the_table": table["hours"],
+        }  # fmt: skip
+        words = [
+            enclave.notice,
+            f"measurement: {enclave.measurement}",
+            f"table: {table['rows']:,} rows of width {table['width']} of {about.model}, opened",
+            f"limit: {table['per_hour']:,} rows an hour, {table['burst']:,} at once; reading all of it takes at least "
+            f"{table['hours']:.1f} h",
+        ]
+    emit(as_json, document, lambda: "\n".join(words))
+
+
+@enclaves.command()
+@with_options
+def audit(
+    folder: Folder,
+    model: Annotated[str, typer.Option(help="The provider's model, which attackers have.", show_default=False)],
+    epsilon: Annotated[float, typer.Option(help="The sanitizer's budget of a token.")] = 3.0,
+    p: Annotated[float, typer.Option("--p", help="How often a token that is not sensitive is replaced.")] = 0.3,
+    no_sanitize: Annotated[bool, typer.Option("--no-sanitize", help="Audit what crosses without it.")] = False,
+    *,
+    audited: AuditOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Attack the vectors that the enclave gives for your texts, and write what is recovered into the folder OUT.
+
+    Nothing is sent anywhere. The rows count against the provider's limit.
+    """
+    from milkglass.cli.audit import attacked, print_audit, require_audit
+    from milkglass.enclave import folder as enclave_folder
+    from milkglass.enclave.lists import RnmSettings
+
+    require_audit(audited.out, audited.budget, audited.text, audited.public)
+    about = enclave_folder.EnclaveAbout.read(folder)
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
+    from milkglass.split.decoder import audit_scene
+
+    settings = RnmSettings(None if no_sanitize else epsilon, p)
+    base = Checkpoint.open(resolve(model))
+    with enclave_folder.opened(folder) as enclave:
+        note(enclave.notice)
+        staged = audit_scene.build(base, enclave, settings, about.k, audited.files())
+    if staged.left_out:
+        note(f"{staged.left_out:,} texts are too long to be sent, and are left out")
+    decides = {"table": about.table, "settings": asdict(settings), **audited.decides()}
+    result, page = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
+    print_audit(result, page, audited.out, as_json)
+
+
+# --- use --------------------------------------------------------------------------------------------------------------
+@contextmanager
+def split_text(options: SplitOptions, at: ServerOptions) -> Iterator[SplitText]:
+    """The enclave of a folder and the server of --split. Prints what holds. Raises UsageError, EnclaveError."""
+    if options.enclave is None:
+        raise UsageError("--split needs --enclave", "milkglass split enclave build URL --out FOLDER makes one")
+    from milkglass.enclave import folder as enclave_folder
+    from milkglass.enclave.lists import RnmSettings
+    from milkglass.split.decoder.engines import PromptEmbedsEngine
+    from milkglass.split.decoder.text import READABLE, SplitText
+
+    settings = RnmSettings(None if options.no_sanitize else options.epsilon, options.p)
+    url, server = str(options.split), None
+    if options.engine_model is None:
+        server = _server(url, at)
+        info = server.info()  # before the enclave is started
+    with enclave_folder.opened(options.enclave) as running:
+        if server is None:
+            token = read_token(at.token_file)
+            engine = PromptEmbedsEngine(url, str(options.engine_model), token, at.allow_http, at.certificate)
+            text = SplitText(running, engine, engine.info(running.about), settings)
+        else:
+            text = SplitText(running, server, info, settings)
+        note(running.notice)
+        note(READABLE)
+        if options.no_sanitize:
+            note("warning: --no-sanitize: anyone with the model can read the prompt from its vectors")
+        yield text
+
+
+def generate_split(
+    text: SplitText,
+    prompt: str,
+    system: str | None,
+    chat_template: bool | None,
+    instruction: str,
+    sampling: SplitSampling,
+    as_json: bool,
+) -> None:
+    """Generate an answer, which is shown while it comes."""
+    sent = _prompt(text, prompt, system, chat_template, instruction, sampling)
+    note(f"prompt: {sent.tokens} tokens, {sent.private} of your text, {sent.changed} of these replaced")
+    answer = show_pieces(text.text(sent, sampling), show=not as_json)
+    if as_json:
+        stream = text.streams[-1]
+        say(
+            json_text(
+                {
+                    "text": answer,
+                    "prompt_tokens": sent.tokens,
+                    "private_tokens": sent.private,
+                    "replaced_tokens": sent.changed,
+                    "attested": text.enclave.attested,
+                    "bytes_sent": stream.sent,
+                    "bytes_received": stream.received,
+                }
+            )  # fmt: skip
+        )
+    else:
+        say()
+
+
+def chat_split(text: SplitText, system: str | None, sampling: SplitSampling, ask: Any) -> None:
+    """Talk, a line a turn. Each turn sends the whole conversation anew; the same text has the same substitutes."""
+    start = [{"role": "system", "content": system}] if system else []
+    messages = list(start)
+    while (line := ask()) is not None and line != "/exit":
+        if line == "/new":
+            messages = list(start)
+        elif line:
+            turn = [*messages, {"role": "user", "content": line}]
+            answer = show_pieces(text.text(text.conversation(turn, sampling), sampling))
+            say()
+            messages = [*turn, {"role": "assistant", "content": answer}]
+
+
+def _prompt(
+    text: SplitText, prompt: str, system: str | None, chat: bool | None, instruction: str, sampling: SplitSampling
+) -> SanitizedPrompt:
+    from milkglass.errors import NoChatTemplate
+
+    if instruction and chat:
+        raise UsageError("--instruction and --chat were both given", "a chat's instruction is --system")
+    if not instruction and chat is not False:
+        try:
+            messages = [{"role": "system", "content": system}] if system else []
+            return text.conversation([*messages, {"role": "user", "content": prompt}], sampling)
+        except NoChatTemplate:
+            if chat:
+                raise
+    if system:
+        raise UsageError("--system needs a chat template, and this model has none", "give --instruction")
+    return text.prompt(prompt, instruction, sampling)
+
+
+def sampling_of(
+    max_tokens: int, temperature: float, top_p: float | None, top_k: int | None, seed: int | None
+) -> SplitSampling:
+    from milkglass.split.decoder.client import SplitSampling
+
+    return SplitSampling(max_tokens, temperature, 1.0 if top_p is None else top_p, top_k or 0, seed)
+
+
+def _server(url: str, at: ServerOptions) -> DecoderServer:
+    from milkglass.client.remote.connection import RetryPolicy
+    from milkglass.split.decoder.client import DecoderServer
+
+    return DecoderServer(url, read_token(at.token_file), at.allow_http, at.certificate, RetryPolicy(progress=note))

@@ -1,0 +1,173 @@
+"""A DCAP quote of SGX (version 3, ECDSA over P-256), parsed and verified as Intel's quoting library documents it.
+
+    header 48 | report 384 | u32 length | signature 64 | attestation key 64 | QE report 384 | its signature 64
+    | u16 length, QE data | u16 type 5 | u32 length, PEM chain
+
+Verified are: the chain up to Intel's root, whose key is pinned; the quoting enclave's report by the chain's first key,
+and that it is Intel's; the attestation key by that report; the quote by the attestation key; that the enclave is not a
+debug one; its measurement; and the report data. NOT verified: revocation lists and whether the processor's microcode is
+up to date, which need Intel's service. `check` says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Self
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from milkglass.errors import EnclaveError
+
+HEADER, REPORT, PAIR = 48, 384, 64
+DEBUG, INITIALISED = 0x02, 0x01
+PEM_CHAIN = 5
+MAX_QUOTE = 64 << 10
+# Intel SGX Root CA: its public key, x and y. And MRSIGNER of Intel's quoting enclave.
+INTEL_ROOT = bytes.fromhex(
+    "0ba9c4c0c0c86193a3fe23d6b02cda10a8bbd4e88e48b4458561a36e705525f5"
+    "67918e2edc88e40d860bd0cc4ee26aacc988e505a953558c453f6b0904ae7394"
+)
+INTEL_QE = bytes.fromhex("8c4f5775d796503e96137f77c68a829a0056ac8ded70140b081b094490c57bff")
+HINT = "start the enclave with gramine-sgx, and allow its measurement with --allow-measurement"
+
+
+@dataclass(frozen=True)
+class SgxReport:
+    """An enclave's report.
+
+    Attributes:
+        raw: 384 bytes, which are what is signed.
+        flags: of its attributes.
+        mr_enclave: its measurement, 32 bytes.
+        mr_signer: of the key that signed it, 32 bytes.
+        svn: its security version.
+        report_data: 64 bytes that the enclave chose.
+    """
+
+    raw: bytes
+    flags: int
+    mr_enclave: bytes
+    mr_signer: bytes
+    svn: int
+    report_data: bytes
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Self:
+        return cls(
+            raw, struct.unpack_from("<Q", raw, 48)[0], raw[64:96], raw[128:160],
+            struct.unpack_from("<H", raw, 258)[0], raw[320:384],
+        )  # fmt: skip
+
+    @property
+    def is_production(self) -> bool:
+        return bool(self.flags & INITIALISED) and not self.flags & DEBUG
+
+
+@dataclass(frozen=True)
+class SgxQuote:
+    """A quote's parts. `signed` is what the attestation key signed."""
+
+    signed: bytes
+    report: SgxReport
+    signature: bytes
+    attestation_key: bytes
+    qe_report: SgxReport
+    qe_signature: bytes
+    qe_data: bytes
+    chain: bytes
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Self:
+        """Raises EnclaveError for anything else than a quote of this form."""
+        try:
+            version, key_type = struct.unpack_from("<HH", raw)
+            if (version, key_type) != (3, 2) or len(raw) > MAX_QUOTE:
+                raise EnclaveError(f"a quote of version {version} and key type {key_type}", "3 and 2 are supported")
+            (size,) = struct.unpack_from("<I", raw, HEADER + REPORT)
+            body = raw[HEADER + REPORT + 4 : HEADER + REPORT + 4 + size]
+            at = 2 * PAIR + REPORT + PAIR
+            (data,) = struct.unpack_from("<H", body, at)
+            kind, length = struct.unpack_from("<HI", body, at + 2 + data)
+            chain = body[at + 8 + data :]
+            if kind != PEM_CHAIN or len(chain) != length or len(body) != size:
+                raise EnclaveError(f"the quote has certificate data of type {kind}", f"{PEM_CHAIN} is supported")
+        except struct.error:
+            raise EnclaveError("the quote is cut off", HINT) from None
+        return cls(
+            raw[: HEADER + REPORT], SgxReport.parse(raw[HEADER : HEADER + REPORT]), body[:PAIR],
+            body[PAIR : 2 * PAIR], SgxReport.parse(body[2 * PAIR : 2 * PAIR + REPORT]),
+            body[2 * PAIR + REPORT : at], body[at + 2 : at + 2 + data], chain,
+        )  # fmt: skip
+
+
+def verify(
+    raw: bytes,
+    report_data: bytes,
+    measurements: Collection[str],
+    root: bytes = INTEL_ROOT,
+    qe_signer: bytes = INTEL_QE,
+    now: datetime | None = None,
+) -> SgxReport:
+    """The report of an enclave that may be trusted. measurements: MRENCLAVE in hex. root: x and y of the root's key.
+
+    Raises EnclaveError with the first thing that is wrong.
+    """
+    quote = SgxQuote.parse(raw)
+    leaf = _leaf_key(quote.chain, root, now or datetime.now(UTC))
+    _require_signed(leaf, quote.qe_signature, quote.qe_report.raw, "the quoting enclave's report")
+    bound = hashlib.sha256(quote.attestation_key + quote.qe_data).digest() + bytes(32)
+    if not hmac.compare_digest(quote.qe_report.report_data, bound):
+        raise EnclaveError("the quote's key is not the quoting enclave's", HINT)
+    if quote.qe_report.mr_signer != qe_signer or not quote.qe_report.is_production:
+        raise EnclaveError("the quoting enclave is not Intel's", HINT)
+    _require_signed(_point(quote.attestation_key), quote.signature, quote.signed, "the quote")
+    if not quote.report.is_production:
+        raise EnclaveError("the enclave is a debug one, whose memory can be read", "build it with sgx.debug = false")
+    if quote.report.mr_enclave.hex() not in measurements:
+        raise EnclaveError(f"the enclave's measurement is {quote.report.mr_enclave.hex()}, which is not allowed", HINT)
+    if not hmac.compare_digest(quote.report.report_data, report_data):
+        raise EnclaveError("the quote answers another question", "ask for a new challenge")
+    return quote.report
+
+
+def _leaf_key(pem: bytes, root: bytes, now: datetime) -> ec.EllipticCurvePublicKey:
+    """The first certificate's key, after the chain was checked up to the root's."""
+    try:
+        chain = x509.load_pem_x509_certificates(pem.rstrip(b"\0"))
+        for one, issuer in zip(chain, [*chain[1:], chain[-1]], strict=True):
+            one.verify_directly_issued_by(issuer)
+            if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
+                raise EnclaveError("a certificate of the quote has expired", "renew the machine's PCK certificate")
+        last, first = chain[-1].public_key(), chain[0].public_key()
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        raise EnclaveError("the quote's certificates do not sign each other", HINT) from None
+    if not isinstance(last, ec.EllipticCurvePublicKey) or not isinstance(first, ec.EllipticCurvePublicKey):
+        raise EnclaveError("the quote's certificates have keys of another kind", HINT)
+    if last.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)[1:] != root:
+        raise EnclaveError("the quote's certificates do not end at Intel's root", HINT)
+    return first
+
+
+def _point(raw: bytes) -> ec.EllipticCurvePublicKey:
+    try:
+        return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), b"\x04" + raw)
+    except ValueError:
+        raise EnclaveError("the quote's key is not on the curve", HINT) from None
+
+
+def _require_signed(key: ec.EllipticCurvePublicKey, signature: bytes, content: bytes, what: str) -> None:
+    r, s = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:], "big")
+    try:
+        key.verify(encode_dss_signature(r, s), content, ec.ECDSA(SHA256()))
+    except (InvalidSignature, ValueError):
+        raise EnclaveError(f"{what} is not signed by the key that it names", HINT) from None

@@ -1,0 +1,190 @@
+"""An enclave as its host sees it: a process behind a pipe, started in one of three ways.
+
+The host is what the user runs. It hands text in and vectors on; it holds neither table nor candidate lists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from milkglass import errors
+from milkglass.enclave import messages
+from milkglass.enclave.attestation.attest import ATTESTED, KINDS, NOT_ATTESTED
+from milkglass.enclave.lists import RnmSettings
+from milkglass.enclave.program import INNER
+from milkglass.errors import EnclaveError, UsageError
+
+PROGRAM = "milkglass.enclave.program"
+NAMESPACES = "user, network, processes and mounts of its own"
+
+
+@dataclass(frozen=True)
+class SanitizedPrompt:
+    """What the enclave gave for a text.
+
+    Attributes:
+        vectors: bytes of (tokens, d), in the table's type.
+        tokens: how many.
+        private: how many are of the user's text.
+        changed: how many of these were replaced by another.
+    """
+
+    vectors: bytes = field(repr=False)
+    tokens: int
+    private: int
+    changed: int
+
+
+class Enclave:
+    """A running enclave. Every call raises EnclaveError where the process has ended.
+
+    Attributes:
+        kind: process, gramine-direct or gramine-sgx.
+        measurement: of its code, in hex.
+        holds: what the process gave up, in words.
+        about: of the table, after `open`: width, rows, dtype, table (SHA-256), per_hour, burst, hours.
+    """
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        """Start it. folder: where Gramine's manifest lies. Raises UsageError, EnclaveError."""
+        if kind not in KINDS:
+            raise UsageError(f"there is no enclave of kind {kind!r}", f"one of {', '.join(KINDS)}")
+        self.kind, self.about = kind, dict[str, Any]()
+        command, environment = _command(kind, folder)
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        place = None if kind == "process" else folder
+        self._process = subprocess.Popen(command, **pipes, env=environment, cwd=place, start_new_session=True)
+        hello, _ = self._read()
+        self.measurement, self.holds = str(hello["measurement"]), [str(one) for one in hello["holds"] if one]
+
+    @property
+    def attested(self) -> bool:
+        return self.kind == ATTESTED
+
+    @property
+    def notice(self) -> str:
+        """A line for the user."""
+        how = f" ({'; '.join(self.holds)})" if self.holds else ""
+        return f"enclave: {self.kind}{how}" + ("" if self.attested else f". {NOT_ATTESTED}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+    def challenge(self, nonce: bytes) -> tuple[bytes, bytes]:
+        """The enclave's public key, and a quote that binds it to the provider's nonce."""
+        value, quote = self._call("challenge", nonce)
+        return bytes.fromhex(value["public"]), quote
+
+    def release(self, package: bytes, secret: bytes, k: int) -> tuple[bytes, dict[str, str]]:
+        """The provider's package, sealed, and the tokenizer's files; candidate lists of k are computed."""
+        self.about, sealed = self._call("release", package, secret=secret.hex(), k=k)
+        return sealed, self.about.pop("files")
+
+    def open(
+        self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int] | None = None
+    ) -> None:
+        """counts: how often each token occurs in the user's corpus."""
+        fields = {"secret": secret.hex(), "state": state.hex(), "tokenizer": str(tokenizer), "counts": counts}
+        self.about, _ = self._call("open", sealed, **fields)
+
+    def state(self) -> bytes:
+        """What must be kept for the next start, sealed."""
+        return self._call("state", b"")[1]
+
+    def text(self, text: str, instruction: str, limit: int, settings: RnmSettings) -> SanitizedPrompt:
+        value, vectors = self._call("text", text.encode(), instruction=instruction, limit=limit, **asdict(settings))
+        return SanitizedPrompt(vectors, **value)
+
+    def chat(self, conversation: Sequence[dict[str, str]], limit: int, settings: RnmSettings) -> SanitizedPrompt:
+        content = json.dumps(list(conversation)).encode()
+        value, vectors = self._call("chat", content, limit=limit, **asdict(settings))
+        return SanitizedPrompt(vectors, **value)
+
+    def rows(self, ids: Sequence[int]) -> bytes:
+        """Vectors of the ids of an answer."""
+        return self._call("rows", b"", ids=list(ids))[1]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._call("decode", b"", ids=list(ids))[1].decode()
+
+    def _call(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
+        assert self._process.stdin is not None
+        try:
+            messages.write(self._process.stdin, {"call": name, **fields}, content)
+        except (OSError, ValueError):
+            raise self._ended() from None
+        value, answer = self._read()
+        if "error" in value:
+            message, hint, kind = value["error"]
+            found = getattr(errors, kind, EnclaveError)
+            raise (found if issubclass(found, errors.MilkglassError) else EnclaveError)(message, hint)
+        return value, answer
+
+    def _read(self) -> tuple[dict[str, Any], bytes]:
+        assert self._process.stdout is not None
+        try:
+            message = messages.read(self._process.stdout)
+        except (OSError, ValueError):
+            message = None
+        if message is None:
+            raise self._ended()
+        return message
+
+    def _ended(self) -> EnclaveError:
+        try:
+            code: int | None = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            code = None
+        how = (
+            "closed its door"
+            if code is None
+            else f"ended with signal {-code}"
+            if code < 0
+            else f"ended with code {code}"
+        )
+        return EnclaveError(f"the enclave's process {how}", "run the command again; nothing of your text was kept")
+
+
+def _command(kind: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """How a kind is started, and its environment: nothing of the user's own is handed on."""
+    environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+    inner = [sys.executable, "-P", "-m", PROGRAM, kind]
+    if kind != "process":
+        starter = shutil.which(kind)
+        if starter is None:
+            raise UsageError(f"{kind} is not installed here", "install Gramine (gramineproject.io), or --kind process")
+        return [starter, "milkglass-enclave"], environment
+    bubblewrap = shutil.which("bwrap")
+    if bubblewrap is None:
+        return inner, environment
+    walls = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/"]
+    walls += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--chdir", "/"]
+    return [bubblewrap, *walls, "--", *inner], environment | {INNER: NAMESPACES}

@@ -1,0 +1,172 @@
+"""What runs in the enclave: requests of the host are answered here, and nothing else is.
+
+Plain text goes in; the vectors of sanitized tokens come out, and rows for the ids of an answer, as many as the provider
+allows (budget.py). Text is neither kept nor logged, and no error quotes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from milkglass.enclave import prompt
+from milkglass.enclave.attestation import attest, release, sealing
+from milkglass.enclave.budget import RowBudget
+from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
+from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_files
+from milkglass.errors import EnclaveError, UsageError
+from milkglass.models.tokenizer import load_tokenizer
+from milkglass.noise.stream import Stream, subkey
+
+Reply = tuple[dict[str, Any], bytes]
+TABLE, STATE = "table", "state"  # what is sealed
+
+
+@dataclass
+class Inside:
+    """The enclave's state.
+
+    Attributes:
+        kind: of the enclave: process, gramine-direct or gramine-sgx.
+        measurement: of its code, in hex.
+    """
+
+    kind: str
+    measurement: str
+    _own: X25519PrivateKey | None = field(default=None, repr=False)
+    _nonce: bytes = field(default=b"", repr=False)
+    _key: bytes = field(default=b"", repr=False)
+    _open: OpenTable | None = field(default=None, repr=False)
+
+    def answer(self, request: dict[str, Any], content: bytes) -> Reply:
+        """Raises MilkglassError, TypeError or KeyError for what is not a request."""
+        name = request.pop("call")
+        calls: dict[str, Callable[..., Reply]] = {
+            "hello": self._hello, "challenge": self._challenge, "release": self._release, "open": self._unsealed,
+            "text": self._text, "chat": self._chat, "rows": self._rows, "decode": self._decode, "state": self._state,
+        }  # fmt: skip
+        if name not in calls:
+            raise EnclaveError(f"the enclave has no call {name!r}", f"calls: {', '.join(calls)}")
+        return calls[name](content, **request)
+
+    # --- building -----------------------------------------------------------------------------------------------------
+    def _hello(self, content: bytes) -> Reply:
+        return {"kind": self.kind, "measurement": self.measurement}, b""
+
+    def _challenge(self, nonce: bytes) -> Reply:
+        """A quote for the provider's nonce, and a key for its package."""
+        if len(nonce) != release.NONCE:
+            raise EnclaveError(f"the provider's nonce has {len(nonce)} bytes", f"{release.NONCE} are needed")
+        self._own, self._nonce = X25519PrivateKey.generate(), nonce
+        public = self._own.public_key().public_bytes_raw()
+        quote = attest.quote(self.kind, self.measurement, release.report_data(public, nonce))
+        return {"public": public.hex()}, quote
+
+    def _release(self, content: bytes, secret: str, k: int) -> Reply:
+        """The provider's package, sealed, with the candidate lists; and the tokenizer's files. secret: the host's, for
+        kinds without SGX."""
+        if self._own is None:
+            raise EnclaveError("a package came that was not asked for", "ask for a challenge first")
+        package = TablePackage.decode(release.decrypted(content, self._own, self._nonce))
+        self._own = None
+        self._key = sealing.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
+        reply = {**self._described(package), "files": package.files}
+        return reply, sealing.seal(self._key, TABLE, with_lists(package, k).encode())
+
+    # --- opening ------------------------------------------------------------------------------------------------------
+    def _unsealed(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int] | None) -> Reply:
+        """tokenizer: a folder, of public files. state: what `state` gave, in hex; "" at the first time."""
+        self._key = sealing.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
+        package = TablePackage.decode(sealing.unseal(self._key, TABLE, content))
+        if digest_of_files(tokenizer_files(Path(tokenizer))) != package.tokenizer:
+            raise EnclaveError("the tokenizer is not the one that the provider released", "build the enclave again")
+        level, root = self._restored(package, state)
+        tally = None if counts is None else np.asarray(counts, np.int64)
+        if tally is not None and tally.shape != (len(package.rows),):
+            raise UsageError(f"{len(tally)} counts, the table has {len(package.rows)} rows", "count the corpus again")
+        budget = RowBudget(package.policy, level)
+        self._open = OpenTable(package, budget, TokenSanitizer(package, tally), root, load_tokenizer(Path(tokenizer)))
+        return self._described(package), b""
+
+    def _restored(self, package: TablePackage, state: str) -> tuple[float, bytes]:
+        """The budget's level, and the secret of the sanitizer's draws."""
+        if not state:
+            return float(package.policy.burst), Stream.of_seed(attest.entropy()).bytes(32)
+        raw = json.loads(sealing.unseal(self._key, STATE, bytes.fromhex(state)))
+        return float(raw["level"]), bytes.fromhex(raw["root"])
+
+    def _state(self, content: bytes) -> Reply:
+        """What must survive a restart, sealed."""
+        table = self._table
+        value = {"level": table.budget.level, "root": table.root.hex()}
+        return {}, sealing.seal(self._key, STATE, json.dumps(value).encode())
+
+    @staticmethod
+    def _described(package: TablePackage) -> dict[str, Any]:
+        policy = package.policy
+        return {
+            "width": package.width, "rows": len(package.rows), "dtype": package.dtype,
+            "table": hashlib.sha256(package.rows.tobytes()).hexdigest(),
+            "per_hour": policy.per_hour, "burst": policy.burst, "hours": policy.hours(len(package.rows)),
+        }  # fmt: skip
+
+    # --- use ----------------------------------------------------------------------------------------------------------
+    @property
+    def _table(self) -> OpenTable:
+        if self._open is None:
+            raise EnclaveError("the enclave holds no table yet", "open it first")
+        return self._open
+
+    def _text(self, content: bytes, instruction: str, limit: int, **settings: Any) -> Reply:
+        tokens = prompt.of_text(self._table.tokenizer, content.decode(), instruction, limit)
+        return self._table.sanitized(tokens, RnmSettings(**settings))
+
+    def _chat(self, content: bytes, limit: int, **settings: Any) -> Reply:
+        tokens = prompt.of_chat(self._table.tokenizer, json.loads(content), limit)
+        return self._table.sanitized(tokens, RnmSettings(**settings))
+
+    def _rows(self, content: bytes, ids: list[int]) -> Reply:
+        return {}, self._table.rows(np.asarray(ids, np.int64))
+
+    def _decode(self, content: bytes, ids: list[int]) -> Reply:
+        return {}, self._table.tokenizer.decode(ids, skip_special_tokens=True).encode()
+
+
+@dataclass(frozen=True)
+class OpenTable:
+    """An open table at work.
+
+    Attributes:
+        root: 32 bytes: the same text gets the same substitutes again, so that repeating it gives no second draw.
+    """
+
+    package: TablePackage = field(repr=False)
+    budget: RowBudget
+    sanitizer: TokenSanitizer = field(repr=False)
+    root: bytes = field(repr=False)
+    tokenizer: Any = field(repr=False)
+
+    def sanitized(self, tokens: prompt.PromptTokens, settings: RnmSettings) -> Reply:
+        """The vectors of a prompt whose private tokens went through the sanitizer."""
+        label = json.dumps([settings.epsilon, settings.p, settings.share, tokens.ids.tolist()])
+        stream = Stream(subkey(self.root, "enclave", hashlib.sha256(label.encode()).hexdigest()))
+        ids, private = tokens.ids.copy(), tokens.private
+        ids[private] = self.sanitizer.sanitized(ids[private], settings, stream)
+        content = self.rows(ids)
+        changed = int((ids != tokens.ids).sum())
+        return {"tokens": len(ids), "private": int(private.sum()), "changed": changed}, content
+
+    def rows(self, ids: NDArray[np.int64]) -> bytes:
+        """Raises EnclaveError for an id beyond the table, or more rows than the provider allows."""
+        if not len(ids) or ids.min() < 0 or ids.max() >= len(self.package.rows):
+            raise EnclaveError("a row was asked for that the table does not have", "is the server of the same model?")
+        self.budget.take(len(ids))
+        return self.package.rows[ids].tobytes()

@@ -1,0 +1,89 @@
+"""The sanitizer in an enclave: report-noisy-max by token (`sanitizers/rnm.py`), with lists that are computed once.
+
+Sensitive are the rarest 20 % of the tokens, by the user's corpus where one was counted, else by the vocabulary's own
+order: byte-pair merges and word pieces are numbered from the commonest to the rarest of the text that made them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.enclave.package import TablePackage
+from milkglass.errors import EnclaveError
+from milkglass.noise.stream import Stream
+from milkglass.sanitizers.rnm import Rnm
+from milkglass.sanitizers.sanitizer import EPSILON as EPSILON_LIMIT
+from milkglass.sanitizers.sanitizer import SHARE as SHARE_LIMIT
+from milkglass.sanitizers.sanitizer import Spared, sensitive_words
+from milkglass.sanitizers.tables.table import WordVectors
+
+K, EPSILON, P, SHARE = 30, 3.0, 0.3, 0.2  # CMIF, section 4.1
+
+
+@dataclass(frozen=True)
+class RnmSettings:
+    """The sanitizer's parameters (CMIF, sections 3.2 and 4.1).
+
+    Attributes:
+        epsilon: the budget of one token; None: nothing is sanitized.
+        p: how often a token that is not sensitive is replaced.
+        share: the share of tokens that are sensitive.
+    """
+
+    epsilon: float | None = EPSILON
+    p: float = P
+    share: float = SHARE
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a value out of its range."""
+        if self.epsilon is not None:
+            EPSILON_LIMIT.require(self.epsilon, "epsilon", "1, 2 and 3 are common")
+        SHARE_LIMIT.require(self.p, "p", "0.3 is the paper's choice")
+        SHARE_LIMIT.require(self.share, "share", "0.2 is the paper's choice")
+
+
+def with_lists(package: TablePackage, k: int = K) -> TablePackage:
+    """Compute the candidate lists: the k others of the largest cosine for each ordinary row, scores by equation 3."""
+    table = WordVectors(tuple(map(str, range(len(package.rows)))), package.vectors(), package.special, "the model")
+    near, scores = Rnm(table, 1.0, k).nearest_lists
+    return package.with_lists(near, scores)
+
+
+@dataclass(frozen=True)
+class TokenSanitizer:
+    """Replaces tokens of one model.
+
+    Attributes:
+        package: the table with its lists.
+        counts: (n,) how often each token occurs in the user's corpus; None: by the vocabulary's order.
+    """
+
+    package: TablePackage = field(repr=False)
+    counts: NDArray[np.int64] | None = field(default=None, repr=False)
+
+    def sanitized(self, ids: NDArray[np.int64], settings: RnmSettings, stream: Stream) -> NDArray[np.int64]:
+        """(t,) to (t,). Special tokens are unchanged. Raises UsageError for a parameter out of its range."""
+        if settings.epsilon is None:
+            return ids
+        spared = Spared(sensitive_words(self._frequency, settings.share), settings.p)
+        package = self.package
+        if package.near is None or package.scores is None:
+            raise EnclaveError("the enclave holds no candidate lists", "build it again")
+        lists = (package.near, package.scores)
+        mechanism = Rnm(self._table, settings.epsilon, lists[0].shape[1], "paper", spared, given_lists=lists)
+        return mechanism.sanitize(ids, stream)
+
+    @cached_property
+    def _frequency(self) -> NDArray[np.int64]:
+        n = len(self.package.rows)
+        return np.arange(n, 0, -1) if self.counts is None else self.counts
+
+    @cached_property
+    def _table(self) -> WordVectors:
+        """The rows' numbers without their vectors, which the lists make needless."""
+        empty = np.zeros((len(self.package.rows), 0), np.float32)
+        return WordVectors(tuple(map(str, range(len(empty)))), empty, self.package.special, "the model")

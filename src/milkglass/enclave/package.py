@@ -1,0 +1,119 @@
+"""What the provider releases and the enclave seals: the table, the tokenizer's digest, and limits; later the lists.
+
+A safetensors file: "table" (n, d) as stored, "special" (n,), and after the release "near" (n', k) and "scores" (n', k),
+the candidate lists, which are computed once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from milkglass.enclave.budget import RowPolicy
+from milkglass.errors import EnclaveError
+from milkglass.sanitizers.tables.vocabulary import special_rows
+
+if TYPE_CHECKING:
+    import torch
+
+SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "config.json")
+
+
+@dataclass(frozen=True)
+class TablePackage:
+    """A table with what an enclave must know of it.
+
+    Attributes:
+        rows: (n, d * size) uint8: the table's bytes.
+        special: (n,) rows that are neither drawn nor replaced.
+        dtype: of a number, as it was stored.
+        tokenizer: SHA-256 of the tokenizer's files, in hex.
+        policy: how many rows may leave.
+        near: (m, k) the candidates of each ordinary row, by their place among these; None before `lists.py` ran.
+        scores: (m, k) their normalised cosines.
+        files: the tokenizer's, by name, on their way to the client's folder; the sealed package has none.
+    """
+
+    rows: NDArray[np.uint8] = field(repr=False)
+    special: NDArray[np.bool_] = field(repr=False)
+    dtype: str
+    tokenizer: str
+    policy: RowPolicy
+    near: NDArray[np.int32] | None = field(default=None, repr=False)
+    scores: NDArray[np.float64] | None = field(default=None, repr=False)
+    files: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def width(self) -> int:
+        return self.rows.shape[1] // SIZES[self.dtype]
+
+    def vectors(self) -> NDArray[np.float32]:
+        """(n, d) as fp32."""
+        if self.dtype == "bfloat16":  # the upper half of an fp32
+            return (self.rows.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        return self.rows.view({"float16": "<f2", "float32": "<f4"}[self.dtype]).astype(np.float32)
+
+    @classmethod
+    def of_model(cls, folder: Path, table: torch.Tensor, policy: RowPolicy) -> TablePackage:
+        """What a provider releases of a model. table: (n, d) as stored."""
+        import torch
+
+        from milkglass.models.tokenizer import load_tokenizer
+
+        files = tokenizer_files(folder)
+        special = special_rows(load_tokenizer(folder), len(table))
+        rows, dtype = table.contiguous().view(torch.uint8).numpy(), str(table.dtype).removeprefix("torch.")
+        return cls(
+            rows, special, dtype, digest_of_files(files), policy, files={n: b.decode() for n, b in files.items()}
+        )
+
+    def with_lists(self, near: NDArray[np.int32], scores: NDArray[np.float64]) -> TablePackage:
+        """As it is sealed: with candidate lists, and without the tokenizer's files."""
+        return replace(self, near=near, scores=scores, files={})
+
+    def encode(self) -> bytes:
+        info = {
+            "dtype": self.dtype, "tokenizer": self.tokenizer, "policy": asdict(self.policy), "files": self.files,
+        }  # fmt: skip
+        parts: dict[str, Any] = {
+            "rows": self.rows, "special": self.special, "near": self.near, "scores": self.scores,
+            "info": np.frombuffer(json.dumps(info).encode(), np.uint8),
+        }  # fmt: skip
+        return save({name: np.ascontiguousarray(part) for name, part in parts.items() if part is not None})
+
+    @classmethod
+    def decode(cls, content: bytes) -> TablePackage:
+        """Raises EnclaveError for anything that `encode` does not make."""
+        try:
+            parts = load(content)
+            info = json.loads(parts.pop("info").tobytes())
+            policy, files = RowPolicy(**info["policy"]), dict(info["files"])
+            result = cls(dtype=info["dtype"], tokenizer=info["tokenizer"], policy=policy, files=files, **parts)
+            fits = (
+                result.rows.dtype == np.uint8 and result.rows.ndim == 2 and result.special.shape == (len(result.rows),)
+            )
+            if not fits or result.rows.shape[1] % SIZES[result.dtype]:
+                raise ValueError
+        except Exception as error:  # noqa: BLE001  (safetensors and json have errors of their own)
+            raise EnclaveError("the package holds no table", "build the enclave again") from error
+        return result
+
+
+def tokenizer_files(folder: Path) -> dict[str, bytes]:
+    """The files that make a tokenizer, by name. config.json is read for the number of positions."""
+    return {name: (folder / name).read_bytes() for name in TOKENIZER if (folder / name).is_file()}
+
+
+def digest_of_files(files: dict[str, bytes]) -> str:
+    whole = hashlib.sha256()
+    for name in sorted(files):
+        whole.update(json.dumps([name, hashlib.sha256(files[name]).hexdigest()]).encode())
+    return whole.hexdigest()

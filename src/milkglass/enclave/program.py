@@ -1,0 +1,60 @@
+"""`python -m milkglass.enclave.program KIND`: the enclave as a process, with a pipe as its only door.
+
+It loads what it needs, locks itself, says hello, and answers one request at a time until the pipe closes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import IO, TYPE_CHECKING
+
+from milkglass.enclave.lockdown import lock, own_namespaces
+
+if TYPE_CHECKING:
+    from milkglass.enclave.inside import Inside
+
+INNER = "MILKGLASS_ENCLAVE_NAMESPACES"  # set by whoever gave the process namespaces already
+
+
+def main(kind: str) -> None:
+    reading, writing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints does not get into the pipe
+    given = os.environ.get(INNER) or (own_namespaces() if kind == "process" else "")  # before there is a second thread
+    from milkglass.enclave import messages
+    from milkglass.enclave.attestation import attest
+    from milkglass.enclave.inside import Inside
+
+    _preload()
+    inside = Inside(kind, attest.measurement_of(kind))
+    holds = [*(lock() if kind == "process" else []), *([given] if given else [])]
+    messages.write(writing, {"kind": kind, "measurement": inside.measurement, "holds": holds})
+    serve(inside, reading, writing)
+
+
+def serve(inside: Inside, reading: IO[bytes], writing: IO[bytes]) -> None:
+    """Until the pipe closes. No error quotes what came."""
+    from milkglass.enclave import messages
+    from milkglass.errors import MilkglassError
+
+    while (message := messages.read(reading)) is not None:
+        try:
+            value, content = inside.answer(*message)
+        except MilkglassError as error:
+            value, content = {"error": [error.message, error.hint, type(error).__name__]}, b""
+        except Exception as error:  # noqa: BLE001  (its own words may quote text)
+            words = f"the enclave failed on this request ({type(error).__name__})"
+            value, content = {"error": [words, "", "EnclaveError"]}, b""
+        messages.write(writing, value, content)
+
+
+def _preload() -> None:
+    """What is imported later could not be found behind a locked door, and would be slow there."""
+    import transformers.tokenization_utils_tokenizers  # noqa: F401
+    from transformers.utils.logging import set_verbosity_error
+
+    set_verbosity_error()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,162 @@
+"""The k nearest rows of every row of a table, by cosine, each pair of rows compared once.
+
+The cosine of i and j is that of j and i, so that only tiles on and above the diagonal are multiplied: half the work.
+What a row must reach to be ranked is guessed from a sample of columns. A guess that was too high leaves fewer than k;
+such a row is compared with all others again, so that guesses cost time and never a neighbour. Where a guess was too low
+(a table with many equal rows), the pairs of a strip of rows are cut back to the k best of each row whenever they are
+too many, and the bound becomes the k-th of these. Memory: a strip of TILE rows times n, never n x n.
+
+Products in bf16 or int8 that select what fp32 then ranks would be an alternative. Processors without AMX multiply
+neither faster than fp32 in torch.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from milkglass.sanitizers.tables.neighbours import best, directions, require_k
+from milkglass.sanitizers.tables.table import Ids, Vectors
+from milkglass.system import cores
+
+Pairs = tuple[NDArray[np.int16], NDArray[np.int32], NDArray[np.float32]]  # a row in its strip, a column, a cosine
+Lists = tuple[NDArray[np.int32], NDArray[np.float32]]  # (n, k) columns and cosines, best first
+TILE = 1024  # rows and columns of a tile: 4 MB
+SAMPLE = 2048  # columns that guesses are made from
+HEAP = 16  # of these columns, of which only the largest counts where that suffices
+ROWS = 256  # rows compared at a time where single rows are compared again
+HELD = 512  # pairs that a row of a strip holds on average, at most, unless k is large
+
+
+def nearest(vectors: Vectors, k: int) -> Lists:
+    """For every row the k others of the largest cosine, ties by index, and these cosines. Uses all cores.
+
+    Raises UsageError where k is not from 1 to n - 1.
+    """
+    n = len(vectors)
+    require_k(k, n - 1, lowest=1)
+    unit = directions(vectors)
+    lists = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
+    short = list[Future[Ids]]()
+    # A worker multiplies its own tile; threads of the BLAS beside the workers only wait for one another.
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(cores()) as pool:
+        bounds = _guesses(unit, k, pool)
+        strips = [_Strip(top, k, bounds[top : top + TILE]) for top in range(0, n, TILE)]
+        for number, strip in enumerate(strips):
+            tiles = pool.map(partial(_compare, unit, bounds, strip.top), range(strip.top, n, TILE))
+            for other, (mine, theirs) in zip(strips[number:], tiles, strict=True):  # in order, whichever is done first
+                strip.add(mine)
+                if other is not strip:
+                    other.add(theirs)
+            short.append(pool.submit(strip.finish, *lists))
+    _again(unit, np.concatenate([one.result() for one in short]), *lists)
+    return lists
+
+
+def _guesses(unit: Vectors, k: int, pool: ThreadPoolExecutor) -> NDArray[np.float32]:
+    """(n,) a cosine that more than k others are likely to reach: three deviations more than k are expected to."""
+    n = len(unit)
+    sample = np.ascontiguousarray(unit[np.linspace(0, n - 1, min(SAMPLE, n)).astype(np.int64)].T)
+    size = sample.shape[1]
+    expected = k * size / n
+    place = min(size, math.ceil(expected + 3 * math.sqrt(expected)) + 2)  # one more: it may hold the row
+    heaps = min(size, max(HEAP * place, size // HEAP))
+    deep = size // heaps
+
+    def guessed(top: int) -> NDArray[np.float32]:
+        block = unit[top : top + TILE] @ sample
+        maxima = block[:, : deep * heaps].reshape(len(block), deep, heaps).max(1)
+        return np.partition(maxima, heaps - place, axis=1)[:, heaps - place]
+
+    return np.concatenate([*pool.map(guessed, range(0, n, TILE))])
+
+
+def _compare(unit: Vectors, bounds: NDArray[np.float32], top: int, left: int) -> tuple[Pairs, Pairs]:
+    """One tile: what reaches its row's bound; and what reaches its column's, turned. On the diagonal both are alike."""
+    block = unit[top : top + TILE] @ unit[left : left + TILE].T
+    if top == left:
+        np.fill_diagonal(block, -np.inf)  # a row is not its own neighbour
+    row, column, value = _reached(block, block >= bounds[top : top + TILE, None])
+    mine = (row.astype(np.int16), column + np.int32(left), value)
+    if top == left:
+        return mine, mine
+    row, column, value = _reached(block, block >= bounds[left : left + TILE])
+    return mine, (column.astype(np.int16), row + np.int32(top), value)
+
+
+def _reached(
+    block: NDArray[np.float32], reached: NDArray[np.bool_]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]:
+    at = np.flatnonzero(reached)
+    row, column = np.divmod(at.astype(np.int32), np.int32(block.shape[1]))
+    return row, column, block.ravel()[at]
+
+
+@dataclass
+class _Strip:
+    """The pairs of up to TILE rows that reached their bounds, in the order of their columns.
+
+    Attributes:
+        top: its first row.
+        k: neighbours that each row needs.
+        bounds: (b,) what a pair must reach; a view of those of all rows.
+        pairs: so far, in parts.
+        held: how many.
+    """
+
+    top: int
+    k: int
+    bounds: NDArray[np.float32] = field(repr=False)
+    pairs: list[Pairs] = field(default_factory=list, repr=False)
+    held: int = 0
+
+    def add(self, pairs: Pairs) -> None:
+        """Pairs of larger columns than all before."""
+        self.pairs.append(pairs)
+        self.held += len(pairs[0])
+        if self.held > len(self.bounds) * max(HELD, 4 * self.k):
+            self._cut()
+
+    def finish(self, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> Ids:
+        """Write the lists of this strip's rows; which rows have fewer than k neighbours, and no list."""
+        columns, values, counts = self._ranked()
+        self.pairs = []
+        rows = slice(self.top, self.top + len(self.bounds))
+        ids[rows], cosines[rows] = columns, values
+        return self.top + np.flatnonzero(counts < self.k)
+
+    def _cut(self) -> None:
+        """Leave the k best of each row. A pair that comes later must be better: ties fall to the smaller index."""
+        columns, values, counts = self._ranked()
+        full = counts >= self.k
+        self.bounds[full] = np.nextafter(values[full, -1], np.float32(np.inf))
+        row, place = np.nonzero(np.arange(self.k) < counts[:, None])
+        self.pairs, self.held = [(row.astype(np.int16), columns[row, place], values[row, place])], len(row)
+
+    def _ranked(self) -> tuple[NDArray[np.int32], NDArray[np.float32], Ids]:
+        """(b, k) the best columns and their cosines, and (b,) how many pairs a row has; a stable sort keeps the order
+        of columns in ties."""
+        row, column, value = (np.concatenate(parts) for parts in zip(*self.pairs, strict=True))
+        order = np.argsort(row, kind="stable")
+        counts = np.bincount(row, minlength=len(self.bounds))
+        width = max(self.k, int(counts.max()))
+        at = np.arange(width) < counts[:, None]
+        columns, values = np.zeros((len(counts), width), np.int32), np.full((len(counts), width), np.inf, np.float32)
+        columns[at], values[at] = column[order], -value[order]
+        first = np.argsort(values, axis=1, kind="stable")[:, : self.k]
+        return np.take_along_axis(columns, first, 1), -np.take_along_axis(values, first, 1), counts
+
+
+def _again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> None:
+    """Write the lists of these rows anew, after a comparison with all others."""
+    for start in range(0, len(rows), ROWS):
+        part = rows[start : start + ROWS]
+        block = unit[part] @ unit.T
+        block[np.arange(len(part)), part] = -np.inf
+        ids[part], cosines[part] = best(block, ids.shape[1])

@@ -1,0 +1,177 @@
+"""The server of a decoder without its embedding layer: `GET /v1/split`, the release of its table to enclaves (gate.py),
+and a WebSocket at `/v1/split/stream`.
+
+The first message is JSON (`spec.OpenRequest`) and is answered by one that names the session; from then on frames of
+vectors come and frames of ids go (`frames.py`). A message of JSON from the server is an error, and the last one.
+
+No text, no tokenizer, no pickle. Nothing of what crosses is logged or written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from fastapi import FastAPI, WebSocket, WebSocketDisconnect
+from fastapi.responses import StreamingResponse
+from starlette.types import Scope
+
+from milkglass.errors import BadUpload, MilkglassError, TooSlow
+from milkglass.server.connections.logs import place_of
+from milkglass.server.connections.process import run
+from milkglass.server.http import errors
+from milkglass.server.http.auth import Guard
+from milkglass.server.http.bodies import BodyRule
+from milkglass.server.settings import Limits, ServerSettings
+from milkglass.split.decoder import frames
+from milkglass.split.decoder.frames import DTYPES
+from milkglass.split.decoder.gate import CHALLENGE, MAX_BODY, RELEASE, Gate, ReleaseRequest
+from milkglass.split.decoder.sessions import SessionTable, SplitSession
+from milkglass.split.decoder.spec import PATH, STREAM, DecoderInfo, OpenRequest
+
+log = logging.getLogger("milkglass.server")
+IDLE = 60.0  # seconds that a client may take for its next frame
+MAX_OPEN = 4096  # bytes of the first message
+SPARE = 64 << 10  # bytes that a message may be too long and still get a reason
+LEFT, POLICY, INTERNAL = 1000, 1008, 1011  # WebSocket's codes of closing
+
+
+def largest_message(info: DecoderInfo) -> int:
+    """Bytes of the longest frame that a client may send."""
+    return info.max_length * info.width * DTYPES["float32"].itemsize + SPARE
+
+
+def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        table.engine.start()
+        yield
+        await asyncio.to_thread(table.engine.close)
+
+    refusals: dict[int | str, dict[str, Any]] = {"4XX": {"model": errors.Refusal}, "5XX": {"model": errors.Refusal}}
+    app = FastAPI(title="Milkglass split", lifespan=lifespan, responses=refusals, docs_url=None, redoc_url=None)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get(PATH)
+    async def info() -> dict[str, Any]:
+        return table.info.document()
+
+    @app.post(CHALLENGE)
+    async def challenge() -> dict[str, str]:
+        return {"nonce": gate.challenge()}
+
+    @app.post(RELEASE)
+    async def release(body: ReleaseRequest) -> StreamingResponse:
+        pieces = await asyncio.to_thread(gate.release, body)
+        return StreamingResponse(pieces, media_type="application/octet-stream")
+
+    @app.websocket(STREAM)
+    async def stream(socket: WebSocket) -> None:
+        if not _knows(socket, token):
+            await socket.close(POLICY)  # before it is accepted: the client gets 403
+            return
+        await socket.accept()
+        await StreamConnection(socket, table, idle).run()
+
+    errors.install(app)
+    app.add_middleware(Guard, token=token, rule=_rule, held=16 * MAX_BODY, limits=Limits())
+    return app
+
+
+def _rule(scope: Scope) -> BodyRule:
+    return BodyRule(MAX_BODY if scope["path"] in (CHALLENGE, RELEASE) else 0)
+
+
+def _knows(socket: WebSocket, token: str) -> bool:
+    provided = socket.headers.get("authorization", "")
+    return hmac.compare_digest(provided.encode(), f"Bearer {token}".encode())
+
+
+class StreamConnection:
+    """One connection, and the session that it serves."""
+
+    def __init__(self, socket: WebSocket, table: SessionTable, idle: float) -> None:
+        self._socket, self._table, self._idle = socket, table, idle
+
+    async def run(self) -> None:
+        """Until the answer is whole, the client leaves, or something is refused. Leaves no session without an end."""
+        session: SplitSession | None = None
+        try:
+            request = await self._opened()
+            session = self._table.open(request, self)
+            head = {"object": "split.session", "session": session.name, "expected": session.expected}
+            await self._socket.send_text(json.dumps(head))
+            await self._answers(session, request)
+            await self._socket.close()
+        except WebSocketDisconnect as left:
+            if session is not None and left.code == LEFT:
+                self._table.close(session)  # otherwise the session waits for its client
+        except MilkglassError as error:
+            if session is not None:
+                self._table.close(session)
+            await self._refuse(error)
+        except Exception as error:  # noqa: BLE001  (whatever it was: nothing of it may cross)
+            log.error("internal error: %s", place_of(error))
+            if session is not None:
+                self._table.close(session)
+        finally:
+            if session is not None:
+                self._table.detach(session, self)
+
+    async def _opened(self) -> OpenRequest:
+        message = await self._receive()
+        text = message.get("text")
+        if text is None or len(text) > MAX_OPEN:
+            raise BadUpload("the first message is not a short JSON object", "see /v1/split/stream in docs/api.md")
+        try:
+            return OpenRequest.model_validate_json(text)
+        except pydantic.ValidationError as error:
+            rules = errors.validation_message(error)
+            raise BadUpload(rules, "see /v1/split/stream in docs/api.md") from None
+
+    async def _answers(self, session: SplitSession, request: OpenRequest) -> None:
+        if session.expected > request.received:
+            await self._send(session)  # a frame that was lost with the last connection, or is still being made
+        while not session.over:
+            frame = (await self._receive()).get("bytes")
+            if frame is None:
+                raise BadUpload("a message of text came where a frame is due", "send binary frames")
+            session.accept(frame, self)
+            await self._send(session)
+
+    async def _send(self, session: SplitSession) -> None:
+        await self._socket.send_bytes(frames.encode_ids(await session.answer()))
+
+    async def _receive(self) -> Any:
+        """Raises WebSocketDisconnect, TooSlow."""
+        try:
+            message = await asyncio.wait_for(self._socket.receive(), self._idle)
+        except TimeoutError:
+            raise TooSlow(f"no frame came for {self._idle:.0f} s", "begin anew") from None
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1006))
+        return message
+
+    async def _refuse(self, error: MilkglassError) -> None:
+        try:
+            await self._socket.send_text(json.dumps(errors.error_body(error)))
+            await self._socket.close(INTERNAL if error.status >= 500 else POLICY)
+        except (WebSocketDisconnect, RuntimeError):  # gone already
+            return
+
+
+def serve(table: SessionTable, gate: Gate, home: Path, port: int, token: str) -> None:
+    """Run until SIGINT or SIGTERM, on 127.0.0.1. Raises UsageError."""
+    settings = ServerSettings(home, port=port, token=token)
+    app = create_app(table, gate, token)
+    run(app, settings, "milkglass split serve", largest_message=largest_message(table.info))

@@ -1,0 +1,139 @@
+"""The scene of an audit of a split decoder: the vectors that the enclave gives for the user's texts.
+
+Anyone with the model, the provider first, finds each vector in the table: what crosses is the sanitized ids. So the
+scene holds both, the vectors (nearest rows, InvBert, MLC read them) and the ids (the channel attack reads what the
+sanitizer left). The attackers run the same sanitizer under secrets of their own.
+
+A random half of the texts is private, the other half plays the text of an attacker with text like the user's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.audit.decontaminate import decontaminate
+from milkglass.audit.defence_scene import public_scene
+from milkglass.audit.key_scene import AuditFiles, truth_of
+from milkglass.audit.scene import ALIKE, LEAST, OTHER, require_texts
+from milkglass.client.codec.codec import Codec
+from milkglass.defences.obfuscated_tables import key_from
+from milkglass.enclave.budget import RowPolicy
+from milkglass.enclave.enclave import Enclave
+from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
+from milkglass.enclave.package import TablePackage
+from milkglass.errors import EnclaveError, KeyForOtherModel, TooLong, UsageError
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import family_of
+from milkglass.noise.stream import Stream
+from milkglass.sequences import Ids, Sequences
+from milkglass.split.audit_scene import SplitScene, divided, texts_of
+from milkglass.split.decoder.frames import DTYPES
+from milkglass.split.decoder.server import digest_of
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Activations, Tokens
+
+
+@dataclass(frozen=True)
+class EnclaveTexts:
+    """What an enclave gave for some texts.
+
+    Attributes:
+        vectors: (total, d), a row a token.
+        sent: the ids whose rows they are.
+        original: the texts' own ids.
+        left_out: texts that are too long.
+    """
+
+    vectors: torch.Tensor = field(repr=False)
+    sent: Sequences
+    original: Sequences
+    left_out: int
+
+
+@dataclass(frozen=True)
+class TableOwner:
+    """Someone with the model: the provider.
+
+    Attributes:
+        table: (n, d) as stored.
+        package: with candidate lists like the enclave's.
+        settings: of the sanitizer, which are public.
+    """
+
+    table: torch.Tensor = field(repr=False)
+    package: TablePackage = field(repr=False)
+    settings: RnmSettings
+
+    def rehearse(self, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
+        """The sanitizer's output for these ids, and where each was sent: in its own place."""
+        stream = Stream.of_seed("split attacker", seed)
+        sent = TokenSanitizer(self.package).sanitized(corpus.ids.astype(np.int64), self.settings, stream)
+        return Sequences(sent.astype(corpus.ids.dtype), corpus.lengths), np.arange(len(sent), dtype=np.int64)
+
+    def observe(self, corpus: Sequences, seed: int) -> Activations:
+        sent, _ = self.rehearse(corpus, seed)
+        return Activations(self.table[torch.from_numpy(sent.ids.astype(np.int64))].float(), corpus.lengths, 0)
+
+
+def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, files: AuditFiles) -> SplitScene:
+    """base: the model that attackers have. k: length of the candidate lists. The texts' rows count against the
+    provider's limit. Raises KeyForOtherModel, UsageError, EnclaveError."""
+    table = base.read(family_of(base.config).locate(base).table)
+    if digest_of(table) != enclave.about["table"]:
+        raise KeyForOtherModel("the model is not the one of this enclave", "give the model that the provider serves")
+    private, alike = divided(texts_of(files.text, files.rows), files.seed)
+    if len(private) + len(alike) < LEAST:
+        raise UsageError(
+            f"{files.text.name} holds {len(private) + len(alike)} of the {LEAST} texts that an audit needs",
+            "an attacker's share of so few says nothing",
+        )
+    codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
+    crossed = _crossed(enclave, settings, codec, table, private)
+    texts = {ALIKE: alike} | ({} if files.public is None else {OTHER: texts_of(files.public, None)})
+    owner = TableOwner(table, with_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k), settings)
+    corpora = {}
+    for who, own in texts.items():
+        others = [own[i] for i in decontaminate(own, private)]
+        if others:
+            corpora[who] = Sequences.of(codec.encode(others, truncate=True).ids)
+    knowledge = {
+        who: Knowledge(corpus=corpus, observe=owner.observe, rehearse=owner.rehearse) for who, corpus in corpora.items()
+    }
+    truth = truth_of(codec, crossed.sent, crossed.original, corpora.values())
+    seen = (Activations(crossed.vectors.float(), crossed.sent.lengths, 0), Tokens(crossed.sent))
+    scene = public_scene(
+        base, codec, seen, truth, knowledge, {"name": "split decoder, rnm by tokens", **asdict(settings)}
+    )
+    require_texts(scene, texts)
+    return SplitScene(scene, crossed.left_out)
+
+
+def _crossed(
+    enclave: Enclave, settings: RnmSettings, codec: Codec, table: torch.Tensor, texts: Sequence[str]
+) -> EnclaveTexts:
+    rows = {hashlib.sha256(one.tobytes()).digest(): number for number, one in enumerate(_bytes(table))}
+    vectors, sent, original, left_out = list[torch.Tensor](), list[Ids](), list[NDArray[np.int32]](), 0
+    for text in texts:
+        try:
+            prompt = enclave.text(text, "", codec.limit, settings)
+        except TooLong:
+            left_out += 1
+            continue
+        part = torch.frombuffer(bytearray(prompt.vectors), dtype=DTYPES[enclave.about["dtype"]])
+        part = part.reshape(-1, table.shape[1])
+        vectors.append(part)
+        sent.append(np.array([rows[hashlib.sha256(one.tobytes()).digest()] for one in _bytes(part)], np.int64))
+        original.append(codec.encode([text]).ids[0])
+        if len(sent[-1]) != len(original[-1]):
+            raise EnclaveError("the enclave's tokenizer is not this model's", "give the model that the provider serves")
+    return EnclaveTexts(torch.cat(vectors), Sequences.of(sent), Sequences.of(original), left_out)
+
+
+def _bytes(table: torch.Tensor) -> NDArray[np.uint8]:
+    return table.contiguous().view(torch.uint8).numpy()

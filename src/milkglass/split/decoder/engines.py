@@ -1,0 +1,211 @@
+"""A stock engine that takes vectors as a prompt: vLLM's OpenAI-compatible server with `--enable-prompt-embeds`.
+
+`POST /v1/completions` gets the prompt's vectors as `prompt_embeds`, base64 of what `torch.save` writes of a (t, d)
+tensor. The engine holds the embedding layer too and embeds the ids that it makes, so that only the prompt's vectors
+cross, once. **The ids of the answer, hence its text, are readable by the server**, as with `milkglass split serve`.
+
+The engine releases no table and does not say which one it has: the enclave is built with a split server of the same
+model, and that both are of one model is taken on trust. Written after reading vLLM 0.33.0
+(`entrypoints/openai/completion`, `renderers/embed_utils.py`). Nothing is unpickled here.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milkglass.client.remote.connection import Connection, RetryPolicy
+from milkglass.client.remote.exchange import server_events
+from milkglass.client.remote.responses import is_whole, rows
+from milkglass.client.remote.strict_json import document
+from milkglass.errors import RemoteError, TooLong, Unauthorized, Unreachable, UsageError
+from milkglass.split.decoder.spec import MOST, DecoderInfo
+
+if TYPE_CHECKING:
+    import torch
+
+    from milkglass.split.decoder.client import Rows, SplitSampling
+
+MODELS, COMPLETIONS = "/v1/models", "/v1/completions"
+FLAG = "--enable-prompt-embeds"
+HINT = f"is vLLM's server there, started with {FLAG}?"
+ENDS = ("stop", "length")
+EMPTY_EVENTS = 1000  # events of an answer without an id, in all
+
+
+@dataclass(frozen=True)
+class PromptEmbedsEngine:
+    """Where a stock engine serves a model.
+
+    Attributes:
+        url: of the engine, http(s)://host:port.
+        model: its name there.
+        token: what the engine was started with as `--api-key`.
+        allow_http: whether the token may cross in the clear to another machine.
+        authority: a certificate file, for an engine that signed its own.
+        patience: when a call that never arrived is made again.
+        streaming: whether ids come as they are made, or all at the end.
+        stop_token_ids: ids that end an answer, besides those of the engine's own `generation_config.json`.
+    """
+
+    url: str
+    model: str
+    token: str | None = field(default=None, repr=False)
+    allow_http: bool = False
+    authority: Path | None = None
+    patience: RetryPolicy = RetryPolicy()
+    streaming: bool = True
+    stop_token_ids: tuple[int, ...] = ()
+
+    def info(self, about: Mapping[str, Any]) -> DecoderInfo:
+        """What it takes. about: the table that an open enclave holds (`Enclave.about`). Raises RemoteError."""
+        connection = self.connection()
+        try:
+            found = rows(connection.json("GET", MODELS))
+        except RemoteError as error:
+            raise explained(error) from error
+        finally:
+            connection.close()
+        names = [str(one.get("id")) for one in found]
+        if self.model not in names:
+            listed = ", ".join(names[:5]) or "none"
+            raise RemoteError(f"the engine serves no model {self.model!r}", f"it serves {listed}")
+        longest = found[names.index(self.model)].get("max_model_len")
+        if not is_whole(longest) or not 2 <= longest <= MOST:
+            raise RemoteError("the engine's answer has no usable max_model_len", HINT)
+        return DecoderInfo(
+            self.model, int(about["width"]), int(about["rows"]), longest, longest - 1, 1, 1, 0.0,
+            str(about["table"]), str(about["dtype"]),
+        )  # fmt: skip
+
+    def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> PromptEmbedsStream:
+        """What answers one prompt. Raises UsageError for a beam search. dtype: of its vectors, any floating one."""
+        if sampling.beams != 1:
+            raise UsageError(f"beams is {sampling.beams}, this engine streams 1", "use `milkglass split serve`")
+        return PromptEmbedsStream(self, info, sampling)
+
+    def connection(self) -> Connection:
+        return Connection(self.url, self.token, self.allow_http, self.authority, patience=self.patience)
+
+
+class PromptEmbedsStream:
+    """One prompt and its answer. `ids` is called once.
+
+    Attributes:
+        sent: bytes of the vectors, as they cross.
+        received: bytes of events that came; 0 without streaming.
+    """
+
+    def __init__(self, engine: PromptEmbedsEngine, info: DecoderInfo, sampling: SplitSampling) -> None:
+        self._engine, self._info, self._sampling = engine, info, sampling
+        self._left, self._reason = sampling.max_tokens, None  # ids that may come, and why the answer ended
+        self.sent = self.received = 0
+
+    def ids(self, prompt: torch.Tensor, rows: Rows) -> Iterator[int]:
+        """The ids of the answer, as they come. prompt: (t, d). rows is not called: the engine embeds its own ids.
+
+        Raises TooLong before anything is sent, RemoteError."""
+        body = self._body(prompt)
+        connection = self._engine.connection()
+        try:
+            yield from self._events(connection, body) if self._engine.streaming else self._whole(connection, body)
+        except RemoteError as error:
+            raise explained(error) from error
+        finally:
+            connection.close()
+
+    def _body(self, prompt: torch.Tensor) -> dict[str, Any]:
+        sampling, info = self._sampling, self._info
+        if len(prompt) + sampling.max_tokens > info.max_length:
+            raise TooLong(
+                f"{len(prompt)} tokens and {sampling.max_tokens} of an answer exceed {info.max_length}",
+                "shorten the prompt, or lower max_tokens",
+            )
+        packed = packed_vectors(prompt, info.width)
+        self.sent = len(packed)
+        seed = {} if sampling.seed is None else {"seed": sampling.seed}
+        stop = {"stop_token_ids": list(self._engine.stop_token_ids)} if self._engine.stop_token_ids else {}
+        return {
+            "model": self._engine.model, "prompt_embeds": packed, "return_token_ids": True,
+            "stream": self._engine.streaming, "max_tokens": sampling.max_tokens, "temperature": sampling.temperature,
+            "top_p": sampling.top_p, "top_k": sampling.top_k,
+            "min_p": 0.0, "repetition_penalty": 1.0,  # otherwise generation_config.json decides
+            **seed, **stop,
+        }  # fmt: skip
+
+    def _whole(self, connection: Connection, body: dict[str, Any]) -> Iterator[int]:
+        yield from self._checked(connection.json("POST", COMPLETIONS, body))
+        self._require_end()
+
+    def _events(self, connection: Connection, body: dict[str, Any]) -> Iterator[int]:
+        empty = 0
+        with connection.stream("POST", COMPLETIONS, body) as stream:
+            for _, _, data in server_events(stream):
+                self.received += len(data)
+                if data.strip() == "[DONE]":
+                    self._require_end()
+                    return
+                fresh = self._checked(document(data, "an event of the answer"))
+                yield from fresh
+                empty += not fresh
+                if empty > EMPTY_EVENTS:
+                    raise RemoteError(f"the answer has more than {EMPTY_EVENTS} events without an id", "try again")
+        raise Unreachable("the answer broke off before its end", "try again")
+
+    def _checked(self, answer: Mapping[str, Any]) -> list[int]:
+        """The ids of an answer or an event."""
+        error = answer.get("error")
+        if isinstance(error, dict):
+            raise RemoteError(f"the engine stopped: {error.get('message') or 'no reason given'}", "try again")
+        choices = rows(answer, "choices")
+        if not choices:  # the event that counts tokens
+            return []
+        choice, vocabulary = choices[0], self._info.vocabulary
+        ids, reason = choice.get("token_ids"), choice.get("finish_reason")
+        if ids is None:
+            raise RemoteError("the engine's answer has no token_ids", "it needs a version that knows return_token_ids")
+        if not isinstance(ids, list) or not all(is_whole(one) and 0 <= one < vocabulary for one in ids):
+            raise RemoteError(f"the engine's ids are not numbers below {vocabulary}", "is it of the enclave's model?")
+        if len(choices) > 1 or len(ids) > self._left or (ids and self._reason is not None):
+            raise RemoteError(
+                f"the engine sent more than the {self._sampling.max_tokens} ids of one answer",
+                "don't trust this server",
+            )
+        if reason is not None and reason not in ENDS:
+            raise RemoteError(f"the engine ended the answer with {reason!r}, not with stop or length", "try again")
+        self._left, self._reason = self._left - len(ids), reason or self._reason
+        return ids
+
+    def _require_end(self) -> None:
+        if self._reason is None:
+            raise RemoteError("the engine's answer has no finish_reason", HINT)
+
+
+def packed_vectors(vectors: torch.Tensor, width: int) -> str:
+    """What `prompt_embeds` holds: base64 of a file of `torch.save`. vectors: (t, width). Raises UsageError."""
+    import torch
+
+    if vectors.dim() != 2 or vectors.shape[1] != width or not len(vectors) or not vectors.is_floating_point():
+        raise UsageError(f"vectors of shape {tuple(vectors.shape)} and {vectors.dtype}", f"give (t, {width}), floating")
+    if not torch.isfinite(vectors).all():
+        raise UsageError("the vectors hold a number that is not finite", "give rows of the model's own table")
+    file = io.BytesIO()
+    torch.save(vectors.detach().cpu().clone(memory_format=torch.contiguous_format), file)  # a view: its whole storage
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def explained(error: RemoteError) -> RemoteError:
+    """The same with a hint for this engine: it gives none of its own, and those of our servers do not fit."""
+    if isinstance(error, Unauthorized):
+        hint = "give the engine's --api-key as the token"
+    elif "enable-prompt-embeds" in error.message:
+        hint = f"start the engine with {FLAG}"
+    else:
+        hint = HINT if not error.hint or "milkglass" in error.hint else error.hint
+    result = type(error)(error.message, hint)
+    result.status = error.status
+    return result

@@ -1,0 +1,95 @@
+"""The provider's decision: which enclaves get the table. Two requests of a client, which only hands them on.
+
+POST /v1/split/challenge  {}                                -> {"nonce": hex}
+POST /v1/split/release    {"nonce", "public", "quote": b64} -> the encrypted package (enclave/release.py)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pydantic import Field
+
+from milkglass.enclave.attestation import quote, release
+from milkglass.enclave.package import TablePackage
+from milkglass.errors import Busy, EnclaveError
+from milkglass.server.http.strict_json import RequestBody
+
+CHALLENGE, RELEASE = "/v1/split/challenge", "/v1/split/release"
+MAX_NONCES, LIFE = 256, 120.0  # challenges that are open, and seconds that one is
+MAX_BODY = 256 << 10
+UNATTESTED = "start the server with --allow-unattested only where the client may have the table"
+
+
+class ReleaseRequest(RequestBody):
+    nonce: str = Field(pattern="^[0-9a-f]{64}$")
+    public: str = Field(pattern="^[0-9a-f]{64}$")
+    quote: str = Field(max_length=2 * quote.MAX_QUOTE)
+
+
+@dataclass
+class Gate:
+    """Releases a table.
+
+    Attributes:
+        package: the table.
+        measurements: MRENCLAVE, in hex, of the enclaves that may have it.
+        unattested: whether enclaves without attestation may have it, too.
+        root: x and y of the attestation's root key.
+    """
+
+    package: TablePackage = field(repr=False)
+    measurements: frozenset[str] = frozenset()
+    unattested: bool = False
+    root: bytes = field(default=quote.INTEL_ROOT, repr=False)
+    _nonces: dict[str, float] = field(default_factory=dict, repr=False)
+
+    def challenge(self) -> str:
+        """A nonce that is good once. Raises Busy."""
+        now = time.monotonic()
+        self._nonces = {one: until for one, until in self._nonces.items() if until > now}
+        if len(self._nonces) >= MAX_NONCES:
+            raise Busy(f"{MAX_NONCES} challenges are open", "try again in a moment")
+        nonce = secrets.token_hex(release.NONCE)
+        self._nonces[nonce] = now + LIFE
+        return nonce
+
+    def release(self, request: ReleaseRequest) -> Iterator[bytes]:
+        """The encrypted package, in pieces. Raises EnclaveError where the enclave may not have it."""
+        if self._nonces.pop(request.nonce, 0.0) < time.monotonic():
+            raise EnclaveError("the challenge is not open: it was answered, or is too old", "ask for another")
+        public, nonce = bytes.fromhex(request.public), bytes.fromhex(request.nonce)
+        self.require(_decoded(request.quote), release.report_data(public, nonce))
+        return release.encrypted(self.package.encode(), public, nonce)
+
+    def require(self, evidence: bytes, data: bytes) -> None:
+        """Raises EnclaveError unless the quote is of an enclave that may have the table, and answers `data`."""
+        software = _software(evidence)
+        if software is None:
+            quote.verify(evidence, data, self.measurements, self.root)
+        elif not self.unattested:
+            raise EnclaveError(f"an enclave of kind {software.get('kind')!r} is not attested", UNATTESTED)
+        elif software.get("report_data") != data.hex():
+            raise EnclaveError("the quote answers another question", "ask for a new challenge")
+
+
+def _software(evidence: bytes) -> dict[str, object] | None:
+    """A software quote's fields; None for any other."""
+    try:
+        value = json.loads(evidence)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and "milkglass_software_quote" in value else None
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        raise EnclaveError("the quote is not base64", "speak version 1 of the protocol") from None

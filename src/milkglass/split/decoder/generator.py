@@ -1,0 +1,125 @@
+"""The thread that runs a decoder for clients that hold its embedding layer.
+
+The rows of all sessions run in one batch, as in `server/inference/generator.py`, but a row can go on only when its
+client's vector is there. Rows whose vectors come in time go on together; the others are parked, each in a group of its
+own, and join again when their vector has come: a slow client delays nobody by more than `GRACE`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from milkglass.server.inference.engine import Engine, explain
+from milkglass.server.inference.model_runner import ModelRunner
+from milkglass.server.inference.scheduler import Scheduler
+from milkglass.server.inference.sequence import Sequence
+
+GRACE = 0.005  # seconds that rows whose vector is there wait for the others
+
+
+@dataclass(eq=False)
+class SplitSequence(Sequence):
+    """A sequence whose tokens come as vectors.
+
+    Attributes:
+        vector: (d,) of the newest token, where it has come and was not read.
+    """
+
+    vector: torch.Tensor | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether there is something to do for it."""
+        return self.vector is not None or self.cancelled
+
+
+class SplitGenerator(Engine[SplitSequence]):
+    """Its sequences are handed in with `submit`; each vector that follows with `deliver`."""
+
+    def __init__(self, runner: ModelRunner, max_batch: int) -> None:
+        super().__init__("split generator", max_batch)
+        self._runner, self._rows = runner, Scheduler(max_batch)
+        self._parked: list[Scheduler] = []
+        self._reading: list[SplitSequence] = []
+
+    def deliver(self, sequence: SplitSequence, vector: torch.Tensor) -> None:
+        with self._changed:
+            sequence.vector = vector
+            self._changed.notify()
+
+    def cancel(self, sequence: SplitSequence) -> None:
+        with self._changed:
+            sequence.cancelled = True
+            self._changed.notify()
+
+    def active(self) -> bool:
+        return any(one.due for group in self._groups() for one in running(group))
+
+    def step(self) -> None:
+        """Cancelled rows leave, new prompts are read, else every row whose vector has come goes on by a token."""
+        for group in self._groups():
+            group.drop_cancelled()
+        self._parked = [group for group in self._parked if group.running]
+        waiting = [one for one in self.take(self._rows.free) if not one.cancelled]
+        count = self._rows.fitting(waiting)
+        self._reading = waiting[:count]
+        self.put_back(waiting[count:])
+        if self._reading:
+            self._read()
+        else:
+            self._gather()
+            self._advance()
+
+    def drop(self) -> list[SplitSequence]:
+        sequences = [*self._reading, *(one for group in self._groups() for one in running(group))]
+        self._reading, self._parked = [], []
+        self._rows.clear()
+        return sequences
+
+    def _groups(self) -> list[Scheduler]:
+        return [self._rows, *self._parked]
+
+    def _read(self) -> None:
+        """Prompts that the model cannot read fail alone."""
+        try:
+            rows, logits = self._runner.read([one.prompt for one in self._reading])
+            fresh = self._rows.begun(list(self._reading), rows, logits)
+        except Exception as error:  # noqa: BLE001  (whatever it was)
+            self.fail_all(self._reading, explain(error))
+        else:
+            self._rows.join(fresh)
+        self._reading = []
+
+    def _gather(self) -> None:
+        """Wait a moment for vectors that are missing, then park the rows without one and take back those with one."""
+        until = time.monotonic() + GRACE
+        with self._changed:
+            while not all(one.due for one in running(self._rows)):
+                left = until - time.monotonic()
+                if left <= 0 or self._closed:
+                    break
+                self._changed.wait(left)
+        late = [place for place, one in enumerate(running(self._rows)) if not one.due]
+        if late:
+            self._parked += [self._rows.split([place]) for place in reversed(late)]
+        back = [group for group in self._parked if running(group)[0].due]
+        self._parked = [group for group in self._parked if group not in back]
+        for group in back:
+            self._rows.join(group)
+
+    def _advance(self) -> None:
+        self._rows.drop_cancelled()
+        rows, vectors = self._rows.rows, []
+        if rows is None:
+            return
+        for one in running(self._rows):
+            vectors.append(one.vector)
+            one.vector = None
+        self._rows.accept(rows.advance([one for one in vectors if one is not None]))
+
+
+def running(group: Scheduler) -> list[SplitSequence]:
+    return group.running  # type: ignore[return-value]  # `submit` takes no other

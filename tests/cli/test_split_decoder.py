@@ -1,0 +1,112 @@
+"""A split decoder from the command line: build, verify, generate, chat, audit, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from tests import tiny
+from tests.cli.kit import call, document, refused
+from tests.split.decoder.kit import TOKEN, Served, serving
+
+PRIVATE = "my father has a fever since yesterday"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save("llama-tied", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(model, tmp_path_factory.mktemp("home")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("token") / "token"
+    path.write_text(TOKEN)
+    return path
+
+
+@pytest.fixture(scope="module")
+def enclave(served: Served, token: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("client") / "enclave"
+    built = call(
+        *("split", "enclave", "build", served.server.url, "--out", folder, "--token-file", token, "--k", 8, "--json")
+    )
+    about = document(built)
+    assert (about["kind"], about["attested"], about["rows"], about["k"]) == ("process", False, 300, 8)
+    assert "NOT ATTESTED" in built.stderr
+    return folder
+
+
+def test_verify_says_what_holds(enclave: Path) -> None:
+    about = document(call("split", "enclave", "verify", enclave, "--json"))
+    assert about["attested"] is False and "no network calls" in about["holds"] and about["rows"] == 300
+    assert "NOT ATTESTED" in call("split", "enclave", "verify", enclave).stdout
+
+
+def test_an_answer_over_the_split_is_the_unsplit_models(
+    enclave: Path, served: Served, token: Path, model: Path
+) -> None:
+    from milkglass.models.tokenizer import load_tokenizer
+    from tests.split.decoder.test_equal import greedy
+
+    tokenizer = load_tokenizer(model)
+    run = ("generate", PRIVATE, "--raw", "--split", served.server.url, "--enclave", enclave, "--token-file", token)
+    answer = document(call(*run, "--no-sanitize", "--max-tokens", 8, "--json"))
+    expected = greedy(model, tokenizer(PRIVATE)["input_ids"], 8)
+    assert answer["text"] == tokenizer.decode(expected, skip_special_tokens=True)
+    assert answer["replaced_tokens"] == 0 and answer["attested"] is False
+    shown = call(*run, "--max-tokens", 8)
+    assert "NOT ATTESTED" in shown.stderr and "the server reads the answer" in shown.stderr
+    assert PRIVATE not in shown.stderr and "of these replaced" in shown.stderr
+
+
+def test_chat_sends_each_turn(enclave: Path, served: Served, token: Path) -> None:
+    options = ("--split", served.server.url, "--enclave", enclave, "--token-file", token, "--max-tokens", 3)
+    talked = call("chat", *options, "--temperature", 0, stdin="hello\n/new\nhello\n/exit\n")
+    assert talked.exit_code == 0
+    first, second = talked.stdout.splitlines()[:2]
+    assert first == second, "a new conversation begins again, and the same text has the same substitutes"
+
+
+def test_an_audit_reads_what_crosses(enclave: Path, model: Path, tmp_path: Path) -> None:
+    text = tmp_path / "texts.txt"
+    text.write_text("\n".join(f"{one} {number}" for number in range(12) for one in tiny.TEXTS), "utf-8")
+    run = ("split", "enclave", "audit", enclave, "--model", model, "--text", text, "--out", tmp_path / "audit")
+    result = document(call(*run, "--budget", "20s", "--no-sanitize", "--json"))
+    assert "near-hidden" in json.dumps(result)
+    assert (tmp_path / "audit" / "audit.html").is_file()
+
+
+def late(result: Result, code: int, message: str) -> None:
+    """Refused after the notes of what holds."""
+    assert result.exit_code == code and f"error: {message}" in result.stderr, result.stderr
+
+
+def test_use_refuses(enclave: Path, served: Served, token: Path, tmp_path: Path) -> None:
+    run = ("generate", "x", "--split", served.server.url, "--token-file", token)
+    refused(call(*run), 2, "--split needs --enclave")
+    refused(call(*run, "--enclave", tmp_path), 2, "holds no enclave")
+    refused(call("generate", "x", "y", "--split", served.server.url), 2, "two arguments were given with --split")
+    refused(call("generate"), 2, "the model's id is missing")
+    refused(call("generate", "x"), 2, "--key is missing")
+    refused(call("generate", "x", "--instruction", "y"), 2, "--instruction is for --split")
+    refused(call("chat"), 2, "the model's id is missing")
+    refused(call(*run, "--enclave", enclave, "--epsilon", -1), 2, "epsilon")
+    refused(call(*run, "--enclave", enclave, "--p", 2), 2, "p is 2")
+    late(call(*run, "--enclave", enclave, "--max-tokens", 500), 2, "max_tokens is 500, 1 to 127")
+    refused(call("generate", "x", "--split", "http://127.0.0.1:9", "--enclave", enclave), 6, "does not answer")
+    refused(call(*run, "--enclave", enclave, "--engine-model", "m"), 6, "")
+    build = ("split", "enclave", "build", served.server.url, "--token-file", token)
+    late(call(*build, "--out", enclave), 2, f"{enclave} exists")
+    late(call(*build, "--out", tmp_path / "e", "--kind", "magic"), 2, "there is no enclave of kind")
+    refused(call(*build, "--out", tmp_path / "e", "--corpus", tmp_path / "none"), 2, "there is no file")
+    assert not (tmp_path / "e").exists()

@@ -1,0 +1,284 @@
+"""The enclave as a process: what it gave up, what comes out of its only door, and what is left when it dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from milkglass.enclave import folder as at_rest
+from milkglass.enclave import gramine, lockdown
+from milkglass.enclave.attestation.attest import NOT_ATTESTED, measurement_of
+from milkglass.enclave.budget import RowPolicy
+from milkglass.enclave.enclave import Enclave
+from milkglass.enclave.lists import RnmSettings
+from milkglass.errors import CodecError, EnclaveError, TooLong, UsageError
+from milkglass.models.tokenizer import load_tokenizer
+from tests import tiny
+from tests.split.decoder.kit import Served, serving
+
+PRIVATE = "my father has a fever since yesterday"
+PLAIN = RnmSettings(None)
+ALL = RnmSettings(1.0, p=1.0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save("llama-tied", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(model, tmp_path_factory.mktemp("home"), policy=RowPolicy(per_hour=3600, burst=500)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def built(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("client") / "enclave"
+    at_rest.build(folder, "process", "tiny", 8, served.server.package)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def enclave(built: Path) -> Iterator[Enclave]:
+    with at_rest.opened(built) as running:
+        yield running
+
+
+# --- what it does -----------------------------------------------------------------------------------------------------
+def test_vectors_of_plain_text_are_the_tables_rows(enclave: Enclave, served: Served, model: Path) -> None:
+    ids = load_tokenizer(model)(PRIVATE)["input_ids"]
+    sent = enclave.text(PRIVATE, "", 100, PLAIN)
+    assert sent.tokens == sent.private == len(ids) and sent.changed == 0
+    assert sent.vectors == served.table[ids].numpy().tobytes()
+    assert enclave.rows([7, 9]) == served.table[[7, 9]].numpy().tobytes()
+    assert enclave.decode(ids) == PRIVATE
+
+
+def test_the_users_text_is_sanitized_and_nothing_else_is(enclave: Enclave, served: Served, model: Path) -> None:
+    tokenizer, table = load_tokenizer(model), served.table.numpy()
+    instruction = "please move: "
+    sent = enclave.text(PRIVATE, instruction, 100, ALL)
+    rows = np.frombuffer(sent.vectors, np.float32).reshape(sent.tokens, -1)
+    before = tokenizer(instruction + PRIVATE)["input_ids"]
+    after = [int((table == row).all(1).argmax()) for row in rows]
+    kept = sent.tokens - sent.private
+    assert kept > 0 and after[:kept] == before[:kept]
+    assert sent.changed == sent.private == sum(a != b for a, b in zip(after, before, strict=True))
+    assert not set(after) & set(tokenizer.all_special_ids) - set(before), "special tokens are never drawn"
+
+
+def test_of_a_chat_the_users_words_alone_are_sanitized(enclave: Enclave, served: Served, model: Path) -> None:
+    talk = [{"role": "system", "content": "be brief"}, {"role": "user", "content": PRIVATE}]
+    tokenizer, table = load_tokenizer(model), served.table.numpy()
+    sent = enclave.chat(talk, 120, ALL)
+    text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    before = tokenizer(text, add_special_tokens=False)["input_ids"]
+    rows = np.frombuffer(sent.vectors, np.float32).reshape(sent.tokens, -1)
+    after = [int((table == row).all(1).argmax()) for row in rows]
+    same = [a == b for a, b in zip(after, before, strict=True)]
+    assert 0 < sent.private < sent.tokens and sum(same) == sent.tokens - sent.changed
+    first = same.index(False)
+    assert "be brief" in tokenizer.decode(after[:first]), "the system's message crosses as it is"
+    assert all(same[first + sent.private :]), "and so does the template"
+
+
+def test_the_same_text_has_the_same_substitutes_even_after_a_restart(built: Path, enclave: Enclave) -> None:
+    one = enclave.text(PRIVATE, "", 100, RnmSettings(3.0))
+    assert one == enclave.text(PRIVATE, "", 100, RnmSettings(3.0))
+    assert one.vectors != enclave.text(PRIVATE + " again", "", 100, RnmSettings(3.0)).vectors[: len(one.vectors)]
+    with at_rest.opened(built) as again:
+        assert again.text(PRIVATE, "", 100, RnmSettings(3.0)) == one
+
+
+def test_a_smaller_epsilon_and_p_change_what_is_replaced(enclave: Enclave) -> None:
+    text = " ".join(tiny.TEXTS[:3])
+    few, many = (enclave.text(text, "", 120, RnmSettings(3.0, p=p, share=0.0)).changed for p in (0.1, 0.9))
+    assert few < many
+    with pytest.raises(UsageError, match="epsilon"):
+        enclave.text(text, "", 120, RnmSettings(-1.0))
+    with pytest.raises(TooLong, match="at most 3 fit"):
+        enclave.text(text, "", 3, PLAIN)
+    with pytest.raises(CodecError):
+        enclave.chat([{"role": "user", "content": "x </s> y"}], 100, PLAIN)
+
+
+def test_the_table_cannot_be_read_faster_than_the_provider_allows(served: Served, tmp_path: Path) -> None:
+    at_rest.build(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
+    read = 0
+    with at_rest.opened(tmp_path / "enclave") as running, pytest.raises(EnclaveError, match="provider's limit"):
+        for row in range(10_000):
+            running.rows([row % 300])
+            read += 1
+    assert 500 <= read < 700, "a burst of 500, then 1 a second"
+    with at_rest.opened(tmp_path / "enclave") as running, pytest.raises(EnclaveError, match="provider's limit"):
+        running.rows(list(range(60)))  # a restart fills no bucket
+
+
+@pytest.mark.parametrize("ids", [[-1], [300], [2**40], []])
+def test_rows_that_do_not_exist_are_refused(enclave: Enclave, ids: list[int]) -> None:
+    with pytest.raises(EnclaveError, match="does not have"):
+        enclave.rows(ids)
+
+
+def test_a_corpus_decides_what_is_sensitive(built: Path, tmp_path: Path, enclave: Enclave) -> None:
+    import shutil
+
+    other = shutil.copytree(built, tmp_path / "copy")
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join([PRIVATE] * 5 + tiny.TEXTS), "utf-8")
+    at_rest.count(other, corpus)
+    settings = RnmSettings(3.0, p=0.0, share=0.2)
+    with at_rest.opened(other) as running:
+        assert running.text(PRIVATE, "", 100, settings).changed < enclave.text("zq zq", "", 100, settings).private
+        assert running.text("zqx", "", 100, settings).changed > 0, "tokens that the corpus lacks are sensitive"
+
+
+# --- its walls --------------------------------------------------------------------------------------------------------
+def test_it_says_that_it_is_not_attested(enclave: Enclave) -> None:
+    assert not enclave.attested and NOT_ATTESTED in enclave.notice
+    assert "no network calls" in enclave.notice
+    assert enclave.measurement == measurement_of("process")
+
+
+def test_no_secret_of_either_side_is_on_the_disk_in_the_clear(built: Path, enclave: Enclave, served: Served) -> None:
+    enclave.text(PRIVATE, "", 100, ALL)
+    row = served.table[5].numpy().tobytes()
+    for path in built.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert row not in content and PRIVATE.encode() not in content, path.name
+            assert path.stat().st_mode & 0o077 == 0
+
+
+TRIES = {
+    "socket": "import socket; socket.socket()",
+    "file": "import os; os.write(os.open('written', os.O_WRONLY | os.O_CREAT), b'x' * 10)",
+    "program": "import os; os.execv('/bin/true', ['true'])",
+    "debugger": "import ctypes, os; c = ctypes.CDLL(None, use_errno=True); "
+    "c.ptrace.restype = ctypes.c_long; raise SystemExit(5 if c.ptrace(16, os.getppid(), 0, 0) == 0 else 9)",
+    "core dump": "import resource; raise SystemExit(9 if resource.getrlimit(resource.RLIMIT_CORE) == (0, 0) else 5)",
+    "dumpable": "import ctypes; raise SystemExit(9 if ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == 0 else 5)",
+    "privileges": "import ctypes; raise SystemExit(9 if ctypes.CDLL(None).prctl(39, 0, 0, 0, 0) == 1 else 5)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TRIES)
+def test_a_locked_process_cannot(what: str, tmp_path: Path) -> None:
+    code = f"""
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+from milkglass.enclave.lockdown import lock
+lock()
+try:
+    {TRIES[what]}
+except (PermissionError, OSError):
+    raise SystemExit(9)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
+    assert done.returncode == 9, done.stderr
+
+
+def test_an_unknown_machine_is_refused() -> None:
+    with pytest.raises(EnclaveError, match="riscv64"):
+        lockdown.seccomp_filter("riscv64")
+    assert len(lockdown.seccomp_filter("x86_64")) % 8 == 0
+
+
+@pytest.mark.parametrize("when", ["idle", "at work"])
+def test_a_killed_enclave_is_reported_and_leaves_nothing(built: Path, when: str) -> None:
+    before = {path: path.read_bytes() for path in built.rglob("*") if path.is_file()}
+    with at_rest.opened(built) as running:
+        if when == "at work":
+            running.text(PRIVATE, "", 100, ALL)
+        os.kill(running._process.pid, signal.SIGKILL)
+        with pytest.raises(EnclaveError, match="ended with signal 9"):
+            running.text(PRIVATE, "", 100, ALL)
+    after = {path: path.read_bytes() for path in built.rglob("*") if path.is_file()}
+    assert before.keys() == after.keys()
+    assert not any(PRIVATE.encode() in content for content in after.values())
+
+
+def test_garbage_through_the_door_is_refused_and_harms_nothing(enclave: Enclave) -> None:
+    for name, fields in (("nothing", {}), ("rows", {"ids": "x"}), ("rows", {}), ("text", {"limit": "x"}), ("open", {})):
+        with pytest.raises(EnclaveError) as error:
+            enclave._call(name, PRIVATE.encode(), **fields)  # type: ignore[arg-type]
+        assert PRIVATE not in str(error.value)
+    assert enclave.rows([5])
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+def test_a_provider_that_wants_attestation_refuses_a_process(model: Path, tmp_path: Path) -> None:
+    from milkglass.errors import RemoteError
+
+    strict = serving(model, tmp_path / "home", unattested=False)
+    with strict as served, pytest.raises(RemoteError, match="not attested"):
+        at_rest.build(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
+    assert not (tmp_path / "enclave").exists(), "nothing stays behind"
+
+
+def test_a_folder_that_was_changed_does_not_open(built: Path, tmp_path: Path) -> None:
+    import shutil
+
+    changes = {"sealed.bin": b"x" * 100, "seal.key": bytes(32), "state.bin": b"x" * 60}
+    for number, (name, content) in enumerate({**changes, "tokenizer/tokenizer.json": b"{}"}.items()):
+        other = shutil.copytree(built, tmp_path / str(number))
+        (other / name).write_bytes(content)
+        with pytest.raises(EnclaveError), at_rest.opened(other):
+            pass
+    with pytest.raises(UsageError, match="holds no enclave"), at_rest.opened(tmp_path):
+        pass
+    with pytest.raises(UsageError, match="one of process"):
+        Enclave("magic", tmp_path)
+
+
+# --- Gramine ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["gramine-direct", "gramine-sgx"])
+def test_the_manifest_is_toml_and_lets_nothing_else_in(kind: str, tmp_path: Path) -> None:
+    gramine.prepare(kind, tmp_path)
+    raw = tomllib.loads((tmp_path / gramine.MANIFEST).read_text("utf-8"))
+    assert raw["libos"]["entrypoint"] == sys.executable
+    assert raw["loader"]["argv"][-2:] == ["milkglass.enclave.program", kind]
+    assert raw["sgx"]["debug"] is False
+    assert raw["sgx"]["remote_attestation"] == ("dcap" if kind == "gramine-sgx" else "none")
+    assert raw["sgx"]["allowed_files"] == [f"file:{tmp_path}/"], "only the client's folder is not measured"
+    places = [one["path"] for one in raw["fs"]["mounts"]]
+    assert len(set(places)) == len(places) and str(tmp_path) in places
+    assert ("sgx-sign" in (tmp_path / gramine.SCRIPT).read_text("utf-8")) == (kind == "gramine-sgx")
+    assert os.access(tmp_path / gramine.SCRIPT, os.X_OK)
+
+
+def test_without_gramine_its_kinds_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="gramine-sgx is not installed"):
+        Enclave("gramine-sgx", tmp_path)
+
+
+def test_the_door_reads_messages_and_nothing_else() -> None:
+    import io
+
+    from milkglass.enclave import messages
+
+    pipe = io.BytesIO()
+    messages.write(pipe, {"a": 1}, b"bytes")
+    whole = pipe.getvalue()
+    assert messages.read(io.BytesIO(whole)) == ({"a": 1}, b"bytes")
+    assert messages.read(io.BytesIO(b"")) is None
+    head = messages.HEAD
+    for bad in (
+        whole[:5], whole[:-1], head.pack(1 << 31, 0), head.pack(4, 1 << 60), head.pack(2, 0) + b"[]",
+        head.pack(1, 0) + b"{", head.pack(13, 0) + b'{"a":1,"a":2}',
+    ):  # fmt: skip
+        with pytest.raises(EnclaveError):
+            messages.read(io.BytesIO(bad))
+    assert json.loads('{"a": 1}') == {"a": 1}

@@ -1,0 +1,165 @@
+"""Quotes of DCAP: made by an authority of the tests' own, byte by byte after Intel's document, then bent."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import NameOID
+
+from milkglass.enclave.attestation import quote
+from milkglass.errors import EnclaveError
+
+MEASUREMENT, SIGNER, DATA = bytes(range(32)), b"Q" * 32, bytes(range(64))
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def report(mr_enclave: bytes, mr_signer: bytes, data: bytes, flags: int = 1, svn: int = 3) -> bytes:
+    """384 bytes: cpu_svn 16, misc 4, 12, ext 16, attributes 16, mr_enclave 32, 32, mr_signer 32, 32, config 64, ..."""
+    raw = bytes(16) + bytes(4) + bytes(12) + bytes(16) + struct.pack("<QQ", flags, 7) + mr_enclave + bytes(32)
+    raw += mr_signer + bytes(32) + bytes(64) + struct.pack("<HHH", 0, svn, 0) + bytes(42) + bytes(16) + data
+    assert len(raw) == 384
+    return raw
+
+
+def raw_point(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)[1:]
+
+
+def signature(key: ec.EllipticCurvePrivateKey, content: bytes) -> bytes:
+    r, s = decode_dss_signature(key.sign(content, ec.ECDSA(SHA256())))
+    return r.to_bytes(32, "big") + s.to_bytes(32, "big")
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A root, an intermediate and a machine's key, and their certificates."""
+
+    root: ec.EllipticCurvePrivateKey
+    machine: ec.EllipticCurvePrivateKey
+    chain: bytes
+
+
+@cache
+def authority(name: str = "test", days: int = 3650) -> Authority:
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(3)]  # root, platform, machine
+    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} {one}")]) for one in ("root", "ca", "pck")]
+    made = []
+    for place in range(3):
+        issuer = max(0, place - 1)
+        builder = x509.CertificateBuilder(
+            names[issuer], names[place], keys[place].public_key(), 1000 + place,
+            NOW - timedelta(days=30), NOW + timedelta(days=days),
+        )  # fmt: skip
+        made.append(builder.sign(keys[issuer], SHA256()))
+    pem = b"".join(one.public_bytes(Encoding.PEM) for one in reversed(made))
+    return Authority(keys[0], keys[2], pem)
+
+
+@dataclass(frozen=True)
+class Forge:
+    """A quote's parts before they are put together."""
+
+    enclave: bytes = report(MEASUREMENT, b"S" * 32, DATA)
+    version: int = 3
+    key_type: int = 2
+    qe_flags: int = 1
+    qe_signer: bytes = SIGNER
+    qe_data: bytes = b"auth data"
+    bound: bytes | None = None  # report data of the quoting enclave; None: the right one
+    data_type: int = 5
+    who: Authority | None = None
+    signer: ec.EllipticCurvePrivateKey | None = None  # of the quote; None: the attestation key
+
+    def bytes(self) -> bytes:
+        who = self.who or authority()
+        key = ec.generate_private_key(ec.SECP256R1())
+        header = struct.pack("<HHIHH", self.version, self.key_type, 0, 1, 1) + bytes(16) + bytes(20)
+        signed = header + self.enclave
+        point = raw_point(key)
+        bound = self.bound or hashlib.sha256(point + self.qe_data).digest() + bytes(32)
+        qe = report(b"q" * 32, self.qe_signer, bound, self.qe_flags)
+        body = signature(self.signer or key, signed) + point + qe + signature(who.machine, qe)
+        body += struct.pack("<H", len(self.qe_data)) + self.qe_data
+        body += struct.pack("<HI", self.data_type, len(who.chain)) + who.chain
+        return signed + struct.pack("<I", len(body)) + body
+
+
+def check(raw: bytes, data: bytes = DATA, allowed: bytes = MEASUREMENT, now: datetime = NOW) -> quote.SgxReport:
+    return quote.verify(raw, data, {allowed.hex()}, raw_point(authority().root), SIGNER, now)
+
+
+def test_a_good_quote_is_accepted() -> None:
+    result = check(Forge().bytes())
+    assert result.mr_enclave == MEASUREMENT and result.mr_signer == b"S" * 32
+    assert result.svn == 3 and result.report_data == DATA
+
+
+BAD = {
+    "an enclave that is not allowed": (Forge(enclave=report(b"x" * 32, b"S" * 32, DATA)), "measurement"),
+    "a debug enclave": (Forge(enclave=report(MEASUREMENT, b"S" * 32, DATA, flags=3)), "debug"),
+    "an enclave that is not initialised": (Forge(enclave=report(MEASUREMENT, b"S" * 32, DATA, flags=0)), "debug"),
+    "an answer to another question": (Forge(enclave=report(MEASUREMENT, b"S" * 32, bytes(64))), "another question"),
+    "another version": (Forge(version=4), "version 4"),
+    "another kind of key": (Forge(key_type=3), "key type 3"),
+    "another quoting enclave": (Forge(qe_signer=b"x" * 32), "not Intel's"),
+    "a debug quoting enclave": (Forge(qe_flags=3), "not Intel's"),
+    "a key that the quoting enclave does not know": (Forge(bound=bytes(64)), "not the quoting enclave's"),
+    "certificates of another type": (Forge(data_type=1), "type 1"),
+    "another root": (Forge(who=authority("other")), "Intel's root"),
+    "another signer": (Forge(signer=ec.generate_private_key(ec.SECP256R1())), "the quote is not signed"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_quote_is_refused_with_its_reason(what: str) -> None:
+    forge, words = BAD[what]
+    with pytest.raises(EnclaveError, match=words):
+        check(forge.bytes())
+
+
+def test_no_changed_byte_passes() -> None:
+    """Every byte of what is signed, of the signatures and of the reports, and some of the certificates."""
+    raw = Forge().bytes()
+    body = 48 + 384 + 4
+    enclave = Forge().enclave
+    for place in [*range(0, body + 64 + 64 + 384 + 64, 7), *range(body + 576, len(raw), 97)]:
+        bad = bytearray(raw)
+        bad[place] ^= 1
+        try:
+            result = check(bytes(bad))
+        except EnclaveError:
+            continue
+        assert result.raw == enclave, f"byte {place} was changed in the report"
+        assert place > body + 576, f"byte {place} was changed and the quote accepted"
+
+
+def test_cut_quotes_are_refused() -> None:
+    raw = Forge().bytes()
+    for length in (0, 1, 47, 48, 432, 435, 500, 1100, len(raw) - 1):
+        with pytest.raises(EnclaveError):
+            check(raw[:length])
+    with pytest.raises(EnclaveError):
+        check(raw + bytes(quote.MAX_QUOTE))
+
+
+def test_expired_certificates_are_refused() -> None:
+    with pytest.raises(EnclaveError, match="expired"):
+        check(Forge().bytes(), now=NOW + timedelta(days=4000))
+
+
+def test_a_chain_whose_links_do_not_sign_each_other_is_refused() -> None:
+    mine, other = authority(), authority("other")
+    ends = [one.chain.split(b"-----END CERTIFICATE-----\n") for one in (mine, other)]
+    mixed = b"-----END CERTIFICATE-----\n".join([ends[1][0], *ends[0][1:]])
+    with pytest.raises(EnclaveError, match="do not sign each other"):
+        check(replace(Forge(), who=replace(other, chain=mixed)).bytes())

@@ -1,0 +1,155 @@
+"""What the provider releases reaches the enclave whole, or not at all; what is sealed opens for one enclave only."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from milkglass.enclave.attestation import release, sealing
+from milkglass.enclave.budget import RowBudget, RowPolicy
+from milkglass.enclave.package import TablePackage
+from milkglass.errors import EnclaveError
+
+NONCE = bytes(range(32))
+SIZES = (0, 1, release.PIECE - 1, release.PIECE, release.PIECE + 1, 3 * release.PIECE)
+
+
+@pytest.fixture
+def own() -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
+
+
+def sent(own: X25519PrivateKey, content: bytes) -> bytes:
+    return b"".join(release.encrypted(content, own.public_key().public_bytes_raw(), NONCE))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_package_of_any_size_comes_back(own: X25519PrivateKey, size: int) -> None:
+    content = np.random.default_rng(size).bytes(size)
+    assert release.decrypted(sent(own, content), own, NONCE) == content
+
+
+def test_a_package_that_was_changed_cut_or_reordered_is_refused(own: X25519PrivateKey) -> None:
+    content = np.random.default_rng(1).bytes(2 * release.PIECE + 100)
+    whole, step = sent(own, content), release.PIECE + release.TAG
+    head, pieces = whole[:32], [whole[32 + i * step : 32 + (i + 1) * step] for i in range(3)]
+    changed = bytearray(whole)
+    changed[100] ^= 1
+    for bad in (
+        bytes(changed), whole[:-1], head + pieces[0] + pieces[1], head + pieces[1] + pieces[0] + pieces[2],
+        head + pieces[0] + pieces[2], head + pieces[0] + pieces[0] + pieces[2], whole + pieces[2], head, b"",
+        bytes(32) + whole[32:],
+    ):  # fmt: skip
+        with pytest.raises(EnclaveError):
+            release.decrypted(bad, own, NONCE)
+
+
+def test_another_enclave_or_nonce_cannot_read_it(own: X25519PrivateKey) -> None:
+    whole = sent(own, b"the table")
+    with pytest.raises(EnclaveError):
+        release.decrypted(whole, X25519PrivateKey.generate(), NONCE)
+    with pytest.raises(EnclaveError):
+        release.decrypted(whole, own, bytes(32))
+    with pytest.raises(EnclaveError, match="X25519"):
+        list(release.encrypted(b"x", bytes(32), NONCE))
+
+
+def test_the_report_data_binds_the_key_and_the_nonce() -> None:
+    one = release.report_data(bytes(32), NONCE)
+    assert len(one) == 64
+    assert len({one, release.report_data(bytes(31) + b"\1", NONCE), release.report_data(bytes(32), bytes(32))}) == 3
+
+
+def test_what_is_sealed_opens_for_its_enclave_only() -> None:
+    key = sealing.sealing_key(b"s" * 32, "aa")
+    sealed = sealing.seal(key, "table", b"rows")
+    assert sealing.unseal(key, "table", sealed) == b"rows"
+    assert sealing.seal(key, "table", b"rows") != sealed
+    for other, name, content in (
+        (sealing.sealing_key(b"s" * 32, "ab"), "table", sealed),
+        (sealing.sealing_key(b"t" * 32, "aa"), "table", sealed),
+        (key, "state", sealed), (key, "table", sealed[:-1]), (key, "table", b""), (key, "table", b"x" + sealed[1:]),
+    ):  # fmt: skip
+        with pytest.raises(EnclaveError, match="does not open"):
+            sealing.unseal(other, name, content)
+
+
+# --- the limit of rows ------------------------------------------------------------------------------------------------
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_rows_leave_at_the_providers_rate() -> None:
+    clock = Clock()
+    budget = RowBudget(RowPolicy(per_hour=3600, burst=100), 100.0, clock)
+    budget.take(100)
+    with pytest.raises(EnclaveError, match="leaves 0"):
+        budget.take(1)
+    clock.now += 10
+    budget.take(10)
+    with pytest.raises(EnclaveError, match="try again in 1 s"):
+        budget.take(1)
+    clock.now -= 500  # a clock that is set back fills nothing
+    with pytest.raises(EnclaveError):
+        budget.take(1)
+    clock.now += 10_000
+    budget.take(100)
+    with pytest.raises(EnclaveError):
+        budget.take(1)
+    with pytest.raises(EnclaveError, match="101 tokens at once"):
+        budget.take(101)
+
+
+def test_a_table_cannot_be_read_faster_than_is_stated() -> None:
+    clock = Clock()
+    policy = RowPolicy(per_hour=600, burst=50)
+    budget, rows, seen, calls = RowBudget(policy, 50.0, clock), 1000, 0, 0
+    while seen < rows:
+        calls += 1
+        try:
+            budget.take(1)
+            seen += 1
+        except EnclaveError:
+            clock.now += 1
+    assert calls >= rows
+    assert (clock.now - 1000) / 3600 >= policy.hours(rows) > 1.5
+
+
+# --- the package ------------------------------------------------------------------------------------------------------
+def package() -> TablePackage:
+    rows = np.random.default_rng(1).integers(0, 255, (20, 8), np.uint8)
+    special = np.arange(20) < 2
+    return TablePackage(rows, special, "bfloat16", "digest", RowPolicy(5, 4), files={"tokenizer.json": "{}"})
+
+
+def test_a_package_survives_its_bytes_and_loses_the_files_when_lists_are_added() -> None:
+    one = package()
+    back = TablePackage.decode(one.encode())
+    assert (back.rows == one.rows).all() and (back.special == one.special).all()
+    assert (back.dtype, back.tokenizer, back.policy, back.files) == (one.dtype, one.tokenizer, one.policy, one.files)
+    assert back.width == 4 and back.near is None
+    full = TablePackage.decode(one.with_lists(np.zeros((18, 2), np.int32), np.ones((18, 2))).encode())
+    assert full.near is not None and full.near.shape == (18, 2) and not full.files
+
+
+@pytest.mark.parametrize("bad", [b"", b"x" * 100, b"\0" * 200])
+def test_bytes_that_are_no_package_are_refused(bad: bytes) -> None:
+    with pytest.raises(EnclaveError, match="no table"):
+        TablePackage.decode(bad)
+
+
+def test_bf16_rows_are_read_as_they_are() -> None:
+    import torch
+
+    table = torch.randn(6, 4).bfloat16()
+    one = TablePackage(table.view(torch.uint8).numpy(), np.zeros(6, bool), "bfloat16", "", RowPolicy())
+    assert (one.vectors() == table.float().numpy()).all()
+    for dtype in (torch.float16, torch.float32):
+        other = table.to(dtype)
+        name = str(dtype).removeprefix("torch.")
+        assert (TablePackage(other.view(torch.uint8).numpy(), np.zeros(6, bool), name, "", RowPolicy()).vectors()
+                == other.float().numpy()).all()  # fmt: skip

@@ -1,0 +1,104 @@
+"""Candidate lists against the literal program: tiles, ties, guesses that were wrong, and memory."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.sanitizers.tables import nearest as module
+from milkglass.sanitizers.tables.nearest import nearest
+from milkglass.sanitizers.tables.neighbours import directions
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
+import sanitizers as literal  # noqa: E402
+
+
+def grouped(n: int, d: int, seed: int = 0, groups: int = 12) -> NDArray[np.float32]:
+    """Random vectors in groups, so that neighbourhoods overlap as they do in a real table."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(groups, d))
+    return (centres[rng.integers(groups, size=n)] + 0.6 * rng.normal(size=(n, d))).astype(np.float32)
+
+
+def agree(vectors: NDArray[np.float32], k: int) -> None:
+    """Lists are the literal ones. Ranks are compared by their cosines: a tie is one in the same arithmetic only."""
+    ids, cosines = nearest(vectors, k)
+    x, unit = vectors.astype(np.float64), directions(vectors.astype(np.float64))
+    rows = np.arange(len(vectors))[:, None]
+    assert (ids != rows).all() and all(len({*one}) == k for one in ids.tolist())
+    np.testing.assert_allclose((unit[rows] * unit[ids]).sum(2), cosines, atol=1e-6)
+    for i in range(len(x)):
+        wanted = literal.candidate_list(x, i, k)[0]
+        np.testing.assert_allclose(cosines[i], literal.cosine_row(x, i)[wanted], atol=1e-6)
+
+
+@pytest.mark.parametrize(("n", "k"), [(600, 30), (600, 1), (40, 39), (257, 5), (2, 1)])
+def test_lists_are_the_literal_ones(n: int, k: int) -> None:
+    agree(grouped(n, 16), k)
+
+
+@pytest.mark.parametrize(("tile", "sample"), [(32, 64), (50, 10_000), (1024, 2)])
+def test_each_pair_once_gives_the_same_lists(monkeypatch: pytest.MonkeyPatch, tile: int, sample: int) -> None:
+    monkeypatch.setattr(module, "TILE", tile)
+    monkeypatch.setattr(module, "SAMPLE", sample)
+    vectors = grouped(333, 8, seed=3)
+    vectors[5] = vectors[200] = vectors[40]
+    vectors[17] = 0  # no direction
+    for k in (1, 20, 332):
+        agree(vectors, k)
+
+
+def test_ties_fall_to_the_smaller_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TILE", 16)
+    for held in (1, 1000):  # with and without pairs that are cut back
+        monkeypatch.setattr(module, "HELD", held)
+        vectors = np.eye(4, dtype=np.float32)[np.arange(200) % 4]  # cosines are 0 and 1, exactly
+        ids, cosines = nearest(vectors, 60)
+        alike = [np.flatnonzero(np.arange(200) % 4 == i % 4) for i in range(200)]
+        others = [np.flatnonzero(np.arange(200) % 4 != i % 4) for i in range(200)]
+        wanted = [[*one[one != i], *rest][:60] for i, (one, rest) in enumerate(zip(alike, others, strict=True))]
+        assert ids.tolist() == wanted
+        assert (cosines == np.repeat([1, 0], [49, 11])).all()
+
+
+def test_a_guess_that_was_too_high_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = grouped(200, 8)
+    told = nearest(vectors, 15)
+    monkeypatch.setattr(module, "_guesses", lambda unit, k, pool: np.linspace(0, 1.5, len(unit)).astype(np.float32))
+    for one, other in zip(nearest(vectors, 15), told, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize("held", [1, 20, 100])
+def test_a_guess_that_was_too_low_loses_nothing(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+    vectors = grouped(300, 8)
+    told = nearest(vectors, 15)
+    monkeypatch.setattr(module, "TILE", 32)
+    monkeypatch.setattr(module, "HELD", held)
+    monkeypatch.setattr(module, "_guesses", lambda unit, k, pool: np.full(len(unit), -1.5, np.float32))
+    for one, other in zip(nearest(vectors, 15), told, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_lists_hold_no_square_matrix(alike: bool) -> None:
+    """Nor where all rows are equal, so that every pair reaches every bound."""
+    n = 9000
+    vectors = np.ones((n, 8), np.float32) if alike else grouped(n, 8)
+    tracemalloc.start()
+    nearest(vectors, 30)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < n * n * 10 / 4, "10 bytes a pair"
+
+
+def test_k_that_does_not_fit() -> None:
+    for k in (0, 40):
+        with pytest.raises(UsageError, match=f"k is {k}, from 1 to 39"):
+            nearest(grouped(40, 4), k)
