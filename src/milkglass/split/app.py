@@ -1,7 +1,7 @@
 """The split server over HTTP: `GET /v1/split` says what it takes, `POST /v1/split` answers one frame with logits.
 
-Requests are checked as on the main server (server/http/auth.py): bearer token, body limit, a log without content. A frame
-(hidden_states/frames.py) crosses in, numbers out: no text, no ids, no pickle.
+Requests are checked as on the main server (server/http/auth.py): bearer token, body limit, no content in the log. A
+frame (hidden_states/frames.py) crosses in, numbers out: no text, no ids, no pickle.
 
 Out of scope: the client, and any secret.
 """
