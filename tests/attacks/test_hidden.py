@@ -141,7 +141,9 @@ def test_tokens_are_not_read_where_states_are_pooled(publics: dict[str, Model], 
 def test_what_is_missing_is_named(publics: dict[str, Model]) -> None:
     transcript, knowledge, _ = scene(publics["bert"], 0)
     assert why_not(INVERT, transcript, replace(knowledge, observe=None)) == "no client half can be run on public text"
-    assert "a decoder" in str(why_not(NearestState(), transcript, Knowledge(public_model=publics["gpt2"])))
+    deeper, _, _ = scene(publics["bert"], 1)
+    assert "a decoder" in str(why_not(NearestState(), deeper, Knowledge(public_model=publics["gpt2"])))
+    assert why_not(NearestState(), transcript, Knowledge(public_model=publics["gpt2"])) is None  # rows of its table
     narrow = Transcript((Activations(torch.zeros(2, 5), np.array([2]), 0),), VOCAB)
     assert "5 dimensions, the public model 32" in str(why_not(NearestState(), narrow, knowledge))
     short = Transcript((Activations(torch.zeros(2, 32), np.array([3]), 0),), VOCAB)

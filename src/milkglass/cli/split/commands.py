@@ -210,6 +210,8 @@ def _serve_decoder(
     hourly: int,
     burst: int,
 ) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
     from milkglass.enclave.budget import RowPolicy
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
@@ -222,7 +224,11 @@ def _serve_decoder(
 
     folder = resolve(model)
     prepare()
-    serving = opened(Checkpoint.open(folder), kept_name(model, folder).rsplit("/", 1)[-1], RowPolicy(hourly, burst))
+    name = kept_name(model, folder).rsplit("/", 1)[-1]
+    # In a thread that ends: OpenMP's threads of this one would stay, and with more threads than cores it no longer
+    # waits by spinning, which makes a token take twice as long
+    with ThreadPoolExecutor(1) as loading:
+        serving = loading.submit(opened, Checkpoint.open(folder), name, RowPolicy(hourly, burst)).result()
     if token is None:
         holder = DataDir(home.resolve(), ServerSettings(home).spare_disk)
         holder.claim()
