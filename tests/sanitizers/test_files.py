@@ -307,3 +307,24 @@ def test_sanitizers_stay_within_their_walls() -> None:
     for path in (SOURCE / "sanitizers").glob("*.py"):
         rooms = {name.split(".")[0] for name in imports(path)}
         assert not rooms & {"client", "server", "attacks", "schemes", "cli", "demo", "experiments"}, path.name
+
+
+@pytest.mark.parametrize("option", ["also", "keep"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.jsonl", '{"text": "a b", "noté": "private"}\n{"text": "c", "note": "d"}\n'),
+        ("t.csv", "text,note\na b,private\n"),
+        ("t.txt", "a b\n"),
+    ],
+)
+def test_a_misspelt_column_is_refused_before_its_text_stays_in_the_clear(
+    tmp_path: Path, name: str, content: str, option: str
+) -> None:
+    source = tmp_path / name
+    source.write_text(content, "utf-8")
+    words = "no columns" if name == "t.txt" else "'nonte'"
+    with pytest.raises((CodecError, UsageError), match=words):
+        shape_of(source, **{option: frozenset({"nonte"})})
+    if name == "t.jsonl":
+        assert shape_of(source, **{option: frozenset({"note", "noté"})})

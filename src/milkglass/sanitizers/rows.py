@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from milkglass.errors import CodecError, EmptyText
+from milkglass.errors import CodecError, EmptyText, UsageError
 
 Kind = Literal["lines", "json", "csv", "tsv"]
 KINDS: dict[str, Kind] = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv"}
@@ -117,15 +117,29 @@ def shape_of(path: Path, also: frozenset[str] = frozenset(), keep: frozenset[str
         raise EmptyText(f"{path.name} is empty", "give at least one row")
     kind = KINDS.get(path.suffix.lower(), "lines")
     texts = (TEXTS | also) - keep
+    if kind == "lines" and also | keep:
+        raise UsageError(f"{path.name} has lines of text, and no columns", "leave out --text-column and --keep-column")
     if kind in ("lines", "json"):
+        _require_names(path, also | keep)
         return FileShape(kind, texts, file=path.name)
     with _opened(path) as file:
         header = tuple(name.strip() for name in next(_cells(file, kind, path), (0, []))[1])
-    if missing := sorted(also - set(header)):
-        raise CodecError(f"the header of {path.name} has no column {missing[0]!r}", "check --text-column")
+    if missing := sorted((also | keep) - set(header)):
+        hint = "check --text-column" if missing[0] in also else "check --keep-column"
+        raise CodecError(f"the header of {path.name} has no column {missing[0]!r}", hint)
     if not texts & set(header):
         raise CodecError(f"the header of {path.name} names no column of text", "name it with --text-column")
     return FileShape(kind, texts, header, path.name)
+
+
+def _require_names(path: Path, names: frozenset[str]) -> None:
+    """Raises CodecError for a name that no line has: a misspelt one would leave its text in the clear."""
+    left = {name: (json.dumps(name), json.dumps(name, ensure_ascii=False)) for name in names}
+    with _opened(path) as file:
+        while left and (text := file.readline(LINE)):
+            left = {name: words for name, words in left.items() if not any(word in text for word in words)}
+    if left:
+        raise CodecError(f"no row of {path.name} has a field {min(left)!r}", "check --text-column and --keep-column")
 
 
 def blocks_of(path: Path, shape: FileShape) -> Iterator[Block]:
