@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(model, tmp_path_factory.mktemp("home"), policy=RowPolicy(per_hour=3600, burst=500)) as running:
+    with serving(model, tmp_path_factory.mktemp("home"), policy=RowPolicy(per_hour=3600, burst=1000)) as running:
         yield running
 
 
@@ -100,6 +100,22 @@ def test_the_same_text_has_the_same_substitutes_even_after_a_restart(built: Path
         assert again.text(PRIVATE, "", 100, RnmSettings(3.0)) == one
 
 
+def test_a_message_has_the_same_substitutes_in_every_turn(enclave: Enclave, served: Served) -> None:
+    """A chat sends the first message again with each turn: a second draw would tell more of it."""
+    settings, user = RnmSettings(1.0, p=0.5), {"role": "user", "content": PRIVATE}
+    first = enclave.chat([user], 100, settings)
+    talk = [user, {"role": "assistant", "content": "it is"}, {"role": "user", "content": "move my appointment"}]
+    second = enclave.chat(talk, 120, settings)
+    size = served.table.shape[1] * 4
+    same = 0
+    while first.vectors[: (same + 1) * size] == second.vectors[: (same + 1) * size]:
+        same += 1
+    assert 0 < first.changed < first.private
+    assert same > first.private + 2, "the role, the whole message, and the template behind it"
+    with_role = enclave.chat([{"role": "system", "content": "be brief"}, user], 120, settings)
+    assert first.vectors[-(first.private + 2) * size :] == with_role.vectors[-(first.private + 2) * size :]
+
+
 def test_a_smaller_epsilon_and_p_change_what_is_replaced(enclave: Enclave) -> None:
     text = " ".join(tiny.TEXTS[:3])
     few, many = (enclave.text(text, "", 120, RnmSettings(3.0, p=p, share=0.0)).changed for p in (0.1, 0.9))
@@ -119,7 +135,7 @@ def test_the_table_cannot_be_read_faster_than_the_provider_allows(served: Served
         for row in range(10_000):
             running.rows([row % 300])
             read += 1
-    assert 500 <= read < 700, "a burst of 500, then 1 a second"
+    assert 1000 <= read < 1200, "a burst of 1,000, then 1 a second"
     with at_rest.opened(tmp_path / "enclave") as running, pytest.raises(EnclaveError, match="provider's limit"):
         running.rows(list(range(60)))  # a restart fills no bucket
 

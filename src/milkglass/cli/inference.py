@@ -136,24 +136,25 @@ def chat(
 ) -> None:
     """Talk with a model, a line a turn. /new begins again, /exit or Ctrl-D ends. Nothing is stored."""
     if split.split is not None:
-        from milkglass.cli.split.decoder import chat_split, sampling_of, split_text
+        from milkglass.cli.split.decoder import sampling_of, split_text
 
         with split_text(split, server) as running:
-            chat_split(running, system, sampling_of(max_tokens, temperature, top_p, top_k, seed), _ask)
+            _talk(running.chat(system, sampling_of(max_tokens, temperature, top_p, top_k, seed)))
         return
     if model_id is None:
         raise UsageError("the model's id is missing", "milkglass chat MODEL_ID --key FILE --server URL")
     from milkglass.client.remote.remote import Sampling
 
     with open_session(key, server) as session:
-        conversation = session.chat(model_id, system, Sampling(max_tokens, temperature, top_p, top_k, seed))
-        while (line := _ask()) is not None:
-            if line == "/exit":
-                break
-            if line == "/new":
-                conversation.clear()
-            elif line:
-                _turn(conversation, line)
+        _talk(session.chat(model_id, system, Sampling(max_tokens, temperature, top_p, top_k, seed)))
+
+
+def _talk(conversation: Conversation) -> None:
+    while (line := _ask()) is not None and line != "/exit":
+        if line == "/new":
+            conversation.clear()
+        elif line:
+            _turn(conversation, line)
 
 
 def _turn(conversation: Conversation, line: str) -> None:

@@ -2,7 +2,8 @@
 
 A bucket of `burst` rows that fills at `per_hour`. Reading a table of n rows takes (n - burst) / per_hour hours or more,
 and one call for each row of an answer. The level is sealed beside the table, so that a restart fills no bucket. Anyone
-who puts an older copy of it back wins a burst each time: without a monotonic counter no software prevents that.
+who puts an older copy of it back, or kills the process before the level is written, wins up to a burst each time:
+without a monotonic counter no software prevents that.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from milkglass import errors
+from milkglass.client.codec.conversation import Message
 from milkglass.enclave import messages
 from milkglass.enclave.attestation.attest import ATTESTED, KINDS, NOT_ATTESTED
 from milkglass.enclave.lists import RnmSettings
@@ -52,7 +53,8 @@ class Enclave:
         kind: process, gramine-direct or gramine-sgx.
         measurement: of its code, in hex.
         holds: what the process gave up, in words.
-        about: of the table, after `open`: width, rows, dtype, table (SHA-256), per_hour, burst, hours.
+        about: of the table, after `open`: width, rows, dtype, table (SHA-256), per_hour, burst, hours,
+            and by_byte, how its tokenizer writes a character that has no token.
     """
 
     def __init__(self, kind: str, folder: Path) -> None:
@@ -122,7 +124,7 @@ class Enclave:
         value, vectors = self._call("text", text.encode(), instruction=instruction, limit=limit, **asdict(settings))
         return SanitizedPrompt(vectors, **value)
 
-    def chat(self, conversation: Sequence[dict[str, str]], limit: int, settings: RnmSettings) -> SanitizedPrompt:
+    def chat(self, conversation: Sequence[Message], limit: int, settings: RnmSettings) -> SanitizedPrompt:
         content = json.dumps(list(conversation)).encode()
         value, vectors = self._call("chat", content, limit=limit, **asdict(settings))
         return SanitizedPrompt(vectors, **value)

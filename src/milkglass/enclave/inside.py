@@ -23,7 +23,7 @@ from milkglass.enclave.budget import RowBudget
 from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
 from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_files
 from milkglass.errors import EnclaveError, UsageError
-from milkglass.models.tokenizer import load_tokenizer
+from milkglass.models.tokenizer import decodes_by_byte, load_tokenizer
 from milkglass.noise.stream import Stream, subkey
 
 Reply = tuple[dict[str, Any], bytes]
@@ -94,12 +94,12 @@ class Inside:
             raise UsageError(f"{len(tally)} counts, the table has {len(package.rows)} rows", "count the corpus again")
         budget = RowBudget(package.policy, level)
         self._open = OpenTable(package, budget, TokenSanitizer(package, tally), root, load_tokenizer(Path(tokenizer)))
-        return self._described(package), b""
+        return {**self._described(package), "by_byte": decodes_by_byte(self._open.tokenizer)}, b""
 
     def _restored(self, package: TablePackage, state: str) -> tuple[float, bytes]:
         """The budget's level, and the secret of the sanitizer's draws."""
         if not state:
-            return float(package.policy.burst), Stream.of_seed(attest.entropy()).bytes(32)
+            return float(package.policy.burst), attest.entropy()
         raw = json.loads(sealing.unseal(self._key, STATE, bytes.fromhex(state)))
         return float(raw["level"]), bytes.fromhex(raw["root"])
 
@@ -145,7 +145,11 @@ class OpenTable:
     """An open table at work.
 
     Attributes:
+        package: the table with its lists.
+        budget: of rows that may leave.
+        sanitizer: of the user's tokens.
         root: 32 bytes: the same text gets the same substitutes again, so that repeating it gives no second draw.
+        tokenizer: the model's.
     """
 
     package: TablePackage = field(repr=False)
@@ -156,13 +160,18 @@ class OpenTable:
 
     def sanitized(self, tokens: prompt.PromptTokens, settings: RnmSettings) -> Reply:
         """The vectors of a prompt whose private tokens went through the sanitizer."""
-        label = json.dumps([settings.epsilon, settings.p, settings.share, tokens.ids.tolist()])
-        stream = Stream(subkey(self.root, "enclave", hashlib.sha256(label.encode()).hexdigest()))
-        ids, private = tokens.ids.copy(), tokens.private
-        ids[private] = self.sanitizer.sanitized(ids[private], settings, stream)
+        ids = tokens.ids.copy()
+        for run in tokens.runs:
+            ids[run] = self.sanitizer.sanitized(ids[run], settings, self._stream(ids[run], settings))
         content = self.rows(ids)
         changed = int((ids != tokens.ids).sum())
-        return {"tokens": len(ids), "private": int(private.sum()), "changed": changed}, content
+        return {"tokens": len(ids), "private": int(tokens.private.sum()), "changed": changed}, content
+
+    def _stream(self, ids: NDArray[np.int64], settings: RnmSettings) -> Stream:
+        """Of these words alone, whatever stands around them: a chat sends each message again with every turn, and a
+        second draw would tell more of it."""
+        label = json.dumps([settings.epsilon, settings.p, settings.share, ids.tolist()])
+        return Stream(subkey(self.root, "enclave", hashlib.sha256(label.encode()).hexdigest()))
 
     def rows(self, ids: NDArray[np.int64]) -> bytes:
         """Raises EnclaveError for an id beyond the table, or more rows than the provider allows."""

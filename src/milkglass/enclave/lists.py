@@ -21,12 +21,13 @@ from milkglass.sanitizers.sanitizer import SHARE as SHARE_LIMIT
 from milkglass.sanitizers.sanitizer import Spared, sensitive_words
 from milkglass.sanitizers.tables.table import WordVectors
 
-K, EPSILON, P, SHARE = 30, 3.0, 0.3, 0.2  # CMIF, section 4.1
+K, P, SHARE = 30, 0.3, 0.2  # CMIF, section 4.1
+EPSILON = 3.0  # the largest of its Table 1; the paper names no default
 
 
 @dataclass(frozen=True)
 class RnmSettings:
-    """The sanitizer's parameters (CMIF, sections 3.2 and 4.1).
+    """The sanitizer's parameters (CMIF, section 3.2; p and share as in 4.1).
 
     Attributes:
         epsilon: the budget of one token; None: nothing is sanitized.

@@ -1,7 +1,7 @@
 """A process gives up what an enclave does not need: network, debuggers, core dumps, files to write, other programs.
 
     prctl       no core dump and no debugger of the same user (PR_SET_DUMPABLE), no new privileges
-    limits      core files of 0 bytes, files of 0 bytes: nothing can be written but to the pipe
+    limits      core files of 0 bytes, files of 0 bytes: no byte is written but to the pipe (an empty file can be made)
     seccomp     socket, connect, ptrace, process_vm_readv and _writev, execve and execveat fail with EPERM
     namespaces  a user and a network of its own, by bubblewrap (process.py) or, where the system allows it, by unshare
 

@@ -30,6 +30,12 @@ class PromptTokens:
     ids: NDArray[np.int64] = field(repr=False)
     private: NDArray[np.bool_] = field(repr=False)
 
+    @property
+    def runs(self) -> list[slice]:
+        """Where the user's text is: a slice for each part that is not interrupted, as messages of a chat are."""
+        edges = np.flatnonzero(np.diff(self.private.astype(np.int8), prepend=0, append=0)).tolist()
+        return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+
 
 def of_text(tokenizer: Any, text: str, instruction: str, limit: int) -> PromptTokens:
     """Plain text to continue, after an instruction that is not sanitized. Raises CodecError."""

@@ -125,8 +125,8 @@ def recorded(ref: str, folder: Path) -> str:
 
 
 def quiet() -> None:
-    """No bars of transformers' while weights are loaded: in a log each is a line of its own. What the hub draws while
-    it fetches stays. Nothing is changed for whoever has set one of ASKED."""
+    """Hide transformers' progress bars while weights are loaded: in a log each would be a line of its own. The hub's
+    bars while it downloads stay. A variable of ASKED that the user has set is respected."""
     if any(os.environ.get(name) for name in ASKED):
         return
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars

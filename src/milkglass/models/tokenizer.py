@@ -29,6 +29,11 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
+def decodes_by_byte(tokenizer: Any) -> bool:
+    """Whether a character that has no token is several tokens, of a byte each (SentencePiece's byte fallback)."""
+    return "ByteFallback" in repr(tokenizer.backend_tokenizer.decoder)
+
+
 def longest(folder: Path, tokenizer: Any) -> int:
     """Tokens at most. A family that counts positions from an id (RoBERTa's padding) loses those up to it."""
     config = read_json(folder / "config.json")

@@ -144,7 +144,8 @@ def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
     if missing:
         raise BadUpload(lacking("weight", missing), "upload the whole model again")
     if info["mismatched_keys"]:
-        raise BadUpload("some weights have not the shapes that the config says", "upload the model with its own config")
+        fault = f"the shapes of {len(info['mismatched_keys'])} weights do not match the config"
+        raise BadUpload(fault, "upload the model with its own config")
     if model.can_generate():
         # What a generation config says beside ids may be unfit to be saved; the original is put beside the result.
         ids = {n: v for n, v in vars(model.generation_config).items() if n.endswith("_token_id")}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -195,35 +195,14 @@ def generate_split(
     answer = show_pieces(text.text(sent, sampling), show=not as_json)
     if as_json:
         stream = text.streams[-1]
-        say(
-            json_text(
-                {
-                    "text": answer,
-                    "prompt_tokens": sent.tokens,
-                    "private_tokens": sent.private,
-                    "replaced_tokens": sent.changed,
-                    "attested": text.enclave.attested,
-                    "bytes_sent": stream.sent,
-                    "bytes_received": stream.received,
-                }
-            )  # fmt: skip
-        )
+        document = {
+            "text": answer, "prompt_tokens": sent.tokens, "private_tokens": sent.private,
+            "replaced_tokens": sent.changed, "attested": text.enclave.attested, "bytes_sent": stream.sent,
+            "bytes_received": stream.received,
+        }  # fmt: skip
+        say(json_text(document))
     else:
         say()
-
-
-def chat_split(text: SplitText, system: str | None, sampling: SplitSampling, ask: Any) -> None:
-    """Talk, a line a turn. Each turn sends the whole conversation anew; the same text has the same substitutes."""
-    start = [{"role": "system", "content": system}] if system else []
-    messages = list(start)
-    while (line := ask()) is not None and line != "/exit":
-        if line == "/new":
-            messages = list(start)
-        elif line:
-            turn = [*messages, {"role": "user", "content": line}]
-            answer = show_pieces(text.text(text.conversation(turn, sampling), sampling))
-            say()
-            messages = [*turn, {"role": "assistant", "content": answer}]
 
 
 def _prompt(

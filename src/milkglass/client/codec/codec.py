@@ -22,7 +22,7 @@ from milkglass.client.codec.conversation import Message, answers, render, requir
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
-from milkglass.models.tokenizer import load_tokenizer, longest
+from milkglass.models.tokenizer import decodes_by_byte, load_tokenizer, longest
 
 IGNORED = -100  # a label on which there is no loss
 Ids = NDArray[np.int32]
@@ -232,8 +232,7 @@ class Codec:
 
     def stream(self) -> StreamDecoder:
         """A decoder for ids that come a few at a time."""
-        by_byte = "ByteFallback" in repr(self.tokenizer.backend_tokenizer.decoder)
-        return StreamDecoder(partial(self._original, skip_special=True), self._text, by_byte)
+        return StreamDecoder(partial(self._original, skip_special=True), self._text, decodes_by_byte(self.tokenizer))
 
     @property
     def stop_ids(self) -> Ids:

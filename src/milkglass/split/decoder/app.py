@@ -132,12 +132,12 @@ class StreamConnection:
         message = await self._receive()
         text = message.get("text")
         if text is None or len(text) > MAX_OPEN:
-            raise BadUpload("the first message is not a short JSON object", "see /v1/split/stream in docs/api.md")
+            raise BadUpload("the first message is not a short JSON object", "see /v1/split/stream in docs/formats.md")
         try:
             return OpenRequest.model_validate_json(text)
         except pydantic.ValidationError as error:
             rules = errors.validation_message(error)
-            raise BadUpload(rules, "see /v1/split/stream in docs/api.md") from None
+            raise BadUpload(rules, "see /v1/split/stream in docs/formats.md") from None
 
     async def _answers(self, session: SplitSession, request: OpenRequest) -> None:
         if session.expected > request.received:

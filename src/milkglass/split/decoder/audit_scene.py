@@ -132,6 +132,8 @@ def _crossed(
         original.append(codec.encode([text]).ids[0])
         if len(sent[-1]) != len(original[-1]):
             raise EnclaveError("the enclave's tokenizer is not this model's", "give the model that the provider serves")
+    if not sent:
+        raise UsageError(f"all {len(texts)} texts are longer than the model's {codec.limit} tokens", "cut them")
     return EnclaveTexts(torch.cat(vectors), Sequences.of(sent), Sequences.of(original), left_out)
 
 

@@ -26,7 +26,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 REASONS = (None, "stop", "length")
 OVERHEAD = 200  # bytes of a frame besides its numbers, at most
 MAX_ROWS = 64  # ids of one frame
-LARGEST_NUMBER = (1 << 32) - 1
+PROTOCOL = "speak version 1 of the protocol (docs/formats.md)"
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ def _unpacked(frame: bytes, kind: int, error: type[MilkglassError], most: int) -
     if kind_there != kind or length != len(frame) - HEAD.size:
         raise error(
             f"a frame of kind {kind_there} and {length} bytes, where kind {kind} and {len(frame) - HEAD.size} are due",
-            "speak version 1 of the protocol (docs/api.md)",
+            PROTOCOL,
         )
     try:
         return number, load(frame[HEAD.size :])
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as fault:
-        raise error("the frame is not a safetensors file", "speak version 1 of the protocol (docs/api.md)") from fault
+        raise error("the frame is not a safetensors file", PROTOCOL) from fault

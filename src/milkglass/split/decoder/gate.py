@@ -1,7 +1,7 @@
 """The provider's decision: which enclaves get the table. Two requests of a client, which only hands them on.
 
 POST /v1/split/challenge  {}                                -> {"nonce": hex}
-POST /v1/split/release    {"nonce", "public", "quote": b64} -> the encrypted package (enclave/release.py)
+POST /v1/split/release    {"nonce", "public", "quote": b64} -> the encrypted package (enclave/attestation/release.py)
 """
 
 from __future__ import annotations

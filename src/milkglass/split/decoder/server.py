@@ -1,6 +1,6 @@
 """A decoder as the provider serves it: all layers in memory, and a table of sessions.
 
-The embedding table is in memory as well, since it may be the head; rows of it are given to enclaves only (release.py).
+The embedding table is in memory as well, since it may be the head; rows of it are given to enclaves only (gate.py).
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
+from milkglass.client.codec.conversation import Message
 from milkglass.client.codec.streaming import StreamDecoder
+from milkglass.client.results import Answer, Conversation
 from milkglass.enclave.enclave import Enclave, SanitizedPrompt
 from milkglass.enclave.lists import RnmSettings
 from milkglass.errors import KeyForOtherModel, UsageError
@@ -57,6 +59,7 @@ class SplitText:
         info: what the server takes.
         settings: of the sanitizer.
         exact: whether vectors cross in the table's own type, even if that is fp32.
+        streams: of all prompts so far, the newest last.
     """
 
     enclave: Enclave
@@ -76,7 +79,7 @@ class SplitText:
         """Plain text to continue. Raises CodecError, EnclaveError."""
         return self.enclave.text(text, instruction, self._room(sampling), self.settings)
 
-    def conversation(self, messages: Sequence[dict[str, str]], sampling: SplitSampling) -> SanitizedPrompt:
+    def conversation(self, messages: Sequence[Message], sampling: SplitSampling) -> SanitizedPrompt:
         """A conversation in the model's chat template."""
         return self.enclave.chat(messages, self._room(sampling), self.settings)
 
@@ -96,12 +99,24 @@ class SplitText:
 
     def text(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[str]:
         """The answer's text, a piece at a time that no later id can change."""
-        decoder = StreamDecoder(lambda ids: [int(one) for one in ids], self.enclave.decode, by_byte=False)
+        decoder = StreamDecoder(
+            lambda ids: [int(one) for one in ids], self.enclave.decode, self.enclave.about["by_byte"]
+        )
         for one in self.ids(prompt, sampling):
             if piece := decoder.push([one]):
                 yield piece
         if piece := decoder.flush():
             yield piece
+
+    def chat(self, system: str | None, sampling: SplitSampling) -> Conversation:
+        """A conversation that can be gone on with. Each turn sends all of it; a message has the same substitutes in
+        each."""
+
+        def ask(turns: list[Message]) -> Answer:
+            prompt = self.conversation(turns, sampling)
+            return Answer(self.text(prompt, sampling), prompt.tokens)
+
+        return Conversation(ask, [{"role": "system", "content": system}] if system else [])
 
     def _rows(self, ids: tuple[int, ...], dtype: str) -> torch.Tensor:
         return self._vectors(self.enclave.rows(ids), dtype)
