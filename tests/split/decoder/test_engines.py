@@ -48,7 +48,8 @@ def table(stub: Server) -> torch.Tensor:
 
 def about(stub: Server) -> dict[str, Any]:
     n, width = table(stub).shape
-    return {"width": width, "rows": n, "dtype": "float32", "table": "ab" * 32, "per_hour": 1, "burst": 1, "hours": 1.0}
+    rate = {"per_hour": 1, "burst": 1, "hours": 1.0}
+    return {"width": width, "rows": n, "dtype": "float32", "table": "ab" * 32, "by_byte": False, **rate}
 
 
 def unused(ids: tuple[int, ...]) -> torch.Tensor:

@@ -2,9 +2,9 @@
 
 The sealed file, version 1 (docs/formats.md):
 
-one line of JSON, the header: format, version, scrypt's parameters, nonce, passphrase check, length of the seal
-the seal: ChaCha20-Poly1305 over the payload, the header line as associated data
-32 bytes: SHA-256 of all before, so that damage is distinguished from tampering
+    one line of JSON, the header: format, version, scrypt's parameters, nonce, passphrase check, length of the seal
+    the seal: ChaCha20-Poly1305 over the payload, the header line as associated data
+    32 bytes: SHA-256 of all before, so that damage is distinguished from tampering
 """
 
 from __future__ import annotations
