@@ -76,6 +76,12 @@ PRIVACY_BERT = Paper(
     2021,
     "CIKM",
 )
+BERT = Paper(
+    "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
+    "Devlin, Chang, Lee, Toutanova",
+    2019,
+    "NAACL",
+)
 INVBERT = Paper(
     "InvBERT: Reconstructing Text from Contextualized Word Embeddings by inverting the BERT pipeline",
     "Kugler, Münker, Höhmann, Rettinger",

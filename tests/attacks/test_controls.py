@@ -64,6 +64,7 @@ NOT_HERE = {  # what it takes is not in the transcript of one uploaded model and
     "channel": "no sanitizer stands in front",
     "mean-solve": "each row is a mixture of its own",
     "text-in-context": "an id is the same token wherever it occurs",
+    "symbol-decoder": "an id is the same token wherever it occurs",
 }
 NOT_HERE |= {name: "holds no" for name, one in ATTACKS.items() if one.sees - {Tokens, Weights} and name not in NOT_HERE}
 NOT_ON_SOME = {"language-model": "without its tokenizer"}  # numbers of its own need one of their own

@@ -42,6 +42,7 @@ from milkglass.attacks.token_ids.cluster_conditional import ClusterConditional
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.language import LanguageModel
 from milkglass.attacks.token_ids.sda import SDA
+from milkglass.attacks.token_ids.symbol_decoder import SymbolDecoder
 from milkglass.attacks.token_ids.text_in_context import TextInContext
 from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.catalogue import Catalogue
@@ -62,6 +63,7 @@ ATTACKS: Catalogue[Attack] = Catalogue(
     TFA(),
     ClusterConditional(),
     TextInContext(),
+    SymbolDecoder(),
     Decipherment(),
     LanguageModel(),
     TunedRows(),

@@ -1,0 +1,222 @@
+"""Symbol decoder: where an id stands for many tokens, a transformer reads whole texts of them (our own attack).
+
+With a coarse vocabulary, or shared rows, an id is a symbol: it names a set of tokens, its members, and nothing that is
+learnt of a symbol at one place says which member stands at another. The attacker knows the members (the map may be
+public, and an earlier attack can find it in the table). What is left to use is the text around a place. So the attacker
+turns public text into symbols, which needs no secret, and trains the public model to turn them back:
+
+    input     a row for each symbol, at first the mean of its members' rows, weighted by the public counts
+    body      the public model's layers, trained on
+    output    log P(t | symbols) = log softmax over the members t of the place's symbol of  <A h, E_t> + b_t
+
+h is the place's last hidden state, E the public table, b starts as the logarithm of the counts and A, (d, d), as a
+multiple of the identity. A hidden Markov chain over the members (text_in_context.py) reads the same texts. Their
+logarithms are added with a share that is chosen on public text which the transformer was not trained on:
+
+    log P  =  w log P_transformer + (1 - w) log P_chain + const,     w in 0, 0.1, ..., 1
+
+The transformer knows both sides of a place and language in general; the chain knows the public text's own bigrams, and
+is better where that text is long and of the same kind.
+
+**What it does not know.** Text of the client. An id that stands for one token is that token. Of a causal public model
+the layers see only what precedes a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass import papers
+from milkglass.attacks.forward import batches, body, places, stacked
+from milkglass.attacks.token_ids.text_in_context import Chain
+from milkglass.models.view import Model
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.observations import Tokens, Transcript
+
+SHARES = np.linspace(0, 1, 11)  # w above
+TRAINING = 0.8  # of the budget
+SCALE = 0.3  # of A at the start: embeddings' products are larger than logits of members are
+UNSEEN = 0.05  # occurrences of a token that the public text lacks
+READ = 512  # tokens read at a time
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """Which tokens each symbol stands for.
+
+    Attributes:
+        of_id: (n',) the symbol of each id that crosses.
+        of_token: (n,) the symbol of each public token.
+        members: public tokens, an array a symbol. The last symbol is of ids and tokens that are in no group.
+    """
+
+    of_id: Ids
+    of_token: Ids
+    members: tuple[Ids, ...]
+
+    @classmethod
+    def of(cls, candidates: Candidates, ids: int, tokens: int) -> Symbols:
+        """ids: n'. tokens: n."""
+        rest = len(candidates.groups)
+        of_id, of_token = np.full(ids, rest, np.int64), np.full(tokens, rest, np.int64)
+        for number, group in enumerate(candidates.groups):
+            of_id[group.rows], of_token[group.members] = number, number
+        members = (*(one.members for one in candidates.groups), np.flatnonzero(of_token == rest))
+        return cls(of_id, of_token, members)
+
+    def chain(self, corpus: Sequences) -> Chain:
+        """Over the symbols, in the place of ids."""
+        groups = tuple(Group(np.array([i]), one) for i, one in enumerate(self.members) if len(one))
+        alike = Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
+        return Chain.of(alike, corpus, len(self.members), len(self.of_token))
+
+
+class SymbolReader(torch.nn.Module):
+    """Texts of symbols to log-probabilities of tokens.
+
+    Attributes:
+        member: (n,) the symbol of each token.
+        several: (s,) whether a symbol has more than one member.
+    """
+
+    def __init__(self, public: Model, symbols: Symbols, counts: NDArray[np.float64]) -> None:
+        super().__init__()
+        self.member = torch.from_numpy(symbols.of_token)
+        self.several = torch.bincount(self.member, minlength=len(symbols.members)) > 1
+        table, weight = public.table, torch.from_numpy(counts).float()[:, None]
+        total = torch.zeros(len(symbols.members), 1).index_add_(0, self.member, weight).clamp(min=1e-9)
+        rows = torch.zeros(len(symbols.members), table.shape[1]).index_add_(0, self.member, table * weight) / total
+        self.rows = torch.nn.Embedding.from_pretrained(rows, freeze=False)
+        self.body = body(public)
+        self.turn = torch.nn.Linear(table.shape[1], table.shape[1])
+        self.tokens = torch.nn.Linear(table.shape[1], len(table))
+        with torch.no_grad():
+            self.turn.weight.copy_(SCALE * torch.eye(table.shape[1]))
+            self.turn.bias.zero_()
+            self.tokens.weight.copy_(table)
+            self.tokens.bias.copy_(torch.from_numpy(counts).log())
+        self.tokens.weight.requires_grad_(False)
+
+    def forward(self, symbols: torch.Tensor) -> torch.Tensor:
+        """(b, t) to (p, n), for the p places of symbols with several members, in order; other tokens have -inf."""
+        states = self.body(inputs_embeds=self.rows(symbols)).last_hidden_state
+        there = self.several[symbols]
+        scores = self.tokens(self.turn(states[there]))
+        others = self.member[None] != symbols[there][:, None]
+        return torch.log_softmax(scores.masked_fill(others, -torch.inf), dim=1)
+
+
+@dataclass(frozen=True)
+class Beliefs:
+    """What the transformer and the chain say of the members at each place.
+
+    Attributes:
+        members: public tokens, an array a symbol.
+    """
+
+    reader: SymbolReader
+    chain: Chain
+    members: tuple[Ids, ...]
+
+    def read(self, texts: Sequences) -> Iterator[tuple[int, Ids, NDArray[np.float64], NDArray[np.float64]]]:
+        """texts: of symbols. For each place whose symbol has members: the place, the members (m,), and log P of each by
+        the transformer and by the chain, (m,)."""
+        for numbers in batches(texts, READ):
+            inputs = stacked(texts, numbers)
+            with torch.inference_mode():
+                found = iter(self.reader(inputs).double().numpy())
+            believed = [one for row in inputs.numpy() for one in self.chain.read(row, True)]
+            for place, symbol, chain in zip(places(texts, numbers), inputs.flatten().tolist(), believed, strict=True):
+                members = self.members[symbol]
+                if len(members) > 1:
+                    yield place, members, next(found)[members], np.log(chain / chain.sum() + 1e-30)
+                elif len(members):
+                    yield place, members, np.zeros(1), np.zeros(1)
+
+    def best_share(self, texts: Sequences, tokens: Ids) -> float:
+        """Of SHARES the one by which the true tokens of public texts are least surprising. tokens: (total,)."""
+        surprise = np.zeros(len(SHARES))
+        for place, members, network, chain in self.read(texts):
+            both = SHARES[:, None] * network + (1 - SHARES[:, None]) * chain
+            true = np.flatnonzero(members == tokens[place])
+            surprise += np.logaddexp.reduce(both, axis=1) - both[:, true].sum(1)
+        return float(SHARES[surprise.argmin()])
+
+
+@dataclass(frozen=True)
+class SymbolDecoder(Attack):
+    """Symbol decoder: where an id stands for many tokens, a transformer reads whole texts of them (our own attack).
+
+    Attributes:
+        epochs: over the public text; fewer where the budget ends.
+        held_out: the share of the public text by which the chain's share is chosen.
+        k: how many members are listed.
+    """
+
+    learning_rate: float = 3e-4
+    batch_tokens: int = 512
+    epochs: int = 8
+    held_out: float = 0.1
+    k: int = 10
+
+    name = "symbol-decoder"
+    title = "Symbols read by a transformer"
+    paper = papers.BERT.but("Theirs is the reading of masked tokens from both sides; reading symbols is ours.")
+    sees = frozenset({Tokens})
+    assumes = frozenset({"public_model", "candidates", "corpus"})
+    min_seconds = 60.0
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        if not knowledge.shared:
+            return "an id is the same token wherever it occurs: decipherment uses that"
+        return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        public, corpus = required(knowledge.public_model), required(knowledge.corpus)
+        symbols = Symbols.of(required(knowledge.candidates), transcript.size, public.size)
+        order = rng.permutation(len(corpus))
+        apart = corpus.chosen(order[: int(self.held_out * len(corpus))])
+        corpus = corpus.chosen(order[len(apart) :])
+        reader = SymbolReader(public, symbols, corpus.counts(public.size).astype(np.float64) + UNSEEN)
+        self._train(reader, symbols, corpus, budget.part(TRAINING, budget.progress), rng)
+        beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members)
+        share = beliefs.best_share(apart.mapped(symbols.of_token), apart.ids)
+        sent, result = transcript.tokens.mapped(symbols.of_id), np.full((len(transcript.tokens.ids), self.k), NO_BELIEF)
+        for place, members, network, chain in beliefs.read(sent):
+            best = np.argsort(-(share * network + (1 - share) * chain), kind="stable")[: self.k]
+            result[place, : len(best)] = members[best]
+        return Guess(running=result)
+
+    def _train(
+        self, reader: SymbolReader, symbols: Symbols, corpus: Sequences, budget: Budget, rng: np.random.Generator
+    ) -> None:
+        """With a rate that falls to zero at the end of the epochs or of the budget, whichever comes first."""
+        optimiser = torch.optim.AdamW([one for one in reader.parameters() if one.requires_grad], lr=self.learning_rate)
+        groups, given = list(batches(corpus, self.batch_tokens)), budget.left()
+        order = [number for _ in range(self.epochs) for number in rng.permutation(len(groups)).tolist()]
+        reader.train()
+        for done, number in enumerate(order):
+            spent = max(done / len(order), 1 - max(0.0, budget.left()) / given if np.isfinite(given) else 0.0)
+            if spent >= 1:
+                return
+            for group in optimiser.param_groups:
+                group["lr"] = self.learning_rate * min(1 - spent, (done + 1) / (0.06 * len(order) + 1))
+            tokens = stacked(corpus, groups[number])
+            inputs = torch.from_numpy(symbols.of_token)[tokens]
+            there = reader.several[inputs]
+            if not there.any():
+                continue
+            loss = torch.nn.functional.nll_loss(reader(inputs), tokens[there])
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(reader.parameters(), 1.0)
+            optimiser.step()
+            budget.progress(spent)

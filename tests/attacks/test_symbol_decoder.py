@@ -1,0 +1,112 @@
+"""The transformer that reads texts of symbols, on a language whose habits are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from milkglass.attacks.token_ids.symbol_decoder import Beliefs, SymbolDecoder, SymbolReader, Symbols
+from milkglass.attacks.token_ids.text_in_context import TextInContext
+from milkglass.models.view import Model
+from milkglass.sequences import Sequences
+from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.knowledge import Candidates, Group, Knowledge
+from milkglass.threat.observations import Tokens, Transcript
+from tests import tiny
+
+TOKENS, PAIRS = 40, 20  # token 2i and 2i + 1 have one symbol
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    torch.manual_seed(0)
+    return Model.open(tiny.save("bert", tmp_path_factory.mktemp("public") / "model"))
+
+
+def texts(count: int, seed: int) -> Sequences:
+    """Six tokens. Whether the first is odd or even is said by the last, 40 or 41, alone. Only the first has a symbol
+    that stands for two tokens; those between are any of 42 to 60."""
+    rng = np.random.default_rng(seed)
+    odd = rng.integers(0, 2, (count, 1))
+    between = rng.integers(TOKENS + 2, TOKENS + 20, (count, 4))
+    return Sequences.of(np.hstack([2 * rng.integers(0, PAIRS, (count, 1)) + odd, between, TOKENS + odd]).tolist())
+
+
+def candidates(size: int) -> Candidates:
+    pairs = [Group(np.array([i]), np.array([2 * i, 2 * i + 1])) for i in range(PAIRS)]
+    alone = [Group(np.array([PAIRS + j]), np.array([TOKENS + j])) for j in range(size - TOKENS)]
+    groups = (*pairs, *alone)
+    return Candidates(groups, tuple(np.zeros((1, len(one.members))) for one in groups))
+
+
+def sent(original: Sequences, size: int) -> Transcript:
+    symbol = np.array([t // 2 if t < TOKENS else PAIRS + t - TOKENS for t in range(size)])
+    return Transcript((Tokens(original.mapped(symbol)),), PAIRS + size - TOKENS)
+
+
+def knowledge(public: Model, **fields: object) -> Knowledge:
+    known = {"corpus": texts(400, 1), "candidates": candidates(public.size), "shared": True}
+    return Knowledge(public_model=public, **(known | fields))  # type: ignore[arg-type]
+
+
+def share(guess: np.ndarray, original: Sequences) -> float:
+    several = original.ids < TOKENS
+    return float((guess[:, 0] == original.ids)[several].mean())
+
+
+def test_it_reads_what_stands_far_away_and_the_chain_does_not(public: Model) -> None:
+    original = texts(60, 2)
+    transcript, known = sent(original, public.size), knowledge(public)
+    torch.manual_seed(1)
+    decoder = SymbolDecoder(learning_rate=3e-3, epochs=15)
+    found = decoder(transcript, known, Budget(), np.random.default_rng(3)).running
+    chain = TextInContext()(transcript, known, Budget(), np.random.default_rng(3)).running
+    assert found is not None and chain is not None
+    assert share(found, original) > 0.95
+    assert share(chain, original) < 0.75
+
+
+def test_a_symbol_of_one_token_is_that_token(public: Model) -> None:
+    original = texts(10, 2)
+    alone = tuple(Group(np.array([i]), np.array([i])) for i in range(public.size))
+    known = knowledge(public, candidates=Candidates(alone, tuple(np.zeros((1, 1)) for _ in alone)))
+    transcript = Transcript((Tokens(original),), public.size)
+    found = SymbolDecoder(epochs=1)(transcript, known, Budget(), np.random.default_rng(3)).running
+    assert found is not None
+    assert np.array_equal(found[:, 0], original.ids)
+
+
+def test_its_probabilities_are_of_members_alone_and_add_up(public: Model) -> None:
+    symbols = Symbols.of(candidates(public.size), PAIRS + public.size - TOKENS, public.size)
+    reader = SymbolReader(public, symbols, np.ones(public.size)).eval()
+    beliefs = Beliefs(reader, symbols.chain(texts(400, 1)), symbols.members)
+    original = texts(5, 2)
+    seen = 0
+    for place, members, network, chain in beliefs.read(original.mapped(symbols.of_token)):
+        assert original.ids[place] in members
+        assert np.exp(network).sum() == pytest.approx(1, abs=1e-5)
+        assert np.exp(chain).sum() == pytest.approx(1)
+        seen += 1
+    assert seen == len(original.ids)
+
+
+def test_a_token_in_no_group_is_one_of_those(public: Model) -> None:
+    groups = candidates(public.size)
+    part = Candidates(groups.groups[1:], groups.likelihood[1:])
+    symbols = Symbols.of(part, PAIRS + public.size - TOKENS, public.size)
+    assert symbols.members[-1].tolist() == [0, 1]
+    assert symbols.of_id[0] == len(part.groups) == symbols.of_token[0]
+
+
+def test_a_spent_budget_still_gives_a_guess(public: Model) -> None:
+    original = texts(10, 2)
+    found = SymbolDecoder()(sent(original, public.size), knowledge(public), Budget(1e-9), np.random.default_rng(3))
+    assert found.running is not None
+    assert np.array_equal(found.running[:, 0] // 2, original.ids // 2)
+
+
+def test_it_says_why_it_does_not_apply(public: Model) -> None:
+    transcript = sent(texts(3, 2), public.size)
+    assert "decipherment" in str(why_not(SymbolDecoder(), transcript, knowledge(public, shared=False)))
+    assert "no token" in str(why_not(SymbolDecoder(), transcript, knowledge(public, corpus=Sequences.of([]))))
