@@ -101,6 +101,9 @@ HIDDEN_NO_MORE = Paper(
     2025,
     "ICML; arXiv:2505.18332",
 )
+GIT_REBASIN = Paper(
+    "Git Re-Basin: Merging Models modulo Permutation Symmetries", "Ainsworth, Hayase, Srinivasa", 2023, "ICLR"
+)
 PROCRUSTES = Paper(
     "A generalized solution of the orthogonal Procrustes problem", "Schönemann", 1966, "Psychometrika 31(1)"
 )

@@ -56,15 +56,18 @@ class Model:
         return bool(self._named(family_of(self.config).table))
 
     @property
+    def table_name(self) -> str:
+        return self._named(family_of(self.config).table)[0]
+
+    @property
     def table(self) -> torch.Tensor:
         """(n, d) the input embeddings, fp32."""
-        names = self._named(family_of(self.config).table)
-        return self.tensors[names[0]].float()
+        return self.tensors[self.table_name].float()
 
     @property
     def width(self) -> int:
         """d of the table, from the file's header where it lies in one."""
-        name = self._named(family_of(self.config).table)[0]
+        name = self.table_name
         if isinstance(self.tensors, Stored):
             return self.tensors.checkpoint.tensors[name].shape[1]
         return int(self.tensors[name].shape[1])
@@ -72,7 +75,7 @@ class Model:
     @property
     def size(self) -> int:
         """n of the table, from the file's header where it lies in one."""
-        name = self._named(family_of(self.config).table)[0]
+        name = self.table_name
         if isinstance(self.tensors, Stored):
             return self.tensors.checkpoint.tensors[name].shape[0]
         return int(self.tensors[name].shape[0])

@@ -8,6 +8,7 @@ BERT = Family(
     model_types=("bert",),
     table=("embeddings.word_embeddings.weight",),
     stream="its layer norms come after the sum, so that their gains cannot be folded into what reads it",
+    neurons="intermediate.dense",
     heads=("cls.predictions.decoder.weight",),
     biases=("cls.predictions.bias", "cls.predictions.decoder.bias"),
 )

@@ -8,6 +8,7 @@ DISTILBERT = Family(
     model_types=("distilbert",),
     table=("embeddings.word_embeddings.weight",),
     stream="its layer norms come after the sum, so that their gains cannot be folded into what reads it",
+    neurons="ffn.lin1",
     heads=("vocab_projector.weight",),
     biases=("vocab_projector.bias",),
 )

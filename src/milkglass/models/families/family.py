@@ -61,6 +61,7 @@ class Family:
     model_types: tuple[str, ...]
     table: tuple[str, ...]
     stream: StreamNames | str
+    neurons: str
     heads: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
     pinned: Callable[[Mapping[str, Any]], tuple[int, ...]] = _none

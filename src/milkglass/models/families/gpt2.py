@@ -8,5 +8,6 @@ GPT2 = Family(
     model_types=("gpt2",),
     table=("wte.weight",),
     stream="its layer norms subtract the mean over the dimensions, which mixing them does not keep",
+    neurons="mlp.c_fc",
     heads=("lm_head.weight",),
 )

@@ -40,5 +40,6 @@ LLAMA = Family(
     model_types=("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3"),
     table=("embed_tokens.weight",),
     stream=STREAM,
+    neurons="mlp.gate_proj",
     heads=("lm_head.weight",),
 )

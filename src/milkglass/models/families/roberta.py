@@ -20,6 +20,7 @@ ROBERTA = Family(
     model_types=("roberta", "xlm-roberta"),
     table=("embeddings.word_embeddings.weight",),
     stream="its layer norms come after the sum, so that their gains cannot be folded into what reads it",
+    neurons="intermediate.dense",
     heads=("lm_head.decoder.weight",),
     biases=("lm_head.bias", "lm_head.decoder.bias"),
     pinned=_padding,

@@ -1,0 +1,101 @@
+"""Neuron alignment on tiny models whose neurons, residual stream and vocabulary were put in secret orders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from milkglass.attacks.layers.neuron_alignment import NeuronAlignment, aligned, correlations, entering
+from milkglass.models.view import Model
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Tokens, Transcript, Weights
+from tests import tiny
+
+RNG = np.random.default_rng(5)
+
+
+def held(family: str, folder: Path) -> Model:
+    """With neurons that differ (fresh weights of 0.02 leave all near zero) and norms without gains."""
+    opened = Model.open(tiny.save(family, folder / family))
+    draw = torch.Generator().manual_seed(3)
+    tensors = {}
+    for name, one in opened.tensors.items():
+        large = one.dim() == 2 and one.is_floating_point()
+        drawn = torch.randn(one.shape, generator=draw) / one.shape[-1] ** 0.5
+        tensors[name] = drawn if large else torch.ones_like(one) if "norm" in name.lower() else one.float()
+    return Model(tensors, opened.config)
+
+
+def hidden(public: Model, noise: float) -> tuple[Model, Ids]:
+    """A Llama whose stream is rotated, neurons are permuted and, after the gate, scaled; its table has noise and is in
+    the secret order sigma. Gains are one, so the rotation commutes with the norms."""
+    d, n = public.table.shape[1], public.size
+    turn = torch.linalg.qr(torch.randn(d, d, generator=torch.Generator().manual_seed(1)))[0]
+    sigma, tensors = RNG.permutation(n), dict(public.tensors)
+    for name, one in public.tensors.items():
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")):
+            tensors[name] = one @ turn
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] = turn.T @ one
+    for layer in range(int(public.config["num_hidden_layers"])):
+        at = f"model.layers.{layer}.mlp."
+        order = torch.from_numpy(RNG.permutation(tensors[at + "gate_proj.weight"].shape[0]))
+        for name in ("gate_proj.weight", "up_proj.weight"):
+            tensors[at + name] = tensors[at + name][order]
+        tensors[at + "down_proj.weight"] = tensors[at + "down_proj.weight"][:, order]
+    table = public.table + noise * public.table.std() * torch.randn(n, d, generator=torch.Generator().manual_seed(2))
+    moved = torch.empty_like(table)
+    moved[torch.from_numpy(sigma)] = table @ turn
+    return Model({**tensors, public.table_name: moved}, public.config), sigma
+
+
+def right(public: Model, noise: float, attack: NeuronAlignment) -> float:
+    seen, sigma = hidden(public, noise)
+    transcript = Transcript((Weights(seen), Tokens(Sequences.of([[1, 2]]))), public.size)
+    table = attack(transcript, Knowledge(public_model=public), Budget(), np.random.default_rng(1)).table
+    assert table is not None
+    return float((table[sigma, 0] == np.arange(public.size)).mean())
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_without_noise_every_id_is_read(tmp_path: Path, layer: int) -> None:
+    assert right(held("llama-untied", tmp_path), 0.0, NeuronAlignment(layer=layer, noise=(0.0,))) == 1
+
+
+def test_noise_on_the_table_hides_no_neuron(tmp_path: Path) -> None:
+    """300 tokens and 32 dimensions: noise of 0.3 leaves few ids in doubt."""
+    public = held("llama-untied", tmp_path)
+    assert right(public, 0.3, NeuronAlignment()) > 0.9
+
+
+def test_the_order_of_neurons_is_found_from_correlations_alone(tmp_path: Path) -> None:
+    neurons = entering(held("llama-untied", tmp_path), 0)
+    order = RNG.permutation(neurons.shape[1])
+    scaled = neurons[:, torch.from_numpy(order)] * torch.rand(len(order)).add(0.5)
+    mixed = scaled[torch.from_numpy(RNG.permutation(len(neurons)))]
+    assert np.array_equal(aligned(correlations(mixed), correlations(neurons), 3), order)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "gpt2", "llama-untied", "qwen3"])
+def test_what_enters_the_nonlinearity_is_found_in_each_family(family: str, tmp_path: Path) -> None:
+    """By hand: the matrix and its bias applied to what goes into the module."""
+    public = held(family, tmp_path)
+    found = entering(public, 1)
+    assert len(found) == public.size
+    assert found.std(0).min() > 0
+    assert why_not(NeuronAlignment(), Transcript((Weights(public),), public.size), Knowledge(public)) is None
+
+
+def test_it_says_why_it_does_not_apply(tmp_path: Path) -> None:
+    public = held("bert", tmp_path)
+    transcript = Transcript((Weights(public),), public.size)
+    bare = Model({public.table_name: public.table}, public.config)
+    alone = Transcript((Weights(bare),), public.size)
+    assert "several tokens" in str(why_not(NeuronAlignment(), transcript, Knowledge(public, shared=True)))
+    assert "has no neurons" in str(why_not(NeuronAlignment(), alone, Knowledge(public)))
+    assert "no layer 7" in str(why_not(NeuronAlignment(layer=7), transcript, Knowledge(public)))
