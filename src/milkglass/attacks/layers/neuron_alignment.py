@@ -34,6 +34,7 @@ from torch import Tensor
 from milkglass import papers
 from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures
 from milkglass.attacks.forward import body
+from milkglass.attacks.layers.known_weight import OverlaidTensors
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.sequences import Ids
@@ -142,4 +143,4 @@ def _noisy(model: Model, size: float, rng: np.random.Generator) -> Model:
     """With Gaussian noise of `size` standard deviations of the table on its rows."""
     name, table = model.table_name, model.table
     drawn = torch.from_numpy(rng.standard_normal(tuple(table.shape), dtype=np.float32))
-    return Model({**dict(model.tensors), name: table + size * table.std() * drawn}, model.config)
+    return Model(OverlaidTensors(model.tensors, {name: table + size * table.std() * drawn}), model.config)
