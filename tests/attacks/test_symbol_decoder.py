@@ -11,8 +11,10 @@ from milkglass.attacks.token_ids.text_in_context import TextInContext
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Candidates, Group, Knowledge
 from milkglass.threat.observations import Tokens, Transcript
+from milkglass.threat.truth import Truth, score
 from tests import tiny
 
 TOKENS, PAIRS = 40, 20  # token 2i and 2i + 1 have one symbol
@@ -110,3 +112,29 @@ def test_it_says_why_it_does_not_apply(public: Model) -> None:
     transcript = sent(texts(3, 2), public.size)
     assert "decipherment" in str(why_not(SymbolDecoder(), transcript, knowledge(public, shared=False)))
     assert "no token" in str(why_not(SymbolDecoder(), transcript, knowledge(public, corpus=Sequences.of([]))))
+
+
+def test_its_chances_give_the_bits_that_stay_hidden() -> None:
+    """By hand: truths of chance 1/2 (listed second), 1/8 (one of two that are not listed) and 0 of a listed one."""
+    running, chances = np.array([[4, 5], [4, 5], [6, 7]]), np.array([[0.5, 0.5, 0], [0.5, 0.25, 0.125], [1.0, 0, 0]])
+    sent = Sequences.of([[5, 9], [7]])
+    everything = np.ones(10, np.bool_)
+    truth = Truth(np.arange(10), everything, np.arange(10) == 9, str, sent)
+    found = score(Guess(running=running, chances=chances), truth, np.random.default_rng(0))
+    assert found["tokens hidden bits"].value == pytest.approx((1 + 3 + 12 * np.log2(10)) / 3)
+    assert found["content hidden bits"].value == pytest.approx(3)
+    assert "tokens hidden bits" not in score(Guess(running=running), truth, np.random.default_rng(0)).measures
+    with pytest.raises(ValueError, match=r"chances of \(3, 2\) for 3 places with 2 tokens each"):
+        Guess(running=running, chances=chances[:, :2])
+
+
+def test_what_the_decoder_states_agrees_with_what_it_reads(public: Model) -> None:
+    original = texts(60, 2)
+    known = knowledge(public)
+    torch.manual_seed(1)
+    decoder = SymbolDecoder(learning_rate=3e-3, epochs=15)
+    guess = decoder(sent(original, public.size), known, Budget(), np.random.default_rng(3))
+    assert guess.chances is not None
+    several = original.ids < TOKENS
+    assert guess.chances[several, :2].sum(1) == pytest.approx(1, abs=1e-6)
+    assert guess.chances[several, 0].mean() > 0.7

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.metrics import text
-from milkglass.metrics.interval import Interval, ratio, share
+from milkglass.metrics.interval import Interval, ratio, resampled, share
 from milkglass.sequences import Ids, Sequences
 
 TOP = (1, 3, 10)
@@ -39,6 +39,20 @@ def tokens(guess: Ids, truth: Sequences, counted: NDArray[np.bool_], rng: np.ran
             hits = (right[:, :k].any(1) & counted).astype(np.float64)
             result[k] = ratio(np.bincount(truth.owner, hits, len(truth)).astype(np.float64), weights, rng)
     return result
+
+
+def mean(
+    values: NDArray[np.float64], truth: Sequences, counted: NDArray[np.bool_], rng: np.random.Generator
+) -> Interval:
+    """Of (total,) values of any size, one a running token, over those counted; sentences are what is resampled."""
+    weights = np.bincount(truth.owner, weights=counted, minlength=len(truth)).astype(np.float64)
+    sums = np.bincount(truth.owner, values * counted, len(truth)).astype(np.float64)
+    there = np.flatnonzero(weights)
+
+    def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray((counts @ sums[there]) / (counts @ weights[there]))
+
+    return resampled(statistic, len(there), rng)
 
 
 def vocabulary(guess: Ids, inverse: Ids, counted: NDArray[np.bool_], rng: np.random.Generator) -> dict[int, Interval]:

@@ -19,6 +19,8 @@ from milkglass.metrics.recovery import Recovery
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.guess import NO_BELIEF, Guess
 
+LEAST = 1e-12  # a chance below counts as this much: an attacker who calls the truth impossible is wrong by 40 bits
+
 
 @dataclass(frozen=True)
 class Truth:
@@ -52,6 +54,16 @@ class Truth:
         lost = np.full((1, places.shape[1]), NO_BELIEF, np.int64)  # the last row, which NO_BELIEF picks
         return np.concatenate([places, lost])[self.origin]
 
+    def surprise(self, guess: Guess) -> NDArray[np.float64] | None:
+        """(total,) bits by which each of `tokens` surprises an attacker who states chances, -log2 P(token): their mean
+        is his cross-entropy, an upper bound of what is hidden from the best attacker and an estimate of it. None where
+        he states none, or tokens have other places than ids."""
+        if guess.chances is None or guess.running is None or self.origin is not None:
+            return None
+        right = guess.running == self.tokens.ids[:, None]
+        column = np.where(right.any(1), right.argmax(1), right.shape[1])
+        return -np.log2(np.maximum(np.take_along_axis(guess.chances, column[:, None], 1)[:, 0], LEAST))
+
 
 def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150) -> NDArray[np.bool_]:
     """(n,) which public ids carry content: pieces with a letter, outside the `commonest` ones by `counts` (n,), or
@@ -68,7 +80,8 @@ def content_tokens(counts: NDArray[Any], pieces: list[str], commonest: int = 150
 def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
     """Grade a guess: the only function that sees both. Special tokens are never counted.
 
-    "tokens": all running tokens. "content": those of `content_tokens`. "vocabulary": every ordinary id of the table,
+    "tokens": all running tokens. "content": those of `content_tokens`. "hidden bits": the mean of
+    `Truth.surprise`. "vocabulary": every ordinary id of the table,
     once each, sent or not. "bag": precision, recall and F1 of sets of words. Whole texts are given to the true ones of
     their batch so that as many tokens as can be are right. ROUGE and METEOR compare texts as `truth.read` gives them.
     """
@@ -85,6 +98,8 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
     measures: dict[str, Interval] = {}
     for name, which in (("tokens", counted), ("content", counted & truth.content[sent.ids])):
         measures |= {f"{name} top-{k}": one for k, one in recovery.tokens(places, sent, which, rng).items()}
+        if (bits := truth.surprise(guess)) is not None:
+            measures[f"{name} hidden bits"] = recovery.mean(bits, sent, which, rng)
     if guess.table is not None:
         known = truth.ordinary[truth.inverse]
         ranked = recovery.vocabulary(guess.table, truth.inverse, known, rng)

@@ -11,9 +11,9 @@ turns public text into symbols, which needs no secret, and trains the public mod
 
 h is the place's last hidden state, E the public table, b starts as the logarithm of the counts and A, (d, d), as a
 multiple of the identity. A hidden Markov chain over the members (text_in_context.py) reads the same texts. Their
-logarithms are added with a share that is chosen on public text which the transformer was not trained on:
+logarithms are added with weights that are chosen on public text which the transformer was not trained on:
 
-    log P  =  w log P_transformer + (1 - w) log P_chain + const,     w in 0, 0.1, ..., 1
+    log P  =  v log P_transformer + w log P_chain + const,     v in 0, 0.2, ..., 2,  w in 0, 0.2, ..., 1
 
 The transformer knows both sides of a place and language in general; the chain knows the public text's own bigrams, and
 is better where that text is long and of the same kind.
@@ -41,7 +41,7 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
-SHARES = np.linspace(0, 1, 11)  # w above
+WEIGHTS = np.array([(v, w) for v in np.linspace(0, 2, 11) for w in np.linspace(0, 1, 6)])  # v, w above
 TRAINING = 0.8  # of the budget
 SCALE = 0.3  # of A at the start: embeddings' products are larger than logits of members are
 UNSEEN = 0.05  # occurrences of a token that the public text lacks
@@ -141,14 +141,14 @@ class Beliefs:
                 elif len(members):
                     yield place, members, np.zeros(1), np.zeros(1)
 
-    def best_share(self, texts: Sequences, tokens: Ids) -> float:
-        """Of SHARES the one by which the true tokens of public texts are least surprising. tokens: (total,)."""
-        surprise = np.zeros(len(SHARES))
+    def best_weights(self, texts: Sequences, tokens: Ids) -> NDArray[np.float64]:
+        """Of WEIGHTS those by which the true tokens of public texts are least surprising. tokens: (total,)."""
+        surprise = np.zeros(len(WEIGHTS))
         for place, members, network, chain in self.read(texts):
-            both = SHARES[:, None] * network + (1 - SHARES[:, None]) * chain
+            both = WEIGHTS @ np.stack([network, chain])
             true = np.flatnonzero(members == tokens[place])
             surprise += np.logaddexp.reduce(both, axis=1) - both[:, true].sum(1)
-        return float(SHARES[surprise.argmin()])
+        return np.asarray(WEIGHTS[surprise.argmin()])
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class SymbolDecoder(Attack):
 
     Attributes:
         epochs: over the public text; fewer where the budget ends.
-        held_out: the share of the public text by which the chain's share is chosen.
+        held_out: the share of the public text by which the weights are chosen.
         k: how many members are listed.
     """
 
@@ -188,12 +188,17 @@ class SymbolDecoder(Attack):
         reader = SymbolReader(public, symbols, corpus.counts(public.size).astype(np.float64) + UNSEEN)
         self._train(reader, symbols, corpus, budget.part(TRAINING, budget.progress), rng)
         beliefs = Beliefs(reader.eval(), symbols.chain(corpus), symbols.members)
-        share = beliefs.best_share(apart.mapped(symbols.of_token), apart.ids)
-        sent, result = transcript.tokens.mapped(symbols.of_id), np.full((len(transcript.tokens.ids), self.k), NO_BELIEF)
+        weights = beliefs.best_weights(apart.mapped(symbols.of_token), apart.ids)
+        sent = transcript.tokens.mapped(symbols.of_id)
+        result = np.full((len(sent.ids), self.k), NO_BELIEF, np.int64)
+        chances = np.zeros((len(sent.ids), self.k + 1))
         for place, members, network, chain in beliefs.read(sent):
-            best = np.argsort(-(share * network + (1 - share) * chain), kind="stable")[: self.k]
-            result[place, : len(best)] = members[best]
-        return Guess(running=result)
+            both = weights @ np.stack([network, chain])
+            likely = np.exp(both - np.logaddexp.reduce(both))
+            best = np.argsort(-likely, kind="stable")[: self.k]
+            result[place, : len(best)], chances[place, : len(best)] = members[best], likely[best]
+            chances[place, -1] = max(0.0, 1 - likely[best].sum()) / max(1, len(members) - len(best))
+        return Guess(running=result, chances=chances)
 
     def _train(
         self, reader: SymbolReader, symbols: Symbols, corpus: Sequences, budget: Budget, rng: np.random.Generator

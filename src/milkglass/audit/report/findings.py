@@ -66,6 +66,7 @@ def warnings(
         _classes(best),
         _weak(cells, best),
         _nominal(scene, cells),
+        _hidden(cells),
         _members(scene),
         _small(scene),
         _repetition(scene),
@@ -205,6 +206,20 @@ def _nominal(scene: Scene, cells: tuple[AttackResult, ...]) -> Finding | None:
         "always naming the commonest public token of a cluster is right twice as often as 1/k or more",
         "The tokens of a cluster differ in frequency: one common word among nine rare ones is not a secret.",
         "Clusters within frequency bands would help against this guess, not against the attacks that read neighbours.",
+    )
+
+
+def _hidden(cells: tuple[AttackResult, ...]) -> Finding | None:
+    told = [cell for cell in cells if cell.state == "done" and not math.isnan(cell.value("content hidden bits"))]
+    if not told:
+        return None
+    least = min(told, key=lambda cell: cell.value("content hidden bits"))
+    bits = least.measures["content hidden bits"]
+    return Finding(
+        f"About {bits.value:.1f} bits of each content token stay hidden",
+        f"{bits.low:.1f} to {bits.high:.1f} bits; of all tokens {least.value('tokens hidden bits'):.1f}",
+        f"This is the cross-entropy of one attack ({least.title.lower()}). A better one leaves less hidden, none more.",
+        "Fewer symbols hide more, and cost accuracy.",
     )
 
 
