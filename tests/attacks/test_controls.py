@@ -24,8 +24,8 @@ from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.attacks.embeddings.ednn import EDNN
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
+from milkglass.attacks.embeddings.known_weight import KnownWeight, OverlaidTensors
 from milkglass.attacks.hidden_states.invbert import InvBert
-from milkglass.attacks.layers.known_weight import KnownWeight, OverlaidTensors
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.metrics.recovery import Recovery
 from milkglass.models.resolve import resolve
@@ -61,6 +61,7 @@ NOT_HERE = {  # what it takes is not in the transcript of one uploaded model and
     "invert-hidden": "holds no activations",
     "hidden-words": "holds no activations",
     "known-weight": "the layers are the public ones",
+    "neuron-alignment": "the layers are the public ones",
     "channel": "no sanitizer stands in front",
     "mean-solve": "each row is a mixture of its own",
     "text-in-context": "an id is the same token wherever it occurs",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.layers.neuron_alignment import NeuronAlignment, aligned, correlations, entering
+from milkglass.attacks.hidden_states.neuron_alignment import NeuronAlignment, aligned, correlations, entering
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Budget, why_not
@@ -83,12 +83,21 @@ def test_the_order_of_neurons_is_found_from_correlations_alone(tmp_path: Path) -
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "gpt2", "llama-untied", "qwen3"])
 def test_what_enters_the_nonlinearity_is_found_in_each_family(family: str, tmp_path: Path) -> None:
-    """By hand: the matrix and its bias applied to what goes into the module."""
     public = held(family, tmp_path)
     found = entering(public, 1)
-    assert len(found) == public.size
+    assert found.shape == (public.size, 4 * 32 if family == "gpt2" else 48)
     assert found.std(0).min() > 0
-    assert why_not(NeuronAlignment(), Transcript((Weights(public),), public.size), Knowledge(public)) is None
+
+
+def test_a_table_alone_decides_what_enters_the_first_layer_of_a_llama(tmp_path: Path) -> None:
+    """By hand, with no attention: its values are zero, so that the norm's input is the embedding."""
+    public = held("llama-untied", tmp_path)
+    values = {name: torch.zeros_like(public.tensors[name]) for name in public.tensors if "v_proj" in name}
+    table = public.table
+    normed = table / (table.square().mean(1, keepdim=True) + float(public.config["rms_norm_eps"])).sqrt()
+    gate = public.tensors["model.layers.0.mlp.gate_proj.weight"]
+    found = entering(Model({**public.tensors, **values}, public.config), 0)
+    assert torch.allclose(found, normed @ gate.T, atol=1e-4)
 
 
 def test_it_says_why_it_does_not_apply(tmp_path: Path) -> None:
@@ -96,6 +105,10 @@ def test_it_says_why_it_does_not_apply(tmp_path: Path) -> None:
     transcript = Transcript((Weights(public),), public.size)
     bare = Model({public.table_name: public.table}, public.config)
     alone = Transcript((Weights(bare),), public.size)
+    narrow = {n: one[:40] if n.endswith("intermediate.dense.weight") else one for n, one in public.tensors.items()}
+    fewer = Transcript((Weights(Model(narrow, public.config)),), public.size)
     assert "several tokens" in str(why_not(NeuronAlignment(), transcript, Knowledge(public, shared=True)))
-    assert "has no neurons" in str(why_not(NeuronAlignment(), alone, Knowledge(public)))
-    assert "no layer 7" in str(why_not(NeuronAlignment(layer=7), transcript, Knowledge(public)))
+    assert "scrambled model has no layer 0" in str(why_not(NeuronAlignment(), alone, Knowledge(public)))
+    assert "public model has no layer 7" in str(why_not(NeuronAlignment(layer=7), transcript, Knowledge(public)))
+    assert "has 40 neurons, the public one 48" in str(why_not(NeuronAlignment(), fewer, Knowledge(public)))
+    assert "the public ones" in str(why_not(NeuronAlignment(), transcript, Knowledge(public)))

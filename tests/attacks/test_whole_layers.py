@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from milkglass.attacks.embeddings import known_weight
 from milkglass.attacks.embeddings.knn import KNN
-from milkglass.attacks.layers import known_weight
-from milkglass.attacks.layers.known_weight import KnownWeight, undo
-from milkglass.attacks.layers.layer_fit import Normal, kinds
-from milkglass.attacks.layers.layer_fit import find as find_layers
+from milkglass.attacks.embeddings.known_weight import KnownWeight, undo
+from milkglass.attacks.embeddings.layer_fit import Normal, kinds
+from milkglass.attacks.embeddings.layer_fit import find as find_layers
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.errors import UsageError

@@ -18,9 +18,9 @@ import torch
 from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
+from milkglass.attacks.embeddings.known_weight import KnownWeight
 from milkglass.attacks.embeddings.matching import Matching
 from milkglass.attacks.hidden_states.mlc import MLC
-from milkglass.attacks.layers.known_weight import KnownWeight
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.audit import audit, write

@@ -13,6 +13,7 @@ from milkglass.attacks.embeddings.ednn import EDNN
 from milkglass.attacks.embeddings.gram import Gram
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
+from milkglass.attacks.embeddings.known_weight import KnownWeight
 from milkglass.attacks.embeddings.matching import Matching
 from milkglass.attacks.embeddings.mean_solve import MeanSolve
 from milkglass.attacks.embeddings.sorted_rows import SortedRows
@@ -32,9 +33,8 @@ from milkglass.attacks.hidden_states.float_holes import FloatHoles
 from milkglass.attacks.hidden_states.invbert import InvBert
 from milkglass.attacks.hidden_states.mlc import MLC
 from milkglass.attacks.hidden_states.nearest_state import NearestState
+from milkglass.attacks.hidden_states.neuron_alignment import NeuronAlignment
 from milkglass.attacks.hidden_states.state_inversion import StateInversion
-from milkglass.attacks.layers.known_weight import KnownWeight
-from milkglass.attacks.layers.neuron_alignment import NeuronAlignment
 from milkglass.attacks.shadows.decoding import ShadowDecoding
 from milkglass.attacks.shadows.generation import ShadowGeneration
 from milkglass.attacks.shadows.inverse import ShadowMaximum, ShadowMean, ShadowMedian, ShadowSampling

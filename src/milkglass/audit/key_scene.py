@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from milkglass.attacks.layers.known_weight import OverlaidTensors
+from milkglass.attacks.embeddings.known_weight import OverlaidTensors
 from milkglass.audit.decontaminate import without_private
 from milkglass.audit.scene import ALIKE, KNOWN, LEAST, MODEL_ONLY, OTHER, WORDS, Adversary, Scene, require_texts
 from milkglass.client.codec.codec import Codec

@@ -16,7 +16,7 @@ Fine-tuning has to make up for it. The condition number of W* says how hard that
 rounding of the checkpoint's dtype.
 
 **It hides nothing from anyone with the public layers**: Phi* = Phi T has one unknown, and least squares finds it
-(attacks/layers/known_weight.py). What is left is ObfusLM.
+(attacks/embeddings/known_weight.py). What is left is ObfusLM.
 
 Out of scope: which tensors read and which write (models/families/residual.py), and the norms' gains,
 which must be folded away before: a diagonal does not commute with W*, and merely permuted gains show sigma* by their

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from milkglass import papers
 from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures
-from milkglass.attacks.layers.layer_fit import gains_beside
+from milkglass.attacks.embeddings.layer_fit import gains_beside
 from milkglass.models.view import Model
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript

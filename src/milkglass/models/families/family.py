@@ -53,7 +53,8 @@ class Family:
     """How a family names its tensors. Names are matched at the end of a tensor's full name, after a dot.
 
     `pinned` gives the ids that must keep their place, because the architecture uses the *number* itself. `stream` says
-    what touches the residual stream, or why its dimensions cannot be mixed.
+    what touches the residual stream, or why its dimensions cannot be mixed. `neurons` is the module of each layer whose
+    outputs enter the nonlinearity of the feed-forward network.
     """
 
     name: str

@@ -33,8 +33,8 @@ from torch import Tensor
 
 from milkglass import papers
 from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures
+from milkglass.attacks.embeddings.known_weight import OverlaidTensors
 from milkglass.attacks.forward import body
-from milkglass.attacks.layers.known_weight import OverlaidTensors
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.sequences import Ids
@@ -109,12 +109,13 @@ class NeuronAlignment(NearestRows):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if knowledge.shared:
             return "an id stands for several tokens, so that no neuron sees a token alone"
-        seen, public = _neurons(transcript.model, self.layer), _neurons(required(knowledge.public_model), self.layer)
-        if public is None:
-            return f"the public model has no layer {self.layer} of neurons"
-        if seen != public:
-            return f"layer {self.layer} of the scrambled model has {seen or 'no'} neurons, the public one {public}"
-        return None
+        seen, public = _matrix(transcript.model, self.layer), _matrix(required(knowledge.public_model), self.layer)
+        if seen is None or public is None:
+            return f"the {'public' if public is None else 'scrambled'} model has no layer {self.layer} of neurons"
+        here, there = max(seen.shape), max(public.shape)
+        if here != there:
+            return f"layer {self.layer} of the scrambled model has {here} neurons, the public one {there}"
+        return "the layers are the public ones: rows can be compared" if torch.equal(seen, public) else None
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
         public = required(knowledge.public_model)
@@ -128,11 +129,10 @@ class NeuronAlignment(NearestRows):
         return RowFeatures(_standard(neurons), _standard(own)[:, torch.from_numpy(best[1])], "cosine")
 
 
-def _neurons(model: Model, layer: int) -> int | None:
-    """f of that layer, from its weights; None where the model does not hold it."""
+def _matrix(model: Model, layer: int) -> Tensor | None:
+    """What that layer's neurons are computed with, (f, d) or (d, f); None where the model does not hold it."""
     name = re.compile(rf"\.{layer}\.(.*\.)?{re.escape(family_of(model.config).neurons)}\.weight$")
-    sizes = [tuple(model.tensors[one].shape) for one in model.tensors if name.search(one)]
-    return next((max(one) for one in sizes), None)
+    return next((model.tensors[one] for one in model.tensors if name.search(one)), None)
 
 
 def _standard(neurons: Tensor) -> Tensor:

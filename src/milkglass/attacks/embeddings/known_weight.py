@@ -32,7 +32,7 @@ from torch import Tensor
 from milkglass import papers
 from milkglass.attacks.embeddings.knn import same_width
 from milkglass.attacks.embeddings.knn_plus import KNNPlus
-from milkglass.attacks.layers.layer_fit import Estimate, find
+from milkglass.attacks.embeddings.layer_fit import Estimate, find
 from milkglass.errors import UsageError
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
