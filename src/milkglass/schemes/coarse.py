@@ -10,8 +10,8 @@ and a model reads better with them. All others share a symbol with at least `lea
 
 Cost: what the symbols do not tell apart, the model cannot learn. A symbol that follows the labels of the client's task
 keeps more of it. What is not hidden: lengths, which texts are equal, the labels that are sent in training; and the map
-itself, which anyone solves from the rows. It was found from the client's labels, so it says of tokens, log2(m) bits each
-at most, how texts that hold them were labelled.
+itself, which anyone solves from the rows. It was found from the client's labels, so it says of tokens, log2(m) bits
+each at most, how texts that hold them were labelled.
 
 Out of scope: models that generate, since an answer in symbols names no tokens.
 """
@@ -167,7 +167,7 @@ def own_symbols(evidence: Evidence, function_words: int) -> Ids:
 
 def mass_of(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """(n,) above 0: how common each token is taken to be."""
-    return counts + UNSEEN
+    return counts.astype(np.float64) + UNSEEN
 
 
 def _with_pinned(numbers: Ids, pinned: tuple[int, ...]) -> Ids:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NAME = "coarse"
 UNLABELLED = "{} has no labels: the symbols follow the meaning of tokens alone"
-PLAIN_MEANS = "no --public-text: tokens are counted in {}, which only the map shows; all tokens of a symbol weigh alike in its row"
+PLAIN_MEANS = "no --public-text: tokens are counted in {}, and all tokens of a symbol weigh alike in its row"
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ def _sums(numbers: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses, Mas
     """(m,) of each symbol: its mass, the sum of mass log2 mass, the mass of its heaviest token."""
     top = np.zeros(symbols)
     np.maximum.at(top, numbers, mass)
-    return np.bincount(numbers, mass, symbols), np.bincount(numbers, mass * np.log2(mass), symbols), top
+    total = np.bincount(numbers, mass, symbols).astype(np.float64)
+    return total, np.bincount(numbers, mass * np.log2(mass), symbols).astype(np.float64), top
 
 
 def _measures(total: Masses, entropy: Masses, top: Masses) -> tuple[Masses, Masses]:

@@ -64,7 +64,8 @@ class KMeans(MapFinder):
             centres /= np.maximum(total, 1e-12)[:, None].astype(np.float32)
             if len(empty := np.flatnonzero(total == 0)):
                 centres[empty] = points[_sample(weights, len(empty), drawn)]
-            price = next_price(price, np.bincount(numbers, mass, symbols), self.mass_price)
+            load = np.bincount(numbers, mass, symbols).astype(np.float64)
+            price = next_price(price, load, self.mass_price)
             progress(1000 * (done + 1) // self.rounds - 1000 * done // self.rounds)
         return FoundSymbols(numbers, points)
 

@@ -5,8 +5,8 @@ With c_k(t) the texts of class k that hold t, n_k all texts of class k, and "oth
     score_k(t) = log (c_k + 1) / (n_k + 2) - log (c_other + 1) / (n_other + 2)       (Laplace's rule on both sides)
 
 times trust(t) = c / (c + 4), c = c_k + c_other: a token that was seen once says little. One coordinate a class, over
-sqrt 2: with two classes the coordinates are opposite, and distances are those of one log odds. For a regression there is
-one coordinate, the mean score of the texts that hold the token, times trust. A token that was seen in fewer than two
+sqrt 2: with two classes the coordinates are opposite, and distances are those of one log odds. For a regression there
+is one coordinate, the mean score of the texts that hold the token, times trust. A token that was seen in fewer than two
 texts takes 0.7 of the mean of all others, weighted by trust and exp(12 (cos - 1)).
 
 Out of scope: combinations of tokens, which is what the model is trained for.
