@@ -30,7 +30,7 @@ from milkglass.progress import Stage, no_stage
 from milkglass.schemes.mixture import Promise
 from milkglass.schemes.scheme import Scheme
 from milkglass.sequences import Ids, Sequences
-from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.knowledge import Candidates, Knowledge
 from milkglass.threat.observations import Activations, Observation, Tokens, Transcript, Weights
 from milkglass.threat.truth import Truth, content_tokens
 
@@ -192,6 +192,9 @@ def assemble(
     bare = Knowledge(
         public_model=Model.open(base.folder), simulate=simulate, aliases=scheme.copies, shared=scheme.shares
     )
+    if key.token_symbols is not None:  # the map hides nothing: anyone solves the rows for it
+        symbols = key.first.astype(np.int64)
+        bare = replace(bare, symbols=symbols, candidates=Candidates.of_symbols(symbols))
     adversaries = [Adversary(MODEL_ONLY, "has the public model and no text", bare)]
     for name, text in attackers.items():
         own = replace(text, public=without_private(text.public, sent, codec.tokenizer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -36,7 +37,8 @@ def status(
     require_key_file(key)
     used = usage.read(key)
     passed = [{"attacker": who, "share": share, "tokens": tokens} for who, share, tokens in used.passed()]
-    emit(as_json, {"key": str(key), **asdict(used), "passed": passed}, lambda: words(used))
+    told = {name: one for name, one in asdict(used).items() if one or name != "rate"}
+    emit(as_json, {"key": str(key), **told, "passed": passed}, lambda: words(used))
 
 
 @keys.command("for-job")
@@ -84,6 +86,8 @@ def for_job(
 
 def words(used: usage.Usage) -> str:
     lines = [f"encoded under this key, on this machine: {used.tokens:,} tokens in {used.texts:,} texts"]
+    if used.rate:
+        lines += rate_words(used.rate)
     if used.parent:
         gone = "" if Path(used.parent).is_file() else ", which is not there: what this key encodes is not counted there"
         lines.append(f"made for a job from {used.parent}{gone}")
@@ -105,6 +109,22 @@ def words(used: usage.Usage) -> str:
     if used.tokens > used.measured:
         lines.append(f"audits went up to {used.measured:,} tokens: more is encoded by now, audit again")
     return "\n".join([*lines, *warning(used)])
+
+
+def rate_words(rate: Mapping[str, float]) -> list[str]:
+    """What a coarse vocabulary lets through."""
+    lines = [
+        f"coarse vocabulary: {rate['ids']:,.0f} ids, at most {rate['most_bits']:.2f} bits a token, whoever reads; "
+        f"{rate['bits']:.2f} bits in your data, by how often each id occurs",
+        f"naming the commonest token of each id reads {100 * rate['running']:.1f} % of the running and "
+        f"{100 * rate['content']:.1f} % of the content tokens of your data; attacks that read whole texts read more",
+    ]
+    if rate["unmet"]:
+        lines.append(
+            f"warning: {rate['unmet']:,.0f} symbols with {100 * rate['unmet_running']:.1f} % of the running tokens do "
+            "not keep the limits on what they hide; give fewer --symbols, or name those words as --function-words"
+        )
+    return lines
 
 
 def warning(used: usage.Usage) -> list[str]:

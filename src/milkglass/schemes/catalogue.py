@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from milkglass.catalogue import Catalogue
+from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.sentinel import SentinelLMs
@@ -14,6 +15,7 @@ SCHEMES: Catalogue[Scheme] = Catalogue(
     "scheme",
     ObfusLM(),
     SentinelLMs(),
+    Coarse(),
 )
 
 

@@ -67,6 +67,11 @@ class Scheme(abc.ABC):
         return False
 
     @property
+    def token_symbols(self) -> Ids | None:
+        """(n,) the number of each token's symbol, where many tokens have one id; None: no two tokens do."""
+        return None
+
+    @property
     def plus(self) -> Plus | None:
         """How the dimensions of every layer are mixed as well, where they are."""
         return None

@@ -49,6 +49,16 @@ class Candidates:
             if values.shape != (len(group.rows), len(group.members)):
                 raise ValueError(f"a likelihood of {values.shape} for {len(group.rows)} x {len(group.members)}")
 
+    @classmethod
+    def of_symbols(cls, symbols: Ids) -> Candidates:
+        """What a public map says, and no more: the tokens of each symbol, all alike. symbols: (n,) the scrambled id of
+        each public one."""
+        order = np.argsort(symbols, kind="stable").astype(np.int64)
+        rows, starts = np.unique(symbols[order], return_index=True)
+        parts = np.split(order, starts[1:])
+        groups = tuple(Group(np.array([row]), members) for row, members in zip(rows.tolist(), parts, strict=True))
+        return cls(groups, tuple(np.zeros((1, len(members))) for members in parts))
+
     @property
     def solved(self) -> tuple[Group, ...]:
         """Groups that were worked out; the others are a solver's best guess for what was left over."""
@@ -77,6 +87,8 @@ class Knowledge:
             was sent, NO_BELIEF where nowhere.
         aliases: how many scrambled ids each ordinary token has, by the scheme (Kerckhoffs).
         shared: whether an id stands for a cluster instead of a token, by the scheme.
+        symbols: (n,) the scrambled id of each public token, where many tokens have one id and that map is known: so the
+            attacker can write any public text as it would be sent.
         step: the model whose gradients are shared, and its loss.
         labels, lengths: (b,) the class of each text behind the gradients, in their order, and its tokens, special ones
             too.
@@ -93,6 +105,7 @@ class Knowledge:
     rehearse: Callable[[Sequences, int], tuple[Sequences, Ids]] | None = None
     aliases: int = 1
     shared: bool = False
+    symbols: Ids | None = None
     step: SharedStep | None = None
     lengths: Ids | None = None
     noise: AddedNoise | None = None
@@ -101,6 +114,6 @@ class Knowledge:
         """How many public ids there are.
 
         Args:
-            size: n', how many scrambled ones; the same where each token has one.
+            size: n', how many scrambled ones; the same where each token has one of its own.
         """
         return size if self.public_model is None else self.public_model.size

@@ -58,6 +58,8 @@ class MeanSolve(Solver):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if not knowledge.shared:
             return "each row is a mixture of its own: cluster-solve finds its tokens"
+        if knowledge.symbols is not None:
+            return "the map from tokens to ids is known: nothing is left to be solved"
         return None
 
     def learn(

@@ -45,7 +45,7 @@ class ClusterConditional(Attack):
     assumes = frozenset({"candidates", "corpus"})
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        counts = required(knowledge.corpus).counts(transcript.size)
+        counts = required(knowledge.corpus).counts(knowledge.tokens(transcript.size))
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
         for group in required(knowledge.candidates).groups:
             order = np.lexsort((group.members, -counts[group.members]))[: self.k]

@@ -7,10 +7,11 @@ import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from milkglass.cli.obfuscation import coarse
 from milkglass.cli.ui.options import (
     TOKEN_VARIABLE,
     AsJson,
@@ -22,6 +23,7 @@ from milkglass.cli.ui.options import (
 )
 from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_passphrase
 from milkglass.cli.ui.terminal import bars, duration, emit, note
+from milkglass.client.key import usage
 from milkglass.errors import KeyExists, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +52,22 @@ def obfuscate(
     band_text: Annotated[
         Path | None, typer.Option("--band-text", help="Text like yours, for --bands: .jsonl, .csv, .tsv or .txt.")
     ] = None,
+    symbols: Annotated[
+        int | None, typer.Option(help="With --scheme coarse: how many symbols stand for all tokens.  [default: 256]")
+    ] = None,
+    function_words: Annotated[
+        int | None,
+        typer.Option(help="With --scheme coarse: so many of the commonest tokens keep their own symbol.  [default: 0]"),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="With --scheme coarse: your training rows, from which symbols are found.")
+    ] = None,
+    public_text: Annotated[
+        Path | None, typer.Option(help="With --scheme coarse: any public text; tokens are counted in it.")
+    ] = None,
+    task: Annotated[
+        Literal["regression"] | None, typer.Option(help="With --scheme coarse: the labels of --data are numbers.")
+    ] = None,
     words: Annotated[
         list[str] | None,
         typer.Option(
@@ -76,14 +94,16 @@ def obfuscate(
         raise UsageError(f"{key} exists already, under a passphrase of its own", "leave --generate-passphrase out")
     _require_places(out, key, new_key)  # what needs no model is reported before anyone waits for one
     from milkglass.client.key.file import write_key
-    from milkglass.client.key.generate import new_key as make_key
     from milkglass.client.key.generate import scheme_for, scheme_of
     from milkglass.client.obfuscate.preflight import require_room, require_scramblable
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.models.checkpoint import Checkpoint
 
     _require_bands(bands, band_text)
-    selected = _selected(scheme or "obfuslm", words or [], k, epsilon)
+    files = coarse.CoarseFiles(data, public_text, task is not None)
+    files.require(scheme, key)
+    short = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
+    selected = _selected(scheme or "obfuslm", words or [], short)
     folder = _folder(model, as_json)
     base = Checkpoint.open(folder)
     if band_text is not None:
@@ -95,6 +115,7 @@ def obfuscate(
     expected = asked_for if old is None else scheme_of(old.key)
     require_scramblable(base, expected, delta)
     require_room(base, expected, out, delta)
+    texts = files.read(base) if old is None and files.data is not None else None
     if warning := expected.broken or (UNMIXED if getattr(expected, "k", 0) == 1 else None):
         note(f"warning: {warning}")
     secret = new_passphrase(passphrase_file, weak_passphrase, generate_passphrase) if old is None else old.passphrase
@@ -104,7 +125,7 @@ def obfuscate(
         if old is None:
             from milkglass.client.key.file import UnlockedKey
 
-            opened = UnlockedKey(key, make_key(base, ref, expected, digest), secret)
+            opened = UnlockedKey(key, coarse.make_key(base, ref, expected, digest, texts, stage), secret)
             write_key(key, opened.key, secret, weak=weak_passphrase)  # before anything is scrambled with it
         else:
             opened = old
@@ -115,6 +136,8 @@ def obfuscate(
             if old is None:
                 key.unlink()  # it was made with parameters that cannot be, and would insist on them
             raise
+        if texts is not None:
+            coarse.remember_rate(key, opened.key, base, texts)
     if old is None:
         note(LOSS.format(path=key))
     seconds = time.monotonic() - started
@@ -129,10 +152,12 @@ def obfuscate(
     }
     if delta:
         document["base"] = {"model": ref, "digest": opened.key.model_digest}
+    if rate := usage.read(key).rate:
+        document["rate"] = dict(rate)
     emit(
         as_json,
         document,
-        lambda: "\n".join([*done(opened.key, out, promise, seconds), *next_steps(opened, out, delta, passphrase_file)]),
+        lambda: "\n".join([*done(opened, out, promise, seconds), *next_steps(opened, out, delta, passphrase_file)]),
     )
 
 
@@ -163,14 +188,14 @@ def _require_bands(factor: float | None, text: Path | None) -> None:
         require_file(text, "give text like the one that will be sent")
 
 
-def _selected(scheme: str, words: list[str], k: int | None, epsilon: float | None) -> dict[str, Any]:
+def _selected(scheme: str, words: list[str], short: dict[str, float | None]) -> dict[str, Any]:
     """The scheme's parameters that the command sets. A value that cannot be is refused whatever the model and the key
     are."""
     from milkglass.parameters import read_words
     from milkglass.schemes.catalogue import SCHEMES
 
-    short = [f"{name}={value}" for name, value in (("k", k), ("epsilon", epsilon)) if value is not None]
-    values = read_words(type(SCHEMES[scheme]), [*short, *words], scheme, without=["bands"])
+    named = [f"{name}={value}" for name, value in short.items() if value is not None]
+    values = read_words(type(SCHEMES[scheme]), [*named, *words], scheme, without=["bands", "map"])
     made = SCHEMES.make(scheme, values)
     return {name: getattr(made, name) for name in values}
 
@@ -241,9 +266,13 @@ PLUS = (
 HONEST = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
 
 
-def done(key: Key, out: Path, promise: Promise, seconds: float) -> list[str]:
+def done(opened: UnlockedKey, out: Path, promise: Promise, seconds: float) -> list[str]:
     from milkglass.client.key.generate import scheme_of
 
+    key = opened.key
+    if key.token_symbols is not None:
+        start = f"scrambled into {out} in {duration(seconds)}"
+        return [start, *coarse.words(opened.path, promise), f"  {HONEST}"]
     if broken := scheme_of(key).broken:
         return [f"scrambled into {out} in {duration(seconds)}", f"  {_permuted(key)}", f"  {broken}"]
     sizes = sorted(promise.sizes)
@@ -274,7 +303,7 @@ def next_steps(opened: UnlockedKey, out: Path, delta: bool, passphrase_file: Pat
     key, folder = opened.key, shlex.quote(str(out))
     server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
     token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
-    lines = [f"  {UNTUNED if key.info.scheme.get('k', 1) > 1 else UNMIXED}"]
+    lines = [f"  {UNTUNED if scheme_of(key).k > 1 else UNMIXED}"]
     if delta:
         lines.append(
             f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"

@@ -43,7 +43,7 @@ class AliasChoices:
             order = np.argsort(slots.origin, kind="stable")
             counts = np.bincount(slots.origin, minlength=slots.tokens)
             return cls(np.cumsum(counts) - counts, counts, key.sigma[order])
-        if not key.shares:
+        if not key.shares or key.token_symbols is not None:
             return None
         assert groups is not None
         n = len(key.sigma)

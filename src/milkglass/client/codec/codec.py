@@ -295,7 +295,7 @@ class Codec:
         if not self.readable:
             raise CodecError(
                 "under this key an id names a cluster of tokens and no token: it cannot be read back",
-                "keep the text itself; a key without rows=shared has ids that can be read",
+                "keep the text itself; a key without rows=shared or a coarse vocabulary has ids that can be read",
             )
         array = np.asarray(ids)
         if array.size == 0:

@@ -90,9 +90,14 @@ def new_key(base: Checkpoint, ref: str, scheme: Scheme | None, digest: str, root
         single = single_ids(base, architecture)
         info = info.with_slots(scheme.copies, single)
         size = len(Slots.of(n, scheme.copies, single).origin)
+    symbols = scheme.token_symbols
+    if symbols is not None:
+        if len(symbols) != n:
+            raise UsageError(f"the map is of {len(symbols)} tokens, the model has {n}", "give the model it is for")
+        size = int(symbols.max()) + 1
     order = hashed_permutation if scheme.hashed else permutation
     key = Key.new(digest, size, architecture.pinned, info, order, root)
-    return with_groups(base, key) if scheme.shares else key
+    return with_groups(base, key) if scheme.shares and symbols is None else key
 
 
 def single_ids(base: Checkpoint, architecture: Architecture) -> list[int]:
@@ -103,15 +108,19 @@ def single_ids(base: Checkpoint, architecture: Architecture) -> list[int]:
 def require_kind(architecture: Architecture, scheme: Scheme) -> None:
     """Raises UnsupportedModel for a scheme that is of no use to such a model."""
     if scheme.shares and architecture.kind == "decoder":
+        what = "rows = shared" if scheme.name == "obfuslm" else scheme.name
         raise UnsupportedModel(
-            "rows = shared is for models that read: a model that generates would answer in ids that name no token",
-            "use --set aliases=2 or --bands for this model",
+            f"{what} is for models that read: a model that generates would answer in ids that name no token",
+            "use obfuslm with --set aliases=2 or --bands for this model",
         )
 
 
 def require_delta(scheme: Scheme, delta: bool) -> None:
     if delta and not scheme.supports_delta:
-        raise UsageError("ObfusLM+ changes every layer: a delta would be the whole model", "leave --delta out")
+        why = "coarse makes a smaller table, which no delta can hold"
+        if scheme.needs_whole_layers:
+            why = "ObfusLM+ changes every layer: a delta would be the whole model"
+        raise UsageError(why, "leave --delta out")
 
 
 def visited(key: Key) -> NDArray[np.int64]:
@@ -162,6 +171,10 @@ def for_job(base: Checkpoint, parent: Key, name: str, clusters: Clusters = "kept
     root = subkey(parent.root, parent.model_digest, f"job/{name}")
     child = new_key(base, parent.info.model, scheme_of(parent), parent.model_digest, root)
     info = child.info.with_job(name, parent.identifier, clusters)
+    if parent.token_symbols is not None:
+        if clusters == "new":
+            raise UsageError("the map of a coarse vocabulary is kept by each job's key", "give --clusters kept")
+        return replace(child, info=info)
     if clusters == "kept":
         known = parent if parent.groups is not None else with_groups(base, parent, stage)
         assert known.groups is not None

@@ -67,6 +67,7 @@ class KeyInfo:
         result = dict(self.scheme)
         if "bands" in result:
             result["bands"] = {"factor": result["bands"]["factor"]}
+        result.pop("map", None)  # long, and found from private labels
         return result
 
     @property

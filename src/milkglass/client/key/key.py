@@ -12,6 +12,7 @@ import secrets
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from milkglass.client.key.info import KeyInfo
 from milkglass.errors import DamagedKey, KeyForOtherModel
 from milkglass.noise.stream import Stream, subkey
 from milkglass.schemes.aliases import Slots
+from milkglass.schemes.symbols.symbol_map import SymbolMap
 
 
 def permutation(key: bytes, n: int, pinned: tuple[int, ...] = ()) -> NDArray[np.int32]:
@@ -63,7 +65,7 @@ class Key:
         root: 32 bytes, from which everything else is derived.
         model_digest: the base model that the key belongs to.
         sigma: (n',) int32, slot -> scrambled id. Stored as well, so that text can be recovered should the derivation
-            ever change. Without aliases a slot is an original id and n' is n (`slots`).
+            ever change. A slot is an original id and n' is n, but with aliases (`slots`) and symbols (`token_symbols`).
         info: what the codec needs (where the tokenizer is, the scheme, label names). Private, sealed with the rest.
     """
 
@@ -90,9 +92,18 @@ class Key:
         sigma = order(subkey(root, model_digest, "permutation"), vocab_size, pinned)
         return cls(root, model_digest, sigma, info)
 
+    @cached_property
+    def token_symbols(self) -> NDArray[np.int64] | None:
+        """(n,) the slot of each token, where many tokens have one (a coarse vocabulary); None: no two tokens do."""
+        kept = self.info.scheme.get("map")
+        return None if kept is None else SymbolMap(**kept).array
+
     @property
     def slots(self) -> Slots:
-        """The token of each slot of sigma."""
+        """The token of each slot of sigma; of many tokens the one with the lowest id."""
+        if self.token_symbols is not None:
+            lowest = np.unique(self.token_symbols, return_index=True)[1].astype(np.int64)
+            return Slots(lowest, np.zeros(len(lowest), np.int64), 1)
         if self.info.slots is None:
             return Slots.of(len(self.sigma))
         copies, single = int(self.info.slots["copies"]), self.info.slots["single"]
@@ -105,11 +116,14 @@ class Key:
     @property
     def first(self) -> NDArray[np.int32]:
         """(n,) the scrambled id of each token, of its first alias where it has several."""
+        if self.token_symbols is not None:
+            return self.sigma[self.token_symbols]
         return self.sigma[: self.slots.tokens]
 
     @property
     def inverse(self) -> NDArray[np.int64]:
-        """(n',) the token behind each scrambled id; with shared rows the one whose place it was, which says nothing."""
+        """(n',) the token behind each scrambled id; with shared rows the one whose place it was, which says
+        nothing, and with symbols one of many."""
         return self.slots.origin[np.argsort(self.sigma)]
 
     @property
@@ -121,7 +135,7 @@ class Key:
     @property
     def shares(self) -> bool:
         """Whether an id names a cluster and no token."""
-        return self.info.scheme.get("rows") == "shared"
+        return self.info.scheme.get("rows") == "shared" or self.token_symbols is not None
 
     def stream(self, label: str) -> Stream:
         return Stream(subkey(self.root, self.model_digest, label))

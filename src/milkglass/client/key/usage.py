@@ -38,6 +38,9 @@ class Usage:
     measured: int = 0  # the audits went up to so many tokens, and say nothing of more
     parent: str = ""
     jobs: Mapping[str, int] = field(default_factory=dict)
+    rate: Mapping[str, float] = field(
+        default_factory=dict
+    )  # of a coarse vocabulary, see client/obfuscate/symbol_rate.py
 
     def passed(self) -> list[tuple[str, str, int]]:
         """(attacker, share, tokens) for each threshold of the audits that has been passed, the highest of each."""
@@ -85,8 +88,14 @@ def _with_job(known: Usage, name: str, tokens: int) -> Usage:
 
 def derived(key: Path, parent: Path) -> None:
     """Remember from which key file a new one was made."""
-    _change(key, lambda known: replace(known, parent=str(parent.absolute())))
+    rate = read(parent).rate
+    _change(key, lambda known: replace(known, parent=str(parent.absolute()), rate=rate))
     _change(parent, lambda known: _with_job(known, key.name, 0))
+
+
+def rated(key: Path, rate: Mapping[str, float]) -> None:
+    """Remember what a coarse vocabulary lets through: shares and bits, which are of all the text together."""
+    _change(key, lambda known: replace(known, rate=dict(rate)))
 
 
 def audited(key: Path, spent: Mapping[str, Mapping[str, int]], measured: int) -> Usage:
@@ -108,7 +117,7 @@ def _worse(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 def _change(key: Path, change: Any) -> Usage:
     with locked(key):
         usage: Usage = change(read(key))
-        info = {name: one for name, one in asdict(usage).items() if one or name not in ("parent", "jobs")}
+        info = {name: one for name, one in asdict(usage).items() if one or name not in ("parent", "jobs", "rate")}
         files.write(place(key), json.dumps({"milkglass_usage": VERSION, **info}) + "\n")
     return usage
 

@@ -74,8 +74,8 @@ def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
     first, choices = key.first, AliasChoices.of(key)
     result = mapped_configs(base, first, None if choices is None else choices.counts)
     untied = {"tie_word_embeddings": False} if scheme_of(key).plus else {}
-    larger = {"vocab_size": len(key.sigma)} if len(key.sigma) > len(first) else {}
-    return Configs({**result.config, KEY_ID: key.identifier} | untied | larger, result.generation)
+    resized = {"vocab_size": len(key.sigma)} if len(key.sigma) != len(first) else {}
+    return Configs({**result.config, KEY_ID: key.identifier} | untied | resized, result.generation)
 
 
 def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[np.int64] | None) -> Configs:

@@ -1,0 +1,100 @@
+"""What `milkglass obfuscate --scheme coarse` does beside other schemes: it reads the user's rows and finds a map."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milkglass.cli.key import rate_words
+from milkglass.cli.ui.options import require_file
+from milkglass.cli.ui.terminal import note
+from milkglass.client.key import usage
+from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.key.key import Key
+    from milkglass.client.obfuscate.symbols import CountedTexts
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.progress import Stage
+    from milkglass.schemes.scheme import Scheme
+
+NAME = "coarse"
+UNLABELLED = "{} has no labels: the symbols follow the meaning of tokens alone"
+PLAIN_MEANS = "no --public-text: tokens are counted in {}, and all tokens of a symbol weigh alike in its row"
+
+
+@dataclass(frozen=True)
+class CoarseFiles:
+    """What a map is found from.
+
+    Attributes:
+        data: the user's rows.
+        public: public text in which tokens are counted.
+        regression: whether labels are numbers.
+    """
+
+    data: Path | None
+    public: Path | None
+    regression: bool
+
+    def require(self, scheme: str | None, key: Path) -> None:
+        """Raises UsageError where files and scheme do not go together, before a model is read."""
+        given = self.data is not None or self.public is not None or self.regression
+        if given and scheme != NAME:
+            raise UsageError("--data, --public-text and --task go with --scheme coarse", "leave them out, or add that")
+        if given and key.exists():
+            raise UsageError(f"{key} exists already, with the map that was found for it", "leave --data out")
+        if scheme == NAME and not key.exists() and self.data is None:
+            raise UsageError("--data is missing", "give your training rows: the symbols are found from them")
+        for path in (self.data, self.public):
+            if path is not None:
+                require_file(path, "give .jsonl, .csv or .tsv; public text may be .txt")
+
+    def read(self, base: Checkpoint) -> CountedTexts:
+        from milkglass.client.obfuscate.symbols import counted
+
+        assert self.data is not None
+        texts = counted(base, self.data, self.public, self.regression)
+        if texts.task is None:
+            note(UNLABELLED.format(self.data.name))
+        if texts.public is None:
+            note(PLAIN_MEANS.format(self.data.name))
+        return texts
+
+
+def make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts | None, stage: Stage) -> Key:
+    """A new key; of a coarse vocabulary where there are texts."""
+    from milkglass.client.key.generate import new_key
+    from milkglass.client.obfuscate.symbols import coarse_key
+    from milkglass.schemes.coarse import Coarse
+
+    if texts is None or not isinstance(scheme, Coarse):
+        return new_key(base, ref, scheme, digest)
+    return coarse_key(base, ref, scheme, digest, texts, stage=stage)
+
+
+def remember_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) -> None:
+    """Measure what the map lets through, and keep the figures beside the key."""
+    from milkglass.client.codec.codec import Codec
+    from milkglass.client.data.texts import pieces
+    from milkglass.client.key.generate import scheme_of
+    from milkglass.client.obfuscate.symbol_rate import rate_of
+    from milkglass.schemes.coarse import Coarse
+    from milkglass.threat.truth import content_tokens
+
+    scheme = scheme_of(key)
+    assert isinstance(scheme, Coarse)
+    content = content_tokens(texts.counts, pieces(Codec.open(key, base.folder), len(texts.own)))
+    usage.rated(
+        path, {name: float(one) for name, one in asdict(rate_of(scheme, texts.counts, texts.own, content)).items()}
+    )
+
+
+def words(path: Path, promise: Any) -> list[str]:
+    """What was made: symbols, and the rate where it was measured when the key was made."""
+    sizes = sorted(promise.sizes)
+    spread = f" of {sizes[0]} to {sizes[-1]:,} tokens" if sizes else ""
+    made = f"{promise.clusters:,} symbols{spread}; {promise.verbatim:,} tokens have one of their own"
+    rate = usage.read(path).rate
+    return [f"  {one}" for one in [made, *(rate_words(rate) if rate else [])]]

@@ -1,0 +1,118 @@
+"""Find the map of a coarse vocabulary for a new key, from the client's own rows and, where there is some, public text.
+
+The map is found under the key's own streams, then kept in the key; the rows are read here and nothing of them is kept.
+
+Out of scope: how a map is found (schemes/symbols/), what it lets through (symbol_rate.py).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.client.codec.codec import Codec
+from milkglass.client.data.dataset import Example
+from milkglass.client.data.texts import encoded, examples_of
+from milkglass.client.data.training_rows import checked
+from milkglass.client.key.generate import new_key, reserved_ids
+from milkglass.client.key.key import Key
+from milkglass.client.label_scale import Scale
+from milkglass.client.obfuscate.token_vectors import token_vectors
+from milkglass.errors import UsageError
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import of
+from milkglass.noise.stream import Stream, subkey
+from milkglass.progress import Stage, no_stage
+from milkglass.schemes.coarse import Coarse, mass_of
+from milkglass.schemes.scheme import Draws
+from milkglass.schemes.symbols.finder import Evidence, TaskTexts
+from milkglass.sequences import Sequences
+
+THOUSANDTHS = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class CountedTexts:
+    """What is counted of the client's rows and of public text.
+
+    Attributes:
+        task: the client's rows with their labels; None: rows without labels.
+        own: (n,) occurrences in the client's rows.
+        public: (n,) occurrences in public text; None: there is none.
+        special: ids of special tokens.
+    """
+
+    task: TaskTexts | None
+    own: NDArray[np.int64]
+    public: NDArray[np.int64] | None
+    special: NDArray[np.int64]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """By which tokens are common."""
+        return self.own if self.public is None else self.public
+
+
+def counted(base: Checkpoint, data: Path, public: Path | None, regression: bool = False) -> CountedTexts:
+    """Read the client's rows, and public text of any kind.
+
+    Raises CodecError, EmptyText or UsageError for rows that cannot be read, or that are for generation.
+    """
+    summary = checked(data, "regression" if regression else None)
+    if summary.kind == "chat":
+        raise UsageError(f"{data.name} holds conversations", "coarse is for models that read: give text and label")
+    codec = Codec.open(new_key(base, "", None, ""), base.folder)
+    size = len(codec.sigma)
+    examples = examples_of(data)
+    texts = encoded(codec, examples).original
+    task = None if summary.kind != "labelled" else _task(examples, texts, summary.labels, summary.scale)
+    special = reserved_ids(base, size)
+    tables = [texts.counts(size)]
+    tables += [] if public is None else [encoded(codec, examples_of(public)).original.counts(size)]
+    for table in tables:
+        table[special] = 0
+    if not all(table.any() for table in tables):
+        raise UsageError("--public-text holds no token that is not special", "give some thousand words")
+    return CountedTexts(task, tables[0], tables[1] if public is not None else None, special)
+
+
+def _task(examples: list[Example], texts: Sequences, names: tuple[str, ...], scale: Scale | None) -> TaskTexts:
+    if scale is not None:
+        return TaskTexts(texts, np.array([scale.sent(float(str(one.label))) for one in examples]), 0)
+    numbers = {name: number for number, name in enumerate(names)}
+    return TaskTexts(texts, np.array([numbers[str(one.label)] for one in examples], np.float64), len(names))
+
+
+def coarse_key(
+    base: Checkpoint, ref: str, scheme: Coarse, digest: str, texts: CountedTexts, root: bytes | None = None,
+    stage: Stage = no_stage,
+) -> Key:  # fmt: skip
+    """A new key with a map that was found under its own streams. root: as for `new_key`."""
+    root = secrets.token_bytes(32) if root is None else root
+
+    def draws(label: str) -> Stream:
+        return Stream(subkey(root, digest, label))
+
+    return new_key(base, ref, mapped(base, scheme, texts, draws, stage), digest, root)
+
+
+def mapped(
+    base: Checkpoint, scheme: Coarse, texts: CountedTexts, draws: Callable[[str], Draws], stage: Stage = no_stage
+) -> Coarse:
+    """The scheme with a map. draws: a stream of the key for each label."""
+    weights = np.ones(len(texts.own)) if texts.public is None else mass_of(texts.public)
+    evidence = Evidence(
+        counts=texts.counts,
+        weights=weights.astype(np.float32),
+        special=texts.special,
+        pinned=of(base).pinned,
+        labelled=texts.task,
+        vectors=partial(token_vectors, base, stage=stage),
+    )
+    return scheme.found(evidence, draws, stage("find symbols", THOUSANDTHS))

@@ -1,0 +1,184 @@
+"""A coarse vocabulary: many tokens, one symbol. What crosses holds at most log2(m) bits a token. Ours.
+
+The n tokens are mapped to m symbols, m far below n, and the server's model has a row a symbol. No key has to be secret
+for that: whoever knows the map, the permutation and any amount of text receives one of m numbers for each token. What a
+reader with a language model makes of the sequence is what has to be measured; the rate only bounds it.
+
+Special tokens have symbols of their own, and so may have the commonest tokens (`function_words`): anyone guesses them,
+and a model reads better with them. All others share a symbol with at least `least_bits` bits of company
+(symbols/diversity.py).
+
+Cost: what the symbols do not tell apart, the model cannot learn. A symbol that follows the labels of the client's task
+keeps more of it. What is not hidden: lengths, which texts are equal, the labels that are sent in training; and the map
+itself, which anyone solves from the rows. It was found from the client's labels, so it says of tokens, log2(m) bits
+each at most, how texts that hold them were labelled.
+
+Out of scope: models that generate, since an answer in symbols names no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.papers import Paper, ours
+from milkglass.parameters import limited
+from milkglass.progress import Progress
+from milkglass.schemes.aliases import Slots
+from milkglass.schemes.mixture import Ids, Mixture, Promise
+from milkglass.schemes.scheme import Draws, Scheme
+from milkglass.schemes.symbols import diversity
+from milkglass.schemes.symbols.diversity import DiversityLimits
+from milkglass.schemes.symbols.finder import Evidence, MapFinder
+from milkglass.schemes.symbols.kmeans import KMeans
+from milkglass.schemes.symbols.symbol_map import HINT, SymbolMap
+
+UNSEEN = 0.3  # occurrences that a token which was never counted is taken to have
+
+
+@dataclass(frozen=True)
+class Coarse(Scheme):
+    """The scheme and its parameters.
+
+    Attributes:
+        symbols: m, without those of single tokens; fewer where limits joined some.
+        function_words: so many of the commonest tokens keep symbols of their own.
+        least_bits: h, the least entropy of the tokens of a symbol, in bits.
+        most_share: p_max, the largest share of one token in the mass of its symbol.
+        kmeans: how the map is found.
+        map: the map; None: it is not found yet.
+    """
+
+    symbols: int = limited(256, least=2)
+    function_words: int = limited(0)
+    least_bits: float = limited(1.0)
+    most_share: float = limited(0.8, above=0, most=1)
+    kmeans: KMeans = KMeans()
+    map: SymbolMap | None = None
+
+    name: ClassVar[str] = "coarse"
+    paper: ClassVar[Paper] = ours("What crosses holds at most log2(m) bits a token")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.map is not None:
+            self.map.require()
+
+    @property
+    def k(self) -> int:
+        """2^h, rounded down: among so many equally likely tokens a symbol with h bits would hide one."""
+        return max(1, int(2.0**self.least_bits))
+
+    @property
+    def shares(self) -> bool:
+        return True
+
+    @property
+    def supports_delta(self) -> bool:
+        return False
+
+    @property
+    def finder(self) -> MapFinder:
+        return self.kmeans
+
+    @property
+    def limits(self) -> DiversityLimits:
+        return DiversityLimits(self.least_bits, self.most_share)
+
+    @property
+    def token_symbols(self) -> Ids:
+        return self._map.array
+
+    @property
+    def _map(self) -> SymbolMap:
+        if self.map is None:
+            raise UsageError("coarse has no map from tokens to symbols yet", "give --data: it is found from your rows")
+        return self.map
+
+    def require_tokens(self, tokens: int, special: int) -> None:
+        left = tokens - special - self.function_words
+        if left < 2 * self.symbols:
+            raise UsageError(
+                f"{left} tokens are left for {self.symbols} symbols, twice as many are needed at least",
+                f"give at most {max(0, left // 2)} as --symbols, or fewer --function-words",
+            )
+
+    def found(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Coarse:
+        """The scheme with a map of its own. draws: a stream of the key for each label."""
+        n = len(evidence.counts)
+        self.require_tokens(n, len(evidence.special))
+        alone = own_symbols(evidence, self.function_words)
+        tokens = np.setdiff1d(np.arange(n), alone)
+        mass = mass_of(evidence.counts)[tokens]
+        clusters = self.finder.find(evidence, tokens, mass, self.symbols, draws, progress)
+        numbers = np.empty(n, np.int64)
+        numbers[tokens] = diversity.joined(clusters, mass, self.limits)
+        numbers[alone] = int(numbers[tokens].max()) + 1 + np.arange(len(alone))
+        return replace(self, map=SymbolMap.of(_with_pinned(numbers, evidence.pinned), evidence.weights))
+
+    def row_map(
+        self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
+        slots: Slots, groups: list[Ids] | None = None,
+    ) -> MergedRows:  # fmt: skip
+        """The rows of the result are numbered by symbols."""
+        if len(self._map.array) != len(table):
+            raise UsageError(f"the map is of {len(self._map.array)} tokens, the table has {len(table)}", HINT)
+        progress(len(order))
+        return MergedRows(self._map.mixture())
+
+
+@dataclass(frozen=True)
+class MergedRows:
+    """One row a symbol: the weighted mean of its tokens."""
+
+    mixture: Mixture
+
+    def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
+        return self.mixture.apply(table, rows)
+
+    def promise(self, k: int) -> Promise:
+        """verbatim: tokens with a symbol of their own."""
+        several = self.mixture.sizes[self.mixture.sizes > 1]
+        sizes, counts = np.unique(several, return_counts=True)
+        return Promise(
+            k=k,
+            clusters=len(several),
+            sizes={int(size): int(count) for size, count in zip(sizes, counts, strict=True)},
+            below_k=int(several[several < k].sum()),
+            singletons=0,
+            verbatim=int((self.mixture.sizes == 1).sum()),
+            shared=True,
+        )
+
+
+def own_symbols(evidence: Evidence, function_words: int) -> Ids:
+    """Ids of the tokens with symbols of their own, ascending: special ones, pinned ones and the commonest others."""
+    alone = np.union1d(evidence.special, np.asarray(evidence.pinned, np.int64)).astype(np.int64)
+    common = np.argsort(-evidence.counts, kind="stable")
+    common = common[~np.isin(common, alone)][:function_words]
+    return np.union1d(alone, common).astype(np.int64)
+
+
+def mass_of(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """(n,) above 0: how common each token is taken to be."""
+    return counts.astype(np.float64) + UNSEEN
+
+
+def _with_pinned(numbers: Ids, pinned: tuple[int, ...]) -> Ids:
+    """The numbers, exchanged so that each pinned token has its own id as the number of its symbol."""
+    result = numbers.copy()
+    for token in pinned:
+        if token > int(result.max()):
+            raise UsageError(
+                f"token {token} must keep its number, and there are {int(result.max()) + 1} symbols",
+                "give more --symbols",
+            )
+        own, holders = int(result[token]), result == token
+        result[holders], result[token] = own, token
+    return result

@@ -1,0 +1,83 @@
+"""What every symbol must keep: bits of entropy over its tokens, and no token with most of its mass.
+
+With p(t) the share of token t in the mass of its symbol,
+
+    bits(s) = - sum of p(t) log2 p(t) >= h         share(s) = max of p(t) <= p_max
+
+A symbol that breaks one of them is joined to the nearest symbol with which both hold, else to the nearest at all, and
+looked at again. At most half of the symbols are given up so; what is still broken then is reported and not hidden.
+
+Out of scope: words, inflections. Two tokens of one word count as two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.schemes.mixture import Ids
+from milkglass.schemes.symbols.finder import FoundSymbols
+
+Masses = NDArray[np.float64]
+SLACK = 1e-9  # sums in another order may round to the other side of a limit
+
+
+@dataclass(frozen=True)
+class DiversityLimits:
+    """h in bits, and p_max."""
+
+    least_bits: float
+    most_share: float
+
+    def broken(self, bits: Masses, share: Masses) -> NDArray[np.bool_]:
+        return (bits < self.least_bits - SLACK) | (share > self.most_share + SLACK)
+
+
+def bits_and_shares(numbers: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses]:
+    """(m,) entropy in bits, and (m,) the largest share of one token, of each symbol. mass: (c,) of the tokens."""
+    return _measures(*_sums(numbers, mass, symbols))
+
+
+def joined(clusters: FoundSymbols, mass: Masses, limits: DiversityLimits) -> Ids:
+    """(c,) numbers from 0 without a gap, after symbols that break a limit were joined to others."""
+    _, numbers = np.unique(clusters.numbers, return_inverse=True)
+    symbols = int(numbers.max()) + 1
+    total, entropy, top = _sums(numbers, mass, symbols)
+    centres = np.zeros((symbols, clusters.points.shape[1]))
+    weight = np.sqrt(mass)
+    np.add.at(centres, numbers, clusters.points * weight[:, None])
+    centre_weight = np.bincount(numbers, weight, symbols)
+    live, target = np.ones(symbols, np.bool_), np.arange(symbols)
+    hopeless = top > limits.most_share * mass.sum()  # no company is large enough
+    for _ in range(symbols // 2):
+        bits, share = _measures(total, entropy, top)
+        broken = live & limits.broken(bits, share) & ~hopeless
+        if not broken.any():
+            break
+        one = int(np.flatnonzero(broken)[bits[broken].argmin()])
+        places = centres / centre_weight[:, None]
+        distance = ((places - places[one]) ** 2).sum(1)
+        fits = live & ~limits.broken(*_measures(total + total[one], entropy + entropy[one], np.maximum(top, top[one])))
+        allowed = fits if fits[np.arange(symbols) != one].any() else live.copy()
+        allowed[one] = False
+        other = int(np.where(allowed, distance, np.inf).argmin())
+        for sums in (total, entropy, centres, centre_weight):
+            sums[other] += sums[one]
+        top[other], hopeless[other] = max(top[other], top[one]), hopeless[other] or hopeless[one]
+        live[one], target[target == one] = False, other
+    return np.unique(target[numbers], return_inverse=True)[1].astype(np.int64)
+
+
+def _sums(numbers: Ids, mass: Masses, symbols: int) -> tuple[Masses, Masses, Masses]:
+    """(m,) of each symbol: its mass, the sum of mass log2 mass, the mass of its heaviest token."""
+    top = np.zeros(symbols)
+    np.maximum.at(top, numbers, mass)
+    total = np.bincount(numbers, mass, symbols).astype(np.float64)
+    return total, np.bincount(numbers, mass * np.log2(mass), symbols).astype(np.float64), top
+
+
+def _measures(total: Masses, entropy: Masses, top: Masses) -> tuple[Masses, Masses]:
+    """H = log2 M - (sum of w log2 w) / M, and the largest share."""
+    return np.log2(total) - entropy / total, top / total

@@ -1,0 +1,86 @@
+"""A map from tokens to symbols: which symbol stands for each token, and how the row of a symbol is made.
+
+    row s of the new table = sum of w_t E_t / sum of w_t over the tokens t of symbol s
+
+The map is kept in the scheme's parameters, since nothing else gives it again: what it was found from stays behind.
+
+Out of scope: how a map is found (kmeans.py), what it must keep (diversity.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.errors import UsageError
+from milkglass.schemes.mixture import Ids, Mixture
+
+HINT = "make a new key with `milkglass obfuscate --scheme coarse`"
+
+
+@dataclass(frozen=True)
+class SymbolMap:
+    """A map as a key file keeps it.
+
+    Attributes:
+        tokens: base64 of zlib of (n,) little-endian int32, the number of each token's symbol, from 0 without a gap.
+        weights: base64 of zlib of (n,) little-endian float32, above 0: w_t above.
+    """
+
+    tokens: str = field(repr=False)
+    weights: str = field(repr=False)
+
+    @classmethod
+    def of(cls, tokens: Ids, weights: NDArray[np.floating]) -> SymbolMap:
+        """Raises UsageError for arrays that are no map."""
+        result = cls(_packed(np.asarray(tokens, "<i4")), _packed(np.asarray(weights, "<f4")))
+        result.require()
+        return result
+
+    def require(self) -> None:
+        """Raises UsageError for what cannot be a map."""
+        numbers, weights = self.array, self.row_weights
+        if not len(numbers) or int(numbers.min()) < 0 or (np.bincount(numbers) == 0).any():
+            raise UsageError("a map of symbols leaves a number out, or is empty", HINT)
+        if len(weights) != len(numbers) or not (np.isfinite(weights) & (weights > 0)).all():
+            raise UsageError(f"a map of {len(numbers)} tokens has weights that are not above 0", HINT)
+
+    @cached_property
+    def array(self) -> Ids:
+        """(n,) the symbol of each token."""
+        return np.frombuffer(_unpacked(self.tokens), "<i4").astype(np.int64)
+
+    @cached_property
+    def row_weights(self) -> NDArray[np.float32]:
+        """(n,)."""
+        return np.frombuffer(_unpacked(self.weights), "<f4").astype(np.float32)
+
+    @property
+    def size(self) -> int:
+        """m', how many symbols there are, those of a single token too."""
+        return int(self.array.max()) + 1
+
+    def mixture(self) -> Mixture:
+        """The rows of the symbols (m') as mixtures of the rows of tokens."""
+        numbers = self.array
+        order = np.argsort(numbers, kind="stable").astype(np.int64)
+        counts = np.bincount(numbers)
+        weights = self.row_weights / np.bincount(numbers, self.row_weights)[numbers]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        return Mixture(starts.astype(np.int64), order, weights[order].astype(np.float32), counts.astype(np.int64))
+
+
+def _packed(array: NDArray[np.generic]) -> str:
+    return base64.b64encode(zlib.compress(array.tobytes(), 9)).decode()
+
+
+def _unpacked(text: str) -> bytes:
+    try:
+        return zlib.decompress(base64.b64decode(text, validate=True))
+    except (ValueError, zlib.error) as error:
+        raise UsageError("a map of symbols cannot be read", HINT) from error
