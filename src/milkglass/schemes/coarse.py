@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from milkglass.schemes.symbols import diversity
 from milkglass.schemes.symbols.diversity import DiversityLimits
 from milkglass.schemes.symbols.finder import Evidence, MapFinder
 from milkglass.schemes.symbols.kmeans import KMeans
+from milkglass.schemes.symbols.learnt import Learnt
 from milkglass.schemes.symbols.symbol_map import HINT, SymbolMap
 
 UNSEEN = 0.3  # occurrences that a token which was never counted is taken to have
@@ -51,7 +52,8 @@ class Coarse(Scheme):
         function_words: so many of the commonest tokens keep symbols of their own.
         least_bits: h, the least entropy of the tokens of a symbol, in bits.
         most_share: p_max, the largest share of one token in the mass of its symbol.
-        kmeans: how the map is found.
+        way: how the map is found: "learnt" with the task, or by "kmeans" from vectors and label scores.
+        learnt, kmeans: parameters of each way.
         map: the map; None: it is not found yet.
     """
 
@@ -59,6 +61,8 @@ class Coarse(Scheme):
     function_words: int = limited(0)
     least_bits: float = limited(1.0)
     most_share: float = limited(0.8, above=0, most=1)
+    way: Literal["learnt", "kmeans"] = "learnt"
+    learnt: Learnt = Learnt()
     kmeans: KMeans = KMeans()
     map: SymbolMap | None = None
 
@@ -85,7 +89,7 @@ class Coarse(Scheme):
 
     @property
     def finder(self) -> MapFinder:
-        return self.kmeans
+        return self.learnt if self.way == "learnt" else self.kmeans
 
     @property
     def limits(self) -> DiversityLimits:

@@ -56,14 +56,14 @@ class KMeans(MapFinder):
         """Draws from "symbols/start"."""
         points = self.points(evidence)[tokens]
         drawn, weights = draws("symbols/start"), np.sqrt(mass)
-        centres, price = points[_sample(weights, symbols, drawn)].copy(), np.zeros(symbols)
+        centres, price = points[sample(weights, symbols, drawn)].copy(), np.zeros(symbols)
         for done in range(self.rounds):
             numbers = assign(points, centres, price)
             total = np.bincount(numbers, weights, symbols)
-            centres = _sums(points * weights[:, None].astype(np.float32), numbers, symbols)
+            centres = sums(points * weights[:, None].astype(np.float32), numbers, symbols)
             centres /= np.maximum(total, 1e-12)[:, None].astype(np.float32)
             if len(empty := np.flatnonzero(total == 0)):
-                centres[empty] = points[_sample(weights, len(empty), drawn)]
+                centres[empty] = points[sample(weights, len(empty), drawn)]
             load = np.bincount(numbers, mass, symbols).astype(np.float64)
             price = next_price(price, load, self.mass_price)
             progress(1000 * (done + 1) // self.rounds - 1000 * done // self.rounds)
@@ -71,13 +71,18 @@ class KMeans(MapFinder):
 
     def points(self, evidence: Evidence) -> Floats:
         """(n, f) x_t above, of all tokens."""
-        vectors = evidence.vectors(self.vectors).astype(np.float32)
-        centred = vectors - vectors.mean(0)
-        unit: Floats = centred / (np.linalg.norm(centred, axis=1, keepdims=True) + 1e-9)
+        unit = centred(evidence.vectors(self.vectors))
         if not self.label_weight or evidence.labelled is None:
             return unit
         scores, trust = label_scores(evidence.labelled, len(unit))
         return np.concatenate([unit, np.float32(self.label_weight) * with_neighbours(scores, trust, unit)], axis=1)
+
+
+def centred(vectors: Floats) -> Floats:
+    """(n, d) x_t above: less their mean, then of length 1."""
+    apart = vectors.astype(np.float32) - vectors.astype(np.float32).mean(0)
+    result: Floats = apart / (np.linalg.norm(apart, axis=1, keepdims=True) + 1e-9)
+    return result
 
 
 def assign(points: Floats, centres: Floats, price: NDArray[np.float64]) -> Ids:
@@ -95,14 +100,14 @@ def next_price(price: NDArray[np.float64], mass: NDArray[np.float64], factor: fl
     return KEPT * price + (1 - KEPT) * factor * np.log(load * len(load) + FLOOR)
 
 
-def _sums(rows: Floats, numbers: Ids, symbols: int) -> Floats:
+def sums(rows: Floats, numbers: Ids, symbols: int) -> Floats:
     """(m, f) the sum of the rows of each symbol."""
     result = np.zeros((symbols, rows.shape[1]), np.float32)
     np.add.at(result, numbers, rows)
     return result
 
 
-def _sample(weights: NDArray[np.float64], count: int, drawn: Draws) -> Ids:
+def sample(weights: NDArray[np.float64], count: int, drawn: Draws) -> Ids:
     """`count` places without repetition, in proportion to their weights: those of the first arrivals of Poisson
     processes with these rates."""
     arrivals = -np.log(drawn.uniform(len(weights))) / weights

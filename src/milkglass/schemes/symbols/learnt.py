@@ -1,0 +1,224 @@
+"""FoundSymbols that are learnt with the task: a small network of the client's reads its own rows through the symbols.
+
+The client trains a recurrent network on its labelled rows. A clustered token t enters it by a point of few dimensions,
+
+    z_t = c A x_t + u_t          x_t its vector (centred, of length 1), A and u_t learnt, c `spread`,
+
+the other tokens by vectors of their own. After the first epochs the points are clustered by k-means, weighted by
+sqrt(mass) as in kmeans.py, and from then on the network reads, in the place of z_t, the centre of its symbol: the
+gradient passes through the choice as if it were the identity (straight-through, van den Oord et al. 2017), and
+
+    loss  =  loss of the labels  +  1/4 mean |z_t - centre|^2
+
+keeps the points near to their centres, which are moved to the means of their tokens between steps. In the last epoch
+the assignment stays. So tokens come together that the task need not tell apart, whatever else they mean, and what
+distinguishes texts beyond the label is given up: symbols of as many bits leave less to a reader with a language model.
+
+The network is forgotten. Out of scope: what a symbol must keep (diversity.py); rows without labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from milkglass.errors import UsageError
+from milkglass.parameters import limited, require
+from milkglass.progress import Progress
+from milkglass.schemes.mixture import Ids
+from milkglass.schemes.scheme import Draws
+from milkglass.schemes.symbols.finder import Evidence, Floats, FoundSymbols, MapFinder, TaskTexts, Vectors
+from milkglass.schemes.symbols.kmeans import assign, centred, next_price, sample, sums
+
+INNER, HIDDEN, DROPPED = 64, 96, 0.3  # dimensions of a token, of each direction of the network; dropout
+COMMITMENT = 0.25
+BATCH, REFRESH = 64, 100  # rows a step, steps between two moves of the centres
+STEPS = 2500  # of training, about: few rows are read more often
+SETTLE = 25  # rounds of k-means when the symbols are first found
+
+
+@dataclass(frozen=True)
+class Learnt(MapFinder):
+    """The way and its parameters.
+
+    Attributes:
+        vectors: x_t, as for k-means.
+        dimensions: of a point.
+        spread: how far tokens lie apart by their vectors before anything is learnt. Little: symbols follow the labels
+            and tokens without labels fall together; much: symbols follow meaning.
+        learning_rate: at the start; it falls to zero in a line once there are symbols.
+        mass_price: as for k-means, in shares of the points' variance.
+    """
+
+    vectors: Vectors = "encoder"
+    dimensions: int = limited(16, least=1)
+    spread: float = limited(1.0)
+    learning_rate: float = limited(2e-3, above=0)
+    mass_price: float = limited(0.0)
+
+    def __post_init__(self) -> None:
+        require(self)
+
+    def find(
+        self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbols: int,
+        draws: Callable[[str], Draws], progress: Progress,
+    ) -> FoundSymbols:  # fmt: skip
+        """Draws from "symbols/learnt". Raises UsageError without labels."""
+        if evidence.labelled is None:
+            raise UsageError(
+                "a map cannot be learnt from rows without labels", "give labelled rows, or add --set way=kmeans"
+            )
+        drawn = draws("symbols/learnt")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(drawn.uniform(1)[0] * 2**31))
+            network = SmallReader(centred(evidence.vectors(self.vectors)), tokens, evidence.labelled, self)
+            return Training(self, network, evidence.labelled, Codes(tokens, mass, symbols), drawn).run(progress)
+
+
+class SmallReader(torch.nn.Module):
+    """Texts to logits, or to one score: a bidirectional GRU, its states' mean and maximum, a linear layer.
+
+    Attributes:
+        clustered: (n,) which tokens enter by their points.
+        vectors: (n, d) c x_t.
+    """
+
+    clustered: Tensor
+    vectors: Tensor
+
+    def __init__(self, vectors: Floats, tokens: Ids, task: TaskTexts, settings: Learnt) -> None:
+        super().__init__()
+        clustered = torch.zeros(len(vectors), dtype=torch.bool)
+        clustered[torch.from_numpy(tokens)] = True
+        self.register_buffer("clustered", clustered)
+        self.register_buffer("vectors", torch.from_numpy(settings.spread * vectors))
+        dimensions = settings.dimensions
+        self.place = torch.nn.Linear(vectors.shape[1], dimensions)
+        self.moved, self.own = torch.nn.Embedding(len(vectors), dimensions), torch.nn.Embedding(len(vectors), INNER)
+        torch.nn.init.normal_(self.moved.weight, std=0.01)
+        torch.nn.init.normal_(self.own.weight, std=0.1)
+        self.up, self.drop = torch.nn.Linear(dimensions, INNER), torch.nn.Dropout(DROPPED)
+        self.gru = torch.nn.GRU(INNER, HIDDEN, batch_first=True, bidirectional=True)
+        self.head = torch.nn.Linear(4 * HIDDEN, max(1, task.classes))
+
+    def points(self, tokens: Tensor) -> Tensor:
+        """z_t of these tokens, (..., dimensions)."""
+        return self.place(self.vectors[tokens]) + self.moved(tokens)
+
+    def forward(self, ids: Tensor, lengths: Tensor, codes: Codes) -> tuple[Tensor, Tensor]:
+        """ids (b, t), of which `lengths` (b,) count: (b, classes) and the mean |z - centre|^2, 0 without symbols."""
+        points, clustered = self.points(ids), self.clustered[ids]
+        there = torch.arange(ids.shape[1]) < lengths[:, None]
+        apart = torch.zeros(())
+        if codes.centres is not None and (which := clustered & there).any():
+            centres = torch.from_numpy(codes.centres)[codes.of_token(len(self.clustered))[ids]]
+            apart = (points - centres)[which].square().sum(-1).mean()
+            points = points + (centres - points).detach()
+        rows = self.drop(torch.where(clustered[..., None], self.up(points), self.own(ids)))
+        packed = torch.nn.utils.rnn.pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
+        states = torch.nn.utils.rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True)[0]
+        mean = (states * there[..., None]).sum(1) / lengths[:, None]
+        most = states.masked_fill(~there[..., None], -torch.inf).amax(1)
+        return self.head(self.drop(torch.cat([mean, most], dim=1))), apart
+
+
+class Codes:
+    """The symbols while they are learnt.
+
+    Attributes:
+        tokens, mass: (c,) those that are clustered, how common each is.
+        centres: (m, dimensions); None until they are first found.
+        numbers: (c,) the symbol of each token.
+    """
+
+    def __init__(self, tokens: Ids, mass: NDArray[np.float64], symbols: int) -> None:
+        self.tokens, self.mass, self.weights = tokens, mass, np.sqrt(mass)
+        self.centres: Floats | None = None
+        self.numbers, self.price = np.zeros(len(tokens), np.int64), np.zeros(symbols)
+
+    def of_token(self, n: int) -> Tensor:
+        """(n,) the symbol of each token, 0 for those that have one of their own."""
+        result = torch.zeros(n, dtype=torch.long)
+        result[torch.from_numpy(self.tokens)] = torch.from_numpy(self.numbers)
+        return result
+
+    def move(self, points: Floats, price: float, drawn: Draws, rounds: int = 1) -> None:
+        """Rounds of k-means from where the centres are. points: (c, dimensions)."""
+        m = len(self.price)
+        if self.centres is None:
+            self.centres = points[sample(self.weights, m, drawn)].copy()
+        for _ in range(rounds):
+            self.numbers = assign(points, self.centres, self.price)
+            self.centres = sums(points * self.weights[:, None].astype(np.float32), self.numbers, m)
+            total = np.bincount(self.numbers, self.weights, m)
+            self.centres /= np.maximum(total, 1e-12)[:, None].astype(np.float32)
+            if len(empty := np.flatnonzero(total == 0)):
+                self.centres[empty] = points[sample(self.weights, len(empty), drawn)]
+            factor = price * float(points.var(0).sum())
+            self.price = next_price(self.price, np.bincount(self.numbers, self.mass, m).astype(np.float64), factor)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One network on one client's rows."""
+
+    settings: Learnt
+    network: SmallReader
+    task: TaskTexts
+    codes: Codes
+    drawn: Draws
+
+    def run(self, progress: Progress) -> FoundSymbols:
+        """A third of the epochs without symbols, then those with."""
+        rows = np.flatnonzero(self.task.texts.lengths)
+        epochs = max(3, -(-STEPS * BATCH // max(1, len(rows))))
+        first, tokens = epochs // 3, torch.from_numpy(self.codes.tokens)
+        tables = [self.network.moved.weight, self.network.own.weight]
+        others = [one for one in self.network.parameters() if all(one is not table for table in tables)]
+        optimiser = torch.optim.AdamW([{"params": tables, "weight_decay": 0.05}, {"params": others}])
+        steps, done = -(-len(rows) // BATCH), 0
+        for epoch in range(epochs):
+            if epoch == first:
+                self._move(tokens, SETTLE)
+            for numbers in self._batches(rows):
+                spent = max(0.0, (done / steps - first) / (epochs - first))
+                for group in optimiser.param_groups:
+                    group["lr"] = self.settings.learning_rate * (1 - spent)
+                loss = self._loss(numbers)
+                optimiser.zero_grad(set_to_none=True)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+                optimiser.step()
+                done += 1
+                if first <= epoch < epochs - 1 and done % REFRESH == 0:
+                    self._move(tokens, 1)
+                progress(1000 * done // (epochs * steps) - 1000 * (done - 1) // (epochs * steps))
+        with torch.no_grad():
+            return FoundSymbols(self.codes.numbers, self.network.points(tokens).numpy())
+
+    def _move(self, tokens: Tensor, rounds: int) -> None:
+        with torch.no_grad():
+            points = self.network.points(tokens).numpy()
+        self.codes.move(points, self.settings.mass_price, self.drawn, rounds)
+
+    def _batches(self, rows: Ids) -> Iterator[Ids]:
+        """Numbers of rows, BATCH at a time and of about one length, in a drawn order."""
+        order = rows[np.argsort(self.task.texts.lengths[rows] + self.drawn.uniform(len(rows)), kind="stable")]
+        parts = np.array_split(order, -(-len(order) // BATCH))
+        for number in np.argsort(self.drawn.uniform(len(parts))):
+            yield parts[number]
+
+    def _loss(self, numbers: Ids) -> Tensor:
+        texts = self.task.texts.chosen(numbers)
+        lengths = torch.from_numpy(texts.lengths)
+        ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(one) for one in texts], batch_first=True)
+        found, apart = self.network(ids, lengths, self.codes)
+        labels = torch.from_numpy(self.task.labels[numbers])
+        if self.task.classes:
+            return torch.nn.functional.cross_entropy(found, labels.long()) + COMMITMENT * apart
+        return torch.nn.functional.mse_loss(found[:, 0], labels.float()) + COMMITMENT * apart
