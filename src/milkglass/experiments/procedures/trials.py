@@ -155,19 +155,21 @@ def _figures(client: Client, server: Server, problem: TrialData, seed: int, fold
     if not done.is_file():
         logits = client.receive(server.answer(client.send(problem.held_out.texts, problem.held_out.pairs)))
         guess = logits[:, 0] if problem.classes == 1 else logits.argmax(1)
-        result = graded(guess, problem, seed)
+        result = graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
         done.write_text(json.dumps({"figures": result, "predictions": packed(guess)}) + "\n", "utf-8")
     known = json.loads(done.read_text("utf-8"))
     return dict(known["figures"]), str(known["predictions"])
 
 
-def graded(guess: NDArray[Any], problem: TrialData, seed: int) -> dict[str, float]:
-    """What (u,) answers to the held-out rows are worth, in percent: the data set's measures, and of two classes the
-    precision and recall of class 1 (CMIF, section 4.1); "NAME +-" is half of the bootstrap interval's width."""
+def graded(
+    guess: NDArray[Any], labels: Sequence[float], metrics: Sequence[str], classes: int, seed: int
+) -> dict[str, float]:
+    """What (u,) answers to rows with these labels are worth, in percent: the data set's measures, and of two classes
+    the precision and recall of class 1 (CMIF, section 4.1); "NAME +-" is half of the bootstrap interval's width."""
     result: dict[str, float] = {}
-    of_class_1 = ("precision", "recall") if problem.classes == 2 else ()
-    for name in dict.fromkeys((*problem.metrics, *of_class_1)):
-        one = MEASURES[name](guess, np.asarray(problem.held_out.labels), np.random.default_rng(seed))
+    of_class_1 = ("precision", "recall") if classes == 2 else ()
+    for name in dict.fromkeys((*metrics, *of_class_1)):
+        one = MEASURES[name](guess, np.asarray(labels), np.random.default_rng(seed))
         result |= {name: 100 * one.value, f"{name} +-": 50 * (one.high - one.low)}
     return result
 
@@ -178,4 +180,5 @@ def commonest(problem: TrialData, seed: int) -> dict[str, float]:
     if problem.classes == 1:
         return {}
     counts = np.bincount(np.asarray(problem.train.labels, np.int64), minlength=problem.classes)
-    return graded(np.full(len(problem.held_out.labels), counts.argmax()), problem, seed)
+    guess = np.full(len(problem.held_out.labels), counts.argmax())
+    return graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
