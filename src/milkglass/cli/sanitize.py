@@ -235,7 +235,9 @@ def _require_same_kind(source: Path, out: Path) -> None:
 def _summary(report: dict[str, Any], out: Path) -> str:
     rows: list[tuple[str, ...]] = [(report.get("by", "words"), "count", "replaced")]
     rows += [
-        (name, f"{one['words']:,}", f"{100 * one['replaced_share']:.1f} %") for name, one in report["words"].items()
+        (name, f"{one['words']:,}", f"{100 * one['replaced_share']:.1f} %")
+        for name, one in report["words"].items()
+        if one["words"] or "by" not in report  # tokens have fewer classes than words
     ]
     left = report["fields_left_as_they_are"]
     lines = [f"wrote {out} and {out.name}.report.json", table(rows)]
