@@ -107,6 +107,15 @@ def test_an_instruction_that_no_text_begins_with_is_refused(tmp_path: Path) -> N
         )  # fmt: skip
 
 
+def test_a_message_without_a_role_is_refused_where_roles_decide(tmp_path: Path) -> None:
+    """It would cross as it is."""
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"messages": [CHAT[1], {"content": "the fever"}]}) + "\n", "utf-8")
+    shape = FileShape("json", frozenset(), file="in.jsonl", roles=frozenset({"user"}))
+    with pytest.raises(CodecError, match="line 1 of in.jsonl has a message without a role"):
+        require_instruction(source, shape)
+
+
 def test_workers_have_the_tokenizer_too(reader: TokenReader, tmp_path: Path) -> None:
     source = chats(tmp_path / "in.jsonl", 600)
     for workers in (1, 2):

@@ -241,10 +241,12 @@ def _messages(where: str, value: Any, left: set[str], roles: frozenset[str]) -> 
     ):
         raise CodecError(f"{where} has no list of messages", 'give [{"role": "user", "content": "..."}, ...]')
     left.update(f"messages.{name}" for one in value for name in one if name not in ("role", "content"))
+    if roles and not all(isinstance(one.get("role"), str) for one in value):
+        raise CodecError(f"{where} has a message without a role", "leave out --role, or give each message one")
     kept = [one for one in value if roles and one.get("role") not in roles]
     if kept and len(kept) == len(value):
         raise CodecError(f"{where} has no message of the roles {', '.join(sorted(roles))}", "check --role")
-    left.update(f"messages.{one['role']}" for one in kept if isinstance(one.get("role"), str))
+    left.update(f"messages.{one['role']}" for one in kept)
     return [(one, "content") for one in value if not any(one is other for other in kept)]
 
 
