@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from milkglass.client.data.dataset import read_examples, summarise
 from tests import tiny
 from tests.cli.kit import SECRET, call, document, refused
 from tests.sanitizers.kit import WORDS, table
@@ -95,6 +96,39 @@ def test_a_models_own_table(tmp_path: Path) -> None:
     report = document(call("sanitize", source, tmp_path / "out.txt", "--table", folder, "--json"))
     assert report["table"]["name"] == "model" and report["table"]["width"] == 32
     assert SECRET not in (tmp_path / "out.txt").read_text()
+
+
+def test_training_data_of_a_decoder_by_its_tokens(tmp_path: Path) -> None:
+    """What is written can be trained on, with the answers as they were; the instruction is kept, the rest not."""
+    folder, source, out = tiny.save("llama-tied", tmp_path / "model"), tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    rows = [
+        [{"role": "user", "content": f"Summarize: {text}"}, {"role": "assistant", "content": text[:9]}]
+        for text in tiny.TEXTS
+    ]
+    source.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows), "utf-8")
+    words = ("sanitize", source, "--method", "rnm", "--by", "tokens", "--table", folder, "--k", "4", "--p", "1")
+    report = document(call(*words, out, "--role", "user", "--instruction", "Summarize: ", "--json"))
+    assert report["by"] == "tokens" and report["guarantee"] is None
+    assert report["words"]["all"]["replaced_share"] == 1
+    found = list(read_examples(out))
+    assert summarise(out).task == "causal-lm"
+    for row, one in zip(rows, found, strict=True):
+        assert one.messages[1] == row[1] and one.messages[0]["content"].startswith("Summarize: ")
+        assert one.messages[0] != row[0]
+    misspelt = call(*words, tmp_path / "b.jsonl", "--instruction", "Sumarize: ")
+    refused(misspelt, 5, "no text of in.jsonl begins with the instruction")
+    refused(call(*words, tmp_path / "b.jsonl", "--role", "users"), 5, "no message of the roles users")
+
+
+def test_what_by_tokens_refuses(tmp_path: Path, glove: Path) -> None:
+    source, out = rows_file(tmp_path, 3), tmp_path / "out.jsonl"
+    words = ("sanitize", source, out, "--by", "tokens")
+    refused(call(*words, "--table", glove, "--method", "rnm"), 2, "glove.txt has words")
+    refused(call(*words, "--method", "custext+"), 2, "custext+ keeps some words")
+    refused(call(*words, "--method", "ghost"), 2, "ghost has no use for --by")
+    (tmp_path / "in.tsv").write_text("text\tlabel\na b\tc\n", "utf-8")
+    refused(call("sanitize", tmp_path / "in.tsv", tmp_path / "o.tsv", "--role", "user"), 2, "has no conversations")
+    refused(call("sanitize", "-", "--role", "user"), 2, "stdin is read as lines")
 
 
 def test_what_is_refused(tmp_path: Path, glove: Path) -> None:

@@ -39,8 +39,8 @@ ALLOWED = {
     "enclave": "client models noise sanitizers",
     "split": "audit client defences enclave hidden_states models noise server threat",
     "experiments": (
-        "attacks audit client datasets defences gradient_defences hidden_states metrics models noise sanitizers schemes"
-        " server server.spec threat"
+        "attacks audit client datasets defences enclave gradient_defences hidden_states metrics models noise sanitizers"
+        " schemes server server.spec threat"
     ),
     "demo": "attacks client models schemes threat",
     "cli": (

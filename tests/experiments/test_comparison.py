@@ -115,6 +115,28 @@ def test_every_defence_has_its_utility_and_what_attacks_read(done: tuple[Path, d
     assert "a tiny random model" in (done[0] / "small.quick.md").read_text("utf-8")
 
 
+def test_the_row_without_a_model_names_one_class(done: tuple[Path, dict[str, Any]], data: Path) -> None:
+    """From the file itself: of the 16 training rows and 4 held-out ones, which class is the commonest, and how often
+    the held-out rows are of it."""
+    rows = [line.split("\t") for line in (data / "train.tsv").read_text("utf-8").splitlines()[1:]]
+    drawn = [rows[i][1] for i in np.random.default_rng(1).permutation(len(rows))[:16]]
+    named = "1" if drawn.count("1") > drawn.count("0") else "0"
+    held_out = [line.split("\t")[1] for line in (data / "dev.tsv").read_text("utf-8").splitlines()[1:]]
+    figures = measured(done[1])
+    assert figures["accuracy, small, commonest class"] == 100 * held_out.count(named) / len(held_out)
+    if named == "1":
+        assert figures["recall, small, commonest class"] == 100
+
+
+def test_the_share_that_crosses_unchanged(done: tuple[Path, dict[str, Any]]) -> None:
+    """Nearest rows of the public table read each id as itself: they read what was sent as it is, and nothing else."""
+    figures = measured(done[1])
+    unchanged = figures["tokens unchanged, small, words"]
+    assert unchanged == figures["tokens top-1, knn, model only, small, words"]
+    assert 0 < unchanged < figures["tokens with a place, small, words"] <= 100
+    assert not [name for name in figures if name.startswith("tokens unchanged") and not name.endswith("words")]
+
+
 def test_a_run_goes_on_and_cells_are_shared(
     done: tuple[Path, dict[str, Any]], recipe: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.experiments.report import table
+from milkglass.experiments.report import curves, table
 from tests.experiments.test_recipes import RUN, shipped
 
 NASTY = '<script>alert(1)</script> | `x` *y* [z](http://w) \\ & "q" $m$\nnext'
@@ -45,6 +45,27 @@ COMPARED: dict[str, Any] = {
         "tokens top-1, knn, model only, sst2, plain": {"measured": 100.0},
     },
 }  # fmt: skip
+
+
+def test_figures_over_epsilon_are_drawn() -> None:
+    figures = {
+        "accuracy, plain after": 90.0, "accuracy, epsilon=3 after": 80.0, "accuracy, epsilon=1 after": 70.0,
+        "accuracy +-, epsilon=1 after": 5.0, "accuracy, epsilon=1 before": 50.0, "tokens unchanged, epsilon=1": 60.0,
+    }  # fmt: skip
+    (found,) = curves.of(figures)
+    assert found.measure == "accuracy" and found.levels == {"after": 90.0}
+    assert found.lines == {"after": ((1.0, 70.0, 5.0), (3.0, 80.0, 0.0))}, "one point is no line"
+    drawn = curves.svg([found])
+    places = re.findall(r'<circle cx="([0-9.]+)" cy="([0-9.]+)"', drawn)
+    (left, low), (right, high) = [(float(x), float(y)) for x, y in places]
+    assert left < right and low > high, "upwards is more"
+    dashed = re.search(r'd="M[0-9.]+ ([0-9.]+)H[0-9.]+" fill="none" stroke="#[0-9a-f]+" stroke-dasharray', drawn)
+    assert dashed is not None and float(dashed[1]) < high
+    page = table.html(
+        table.read({"recipe": "a", "paper": "b", "figures": {n: {"measured": v} for n, v in figures.items()}})
+    )
+    assert "Over epsilon" in page and drawn in page
+    assert "Over epsilon" not in table.html(table.read(COMPARED)) and curves.of({"loss, epsilon=1 after": 1.0}) == ()
 
 
 def test_a_comparison_has_its_defences_at_a_glance_and_drawn() -> None:

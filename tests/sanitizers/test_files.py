@@ -20,7 +20,7 @@ from milkglass.sanitizers.rows import blocks_of, shape_of
 from milkglass.sanitizers.santext import SanText
 from milkglass.sanitizers.tables.table import read_glove
 from milkglass.sanitizers.tables.vocabulary import tokens_of_model, words_of_model
-from milkglass.sanitizers.text import CLASSES, TextSanitizer
+from milkglass.sanitizers.text import CLASSES, TextSanitizer, WordReader
 from tests import tiny
 from tests.core.test_walls import SOURCE, imports
 from tests.sanitizers import steps
@@ -158,7 +158,7 @@ def test_counting(tmp_path: Path) -> None:
     source = tmp_path / "in.txt"
     source.write_text("apple Apple fig 12\nfig fig zanzibar\n")
     told: list[int] = []
-    counts = count_file(TABLE, source, shape_of(source), 0, told.append)
+    counts = count_file(WordReader(TABLE), source, shape_of(source), 0, told.append)
     assert counts.sum() == 5 and counts[WORDS.index("apple")] == 2 and counts[WORDS.index("fig")] == 3
     assert told == [36]
 

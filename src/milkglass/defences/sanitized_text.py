@@ -129,8 +129,8 @@ class SanitizerDefence(Defence):
             raise UsageError(
                 "a GloVe file has words, and tokens are to be replaced", 'leave out words, or by = "words"'
             )
-        if self.by == "tokens" and (self.method.keeps_stopwords or self.method.allow):
-            raise UsageError(f"{self.method.name} keeps some words, and tokens are to be replaced", 'say by = "words"')
+        if self.by == "tokens":
+            self.method.require_by_tokens()
 
     @property
     def guarantee(self) -> str | None:

@@ -160,9 +160,7 @@ class OpenTable:
 
     def sanitized(self, tokens: prompt.PromptTokens, settings: RnmSettings) -> Reply:
         """The vectors of a prompt whose private tokens went through the sanitizer."""
-        ids = tokens.ids.copy()
-        for run in tokens.runs:
-            ids[run] = self.sanitizer.sanitized(ids[run], settings, self._stream(ids[run], settings))
+        ids = tokens.replaced(lambda own: self.sanitizer.sanitized(own, settings, self._stream(own, settings)))
         content = self.rows(ids)
         changed = int((ids != tokens.ids).sum())
         return {"tokens": len(ids), "private": int(tokens.private.sum()), "changed": changed}, content

@@ -5,7 +5,7 @@ A token that shares a character with the user's text counts as the user's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,13 @@ class PromptTokens:
         edges = np.flatnonzero(np.diff(self.private.astype(np.int8), prepend=0, append=0)).tolist()
         return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
+    def replaced(self, replace: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> NDArray[np.int64]:
+        """(t,) the ids, each part of the user's text as `replace` gives it, token for token."""
+        ids = self.ids.copy()
+        for run in self.runs:
+            ids[run] = replace(ids[run])
+        return ids
+
 
 def of_text(tokenizer: Any, text: str, instruction: str, limit: int) -> PromptTokens:
     """Plain text to continue, after an instruction that is not sanitized. Raises CodecError."""
@@ -43,9 +50,9 @@ def of_text(tokenizer: Any, text: str, instruction: str, limit: int) -> PromptTo
     return _tokens(tokenizer, instruction + text, [(len(instruction), len(instruction) + len(text))], limit, True)
 
 
-def of_chat(tokenizer: Any, messages: Sequence[Message], limit: int) -> PromptTokens:
+def of_chat(tokenizer: Any, messages: Sequence[Message], limit: int, instruction: str = "") -> PromptTokens:
     """A conversation in the model's own template. What users say is sanitized; what the system and the model say is
-    not. Raises CodecError."""
+    not, nor the instruction where a message begins with it. Raises CodecError."""
     require_ordinary(tokenizer, [messages])
     text = render(tokenizer, messages, add_generation_prompt=True)
     spans, start = [], 0
@@ -59,7 +66,7 @@ def of_chat(tokenizer: Any, messages: Sequence[Message], limit: int) -> PromptTo
             )
         start = place + len(content)
         if message["role"] == "user" and content:
-            spans.append((place, start))
+            spans.append((place + (len(instruction) if content.startswith(instruction) else 0), start))
     return _tokens(tokenizer, text, spans, limit, False)
 
 

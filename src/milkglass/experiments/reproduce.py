@@ -13,6 +13,7 @@ from milkglass.experiments.kinds.comparison import Comparison
 from milkglass.experiments.kinds.generation import GenerationRecipe
 from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.kinds.overhead import OverheadRecipe
+from milkglass.experiments.kinds.sanitized_generation import SanitizedGeneration
 from milkglass.experiments.kinds.shared_training import SharedTraining
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import settings
@@ -27,6 +28,7 @@ KINDS: Mapping[str, type[Recipe]] = {
     "overhead": OverheadRecipe,
     "classification": ClassificationRecipe,
     "generation": GenerationRecipe,
+    "sanitized-generation": SanitizedGeneration,
     "comparison": Comparison,
     "gradients": GradientRecipe,
     "shared-training": SharedTraining,

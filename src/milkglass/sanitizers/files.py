@@ -25,10 +25,10 @@ from milkglass.errors import MilkglassError, UsageError
 from milkglass.files import atomic_write
 from milkglass.noise.stream import Stream
 from milkglass.progress import Progress, no_progress
-from milkglass.sanitizers.method import SanitizerMethod
+from milkglass.sanitizers.method import Reader, SanitizerMethod
 from milkglass.sanitizers.rows import Block, FileShape, blocks_of
-from milkglass.sanitizers.tables.table import WordVectors
-from milkglass.sanitizers.text import TextSanitizer, WordReader, WordTally
+from milkglass.sanitizers.text import TextSanitizer, WordTally
+from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer
 
 
 def stream_of(seed: int, block: int, text: str) -> Stream:
@@ -54,10 +54,13 @@ def require_free(out: Path) -> None:
         raise UsageError(f"there is no folder {out.parent}", "make it first")
 
 
-def count_file(table: WordVectors, path: Path, shape: FileShape, workers: int, progress: Progress) -> NDArray[np.int64]:
-    """(n,) how often a file's texts have each word of the table."""
-    counts = np.zeros(len(table), np.int64)
-    for block, result in ordered(_counted, _Counting(WordReader(table), shape), blocks_of(path, shape), workers):
+FileSanitizer = TextSanitizer | TokenTextSanitizer
+
+
+def count_file(reader: Reader, path: Path, shape: FileShape, workers: int, progress: Progress) -> NDArray[np.int64]:
+    """(n,) how often a file's texts have each word, or token, of the reader's table."""
+    counts = np.zeros(len(reader.table), np.int64)
+    for block, result in ordered(_counted, _Counting(reader, shape), blocks_of(path, shape), workers):
         counts += result
         progress(block.size)
     return counts
@@ -77,7 +80,7 @@ class FileReport:
 
 
 def sanitize_file(
-    sanitizer: TextSanitizer, source: Path, shape: FileShape, out: Path, seed: int | None, about: dict[str, Any],
+    sanitizer: FileSanitizer, source: Path, shape: FileShape, out: Path, seed: int | None, about: dict[str, Any],
     workers: int = 0, progress: Progress = no_progress,
 ) -> dict[str, Any]:  # fmt: skip
     """Write `out` and the report, which is returned; both appear under their names when they are complete.
@@ -104,7 +107,7 @@ def sanitize_file(
     return report
 
 
-def document(sanitizer: TextSanitizer, done: FileReport, about: dict[str, Any], seeded: bool) -> dict[str, Any]:
+def document(sanitizer: FileSanitizer, done: FileReport, about: dict[str, Any], seeded: bool) -> dict[str, Any]:
     """The report. Holds no text and no seed."""
     table = sanitizer.sanitizer.table
     return {
@@ -114,6 +117,7 @@ def document(sanitizer: TextSanitizer, done: FileReport, about: dict[str, Any], 
         "seed_given": seeded,
         "rows": done.rows,
         "texts": done.tally.texts,
+        **({"by": "tokens"} if isinstance(sanitizer.reader, TokenReader) else {}),
         "words": done.tally.document(),
         "fields_left_as_they_are": sorted(done.left),
     }
@@ -131,29 +135,33 @@ def describe(method: SanitizerMethod, counted: Path | None) -> dict[str, Any]:
 # --- in workers -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Counting:
-    reader: WordReader
+    reader: Reader
     shape: FileShape
 
 
 @dataclass(frozen=True)
 class _Working:
-    sanitizer: TextSanitizer
+    sanitizer: FileSanitizer
     shape: FileShape
     seed: int = field(repr=False)
 
 
 def _counted(state: _Counting, block: Block) -> NDArray[np.int64]:
     _, slots, _ = state.shape.parse(block)
-    return state.reader.counts(container[key] for container, key in slots)
+    return state.reader.counts(state.shape.divided(container[key])[1] for container, key in slots)
 
 
 def _sanitized(state: _Working, block: Block) -> tuple[str, WordTally, set[str]]:
     rows, slots, left = state.shape.parse(block)
     tally = WordTally()
-    before = [container[key] for container, key in slots]
+    heads, before = [], []
+    for container, key in slots:
+        head, own = state.shape.divided(container[key])
+        heads.append(head)
+        before.append(own)
     texts = state.sanitizer.texts(before, stream_of(state.seed, block.number, json.dumps(before)), tally)
-    for (container, key), text in zip(slots, texts, strict=True):
-        container[key] = text
+    for (container, key), head, text in zip(slots, heads, texts, strict=True):
+        container[key] = head + text
     return state.shape.write(rows), tally, left
 
 

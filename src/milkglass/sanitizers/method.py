@@ -13,8 +13,10 @@ from milkglass.errors import UsageError
 from milkglass.parameters import limited, parameters_of, require
 from milkglass.sanitizers.sanitizer import EPSILON, Sanitizer, Spared, sensitive_words
 from milkglass.sanitizers.tables.table import WordVectors
-from milkglass.sanitizers.text import TextSanitizer
+from milkglass.sanitizers.text import TextSanitizer, WordReader
+from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer
 
+Reader = WordReader | TokenReader
 OF_TEXTS = ("keep_stopwords", "allow")  # parameters that `TextSanitizer` has, not the mechanism
 
 
@@ -54,6 +56,18 @@ class SanitizerMethod(abc.ABC):
 
     def over(self, table: WordVectors, counts: NDArray[np.int64] | None = None) -> TextSanitizer:
         return TextSanitizer(self.sanitizer(table, counts), self.keeps_stopwords, self.allow)
+
+    def reading(self, reader: Reader, counts: NDArray[np.int64] | None = None) -> TextSanitizer | TokenTextSanitizer:
+        """In front of text, by what the reader makes of it: words or tokens."""
+        if isinstance(reader, WordReader):
+            return self.over(reader.table, counts)
+        self.require_by_tokens()
+        return TokenTextSanitizer(self.sanitizer(reader.table, counts), reader)
+
+    def require_by_tokens(self) -> None:
+        """Raises UsageError for a method that keeps some words."""
+        if self.keeps_stopwords or self.allow:
+            raise UsageError(f"{self.name} keeps some words, and tokens are to be replaced", "replace words instead")
 
     def document(self) -> dict[str, Any]:
         """The parameters, for a report. Allowed words are counted: they are the user's."""

@@ -55,12 +55,21 @@ class FileShape:
         texts: the fields that are sanitized.
         header: of CSV and TSV.
         file: its name, for messages.
+        roles: of the messages that are sanitized; none: of all.
+        instruction: with which a text may begin, and which is then unchanged.
     """
 
     kind: Kind
     texts: frozenset[str]
     header: tuple[str, ...] = ()
     file: str = ""
+    roles: frozenset[str] = frozenset()
+    instruction: str = ""
+
+    def divided(self, text: str) -> tuple[str, str]:
+        """The instruction, where the text begins with it, and what is sanitized."""
+        at = len(self.instruction) if text.startswith(self.instruction) else 0
+        return text[:at], text[at:]
 
     def parse(self, block: Block) -> tuple[list[Any], list[Slot], set[str]]:
         """The rows, where the texts in them are, and the names of fields that are unchanged."""
@@ -99,7 +108,7 @@ class FileShape:
         result: list[Slot] = []
         for name, value in row.items():
             if name == "messages":
-                result += _messages(where, value, left)
+                result += _messages(where, value, left, self.roles)
             elif name not in self.texts:
                 left.add(name)
             elif isinstance(value, str):
@@ -140,6 +149,15 @@ def _require_names(path: Path, names: frozenset[str]) -> None:
             left = {name: words for name, words in left.items() if not any(word in text for word in words)}
     if left:
         raise CodecError(f"no row of {path.name} has a field {min(left)!r}", "check --text-column and --keep-column")
+
+
+def require_instruction(path: Path, shape: FileShape) -> None:
+    """Raises CodecError where no text begins with the instruction: a misspelt one would be sanitized like the text."""
+    for block in blocks_of(path, shape):
+        _, slots, _ = shape.parse(block)
+        if any(shape.divided(container[key])[0] for container, key in slots):
+            return
+    raise CodecError(f"no text of {path.name} begins with the instruction", "give it as the file has it, blanks too")
 
 
 def blocks_of(path: Path, shape: FileShape) -> Iterator[Block]:
@@ -217,13 +235,19 @@ def _object(where: str, raw: str) -> dict[str, Any] | None:
     return result
 
 
-def _messages(where: str, value: Any, left: set[str]) -> list[Slot]:
+def _messages(where: str, value: Any, left: set[str], roles: frozenset[str]) -> list[Slot]:
     if not isinstance(value, list) or not all(
         isinstance(one, dict) and isinstance(one.get("content"), str) for one in value
     ):
         raise CodecError(f"{where} has no list of messages", 'give [{"role": "user", "content": "..."}, ...]')
     left.update(f"messages.{name}" for one in value for name in one if name not in ("role", "content"))
-    return [(one, "content") for one in value]
+    if roles and not all(isinstance(one.get("role"), str) for one in value):
+        raise CodecError(f"{where} has a message without a role", "leave out --role, or give each message one")
+    kept = [one for one in value if roles and one.get("role") not in roles]
+    if kept and len(kept) == len(value):
+        raise CodecError(f"{where} has no message of the roles {', '.join(sorted(roles))}", "check --role")
+    left.update(f"messages.{one['role']}" for one in kept)
+    return [(one, "content") for one in value if not any(one is other for other in kept)]
 
 
 def _dumped(row: dict[str, Any]) -> str:

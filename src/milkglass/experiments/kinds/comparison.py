@@ -13,7 +13,9 @@ what one key hides.
 
 Figures are called "MEASURE, DATA, DEFENCE" and "MEASURE, ATTACK, ATTACKER, DATA, DEFENCE"; with several seeds they are
 means; "..., sd" is the standard deviation of the seeds, and "..., median", "..., least", "..., most" their median and
-range, for a seed is a key as well, on which some figures depend. Cells are shared by recipes with the same --cache.
+range, for a seed is a key as well, on which some figures depend. "MEASURE, DATA, commonest class" is what naming the
+commonest class of the first seed's training rows for every text is worth. Cells are shared by recipes with the same
+--cache.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, hyperparameters, require_data, require_defence
 from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
-from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, trained
+from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, commonest, trained
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import from_entries, table_of
 from milkglass.experiments.runs import RunFolder, require_same_run
@@ -46,6 +48,7 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Defence, LabelledTexts
 
 Place = tuple[str, str, int]  # data, defence, seed
+COMMONEST = "commonest class"  # a row without a model: CMIF's Table 1 has one that it calls Random
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,8 @@ class Comparison(Recipe):
 
     def check(self) -> None:
         attacks_of(self.attacks)
+        if COMMONEST in self.defences:
+            raise UsageError(f"{COMMONEST!r} is the name of a row of its own", "give the defence another name")
         for name, defence in self.defences.items():
             self.attacked_of(defence)
             self.settings_of(defence, {"num_labels": 2})
@@ -137,7 +142,13 @@ class Comparison(Recipe):
             about = {"cell": cell.name, "attacked": asdict(attacked)}
             one = problems[place[0], place[2]]
             results[place] |= leakage(self.attacks, attacked, base, one, cell, about, folder, run.progress)
-        return _named(self, results)
+        worthless = {name: commonest(problems[name, self.seeds[0]], self.seeds[0]) for name in self.data}
+        constant = {
+            f"{measure}, {name}, {COMMONEST}": value
+            for name, one in worthless.items()
+            for measure, value in one.items()
+        }
+        return _named(self, results) | constant
 
 
 def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from milkglass.experiments.runs import (
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.schemes.catalogue import scheme_of_recipe
+from milkglass.schemes.scheme import Scheme
 from milkglass.server.spec import Hyperparameters, Status, Task
 
 
@@ -74,6 +75,17 @@ class FineTuning(Recipe):
     def result(self, run: RunFolder) -> dict[str, Any]:
         return {**self.about(), "data": self.data}
 
+    def scheme(self, parameters: Mapping[str, Any]) -> Scheme | None:
+        """What a variant's model is scrambled with; None: nothing."""
+        return scheme_of_recipe(parameters) if parameters else None
+
+    def texts(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
+        """For each variant the file of each split. By default all variants have the same."""
+        paths = {
+            split: data_refs.as_file(run.data, self.data[split], run.out / "data", run.progress) for split in SPLITS
+        }
+        return dict.fromkeys(self.variants, paths)
+
     def measure(self, run: RunFolder) -> dict[str, float]:
         base = Checkpoint.open(resolve(self.model))
         variants = prepare(self, base, run)
@@ -97,17 +109,17 @@ def prepare(recipe: FineTuning, base: Checkpoint, run: RunFolder) -> list[Varian
     """Scramble the models and write the encoded data and the jobs' specs, where they are not there yet."""
     digest, out = base.digest(), run.out
     require_same_run(out, {**recipe.about(), "base": digest, "data": data_refs.sums(run.data, recipe.data.values())})
-    paths = {split: data_refs.as_file(run.data, recipe.data[split], out / "data", run.progress) for split in SPLITS}
+    paths = recipe.texts(base, run)
     variants = []
     for name, parameters in recipe.variants.items():
-        scheme = scheme_of_recipe(parameters) if parameters else None
+        scheme = recipe.scheme(parameters)
         key = seeded_key(base, recipe.model, digest, recipe.seed, scheme)
         model = out / f"{name}-model" if scheme else base.folder
         if not model.exists():
             run.progress(f"{name}: the model is scrambled")
             scramble(base, key, model)
-        variant = Variant(name, model, key, out / name, scheme is None)
-        _write_job(recipe, base, paths, variant, run.threads)
+        variant = Variant(name, model, key, out / name, not parameters)
+        _write_job(recipe, base, paths[name], variant, run.threads)
         variants.append(variant)
     return variants
 

@@ -150,8 +150,14 @@ def followed(
 ) -> dict[str, float]:
     """IFEval's accuracies of the answers to these prompts, in percent: "ifeval prompt strict" and so on."""
     asked = [codec.encode_chat([{"role": "user", "content": one.text}]) for one in prompts]
-    texts = [codec.decode(one) for one in greedy(model, asked, new_tokens)]
-    return {f"ifeval {name}": 100 * one.value for name, one in ifeval.score(prompts, texts).measures.items()}
+    return by_rules(prompts, [codec.decode(one) for one in greedy(model, asked, new_tokens)])
+
+
+def by_rules(prompts: Sequence[ifeval.Prompt], texts: Sequence[str]) -> dict[str, float]:
+    """The same of answers that are there; "... +-" is half of the interval's width."""
+    measures = ifeval.score(prompts, texts).measures
+    values = {f"ifeval {name}": 100 * one.value for name, one in measures.items()}
+    return values | {f"ifeval {name} +-": 50 * (one.high - one.low) for name, one in measures.items()}
 
 
 @torch.inference_mode()

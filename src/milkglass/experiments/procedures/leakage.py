@@ -133,11 +133,16 @@ def _distances(scene: Scene, cell: TrainedHalves) -> dict[str, float]:
 
 
 def _ceiling(scene: Scene) -> dict[str, float]:
-    """Where words are replaced, the share of tokens that were sent anywhere: no attack here can read more."""
+    """Where words or tokens are replaced: the share of tokens that were sent anywhere, since no attack here can read
+    more; and of those that were sent as they are, which is what defences are compared at."""
     if scene.truth.origin is None:
         return {}
-    counted = scene.truth.ordinary[scene.truth.tokens.ids]
-    return {"tokens with a place": 100 * float((scene.truth.origin[counted] != NO_BELIEF).mean())}
+    tokens = scene.truth.tokens.ids
+    counted = scene.truth.ordinary[tokens]
+    origin = scene.truth.origin[counted]
+    sent = origin != NO_BELIEF
+    same = scene.truth.sent.ids[origin[sent]] == tokens[counted][sent]
+    return {"tokens with a place": 100 * float(sent.mean()), "tokens unchanged": 100 * float(same.sum() / len(origin))}
 
 
 def _figures(cells: Sequence[AttackResult]) -> dict[str, float]:

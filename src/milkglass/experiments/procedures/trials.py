@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from milkglass import files
 from milkglass.client.label_scale import Scale
@@ -154,11 +155,30 @@ def _figures(client: Client, server: Server, problem: TrialData, seed: int, fold
     if not done.is_file():
         logits = client.receive(server.answer(client.send(problem.held_out.texts, problem.held_out.pairs)))
         guess = logits[:, 0] if problem.classes == 1 else logits.argmax(1)
-        result: dict[str, float] = {}
-        of_class_1 = ("precision", "recall") if problem.classes == 2 else ()
-        for name in dict.fromkeys((*problem.metrics, *of_class_1)):
-            one = MEASURES[name](guess, np.asarray(problem.held_out.labels), np.random.default_rng(seed))
-            result |= {name: 100 * one.value, f"{name} +-": 50 * (one.high - one.low)}
+        result = graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
         done.write_text(json.dumps({"figures": result, "predictions": packed(guess)}) + "\n", "utf-8")
     known = json.loads(done.read_text("utf-8"))
     return dict(known["figures"]), str(known["predictions"])
+
+
+def graded(
+    guess: NDArray[Any], labels: Sequence[float], metrics: Sequence[str], classes: int, seed: int
+) -> dict[str, float]:
+    """What (u,) answers to rows with these labels are worth, in percent: the data set's measures, and of two classes
+    the precision and recall of class 1 (CMIF, section 4.1); "NAME +-" is half of the bootstrap interval's width."""
+    result: dict[str, float] = {}
+    of_class_1 = ("precision", "recall") if classes == 2 else ()
+    for name in dict.fromkeys((*metrics, *of_class_1)):
+        one = MEASURES[name](guess, np.asarray(labels), np.random.default_rng(seed))
+        result |= {name: 100 * one.value, f"{name} +-": 50 * (one.high - one.low)}
+    return result
+
+
+def commonest(problem: TrialData, seed: int) -> dict[str, float]:
+    """The same of naming the commonest class of the training rows for every text: what is worth nothing. Of scores
+    nothing: a constant has no correlation."""
+    if problem.classes == 1:
+        return {}
+    counts = np.bincount(np.asarray(problem.train.labels, np.int64), minlength=problem.classes)
+    guess = np.full(len(problem.held_out.labels), counts.argmax())
+    return graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)

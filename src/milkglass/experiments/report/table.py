@@ -1,8 +1,8 @@
 """A result as a table for people: Markdown, and an HTML page that needs nothing else.
 
-First a comparison's defences at a glance (summary.py), and the figures with a paper's figure or a demand beside them,
-with the reason where ours is another; then every other figure, by what it measures; then what the names mean
-(glossary.py), and the settings.
+First a comparison's defences at a glance (summary.py), figures over epsilon (curves.py), and the figures with a
+paper's figure or a demand beside them, with the reason where ours is another; then every other figure, by what it
+measures; then what the names mean (glossary.py), and the settings.
 Everything that comes from a recipe or a result is escaped.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass.errors import UsageError
+from milkglass.experiments.report import curves
 from milkglass.experiments.report import summary as glance
 from milkglass.experiments.report.glossary import meanings
 
@@ -50,6 +51,7 @@ class ResultTable:
 
     Attributes:
         glance: by data set.
+        curves: figures over epsilon.
         beside: the lines with a published or asked figure.
         groups: the rest, by what is measured.
         untold: figures that are undefined, and why.
@@ -61,6 +63,7 @@ class ResultTable:
     paper: str
     about: tuple[tuple[str, str], ...]
     glance: tuple[tuple[str, tuple[glance.SummaryRow, ...]], ...]
+    curves: tuple[curves.Curves, ...]
     beside: tuple[TableLine, ...]
     groups: tuple[tuple[str, tuple[TableLine, ...]], ...]
     untold: tuple[tuple[str, str], ...]
@@ -88,6 +91,7 @@ def read(result: Mapping[str, Any]) -> ResultTable:
         paper=str(result["paper"]),
         about=tuple(_about(result)),
         glance=tuple((data, tuple(part)) for data, part in glance.rows(measured).items()),
+        curves=curves.of(measured),
         beside=beside,
         groups=tuple((what, tuple(rest[what])) for what in sorted(rest, key=lambda what: what in LAST)),
         untold=tuple((name, str(one["why"])) for name, one in result.get("untold", {}).items()),
@@ -206,8 +210,12 @@ def html(table: ResultTable) -> str:
     from markupsafe import Markup
 
     drawn = lambda rows: Markup(glance.drawn(rows))  # noqa: E731, S704 - it escapes what it is given
+    plotted = lambda every: Markup(curves.svg(every))  # noqa: E731, S704 - likewise
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(PAGE.read_text("utf-8")).render(t=table, number=number, drawn=drawn) + "\n"
+    return (
+        environment.from_string(PAGE.read_text("utf-8")).render(t=table, number=number, drawn=drawn, plotted=plotted)
+        + "\n"
+    )
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

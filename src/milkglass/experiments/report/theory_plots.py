@@ -75,12 +75,12 @@ class Panel:
         left, right, bottom = self.left + EDGE, self.left + WIDE - 8, HIGH - EDGE
         return [
             f'<path d="M{left} 28V{bottom}H{right}" fill="none" stroke="{GREY}"/>',
-            _text(left, 18, up, "start"),
-            _text((left + right) / 2, HIGH - 8, across, "middle"),
-            _text(left, bottom + 16, f"{self.x.low:.3g}", "start"),
-            _text(right, bottom + 16, f"{self.x.high:.3g}", "end"),
-            _text(left - 4, bottom, f"{self.y.low:.2g}", "end"),
-            _text(left - 4, 36, f"{self.y.high:.3g}", "end"),
+            svg_text(left, 18, up, "start"),
+            svg_text((left + right) / 2, HIGH - 8, across, "middle"),
+            svg_text(left, bottom + 16, f"{self.x.low:.3g}", "start"),
+            svg_text(right, bottom + 16, f"{self.x.high:.3g}", "end"),
+            svg_text(left - 4, bottom, f"{self.y.low:.2g}", "end"),
+            svg_text(left - 4, 36, f"{self.y.high:.3g}", "end"),
         ]
 
     def points(self, xs: Sequence[float], ys: Sequence[float], colour: str) -> list[str]:
@@ -141,9 +141,9 @@ def _growth(pairs: Mapping[str, Sequence[float]], lines: Mapping[str, Mapping[st
         parts += panel.points(pairs["local"], pairs[f"{kind} after"], colour)
         if (one := lines.get(f"{kind}, local epsilon")) is not None:
             parts.append(panel.line(one["slope"], one["intercept"], colour))
-        parts.append(_text(panel.left + WIDE - 68 + 60 * number, 18, kind, "end", colour))
+        parts.append(svg_text(panel.left + WIDE - 68 + 60 * number, 18, kind, "end", colour))
     return parts
 
 
-def _text(x: float, y: float, words: str, anchor: str, colour: str = "#1c2126") -> str:
+def svg_text(x: float, y: float, words: str, anchor: str, colour: str = "#1c2126") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(words)}</text>'

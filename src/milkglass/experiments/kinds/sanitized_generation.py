@@ -1,0 +1,248 @@
+"""Recipes of kind "sanitized-generation": decoders that are asked with sanitized prompts (CMIF, section 4.2, Figure 3).
+
+    [data]                      splits of conversations, or of classified texts, whose labels are then the answers
+    [variants.plain]            nothing is sanitized
+    [variants."epsilon=1"]      a sanitizer by tokens of the model, of the user's text in prompts and training data
+
+Every variant is trained by the server's own worker. A sanitizing one is asked with sanitized prompts three times, which
+the figures' last word names: "before" any training; "clear", by the model that the plain variant trained; and "after",
+trained on text that the same mechanism sanitized. Of the plain variant there are "before" and "after". What is
+sanitized, and how, is in procedures/sanitized_chats.py.
+
+Figures are called "MEASURE, VARIANT WHEN": of classified texts accuracy, precision and recall, of others ROUGE, both
+with the half-width of their interval; the loss in nats a token of the answers; with `instructions` IFEval's accuracies,
+asked in the clear, since the paper asks what the training did to the model. "tokens unchanged, VARIANT" is of the
+user's tokens in the prompts. Answers that are there already are not generated again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from milkglass import files
+from milkglass.client.codec.codec import Codec
+from milkglass.client.data.dataset import read_examples
+from milkglass.defences.catalogue import sanitizer_of
+from milkglass.errors import UsageError
+from milkglass.experiments import data_refs
+from milkglass.experiments.entries import require_names
+from milkglass.experiments.kinds.fine_tuning import FineTuning
+from milkglass.experiments.kinds.generation import InstructionFile, by_rules, greedy, loss
+from milkglass.experiments.procedures import sanitized_chats
+from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
+from milkglass.experiments.procedures.trials import graded as graded_classes
+from milkglass.experiments.recipe_file import from_entries
+from milkglass.experiments.runs import SPLITS, RunFolder, Variant, seeded_codec
+from milkglass.metrics import text
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.sanitizers.method import SanitizerMethod
+from milkglass.sanitizers.tokens import TokenReader
+from milkglass.schemes.scheme import Scheme
+from milkglass.sequences import Ids
+from milkglass.server.jobs.data import TrainingDataset
+from milkglass.server.spec import Status
+
+ROUGE = ("rouge-1", "rouge-2", "rouge-l")
+NO_CLASS = -1  # of an answer that names no class, or more than one
+BEFORE, CLEAR, AFTER = "before", "clear", "after"
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """What one variant is asked with.
+
+    Attributes:
+        prompts: (t,) ids each.
+        references: the data set's own answers.
+        unchanged: of the user's tokens, the percentage that crosses as it is.
+    """
+
+    prompts: list[Ids]
+    references: list[str]
+    unchanged: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SanitizedGeneration(FineTuning):
+    """Decoders tuned on sanitized text, and asked with it.
+
+    Attributes:
+        rows: how many rows of the training data are trained with; the seed draws them.
+        words: rows whose first message has more words are left out; None: none are.
+        instruction: put before a classified text; conversations begin with it.
+        keep_instruction: whether it is left as it is.
+        evaluation: answers: how many rows of the validation data are asked; new_tokens of each answer.
+        instructions: fields of `InstructionFile`; without them no answers are checked by rule.
+    """
+
+    rows: int
+    instruction: str
+    keep_instruction: bool = True
+    words: int | None = None
+    instructions: Mapping[str, Any] = field(default_factory=dict)
+
+    task = "causal-lm"
+    needed = ("answers", "new_tokens")
+
+    def check(self) -> None:
+        require_names(self.data, "data", SPLITS)
+        require_names(self.evaluation, "evaluation", self.needed)
+        if [name for name, entry in self.variants.items() if not entry] != ["plain"]:
+            raise UsageError("a recipe of this kind has one variant without a sanitizer", "call it plain")
+        for name, entry in self.variants.items():
+            if entry:
+                method_of(name, entry)
+        if self.instructions:
+            from_entries(InstructionFile, self.instructions)
+
+    def about(self) -> dict[str, Any]:
+        names = ("seed", "rows", "words", "instruction", "keep_instruction", "training", "variants", "evaluation")
+        return {**self.entries(*names), **({"instructions": self.instructions} if self.instructions else {})}
+
+    def scheme(self, parameters: Mapping[str, Any]) -> Scheme | None:
+        return None
+
+    @property
+    def kept(self) -> str:
+        return self.instruction if self.keep_instruction else ""
+
+    def measure(self, run: RunFolder) -> dict[str, float]:
+        if self.instructions:  # before hours of training
+            from_entries(InstructionFile, self.instructions).read(run.data)
+        return super().measure(run)
+
+    def texts(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
+        """The rows that were drawn, and for each variant what its sanitizer makes of them."""
+        plain = {split: run.out / "data" / f"{split}.jsonl" for split in SPLITS}
+        many = {"train": self.rows, "validation": self.evaluation["answers"]}
+        for split, path in plain.items():
+            if not path.is_file():
+                sanitized_chats.write(
+                    sanitized_chats.drawn(self._chats(run, split), many[split], self.seed, split), path
+                )
+        result: dict[str, Mapping[str, Path]] = {}
+        for name, sanitizer in self._sanitizers(base, run).items():
+            run.progress(f"{name}: the rows" + (" are sanitized" if sanitizer else ""))
+            result[name] = {
+                split: sanitizer.write(path, path.with_name(f"{name}-{path.name}")) if sanitizer else path
+                for split, path in plain.items()
+            }
+        return result
+
+    def _chats(self, run: RunFolder, split: str) -> list[Any]:
+        return sanitized_chats.chats(
+            data_refs.examples(run.data, self.data[split], run.progress), self.instruction, self.words
+        )
+
+    def _sanitizers(self, base: Checkpoint, run: RunFolder) -> Mapping[str, ChatSanitizer | None]:
+        """Of each variant. Sensitive tokens are counted on all rows that fit, not on those that were drawn alone: of a
+        small corpus most tokens are never seen, and so sensitive."""
+        reader = TokenReader.of_model(base.folder, "the model")
+        counts = sanitized_chats.counted(reader, self._chats(run, "train"), self.kept)
+        return {
+            name: ChatSanitizer.of(method_of(name, entry), reader, counts, self.kept, self.seed) if entry else None
+            for name, entry in self.variants.items()
+        }
+
+    def graded(
+        self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
+    ) -> dict[str, float]:
+        """See above. One model is loaded at a time, and asked all that it is asked."""
+        codec = seeded_codec(variants[0].key, base.folder, "evaluation")
+        sanitizers = self._sanitizers(base, run)
+        asked = {name: self._asked(run, codec, one) for name, one in sanitizers.items()}
+        result = {f"tokens unchanged, {name}": one.unchanged for name, one in asked.items() if sanitizers[name]}
+        for folder, questions in self._questions(base, variants):
+            model: Any = None
+            for variant, when in questions:
+                run.progress(f"{variant.name}: answers {when}")
+                done = run.out / "answers" / f"{variant.name}-{when}.json"
+                if not done.is_file():
+                    model = model or AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+                    files.private_dir(done.parent)
+                    files.write_json(done, self._answered(run, model, codec, variant, asked[variant.name], when))
+                result |= self._figures(run, json.loads(done.read_text("utf-8")), asked[variant.name], variant, when)
+        return result
+
+    def _questions(self, base: Checkpoint, variants: list[Variant]) -> Iterator[tuple[Path, list[tuple[Variant, str]]]]:
+        """Each model, and which variants' prompts it is asked with."""
+        plain = next(one for one in variants if one.plain)
+        sanitizing = [one for one in variants if not one.plain]
+        yield base.folder, [(one, BEFORE) for one in variants]
+        yield plain.job / "result", [(plain, AFTER), *((one, CLEAR) for one in sanitizing)]
+        for one in sanitizing:
+            yield one.job / "result", [(one, AFTER)]
+
+    def _asked(self, run: RunFolder, codec: Codec, sanitizer: ChatSanitizer | None) -> PromptSet:
+        examples = list(read_examples(run.out / "data" / "validation.jsonl"))
+        references = [str(one.messages[-1]["content"]) for one in examples]
+        conversations = [one.messages[:-1] for one in examples]
+        if sanitizer is None:
+            return PromptSet([codec.encode_chat(one).astype(np.int64) for one in conversations], references, 100.0)
+        sent = [sanitizer.prompt(codec.tokenizer, one, codec.limit) for one in conversations]
+        own = sum(one.private for one in sent)
+        return PromptSet([one.ids for one in sent], references, 100 * sum(one.unchanged for one in sent) / own)
+
+    def _answered(
+        self, run: RunFolder, model: PreTrainedModel, codec: Codec, variant: Variant, asked: PromptSet, when: str
+    ) -> dict[str, Any]:
+        held_out = TrainingDataset(variant.job / "validation.parquet", "causal-lm", self.training.max_length)
+        texts = [codec.decode(one) for one in greedy(model, asked.prompts, self.evaluation["new_tokens"])]
+        result: dict[str, Any] = {"loss": loss(model, held_out), "texts": texts}
+        if self.instructions and (when == AFTER or (when == BEFORE and variant.plain)):
+            run.progress(f"{variant.name}: instructions {when}")
+            file = from_entries(InstructionFile, self.instructions)
+            prompts = [codec.encode_chat([{"role": "user", "content": one.text}]) for one in file.read(run.data)]
+            result["followed"] = [codec.decode(one) for one in greedy(model, prompts, file.new_tokens)]
+        return result
+
+    def _figures(
+        self, run: RunFolder, answered: Mapping[str, Any], asked: PromptSet, variant: Variant, when: str
+    ) -> dict[str, float]:
+        values = {"loss": float(answered["loss"]), **self._graded_answers(answered["texts"], asked.references)}
+        if "followed" in answered:
+            file = from_entries(InstructionFile, self.instructions)
+            values |= by_rules(file.read(run.data), answered["followed"])
+        return {f"{name}, {variant.name} {when}": value for name, value in values.items()}
+
+    def _graded_answers(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        about = data_refs.named(self.data["validation"])
+        labels = about[0].labels if about else ()
+        if labels:
+            guess = np.array([class_of(one, labels) for one in texts], np.int64)
+            truth = [labels.index(one) for one in references]
+            named = {"answers that name a class": 100 * float((guess != NO_CLASS).mean())}
+            return {**graded_classes(guess, truth, ("accuracy",), len(labels), self.seed), **named}
+        found = text.rouge(texts, references, np.random.default_rng(self.seed))
+        spread = {f"{name} +-": 50 * (found[name].high - found[name].low) for name in ROUGE}
+        return {name: 100 * found[name].value for name in ROUGE} | spread
+
+
+def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:
+    """Raises UsageError, naming the variant, for an entry that is no sanitizer by tokens."""
+    provided = dict(entry)
+    if "sanitizer" not in provided:
+        raise UsageError(f"{name} has no sanitizer", "name one, such as rnm, or leave the entry empty")
+    try:
+        defence = sanitizer_of(str(provided.pop("sanitizer")), provided, None)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error.message}", error.hint) from None
+    if defence.by != "tokens":
+        raise UsageError(f"{name} replaces words, and prompts are sanitized by tokens", 'say by = "tokens"')
+    return defence.method
+
+
+def class_of(answer: str, labels: Sequence[str]) -> int:
+    """The number of the one label that an answer names as a word, in any case; NO_CLASS where it names none or two."""
+    words = set(re.findall(r"\w+", answer.lower()))
+    found = [number for number, label in enumerate(labels) if label.lower() in words]
+    return found[0] if len(found) == 1 else NO_CLASS

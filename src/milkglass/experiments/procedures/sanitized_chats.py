@@ -1,0 +1,132 @@
+"""Rows as conversations, the same with the user's text sanitized by tokens of the model, and prompts of them
+(CMIF, sections 3.2 and 4.1).
+
+What is trained on is what `milkglass sanitize --by tokens --role user` writes: text. What the model is asked with is
+what the enclave of a split decoder sends: the ids of the rendered conversation, those of the user's text through the
+same mechanism. Which tokens are sensitive is counted on all rows of the training data, the instruction left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass import files
+from milkglass.client.codec.conversation import Message
+from milkglass.client.data.dataset import Example
+from milkglass.datasets.sets import as_row
+from milkglass.enclave import prompt
+from milkglass.errors import UsageError
+from milkglass.noise.stream import Stream
+from milkglass.sanitizers.files import report_path, sanitize_file
+from milkglass.sanitizers.method import SanitizerMethod
+from milkglass.sanitizers.rows import FileShape
+from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer
+from milkglass.sequences import Ids
+
+USER = frozenset({"user"})
+
+
+def chats(examples: Sequence[Example], instruction: str, words: int | None) -> list[Example]:
+    """Conversations: a classified text becomes a user's message after the instruction, and its label the answer.
+
+    Args:
+        words: longer messages of the user are left out.
+
+    Raises:
+        UsageError: pairs, plain text, or a conversation that does not begin with the instruction.
+    """
+    result = []
+    for one in examples:
+        if one.kind == "labelled" and one.pair is None:
+            user = {"role": "user", "content": instruction + one.text}
+            answer = {"role": "assistant", "content": str(one.label)}
+            one = Example(one.line, "chat", messages=(user, answer))
+        if one.kind != "chat" or not one.messages[0]["content"].startswith(instruction):
+            raise UsageError(
+                f"row {one.line} is not a conversation that begins with the recipe's instruction", "see instruction"
+            )
+        if words is None or len(one.messages[0]["content"].split()) <= words:
+            result.append(one)
+    return result
+
+
+def drawn(examples: Sequence[Example], rows: int, seed: int, what: str) -> list[Example]:
+    """The first rows of the seed's order. Raises UsageError where there are fewer."""
+    if not 0 < rows <= len(examples):
+        raise UsageError(f"{rows} rows of {what} are needed, {len(examples)} fit", "lower it, or raise words")
+    return [examples[i] for i in np.random.default_rng(seed).permutation(len(examples))[:rows]]
+
+
+def write(examples: Sequence[Example], out: Path) -> Path:
+    files.private_dir(out.parent)
+    files.write(out, "".join(json.dumps(as_row(one)) + "\n" for one in examples))
+    return out
+
+
+@dataclass(frozen=True)
+class SentPrompt:
+    """A prompt as it is sent.
+
+    Attributes:
+        ids: (t,)
+        private: how many tokens are the user's.
+        unchanged: how many of these are sent as they are.
+    """
+
+    ids: Ids
+    private: int
+    unchanged: int
+
+
+@dataclass(frozen=True)
+class ChatSanitizer:
+    """One mechanism over a model's tokens.
+
+    Attributes:
+        sanitizer: in front of text.
+        kept: the instruction, with which a message may begin and which is not sanitized; "": all of it is.
+        seed: of the draws, which anyone can repeat: a recipe has no secrets.
+    """
+
+    sanitizer: TokenTextSanitizer = field(repr=False)
+    kept: str
+    seed: int
+
+    @classmethod
+    def of(
+        cls, method: SanitizerMethod, reader: TokenReader, counts: NDArray[np.int64], kept: str, seed: int
+    ) -> ChatSanitizer:
+        result = method.reading(reader, counts)
+        assert isinstance(result, TokenTextSanitizer)  # its reader is of tokens
+        return cls(result, kept, seed)
+
+    def write(self, source: Path, out: Path) -> Path:
+        """The file's conversations with the user's text sanitized; a file that is there already stays."""
+        if not out.is_file():
+            report_path(out).unlink(missing_ok=True)  # of a run that was stopped between the two files
+            shape = FileShape("json", frozenset(), file=source.name, roles=USER, instruction=self.kept)
+            sanitize_file(self.sanitizer, source, shape, out, self.seed, {})
+        return out
+
+    def prompt(self, tokenizer: Any, messages: Sequence[Message], limit: int) -> SentPrompt:
+        tokens = prompt.of_chat(tokenizer, messages, limit, self.kept)
+        sent = tokens.replaced(self._replaced)
+        own = tokens.private
+        return SentPrompt(sent, int(own.sum()), int((sent[own] == tokens.ids[own]).sum()))
+
+    def _replaced(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """By these tokens alone: the same text gets the same substitutes, whatever stands around it."""
+        return self.sanitizer.sanitizer.sanitize(ids, Stream.of_seed("prompts", self.seed, ids.tobytes()))
+
+
+def counted(reader: TokenReader, examples: Sequence[Example], kept: str) -> NDArray[np.int64]:
+    """(n,) how often the users' messages have each token, the kept instruction left out."""
+    own = (turn["content"] for one in examples for turn in one.messages if turn["role"] == "user")
+    return reader.counts(text.removeprefix(kept) for text in own)

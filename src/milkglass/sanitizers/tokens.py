@@ -1,0 +1,96 @@
+"""A sanitizer by tokens of a model, in front of text: text in, text out (CMIF, section 3.2: w_i is a row of the
+embedding layer).
+
+A text is tokenized alone, its ids go through the mechanism, and what comes out is decoded. Special tokens are never
+drawn, and what looks like one in a text is text. What a tokenizer makes of the decoded text can be other tokens than
+those that were drawn: two that touch may merge. That is work on what was drawn, and reveals nothing more.
+
+Out of scope: words (text.py), and which part of a conversation is the user's (rows.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.noise.stream import Stream
+from milkglass.sanitizers.sanitizer import Sanitizer
+from milkglass.sanitizers.tables.table import Ids, WordVectors
+from milkglass.sanitizers.tables.vocabulary import opened, table_of
+from milkglass.sanitizers.text import OTHER_CLASS, SENSITIVE_CLASS, WordTally
+
+
+@dataclass(frozen=True, eq=False)
+class TokenReader:
+    """Texts as tokens of a model.
+
+    Attributes:
+        table: the model's own, row for row.
+        tokenizer: the model's.
+    """
+
+    table: WordVectors
+    tokenizer: Any = field(repr=False)
+
+    @classmethod
+    def of_model(cls, folder: Path, name: str) -> TokenReader:
+        tokenizer, vectors = opened(folder)
+        return cls(table_of(tokenizer, vectors, name), tokenizer)
+
+    def ids(self, texts: Sequence[str]) -> list[Ids]:
+        """(t,) of each text, without the tokens that a model puts around a text."""
+        if not texts:
+            return []
+        batch = self.tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False)
+        return [np.asarray(one, np.int64) for one in batch["input_ids"]]
+
+    def counts(self, texts: Iterable[str]) -> NDArray[np.int64]:
+        """(n,) how often these texts have each row of the table."""
+        every = [np.zeros(0, np.int64), *self.ids(list(texts))]
+        return np.bincount(np.concatenate(every), minlength=len(self.table))
+
+    def text(self, ids: Ids) -> str:
+        return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTextSanitizer:
+    """A mechanism over a model's own table, in front of text. What `TextSanitizer` is for words."""
+
+    sanitizer: Sanitizer
+    reader: TokenReader
+
+    def texts(self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None) -> list[str]:
+        """Each text sanitized, in order. The tokens of all of them are drawn together."""
+        before = self.reader.ids(texts)
+        lengths = np.fromiter(map(len, before), np.int64, len(before))
+        flat = np.concatenate([np.zeros(0, np.int64), *before])
+        after, drawn = self.sanitizer.replaced(flat, stream)
+        if tally is not None:
+            self._count(tally, len(before), flat, drawn, drawn & (after != flat))
+        return [self.reader.text(one) for one in np.split(after, np.cumsum(lengths)[:-1])] if len(before) else []
+
+    def prepare(self) -> None:
+        """Work out now what draws need, so that copies of this object have it."""
+        self.sanitizer.prepare()
+
+    @property
+    def guarantee(self) -> str | None:
+        return self.sanitizer.guarantee
+
+    def _count(
+        self, tally: WordTally, texts: int, ids: Ids, drawn: NDArray[np.bool_], changed: NDArray[np.bool_]
+    ) -> None:
+        """Tokens are sensitive or not; the other classes of the tally are of words."""
+        sensitive = self.sanitizer.sensitivity()
+        kinds = np.full(len(ids), OTHER_CLASS)
+        if sensitive is not None:
+            kinds[sensitive[ids]] = SENSITIVE_CLASS
+        tally.texts += texts
+        for counted, which in ((tally.words, slice(None)), (tally.drawn, drawn), (tally.replaced, changed)):
+            counted += np.bincount(kinds[which], minlength=len(counted))
