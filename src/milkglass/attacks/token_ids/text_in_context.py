@@ -30,6 +30,8 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
+MOST_HELD = 1 << 27  # numbers of transitions that are kept, 1 GiB
+
 
 @dataclass(frozen=True)
 class TextInContext(Attack):
@@ -122,6 +124,8 @@ class Chain:
             a, b = self.members(before), self.members(after)
             counts = self.follows[a][:, b].toarray()
             kinds = np.maximum(self.kinds[a], 1.0)[:, None]
+            if sum(one.size for one in self.steps.values()) + counts.size > MOST_HELD:
+                self.steps.clear()  # symbols of a coarse vocabulary have hundreds of tokens each
             self.steps[key] = (counts + kinds * self.share[b][None]) / (self.total[a][:, None] + kinds)
         return self.steps[key]
 
