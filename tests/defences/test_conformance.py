@@ -67,6 +67,7 @@ VARIANTS = (
     Target("santext+", {"sanitizer": "santext+", "epsilon": 1.0, "words": GLOVE}),
     Target("custext", {"sanitizer": "custext", "epsilon": 1.0, "k": 3, "words": GLOVE}),
     Target("custext+", {"sanitizer": "custext+", "epsilon": 1.0, "k": 3, "words": GLOVE}),
+    Target("coarse", {"scheme": "coarse", "symbols": 20, "kmeans": {"vectors": "table"}}),
     Target("rnm", {"sanitizer": "rnm", "epsilon": 1.0, "k": 3, "words": GLOVE}),
     Target("rnm, tokens", {"sanitizer": "rnm", "epsilon": 1.0, "k": 3}),
     Target("dp-forward", {"encoder": "dp-forward", "layer": 1}, "bert", "llama-tied", "decoder"),

@@ -24,10 +24,12 @@ from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.bands import Bands
 from milkglass.schemes.catalogue import SCHEMES, scheme_named
+from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.sentinel import SentinelLMs
+from milkglass.schemes.symbols.symbol_map import SymbolMap
 from milkglass.threat.attack import Budget
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Tokens, Weights
@@ -41,6 +43,13 @@ class Target:
     name: str
     scheme: Scheme
     model: str
+
+
+def kept_map() -> SymbolMap:
+    """Special tokens (ids 0 to 3) have their own ids as symbols, the others 20 symbols among them."""
+    rng = np.random.default_rng(3)
+    numbers = np.concatenate([np.arange(4), 4 + rng.permutation(np.arange(tiny.VOCAB - 4) % 20)])
+    return SymbolMap.of(numbers, 1 + rng.random(tiny.VOCAB))
 
 
 VARIANTS = (
@@ -57,6 +66,8 @@ VARIANTS = (
     Target("obfuslm+, aliases", ObfusLM(4, 1.0, 0.9, plus=Plus(k=4, beta=0.8), aliases=2), "llama-untied"),
     Target("obfuslm, shared rows", ObfusLM(4, 0.1, 0.9, rows="shared"), "bert"),
     Target("obfuslm+", ObfusLM(4, 1.0, 0.9, plus=Plus(k=4, beta=0.8)), "llama-untied"),
+    Target("coarse", Coarse(20, map=kept_map()), "bert"),
+    Target("coarse, an id that must not move", Coarse(20, map=kept_map()), "roberta"),
     Target("sentinel, encoder", SentinelLMs(), "bert"),
     Target("sentinel, decoder", SentinelLMs(3), "gpt2"),
 )

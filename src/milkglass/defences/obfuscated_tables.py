@@ -17,14 +17,16 @@ from milkglass.client.codec.codec import Codec, Encoded
 from milkglass.client.key.generate import new_key, scheme_of
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
+from milkglass.client.obfuscate.symbols import counted_corpus, mapped
 from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.noise.root import SECRET
-from milkglass.noise.stream import Stream
+from milkglass.noise.stream import Stream, subkey
 from milkglass.papers import Paper
 from milkglass.schemes.catalogue import scheme_named
+from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.scheme import Scheme
 from milkglass.threat.defence import Defence, LabelledTexts
 
@@ -136,11 +138,16 @@ class TableDefence(Defence):
     ) -> tuple[TableClient, TokenServer]:
         if reason := self.refuses(base):
             raise UnsupportedModel(reason, "choose another model or another defence")
-        key = key_from(base, self._counted(base, corpus), secret)
+        key = key_from(base, self._fitted(base, corpus, secret), secret)
         scramble(base, key, folder)
         return self._client(base, key, secret), TokenServer(folder)
 
-    def _counted(self, base: Checkpoint, corpus: LabelledTexts | None) -> Scheme:
+    def _fitted(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes) -> Scheme:
+        if isinstance(self.scheme, Coarse) and self.scheme.map is None:
+            if corpus is None:
+                raise UsageError("symbols are found from a corpus", "give one, or a scheme with its map")
+            texts, digest = counted_corpus(base, corpus.texts, corpus.labels, corpus.pairs), base.digest()
+            return mapped(base, self.scheme, texts, lambda label: Stream(subkey(secret, digest, label)))
         if self.bands is None:
             return self.scheme
         if corpus is None:

@@ -62,7 +62,7 @@ def warnings(
         _running(scene, best, spent),
         state_findings.named(scene, cells),
         _clusters(cells),
-        _budget(spent),
+        _budget(scene, spent),
         _classes(best),
         _weak(cells, best),
         _nominal(scene, cells),
@@ -88,10 +88,20 @@ def _broken(scene: Scene) -> Finding | None:
     )
 
 
+def _coarse(scene: Scene) -> bool:
+    """Whether many tokens have one id, by a map that is known."""
+    return scene.adversaries[0].knowledge.symbols is not None
+
+
 def _why(scene: Scene) -> str:
     """Why what is sent reveals text."""
     if scene.of_states:
         return state_findings.WHY
+    if _coarse(scene):
+        return (
+            f"An id is one of {scene.transcript.size:,} symbols, for many tokens each. The symbols beside it reveal "
+            "which of them is meant, in each text separately; there is no key to solve."
+        )
     if scene.promise.shared:
         return (
             "An id names a cluster and no token. The clusters beside it reveal which of its tokens is meant, in "
@@ -112,7 +122,9 @@ def _running(scene: Scene, best: AttackResult | None, spent: Mapping[str, Mappin
     if best is None or not best.value("content top-1") >= 0.1:  # nan, where no content token was sent, included
         return None
     advice = state_findings.CHANGE
-    if not scene.of_states:
+    if _coarse(scene):
+        advice = "Fewer symbols lower it, at a cost in accuracy; a new key does not."
+    elif not scene.of_states:
         advice = "A larger k or a smaller epsilon moves this figure by a few points only. " + (
             "A new key would not help: the first texts are read already."
             if _at_once(spent)
@@ -141,9 +153,9 @@ def _clusters(cells: tuple[AttackResult, ...]) -> Finding | None:
     )
 
 
-def _budget(spent: Mapping[str, Mapping[str, int]]) -> Finding | None:
+def _budget(scene: Scene, spent: Mapping[str, Mapping[str, int]]) -> Finding | None:
     passed = said(spent)
-    if not passed:
+    if not passed or _coarse(scene):  # more text says nothing more about one text there
         return None
     return Finding(
         "More text under one key is read better",
@@ -274,6 +286,13 @@ def _special(scene: Scene) -> Finding | None:
     count = scene.promise.verbatim
     if not count:
         return None
+    if _coarse(scene):
+        return Finding(
+            "Special tokens, function words and lengths are read by anyone",
+            f"a token has a symbol of its own: here {count:,}",
+            "Where a text begins and ends, how long it is, where these tokens are: this is not hidden.",
+            "Fewer --function-words; special tokens keep their symbols, since the model needs them.",
+        )
     return Finding(
         "Special tokens and lengths are read by anyone",
         f"a row is permuted and not mixed: here {count:,}, special tokens and empty rows",
@@ -303,8 +322,13 @@ def distortion(scene: Scene) -> float:
     assert public is not None
     if not any(one.model.has_table for one in scene.transcript.all(Weights)):
         return float("nan")  # the table is in the client's half
-    ordinary = np.flatnonzero(scene.truth.ordinary[scene.truth.inverse])
     mixed, plain = scene.transcript.table, public.table
+    symbols = scene.adversaries[0].knowledge.symbols
+    if symbols is not None:
+        tokens = torch.from_numpy(np.flatnonzero(scene.truth.ordinary))
+        rows = mixed[torch.from_numpy(symbols)[tokens]]
+        return float(torch.nn.functional.cosine_similarity(rows, plain[tokens]).mean())
+    ordinary = np.flatnonzero(scene.truth.ordinary[scene.truth.inverse])
     cosines = torch.nn.functional.cosine_similarity(
         mixed[torch.from_numpy(ordinary)], plain[torch.from_numpy(scene.truth.inverse[ordinary])]
     )

@@ -8,7 +8,7 @@ Out of scope: how a map is found (schemes/symbols/), what it lets through (symbo
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -80,6 +80,22 @@ def counted(base: Checkpoint, data: Path, public: Path | None, regression: bool 
     if not all(table.any() for table in tables):
         raise UsageError("--public-text holds no token that is not special", "give some thousand words")
     return CountedTexts(task, tables[0], tables[1] if public is not None else None, special)
+
+
+def counted_corpus(
+    base: Checkpoint, texts: Sequence[str], labels: Sequence[int] | Sequence[float], pairs: Sequence[str] | None = None
+) -> CountedTexts:
+    """The same for texts in memory, cut to what the model can take. labels: numbers of classes, or scores (floats)."""
+    codec = Codec.open(new_key(base, "", None, ""), base.folder)
+    ids = Sequences.of(codec.plain.encode(texts, pairs, truncate=True).ids)
+    numbers, scores = np.array(labels, np.float64), any(isinstance(one, float) for one in labels)
+    if scores:
+        scale = Scale.of(numbers.tolist())
+        numbers = (numbers - scale.mean) / scale.spread
+    special = reserved_ids(base, len(codec.sigma))
+    counts = ids.counts(len(codec.sigma))
+    counts[special] = 0
+    return CountedTexts(TaskTexts(ids, numbers, 0 if scores else int(numbers.max()) + 1), counts, None, special)
 
 
 def _task(examples: list[Example], texts: Sequences, names: tuple[str, ...], scale: Scale | None) -> TaskTexts:
