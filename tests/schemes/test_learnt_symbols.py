@@ -9,7 +9,6 @@ import torch
 from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
 from milkglass.schemes.coarse import Coarse
-from milkglass.schemes.symbols import learnt
 from milkglass.schemes.symbols.finder import Evidence, FoundSymbols, TaskTexts
 from milkglass.schemes.symbols.learnt import Codes, Learnt, SmallReader
 from milkglass.sequences import Sequences
@@ -17,9 +16,7 @@ from milkglass.sequences import Sequences
 N = 80  # token 0 is special; of the others the class is their number modulo 4: 0 good, 1 bad, 2 and 3 say nothing
 
 
-@pytest.fixture(autouse=True)
-def _fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learnt, "STEPS", 250)
+FEWER = 250  # steps
 
 
 def draws(label: str) -> Stream:
@@ -46,7 +43,7 @@ def evidence(labelled: TaskTexts | None) -> Evidence:
 def found(labelled: TaskTexts, symbols: int = 3) -> tuple[np.ndarray, FoundSymbols]:
     tokens = np.arange(4, N)
     mass = labelled.texts.counts(N)[tokens] + 0.3
-    return tokens, Learnt(spread=0.3).find(evidence(labelled), tokens, mass, symbols, draws, lambda done: None)
+    return tokens, Learnt(spread=0.3, steps=FEWER).find(evidence(labelled), tokens, mass, symbols, draws, lambda done: None)
 
 
 @pytest.mark.parametrize("regression", [False, True])
@@ -107,7 +104,7 @@ def test_rows_without_labels_are_refused_with_the_way_out() -> None:
 
 @pytest.mark.parametrize("way", ["learnt", "kmeans"])
 def test_coarse_finds_its_map_either_way(way: str) -> None:
-    scheme = Coarse(symbols=6, function_words=2, way=way, least_bits=0.5)  # type: ignore[arg-type]
+    scheme = Coarse(symbols=6, function_words=2, way=way, least_bits=0.5, learnt=Learnt(steps=50))  # type: ignore[arg-type]
     labelled = task()
     made = scheme.found(evidence(labelled), draws, lambda done: None)
     numbers = made.token_symbols

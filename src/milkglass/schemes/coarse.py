@@ -52,8 +52,8 @@ class Coarse(Scheme):
         function_words: so many of the commonest tokens keep symbols of their own.
         least_bits: h, the least entropy of the tokens of a symbol, in bits.
         most_share: p_max, the largest share of one token in the mass of its symbol.
-        way: how the map is found: "learnt" with the task, or by "kmeans" from vectors and label scores.
-        learnt, kmeans: parameters of each way.
+        way: how the map is found: by "kmeans" from vectors and label scores, or "learnt" with the task.
+        kmeans, learnt: parameters of each way.
         map: the map; None: it is not found yet.
     """
 
@@ -61,9 +61,9 @@ class Coarse(Scheme):
     function_words: int = limited(0)
     least_bits: float = limited(1.0)
     most_share: float = limited(0.8, above=0, most=1)
-    way: Literal["learnt", "kmeans"] = "learnt"
-    learnt: Learnt = Learnt()
+    way: Literal["kmeans", "learnt"] = "kmeans"
     kmeans: KMeans = KMeans()
+    learnt: Learnt = Learnt()
     map: SymbolMap | None = None
 
     name: ClassVar[str] = "coarse"

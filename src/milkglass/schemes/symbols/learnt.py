@@ -38,7 +38,6 @@ from milkglass.schemes.symbols.kmeans import assign, centred, next_price, sample
 INNER, HIDDEN, DROPPED = 64, 96, 0.3  # dimensions of a token, of each direction of the network; dropout
 COMMITMENT = 0.25
 BATCH, REFRESH = 64, 100  # rows a step, steps between two moves of the centres
-STEPS = 2500  # of training, about: few rows are read more often
 SETTLE = 25  # rounds of k-means when the symbols are first found
 
 
@@ -53,6 +52,7 @@ class Learnt(MapFinder):
             and tokens without labels fall together; much: symbols follow meaning.
         learning_rate: at the start; it falls to zero in a line once there are symbols.
         mass_price: as for k-means, in shares of the points' variance.
+        steps: of training, about: few rows are read more often. Rows are read three times at least.
     """
 
     vectors: Vectors = "encoder"
@@ -60,6 +60,7 @@ class Learnt(MapFinder):
     spread: float = limited(1.0)
     learning_rate: float = limited(2e-3, above=0)
     mass_price: float = limited(0.0)
+    steps: int = limited(2500, least=1)
 
     def __post_init__(self) -> None:
         require(self)
@@ -176,7 +177,7 @@ class Training:
     def run(self, progress: Progress) -> FoundSymbols:
         """A third of the epochs without symbols, then those with."""
         rows = np.flatnonzero(self.task.texts.lengths)
-        epochs = max(3, -(-STEPS * BATCH // max(1, len(rows))))
+        epochs = max(3, -(-self.settings.steps * BATCH // max(1, len(rows))))
         first, tokens = epochs // 3, torch.from_numpy(self.codes.tokens)
         tables = [self.network.moved.weight, self.network.own.weight]
         others = [one for one in self.network.parameters() if all(one is not table for table in tables)]
