@@ -43,7 +43,9 @@ def evidence(labelled: TaskTexts | None) -> Evidence:
 def found(labelled: TaskTexts, symbols: int = 3) -> tuple[np.ndarray, FoundSymbols]:
     tokens = np.arange(4, N)
     mass = labelled.texts.counts(N)[tokens] + 0.3
-    return tokens, Learnt(spread=0.3, steps=FEWER).find(evidence(labelled), tokens, mass, symbols, draws, lambda done: None)
+    return tokens, Learnt(spread=0.3, steps=FEWER).find(
+        evidence(labelled), tokens, mass, symbols, draws, lambda done: None
+    )
 
 
 @pytest.mark.parametrize("regression", [False, True])
