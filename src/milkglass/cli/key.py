@@ -16,6 +16,9 @@ from milkglass.errors import KeyExists, KeyFileError
 
 NEVER = "no measured budget yet: `milkglass audit` measures after how many tokens an attacker reads which share"
 FRESH = "every text under one key is a piece of the same cipher; give the next job a new key, or less text"
+SEPARATE = "each text is read separately, however many are sent under one key; `milkglass audit` tells how well"
+    "each text is read separately: more of them under one key are not read better; `milkglass audit` tells how well"
+)
 
 LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
@@ -95,6 +98,8 @@ def words(used: usage.Usage) -> str:
         spread = sum(used.jobs.values())
         lines.append(f"under keys made from it for jobs, {len(used.jobs):,}: {spread:,} tokens, each its own cipher")
         lines.append(table([("key for a job", "tokens"), *((one, f"{n:,}") for one, n in used.jobs.items())]))
+    if used.rate:
+        return "\n".join([*lines, SEPARATE, *([f"last audit: {moment(used.audited)}"] if used.audited else [])])
     if not used.audited:
         return "\n".join([*lines, NEVER])
     lines.append(f"last audit: {moment(used.audited)}")
