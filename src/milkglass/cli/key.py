@@ -17,8 +17,6 @@ from milkglass.errors import KeyExists, KeyFileError
 NEVER = "no measured budget yet: `milkglass audit` measures after how many tokens an attacker reads which share"
 FRESH = "every text under one key is a piece of the same cipher; give the next job a new key, or less text"
 SEPARATE = "each text is read separately, however many are sent under one key; `milkglass audit` tells how well"
-    "each text is read separately: more of them under one key are not read better; `milkglass audit` tells how well"
-)
 
 LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
