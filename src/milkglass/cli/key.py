@@ -94,7 +94,8 @@ def words(used: usage.Usage) -> str:
         lines.append(f"made for a job from {used.parent}{gone}")
     if used.jobs:
         spread = sum(used.jobs.values())
-        lines.append(f"under keys made from it for jobs, {len(used.jobs):,}: {spread:,} tokens, each its own cipher")
+        own = "" if used.rate else ", each its own cipher"
+        lines.append(f"under keys made from it for jobs, {len(used.jobs):,}: {spread:,} tokens{own}")
         lines.append(table([("key for a job", "tokens"), *((one, f"{n:,}") for one, n in used.jobs.items())]))
     if used.rate:
         return "\n".join([*lines, SEPARATE, *([f"last audit: {moment(used.audited)}"] if used.audited else [])])
