@@ -30,8 +30,6 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
-MOST_HELD = 1 << 27  # numbers of transitions that are kept, 1 GiB
-
 
 @dataclass(frozen=True)
 class TextInContext(Attack):
@@ -94,7 +92,7 @@ class Chain:
     share: Floats
     kinds: Floats
     total: Floats
-    steps: dict[tuple[int, int], Floats] = field(default_factory=dict, repr=False)
+    pairs: dict[tuple[int, int], sp.csr_matrix] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, candidates: Candidates, corpus: Sequences, ids: int, tokens: int) -> Chain:
@@ -117,17 +115,28 @@ class Chain:
         number = int(self.group[scrambled])
         return np.empty(0, np.int64) if number < 0 else self.candidates.groups[number].members
 
-    def step(self, before: int, after: int) -> Floats:
-        """(a, b) P(b | a) for the members of two ids' groups."""
+    def counts(self, before: int, after: int) -> sp.csr_matrix:
+        """(a, b) how often the members of one id's group precede those of another's. Nearly all are 0, and groups of a
+        coarse vocabulary have hundreds of members each: P(b | a) is never written out."""
         key = (int(self.group[before]), int(self.group[after]))
-        if key not in self.steps:
-            a, b = self.members(before), self.members(after)
-            counts = self.follows[a][:, b].toarray()
-            kinds = np.maximum(self.kinds[a], 1.0)[:, None]
-            if sum(one.size for one in self.steps.values()) + counts.size > MOST_HELD:
-                self.steps.clear()  # symbols of a coarse vocabulary have hundreds of tokens each
-            self.steps[key] = (counts + kinds * self.share[b][None]) / (self.total[a][:, None] + kinds)
-        return self.steps[key]
+        if key not in self.pairs:
+            self.pairs[key] = self.follows[self.members(before)][:, self.members(after)]
+        return self.pairs[key]
+
+    def forward(self, before: int, after: int, belief: Floats) -> Floats:
+        """(b,) the sum over a of belief(a) P(b | a)."""
+        a, b = self.members(before), self.members(after)
+        weight = belief / (self.total[a] + np.maximum(self.kinds[a], 1.0))
+        unseen = float(weight @ np.maximum(self.kinds[a], 1.0))
+        result: Floats = weight @ self.counts(before, after) + unseen * self.share[b]
+        return result
+
+    def backward(self, before: int, after: int, belief: Floats) -> Floats:
+        """(a,) the sum over b of P(b | a) belief(b)."""
+        a, b = self.members(before), self.members(after)
+        kinds = np.maximum(self.kinds[a], 1.0)
+        result: Floats = self.counts(before, after) @ belief + kinds * float(self.share[b] @ belief)
+        return result / (self.total[a] + kinds)
 
     def read(self, text: Ids, neighbours: bool) -> list[NDArray[np.float64]]:
         """For each place the belief in each member, (m,).
@@ -143,7 +152,7 @@ class Chain:
         for before, after in zip(text[-2::-1].tolist(), text[:0:-1].tolist(), strict=True):
             words = backward[-1]
             if self.group[before] >= 0 and self.group[after] >= 0:
-                back = self.step(before, after) @ words
+                back = self.backward(before, after, words)
                 backward.append(back / max(float(back.sum()), 1e-300))
             else:
                 backward.append(np.ones(len(self.members(before))))
@@ -153,6 +162,6 @@ class Chain:
         result = [own[0] / max(float(own[0].sum()), 1e-300)]
         for place, (before, after) in enumerate(zip(text.tolist(), text[1:].tolist(), strict=False), 1):
             known = self.group[before] >= 0 and self.group[after] >= 0
-            now = result[-1] @ self.step(before, after) if known else own[place]
+            now = self.forward(before, after, result[-1]) if known else own[place]
             result.append(now / max(float(now.sum()), 1e-300))
         return result
