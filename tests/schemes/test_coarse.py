@@ -46,6 +46,10 @@ def found(scheme: Coarse, seen: Evidence) -> Coarse:
     return scheme.found(seen, draws, lambda done: None)
 
 
+def own(scheme: Coarse, seen: Evidence) -> np.ndarray:
+    return scheme.exempt(seen.counts, seen.special, seen.pinned)
+
+
 # --- the label score --------------------------------------------------------------------------------------------------
 def test_label_scores_of_two_classes_by_hand() -> None:
     """Three texts of class 0, two of class 1. Token 5 is in two texts of class 1 and one of class 0, and is counted
@@ -145,7 +149,7 @@ def test_limits_hold_for_every_symbol_but_those_of_single_tokens() -> None:
     seen = evidence()
     scheme = found(Coarse(30, function_words=5, least_bits=2.0, most_share=0.6, kmeans=KMeans("table")), seen)
     numbers = scheme.token_symbols
-    rate = rate_of(scheme, seen.counts, seen.counts, np.ones(N, np.bool_))
+    rate = rate_of(scheme, seen.counts, seen.counts, np.ones(N, np.bool_), own(scheme, seen))
     assert rate.unmet == 0 and rate.alone == len(SPECIAL) + 5
     for number in range(rate.ids):
         members = np.flatnonzero(numbers == number)
@@ -161,9 +165,15 @@ def test_what_cannot_be_met_is_reported() -> None:
     seen = evidence()
     seen.counts[7] = 10 * seen.counts.sum()
     scheme = found(Coarse(30, least_bits=1.0, most_share=0.5, kmeans=KMeans("table")), seen)
-    rate = rate_of(scheme, seen.counts, seen.counts, np.ones(N, np.bool_))
+    rate = rate_of(scheme, seen.counts, seen.counts, np.ones(N, np.bool_), own(scheme, seen))
     assert rate.unmet == 1 and rate.unmet_running > 0.9
     assert rate.symbols > 10, "the others were not given up for it"
+
+
+def test_a_symbol_of_one_token_breaks_the_limits_unless_it_is_exempt() -> None:
+    scheme = Coarse(2, map=SymbolMap.of(np.array([0, 1, 2, 2]), np.ones(4)))
+    rate = rate_of(scheme, np.array([0, 5, 5, 5]), np.array([0, 2, 1, 1]), np.zeros(4, np.bool_), np.array([0]))
+    assert (rate.symbols, rate.alone, rate.unmet, rate.unmet_running) == (2, 1, 1, 0.5)
 
 
 # --- the rate ---------------------------------------------------------------------------------------------------------
@@ -171,7 +181,7 @@ def test_the_rate_by_hand() -> None:
     """Two symbols and a special token. 6 and 2 tokens were sent of the symbols: H(3/4, 1/4)."""
     scheme = Coarse(2, map=SymbolMap.of(np.array([2, 0, 0, 1, 1]), np.ones(5)))
     counts, sent = np.array([0, 9, 1, 1, 9]), np.array([0, 4, 2, 1, 1])
-    rate = rate_of(scheme, counts, sent, np.array([False, False, True, True, True]))
+    rate = rate_of(scheme, counts, sent, np.array([False, False, True, True, True]), np.array([0]))
     assert (rate.ids, rate.symbols, rate.alone) == (3, 2, 1)
     assert rate.most_bits == pytest.approx(log2(3))
     assert rate.bits == pytest.approx(-(0.75 * log2(0.75) + 0.25 * log2(0.25)))

@@ -127,7 +127,7 @@ def test_what_the_client_sends_is_permuted_and_comes_back(case: Case) -> None:
     plain = codec.tokenizer(TEXTS[0])["input_ids"]
     choices = AliasChoices.of(case.key)
     if choices is None:
-        assert [int(one) for one in sent] == [int(case.key.sigma[one]) for one in plain]
+        assert [int(one) for one in sent] == [int(case.key.first[one]) for one in plain]
     else:
         for one, token in zip(sent.tolist(), plain, strict=True):
             start = choices.starts[token]

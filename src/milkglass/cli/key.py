@@ -16,6 +16,7 @@ from milkglass.errors import KeyExists, KeyFileError
 
 NEVER = "no measured budget yet: `milkglass audit` measures after how many tokens an attacker reads which share"
 FRESH = "every text under one key is a piece of the same cipher; give the next job a new key, or less text"
+SEPARATE = "each text is read separately, however many are sent under one key; `milkglass audit` tells how well"
 
 LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
@@ -93,8 +94,11 @@ def words(used: usage.Usage) -> str:
         lines.append(f"made for a job from {used.parent}{gone}")
     if used.jobs:
         spread = sum(used.jobs.values())
-        lines.append(f"under keys made from it for jobs, {len(used.jobs):,}: {spread:,} tokens, each its own cipher")
+        own = "" if used.rate else ", each its own cipher"
+        lines.append(f"under keys made from it for jobs, {len(used.jobs):,}: {spread:,} tokens{own}")
         lines.append(table([("key for a job", "tokens"), *((one, f"{n:,}") for one, n in used.jobs.items())]))
+    if used.rate:
+        return "\n".join([*lines, SEPARATE, *([f"last audit: {moment(used.audited)}"] if used.audited else [])])
     if not used.audited:
         return "\n".join([*lines, NEVER])
     lines.append(f"last audit: {moment(used.audited)}")

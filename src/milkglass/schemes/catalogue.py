@@ -14,8 +14,8 @@ from milkglass.schemes.sentinel import SentinelLMs
 SCHEMES: Catalogue[Scheme] = Catalogue(
     "scheme",
     ObfusLM(),
-    SentinelLMs(),
     Coarse(),
+    SentinelLMs(),
 )
 
 

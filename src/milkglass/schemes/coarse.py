@@ -113,11 +113,19 @@ class Coarse(Scheme):
                 f"give at most {max(0, left // 2)} as --symbols, or fewer --function-words",
             )
 
+    def exempt(self, counts: NDArray[np.int64], special: Ids, pinned: tuple[int, ...]) -> Ids:
+        """Ids of the tokens that get symbols of their own, ascending: special ones, pinned ones and the commonest
+        others. counts: (n,)."""
+        alone = np.union1d(special, np.asarray(pinned, np.int64)).astype(np.int64)
+        common = np.argsort(-counts, kind="stable")
+        common = common[~np.isin(common, alone)][: self.function_words]
+        return np.union1d(alone, common).astype(np.int64)
+
     def found(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Coarse:
         """The scheme with a map of its own. draws: a stream of the key for each label."""
         n = len(evidence.counts)
         self.require_tokens(n, len(evidence.special))
-        alone = own_symbols(evidence, self.function_words)
+        alone = self.exempt(evidence.counts, evidence.special, evidence.pinned)
         tokens = np.setdiff1d(np.arange(n), alone)
         mass = mass_of(evidence.counts)[tokens]
         clusters = self.finder.find(evidence, tokens, mass, self.symbols, draws, progress)
@@ -159,14 +167,6 @@ class MergedRows:
             verbatim=int((self.mixture.sizes == 1).sum()),
             shared=True,
         )
-
-
-def own_symbols(evidence: Evidence, function_words: int) -> Ids:
-    """Ids of the tokens with symbols of their own, ascending: special ones, pinned ones and the commonest others."""
-    alone = np.union1d(evidence.special, np.asarray(evidence.pinned, np.int64)).astype(np.int64)
-    common = np.argsort(-evidence.counts, kind="stable")
-    common = common[~np.isin(common, alone)][:function_words]
-    return np.union1d(alone, common).astype(np.int64)
 
 
 def mass_of(counts: NDArray[np.int64]) -> NDArray[np.float64]:

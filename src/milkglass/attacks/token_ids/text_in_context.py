@@ -92,7 +92,7 @@ class Chain:
     share: Floats
     kinds: Floats
     total: Floats
-    counted: dict[tuple[int, int], sp.csr_matrix] = field(default_factory=dict, repr=False)
+    pairs: dict[tuple[int, int], sp.csr_matrix] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, candidates: Candidates, corpus: Sequences, ids: int, tokens: int) -> Chain:
@@ -115,28 +115,28 @@ class Chain:
         number = int(self.group[scrambled])
         return np.empty(0, np.int64) if number < 0 else self.candidates.groups[number].members
 
-    def pairs(self, before: int, after: int) -> sp.csr_matrix:
-        """(a, b) how often the members of one id's group are followed by those of another's; sparse, since groups may
-        have thousands of members."""
+    def counts(self, before: int, after: int) -> sp.csr_matrix:
+        """(a, b) how often the members of one id's group precede those of another's. Nearly all are 0, and groups of a
+        coarse vocabulary have hundreds of members each: P(b | a) is never written out."""
         key = (int(self.group[before]), int(self.group[after]))
-        if key not in self.counted:
-            self.counted[key] = self.follows[self.members(before)][:, self.members(after)]
-        return self.counted[key]
+        if key not in self.pairs:
+            self.pairs[key] = self.follows[self.members(before)][:, self.members(after)]
+        return self.pairs[key]
 
-    def onward(self, before: int, after: int, belief: Floats) -> Floats:
+    def forward(self, before: int, after: int, belief: Floats) -> Floats:
         """(b,) the sum over a of belief(a) P(b | a)."""
         a, b = self.members(before), self.members(after)
-        weighed = belief / (self.total[a] + self._kinds(a))
-        return self.pairs(before, after).T @ weighed + self.share[b] * float(weighed @ self._kinds(a))
+        weight = belief / (self.total[a] + np.maximum(self.kinds[a], 1.0))
+        unseen = float(weight @ np.maximum(self.kinds[a], 1.0))
+        result: Floats = weight @ self.counts(before, after) + unseen * self.share[b]
+        return result
 
-    def back(self, before: int, after: int, belief: Floats) -> Floats:
+    def backward(self, before: int, after: int, belief: Floats) -> Floats:
         """(a,) the sum over b of P(b | a) belief(b)."""
         a, b = self.members(before), self.members(after)
-        common = float(self.share[b] @ belief)
-        return (self.pairs(before, after) @ belief + self._kinds(a) * common) / (self.total[a] + self._kinds(a))
-
-    def _kinds(self, tokens: Ids) -> Floats:
-        return np.maximum(self.kinds[tokens], 1.0)
+        kinds = np.maximum(self.kinds[a], 1.0)
+        result: Floats = self.counts(before, after) @ belief + kinds * float(self.share[b] @ belief)
+        return result / (self.total[a] + kinds)
 
     def read(self, text: Ids, neighbours: bool) -> list[NDArray[np.float64]]:
         """For each place the belief in each member, (m,).
@@ -152,7 +152,7 @@ class Chain:
         for before, after in zip(text[-2::-1].tolist(), text[:0:-1].tolist(), strict=True):
             words = backward[-1]
             if self.group[before] >= 0 and self.group[after] >= 0:
-                back = self.back(before, after, words)
+                back = self.backward(before, after, words)
                 backward.append(back / max(float(back.sum()), 1e-300))
             else:
                 backward.append(np.ones(len(self.members(before))))
@@ -162,6 +162,6 @@ class Chain:
         result = [own[0] / max(float(own[0].sum()), 1e-300)]
         for place, (before, after) in enumerate(zip(text.tolist(), text[1:].tolist(), strict=False), 1):
             known = self.group[before] >= 0 and self.group[after] >= 0
-            now = self.onward(before, after, result[-1]) if known else own[place]
+            now = self.forward(before, after, result[-1]) if known else own[place]
             result.append(now / max(float(now.sum()), 1e-300))
         return result

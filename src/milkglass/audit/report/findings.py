@@ -62,7 +62,7 @@ def warnings(
         _running(scene, best, spent),
         state_findings.named(scene, cells),
         _clusters(cells),
-        _budget(scene, spent),
+        _budget(spent),
         _classes(best),
         _weak(cells, best),
         _nominal(scene, cells),
@@ -153,9 +153,9 @@ def _clusters(cells: tuple[AttackResult, ...]) -> Finding | None:
     )
 
 
-def _budget(scene: Scene, spent: Mapping[str, Mapping[str, int]]) -> Finding | None:
+def _budget(spent: Mapping[str, Mapping[str, int]]) -> Finding | None:
     passed = said(spent)
-    if not passed or _coarse(scene):  # more text says nothing more about one text there
+    if not passed:
         return None
     return Finding(
         "More text under one key is read better",

@@ -116,7 +116,7 @@ def obfuscate(
     require_scramblable(base, expected, delta)
     require_room(base, expected, out, delta)
     texts = files.read(base) if old is None and files.data is not None else None
-    if warning := expected.broken or (UNMIXED if getattr(expected, "k", 0) == 1 else None):
+    if warning := expected.broken or (UNMIXED if expected.k == 1 and not expected.shares else None):
         note(f"warning: {warning}")
     secret = new_passphrase(passphrase_file, weak_passphrase, generate_passphrase) if old is None else old.passphrase
     with bars(as_json) as stage:
@@ -303,7 +303,7 @@ def next_steps(opened: UnlockedKey, out: Path, delta: bool, passphrase_file: Pat
     key, folder = opened.key, shlex.quote(str(out))
     server = shlex.quote(os.environ.get("MILKGLASS_SERVER") or "URL")
     token = "" if os.environ.get(TOKEN_VARIABLE) else " --token-file FILE"
-    lines = [f"  {UNTUNED if scheme_of(key).k > 1 else UNMIXED}"]
+    lines = [f"  {UNTUNED if scheme_of(key).k > 1 or key.shares else UNMIXED}"]
     if delta:
         lines.append(
             f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"

@@ -26,10 +26,10 @@ class SymbolRate:
         most_bits: log2 m'.
         bits: a token of the text, by the ids' own shares.
         running, content: share of these tokens that the commonest token of each id is.
-        symbols: ids of several tokens.
-        alone: ids of one token: special and function words, to which the limits do not apply.
+        symbols: ids to which the limits apply.
+        alone: the other ids: one for each special token and function word.
         alone_running: share of the running tokens that have such an id.
-        unmet: symbols that break a limit.
+        unmet: symbols that break a limit, those of a single token too.
         unmet_running: share of the running tokens that have such a symbol.
     """
 
@@ -46,14 +46,19 @@ class SymbolRate:
 
 
 def rate_of(
-    scheme: Coarse, counts: NDArray[np.int64], sent: NDArray[np.int64], content: NDArray[np.bool_]
+    scheme: Coarse,
+    counts: NDArray[np.int64],
+    sent: NDArray[np.int64],
+    content: NDArray[np.bool_],
+    exempt: NDArray[np.int64],
 ) -> SymbolRate:
     """scheme: with its map. counts: (n,) by which tokens are common. sent: (n,) occurrences in the client's texts, 0
-    for special tokens. content: (n,) which tokens carry content. Shares of nothing are 0."""
+    for special tokens. content: (n,) which tokens carry content. exempt: ids of tokens to which the limits do not
+    apply (`Coarse.exempt`). Shares of nothing are 0."""
     numbers, size = scheme.token_symbols, int(scheme.token_symbols.max()) + 1
-    mass, tokens = mass_of(counts), np.bincount(numbers)
+    mass, alone = mass_of(counts), np.isin(np.arange(size), numbers[exempt])
     bits, share = bits_and_shares(numbers, mass, size)
-    unmet = (tokens > 1) & scheme.limits.broken(bits, share)
+    unmet = ~alone & scheme.limits.broken(bits, share)
     commonest = np.zeros(len(numbers), np.bool_)
     order = np.lexsort((np.arange(len(numbers)), -mass, numbers))
     commonest[order[np.unique(numbers[order], return_index=True)[1]]] = True
@@ -65,9 +70,9 @@ def rate_of(
         bits=float(-(used * np.log2(used)).sum()) + 0.0,
         running=_share(sent, commonest),
         content=_share(np.where(content, sent, 0), commonest),
-        symbols=int((tokens > 1).sum()),
-        alone=int((tokens == 1).sum()),
-        alone_running=_share(running, tokens == 1),
+        symbols=int((~alone).sum()),
+        alone=int(alone.sum()),
+        alone_running=_share(running, alone),
         unmet=int(unmet.sum()),
         unmet_running=_share(running, unmet),
     )

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.dataset import Example
+from milkglass.client.data.dataset import Example, read_examples
 from milkglass.client.data.texts import encoded, examples_of
 from milkglass.client.data.training_rows import checked
 from milkglass.client.key.generate import new_key, reserved_ids
@@ -69,7 +69,7 @@ def counted(base: Checkpoint, data: Path, public: Path | None, regression: bool 
         raise UsageError(f"{data.name} holds conversations", "coarse is for models that read: give text and label")
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
     size = len(codec.sigma)
-    examples = examples_of(data)
+    examples = list(read_examples(data, scores=regression))
     texts = encoded(codec, examples).original
     task = None if summary.kind != "labelled" else _task(examples, texts, summary.labels, summary.scale)
     special = reserved_ids(base, size)

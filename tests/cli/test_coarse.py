@@ -1,0 +1,176 @@
+"""A coarse vocabulary by the command line: obfuscate, verify, what is sent, training in this process, and refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from milkglass.client.codec.codec import Codec
+from milkglass.client.key.file import read_key
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.server import training
+from milkglass.server.spec import Hyperparameters, JobSpec, Status
+from tests import tiny
+from tests.cli.kit import PASSPHRASE, call, document, refused
+
+SICK, PAID = ["fever", "nurse", "father", "eat"], ["invoice", "scan", "appointment", "test"]
+FILLERS = ["the", "of", "my", "on", "please", "it", "not", "and", "since", "a", "about"]
+MAP = ["--scheme", "coarse", "--symbols", "40", "--set", "least_bits=0.5", "--set", "most_share=0.95"]
+
+
+def rows(seed: int, count: int) -> list[dict[str, str]]:
+    """Each text holds words of one class among fillers."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        sick = bool(rng.integers(2))
+        words = [*rng.choice(FILLERS, 5), *rng.choice(SICK if sick else PAID, 2)]
+        rng.shuffle(words)
+        made.append({"text": " ".join(words), "label": "clinic-desk" if sick else "billing-desk"})
+    return made
+
+
+def written(path: Path, content: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(one) + "\n" for one in content), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, rows, a key and the scrambled model."""
+    home = tmp_path_factory.mktemp("coarse")
+    tiny.save("bert", home / "model")
+    written(home / "train.jsonl", rows(1, 240))
+    written(home / "held-out.jsonl", rows(2, 120))
+    (home / "public.txt").write_text("\n".join(tiny.TEXTS) + "\n", "utf-8")
+    files = ["--data", home / "train.jsonl", "--public-text", home / "public.txt"]
+    told = document(call("obfuscate", home / "model", home / "out", "--key", home / "k", *MAP, *files, "--json"))
+    (home / "told.json").write_text(json.dumps(told))
+    return home
+
+
+def test_a_model_learns_from_symbols_and_nothing_else_leaves(made: Path) -> None:
+    key = read_key(made / "k", PASSPHRASE)
+    job = made / "job"
+    job.mkdir()
+    for name, source in (("train", "train"), ("validation", "held-out")):
+        out = made / f"{name}.parquet"
+        document(call("encode", "--in", made / f"{source}.jsonl", "--out", out, "--key", made / "k", "--json"))
+        (job / out.name).write_bytes(out.read_bytes())
+    table = pq.read_table(job / "train.parquet")
+    assert set(table.column_names) <= {"input_ids", "attention_mask", "token_type_ids", "labels"}
+    codec = Codec.open(key, made / "model")
+    texts = [one["text"] for one in rows(1, 240)]
+    plain = codec.tokenizer(texts)["input_ids"]
+    assert table["input_ids"].to_pylist() == [key.first[one].tolist() for one in plain]
+    assert max(map(max, table["input_ids"].to_pylist())) < len(key.sigma) <= 44
+    assert set(table["labels"].to_pylist()) == {0, 1}
+    spec = JobSpec(
+        model=str(made / "out"),
+        train=str(job / "train.parquet"),
+        validation=str(job / "validation.parquet"),
+        hyperparameters=Hyperparameters(task="classification", max_steps=80, batch_size=16, learning_rate=1e-2),
+    )
+    (job / "spec.json").write_text(spec.model_dump_json())
+    assert training.main(job) == 0
+    status = Status.model_validate_json((job / "status.json").read_text())
+    assert status.state == "succeeded" and status.metrics["accuracy"] > 0.8, status
+    model = AutoModelForSequenceClassification.from_pretrained(job / "result").eval()
+    assert model.config.vocab_size == len(key.sigma)
+    held_out = rows(2, 40)
+    numbers = read_key(made / "k", PASSPHRASE).info.labels
+    assert numbers
+    with torch.inference_mode():
+        ids = codec.encode([one["text"] for one in held_out]).ids
+        named = [int(model(input_ids=torch.from_numpy(one[None].astype(np.int64))).logits.argmax()) for one in ids]
+    right = [one == numbers[row["label"]] for one, row in zip(named, held_out, strict=True)]
+    assert np.mean(right) > 0.75
+    words = {word for text in texts for word in re.findall(r"[a-z]{5,}", text)} | {"clinic-desk", "billing-desk"}
+    secret = [word.encode() for word in words] + [key.root, key.sigma.tobytes()]
+    for folder in (made / "out", job):
+        for path in (one for one in folder.rglob("*") if one.is_file()):
+            content = path.read_bytes()
+            assert not [one for one in secret if one in content], path.name
+
+
+def test_the_report_states_the_rate_and_key_status_repeats_it(made: Path) -> None:
+    told = json.loads((made / "told.json").read_text())
+    key, rate = read_key(made / "k", PASSPHRASE), told["rate"]
+    assert rate["ids"] == len(key.sigma) == Checkpoint.open(made / "out").config["vocab_size"]
+    assert rate["most_bits"] == pytest.approx(np.log2(len(key.sigma)))
+    assert 0 < rate["bits"] < rate["most_bits"] and 0 < rate["running"] <= 1
+    assert rate["symbols"] == told["promise"]["clusters"] and rate["alone"] == told["promise"]["verbatim"] == 4
+    assert "map" not in told["scheme"], "found from private labels"
+    status = document(call("key", "status", made / "k", "--json"))
+    assert status["rate"] == rate
+    said = call("key", "status", made / "k").stdout
+    assert f"{rate['ids']:.0f} ids, at most {rate['most_bits']:.2f} bits a token" in said
+    assert "rate" not in document(call("key", "status", made / "k", "--json"))["jobs"]
+
+
+def test_verify_decode_jobs_and_the_same_key_again(made: Path, tmp_path: Path) -> None:
+    assert document(call("verify", made / "out", "--key", made / "k", "--json"))["passed"]
+    refused(call("decode", "--key", made / "k", "5"), 5, "an id names a cluster of tokens")
+    again = call("obfuscate", made / "model", tmp_path / "again", "--key", made / "k")
+    assert again.exit_code == 0 and "bits a token" in again.stdout, again.stderr
+    for path in (made / "out").iterdir():
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
+    child = tmp_path / "child"
+    document(call("key", "for-job", made / "k", "march", "--out", child, "--json"))
+    one, other = read_key(made / "k", PASSPHRASE), read_key(child, PASSPHRASE)
+    assert one.info.scheme == other.info.scheme and one.sigma.tolist() != other.sigma.tolist()
+    assert document(call("key", "status", child, "--json"))["rate"]
+    run = ("key", "for-job", made / "k", "april", "--out", tmp_path / "april", "--clusters", "new")
+    refused(call(*run), 2, "the map of a coarse vocabulary is kept")
+
+
+def test_an_audit_grades_the_guess_of_the_commonest_token(made: Path, tmp_path: Path) -> None:
+    run = ("audit", "--key", made / "k", "--text", made / "train.jsonl", "--out", tmp_path / "audit", "--budget", "20s")
+    told = document(call(*run, "--json"))
+    cells = {one["attack"]: one for one in told["cells"] if one["adversary"] in ("same kind of text", "model only")}
+    assert cells["cluster-conditional"]["state"] == "done"
+    assert cells["text-in-context"]["state"] == "done"
+    assert not told["spent"] and not told["curve"]
+    said = call("key", "status", made / "k").stdout
+    assert "each text is read separately" in said and "last audit" in said and "cipher" not in said
+    assert not [one["reason"] for one in told["cells"] if one["state"] == "failed"]
+
+
+def test_refusals_come_before_long_work(made: Path, tmp_path: Path) -> None:
+    new = ("obfuscate", made / "model", tmp_path / "o", "--key", tmp_path / "k")
+    data = ("--data", made / "train.jsonl")
+    refused(call(*new, "--scheme", "coarse"), 2, "--data is missing")
+    refused(call(*new, *data), 2, "go with --scheme coarse")
+    refused(call(*new, "--symbols", "9"), 2, "obfuslm has no parameter 'symbols'")
+    refused(call(*new, "--scheme", "coarse", *data, "--k", "9"), 2, "coarse has no parameter 'k'")
+    refused(call(*new, "--scheme", "coarse", *data, "--symbols", "1"), 2, "2 or more")
+    refused(call(*new, "--scheme", "coarse", *data, "--symbols", "250"), 2, "left for 250 symbols")
+    refused(call(*new, "--scheme", "coarse", *data, "--set", "map.tokens=x"), 2, "no parameter 'map'")
+    refused(call(*new, *MAP, *data, "--delta"), 2, "which no delta can hold")
+    refused(call(*new, *MAP, "--data", tmp_path / "none.jsonl"), 2, "there is no file")
+    refused(call("obfuscate", made / "model", tmp_path / "o", "--key", made / "k", *MAP, *data), 2, "exists already")
+    chats = written(tmp_path / "chats.jsonl", [{"instruction": "a", "output": "b"}])
+    refused(call(*new, *MAP, "--data", chats), 2, "holds conversations")
+    tiny.save("llama-tied", tmp_path / "llama")
+    run = ("obfuscate", tmp_path / "llama", tmp_path / "o", "--key", tmp_path / "k", *MAP, *data)
+    refused(call(*run), 3, "coarse is for models that read")
+    assert not (tmp_path / "k").exists() and not (tmp_path / "o").exists()
+
+
+def test_scores_and_pairs_have_symbols_too(made: Path, tmp_path: Path) -> None:
+    content = [{**one, "text_pair": one["text"], "label": len(one["text"]) / 3} for one in rows(5, 40)]
+    scored = written(tmp_path / "scores.jsonl", content)
+    run = ("obfuscate", made / "model", tmp_path / "o", "--key", tmp_path / "k", *MAP, "--data", scored)
+    told = document(call(*run, "--task", "regression", "--json"))
+    assert told["rate"]["ids"] > 10
+    text = written(tmp_path / "text.jsonl", [{"text": one["text"]} for one in rows(5, 40)])
+    run = ("obfuscate", made / "model", tmp_path / "o2", "--key", tmp_path / "k2", *MAP, "--data", text)
+    assert "has no labels" in call(*run).stderr
