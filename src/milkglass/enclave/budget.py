@@ -1,9 +1,10 @@
 """How many rows of the table may leave the enclave: a client that may ask for every token has the table.
 
 A bucket of `burst` rows that fills at `per_hour`. Reading a table of n rows takes (n - burst) / per_hour hours or more,
-and one call for each row of an answer. The level is sealed beside the table, so that a restart fills no bucket. Anyone
-who puts an older copy of it back, or kills the process before the level is written, wins up to a burst each time:
-without a monotonic counter no software prevents that.
+and one call for each row of an answer. The level is sealed beside the table, so that a restart fills no bucket. Rows
+are charged before they leave, `AHEAD` at a time: the lowered level is written first, and a process that is killed loses
+what was charged and not used. Anyone who puts an older copy of the level back, or does not write it, wins up to a burst
+each time: without a monotonic counter no software prevents that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from milkglass.errors import EnclaveError
+
+AHEAD = 256  # rows that are charged at a time: one write of the level for so many tokens of an answer
+
+
+class NotCharged(Exception):
+    """Rows would leave that no written level accounts for. Never leaves the enclave."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
 
 
 @dataclass(frozen=True)
@@ -38,30 +49,47 @@ class RowBudget:
 
     Attributes:
         policy: its size and rate.
-        level: rows that may leave now, as of `since`.
+        level: rows that may be charged now, as of `since`.
         since: seconds, of `clock`.
+        charged: rows that may leave, and that `level` no longer has.
     """
 
     policy: RowPolicy
     level: float
     clock: Callable[[], float] = time.time
     since: float = field(init=False)
+    charged: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.since = self.clock()
 
     def take(self, rows: int) -> None:
-        """Raises EnclaveError, and takes nothing, where the bucket holds fewer."""
+        """Let charged rows leave. Raises NotCharged, and takes nothing, where fewer were charged."""
+        if rows > self.charged:
+            raise NotCharged(rows)
+        self.charged -= rows
+
+    def refund(self) -> float:
+        """Uncharge what was not used. Returns the level."""
+        self.level, self.charged = self.level + self.charged, 0
+        return self.level
+
+    def charge(self, rows: int) -> float:
+        """Make sure that so many rows are charged. Returns the level that is to be written before they leave. Raises
+        EnclaveError, and charges nothing, where the bucket holds fewer."""
         now = self.clock()
         passed = max(0.0, now - self.since)  # a clock that is set back fills nothing
         self.level = min(float(self.policy.burst), self.level + passed * self.policy.per_hour / 3600)
         self.since = max(self.since, now)
         if rows > self.policy.burst:
             raise EnclaveError(f"{rows} tokens at once, the provider allows {self.policy.burst}", "shorten the text")
-        if rows > self.level:
-            seconds = (rows - self.level) * 3600 / self.policy.per_hour
+        whole = self.level + self.charged
+        if rows > whole:
+            seconds = (rows - whole) * 3600 / self.policy.per_hour
             raise EnclaveError(
-                f"{rows} more rows of the table were asked for, and the provider's limit leaves {int(self.level)}",
+                f"{rows} more rows of the table were asked for, and the provider's limit leaves {int(whole)}",
                 f"try again in {seconds:.0f} s; the provider sets the rate ({self.policy.per_hour} rows an hour)",
             )
-        self.level -= rows
+        more = int(min(self.level, max(rows - self.charged, AHEAD)))
+        self.level, self.charged = self.level - more, self.charged + more
+        return self.level

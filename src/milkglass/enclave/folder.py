@@ -24,6 +24,7 @@ from milkglass import files
 from milkglass.enclave import gramine
 from milkglass.enclave.attestation.attest import ATTESTED
 from milkglass.enclave.enclave import Enclave
+from milkglass.enclave.package import TOKENIZER as TOKENIZER_FILES
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.checkpoint import read_json
 
@@ -78,6 +79,11 @@ def build(folder: Path, kind: str, model: str, k: int, fetch: Fetch) -> EnclaveA
         secret = b"" if kind == ATTESTED else secrets.token_bytes(32)
         with Enclave(kind, partial) as enclave:
             sealed, tokenizer = enclave.release(fetch(enclave), secret, k)
+            if other := set(tokenizer) - set(TOKENIZER_FILES):  # an enclave without attestation may be anything
+                raise EnclaveError(
+                    f"the enclave hands out {len(other)} files that are not a tokenizer's",
+                    f"files: {', '.join(TOKENIZER_FILES)}",
+                )
             about = EnclaveAbout(
                 kind, enclave.measurement, model, str(enclave.about["table"]), k, int(enclave.about["rows"])
             )
@@ -85,7 +91,7 @@ def build(folder: Path, kind: str, model: str, k: int, fetch: Fetch) -> EnclaveA
         files.write(partial / SECRET, secret)
         files.private_dir(partial / TOKENIZER)
         for name, text in tokenizer.items():
-            files.write(partial / TOKENIZER / Path(name).name, text)
+            files.write(partial / TOKENIZER / name, text)
         files.write_json(partial / NAME, {"milkglass_enclave": VERSION, **asdict(about)})
     return about
 
@@ -102,12 +108,13 @@ def opened(folder: Path) -> Iterator[Enclave]:
         counts = json.loads((folder / COUNTS).read_text("utf-8")) if (folder / COUNTS).is_file() else None
         sealed, secret = (folder / SEALED).read_bytes(), (folder / SECRET).read_bytes()
         enclave.open(sealed, secret, state, folder.absolute() / TOKENIZER, counts)
-        files.write(folder / STATE, enclave.state())  # before the first text: its draws must not change
+        enclave.keep = lambda sealed: files.write(folder / STATE, sealed)
+        enclave.keep(enclave.state())  # before the first text: its draws must not change
         try:
             yield enclave
         finally:
             with suppress(EnclaveError):  # its process is gone, and the error that is under way says so
-                files.write(folder / STATE, enclave.state())
+                enclave.keep(enclave.state())
 
 
 def count(folder: Path, corpus: Path) -> None:

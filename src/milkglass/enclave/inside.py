@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from milkglass.enclave import prompt
 from milkglass.enclave.attestation import attest, release, sealing
-from milkglass.enclave.budget import RowBudget
+from milkglass.enclave.budget import NotCharged, RowBudget
 from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
 from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_files
 from milkglass.errors import EnclaveError, UsageError
@@ -55,7 +55,10 @@ class Inside:
         }  # fmt: skip
         if name not in calls:
             raise EnclaveError(f"the enclave has no call {name!r}", f"calls: {', '.join(calls)}")
-        return calls[name](content, **request)
+        try:
+            return calls[name](content, **request)
+        except NotCharged as due:  # the host writes the lowered level, and asks again
+            return {"charged": True}, self._sealed(self._table.budget.charge(due.rows))
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _hello(self, content: bytes) -> Reply:
@@ -104,10 +107,12 @@ class Inside:
         return float(raw["level"]), bytes.fromhex(raw["root"])
 
     def _state(self, content: bytes) -> Reply:
-        """What must survive a restart, sealed."""
-        table = self._table
-        value = {"level": table.budget.level, "root": table.root.hex()}
-        return {}, sealing.seal(self._key, STATE, json.dumps(value).encode())
+        """What must survive a restart, sealed. Rows that leave later are charged anew."""
+        return {}, self._sealed(self._table.budget.refund())
+
+    def _sealed(self, level: float) -> bytes:
+        value = {"level": level, "root": self._table.root.hex()}
+        return sealing.seal(self._key, STATE, json.dumps(value).encode())
 
     @staticmethod
     def _described(package: TablePackage) -> dict[str, Any]:
@@ -172,7 +177,7 @@ class OpenTable:
         return Stream(subkey(self.root, "enclave", hashlib.sha256(label.encode()).hexdigest()))
 
     def rows(self, ids: NDArray[np.int64]) -> bytes:
-        """Raises EnclaveError for an id beyond the table, or more rows than the provider allows."""
+        """Raises EnclaveError for an id beyond the table, NotCharged for rows that no written level accounts for."""
         if not len(ids) or ids.min() < 0 or ids.max() >= len(self.package.rows):
             raise EnclaveError("a row was asked for that the table does not have", "is the server of the same model?")
         self.budget.take(len(ids))

@@ -91,7 +91,7 @@ class TablePackage:
 
     @classmethod
     def decode(cls, content: bytes) -> TablePackage:
-        """Raises EnclaveError for anything that `encode` does not make."""
+        """Raises EnclaveError for anything that `encode` does not make, such as a file that is not a tokenizer's."""
         try:
             parts = load(content)
             info = json.loads(parts.pop("info").tobytes())
@@ -101,6 +101,8 @@ class TablePackage:
                 result.rows.dtype == np.uint8 and result.rows.ndim == 2 and result.special.shape == (len(result.rows),)
             )
             if not fits or result.rows.shape[1] % SIZES[result.dtype]:
+                raise ValueError
+            if not set(files) <= set(TOKENIZER) or not all(isinstance(one, str) for one in files.values()):
                 raise ValueError
         except Exception as error:  # noqa: BLE001  (safetensors and json have errors of their own)
             raise EnclaveError("the package holds no table", "build the enclave again") from error

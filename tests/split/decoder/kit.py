@@ -51,7 +51,7 @@ class Served:
         kind = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[dtype]
         stream = self.stream(max_tokens, dtype, **sampling)
         rows = self.table.to(kind)
-        return [one.ids[0] for one in stream.answer(rows[prompt], lambda ids: rows[list(ids)])]
+        return [*stream.ids(rows[prompt], lambda ids: rows[list(ids)])]
 
     def settled(self, sessions: int = 0, seconds: float = 20.0) -> bool:
         """Whether the table comes to hold so many sessions."""

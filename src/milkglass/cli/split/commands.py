@@ -17,6 +17,7 @@ from milkglass.cli.ui.terminal import bars, duration, emit, note
 from milkglass.progress import Stage
 
 if TYPE_CHECKING:
+    from milkglass.enclave.budget import RowPolicy
     from milkglass.hidden_states.defence import HiddenStateDefence
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.split.evaluate import Evaluation, EvaluationTexts
@@ -190,7 +191,11 @@ def serve(
     """
     token = None if token_file is None else read_token(token_file)
     if not (Path(model) / "split.json").is_file():
-        _serve_decoder(model, port, home, token, allow_measurement or [], allow_unattested, rows_per_hour, burst)
+        from milkglass.enclave.budget import RowPolicy
+
+        measurements = frozenset(one.lower() for one in allow_measurement or ())
+        policy = RowPolicy(rows_per_hour, burst)
+        _serve_decoder(model, port, home, token, measurements, allow_unattested, policy)
         return
     from milkglass.split.app import opened
     from milkglass.split.app import serve as run
@@ -205,14 +210,12 @@ def _serve_decoder(
     port: int,
     home: Path,
     token: str | None,
-    measurements: list[str],
+    measurements: frozenset[str],
     unattested: bool,
-    hourly: int,
-    burst: int,
+    policy: RowPolicy,
 ) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from milkglass.enclave.budget import RowPolicy
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
     from milkglass.server.connections.process import prepare
@@ -228,7 +231,7 @@ def _serve_decoder(
     # In a thread that ends: OpenMP's threads of this one would stay, and with more threads than cores it no longer
     # waits by spinning, which makes a token take twice as long
     with ThreadPoolExecutor(1) as loading:
-        serving = loading.submit(opened, Checkpoint.open(folder), name, RowPolicy(hourly, burst)).result()
+        serving = loading.submit(opened, Checkpoint.open(folder), name, policy).result()
     if token is None:
         holder = DataDir(home.resolve(), ServerSettings(home).spare_disk)
         holder.claim()
@@ -238,7 +241,7 @@ def _serve_decoder(
         note("warning: --allow-unattested: any client with the token can have the table")
     elif not measurements:
         note("no enclave can have the table yet: give --allow-measurement, or --allow-unattested")
-    gate = Gate(serving.package, frozenset(one.lower() for one in measurements), unattested)
+    gate = Gate(serving.package, measurements, unattested)
     run(serving.sessions, gate, home.resolve(), port, token)
 
 

@@ -45,7 +45,7 @@ LEFT, POLICY, INTERNAL = 1000, 1008, 1011  # WebSocket's codes of closing
 
 def largest_message(info: DecoderInfo) -> int:
     """Bytes of the longest frame that a client may send."""
-    return info.max_length * info.width * DTYPES["float32"].itemsize + SPARE
+    return max(info.max_length, info.max_beams) * info.width * DTYPES["float32"].itemsize + SPARE
 
 
 def create_app(table: SessionTable, gate: Gate, token: str, idle: float = IDLE) -> FastAPI:

@@ -18,19 +18,20 @@ from milkglass.client.remote import strict_json
 from milkglass.client.remote.connection import CONNECT, Connection, RetryPolicy, check_url, tls_context
 from milkglass.enclave.attestation.release import NONCE
 from milkglass.enclave.enclave import Enclave
-from milkglass.errors import RemoteError, Unauthorized, Unreachable
+from milkglass.errors import RemoteError, Unauthorized, Unreachable, UsageError
 from milkglass.split.decoder import frames
 from milkglass.split.decoder.frames import IdsFrame
 from milkglass.split.decoder.gate import CHALLENGE, RELEASE
-from milkglass.split.decoder.spec import HINT, PATH, STREAM, DecoderInfo
+from milkglass.split.decoder.spec import HINT, MAX_BEAMS, PATH, PENALTY, STREAM, DecoderInfo, refused_beams
 
 if TYPE_CHECKING:
     import torch
     from websockets.sync.client import ClientConnection
 
 SILENCE = 120.0  # seconds that an answer may take
-LARGEST = 64 << 10  # bytes of a server's message
+LARGEST = 1 << 20  # bytes of a server's message: the answer of a beam search comes in one
 MAX_PACKAGE = 8 << 30
+BEAMS = "a beam search takes --beams 2 or more with --temperature 0, and --length-penalty"
 Rows = Callable[[tuple[int, ...]], "torch.Tensor"]  # ids (n,) to vectors (n, d)
 
 
@@ -44,6 +45,29 @@ class SplitSampling:
     top_k: int = 0
     seed: int | None = None
     beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    def require(self, info: DecoderInfo) -> None:
+        """Raises UsageError for what the server does not do, before anything is sent."""
+        most = min(info.max_new_tokens, info.max_length - 1)
+        if not 1 <= self.max_tokens <= most:
+            raise UsageError(f"max_tokens is {self.max_tokens}, 1 to {most} are made here", "lower --max-tokens")
+        self.require_search()
+        if self.beams > info.max_beams:
+            raise UsageError(f"beams is {self.beams}, 1 to {info.max_beams} are offered here", "lower --beams")
+
+    def require_search(self) -> None:
+        """Raises UsageError for a beam search that no server does."""
+        if not 1 <= self.beams <= MAX_BEAMS:
+            raise UsageError(f"beams is {self.beams}, 1 to {MAX_BEAMS} are possible", BEAMS)
+        if self.beams > 1 and self.max_tokens > LARGEST // 32:
+            raise UsageError(f"max_tokens is {self.max_tokens}, of a beam search at most {LARGEST // 32}", "lower it")
+        if not abs(self.length_penalty) <= PENALTY:
+            raise UsageError(f"length_penalty is {self.length_penalty:g}", f"-{PENALTY:g} to {PENALTY:g} are allowed")
+        wrong = refused_beams(self.beams, self.temperature, self.length_penalty, self.early_stopping)
+        if wrong:
+            raise UsageError(wrong, BEAMS)
 
 
 @dataclass(frozen=True)
@@ -145,11 +169,13 @@ class SplitStream:
         self.sent = self.received = self.reconnects = 0
 
     def ids(self, prompt: torch.Tensor, rows: Rows) -> Iterator[int]:
-        """The ids of the answer, as they come. prompt: (t, d). Raises RemoteError."""
-        return (frame.ids[0] for frame in self.answer(prompt, rows))
+        """The ids of the answer, as they come; all at the end in a beam search. prompt: (t, d). Raises RemoteError."""
+        for frame in self.answer(prompt, rows):
+            if self._sampling.beams == 1 or frame.ended:
+                yield from frame.ids
 
     def answer(self, prompt: torch.Tensor, rows: Rows) -> Iterator[IdsFrame]:
-        """A frame of ids for each token of the answer, as it comes. prompt: (t, d). Raises RemoteError."""
+        """A frame of ids for each token, as it comes. prompt: (t, d). Raises RemoteError."""
         try:
             result = self._exchange(prompt)
             yield result
@@ -217,7 +243,9 @@ class SplitStream:
             self._message(message)
             raise RemoteError("the server sent words where a frame is due", HINT)
         self.received += len(message)
-        result = frames.decode_ids(message, self._info.vocabulary)
+        sampling = self._sampling
+        longest = 1 if sampling.beams == 1 else sampling.max_tokens
+        result = frames.decode_ids(message, self._info.vocabulary, sampling.beams, longest)
         if result.number != number:
             raise RemoteError(
                 f"the server's frame {result.number} came where {number} is due", "don't trust this server"

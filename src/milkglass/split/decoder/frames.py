@@ -4,7 +4,7 @@
     number  u32   little-endian: frames of each side are counted from 0
     length  u32   bytes of the file that follows
     file          vectors: "x" bf16, fp16 or fp32 (t, d)
-                  ids: "ids" int64 (3, rows): the ids, the rows that they continue, and an index of `REASONS`
+                  ids: "ids" int64 (2, rows): the ids, and an index of `REASONS`, the same for all
 
 No pickle. How many tokens a prompt has is not hidden.
 """
@@ -25,7 +25,6 @@ VECTORS, IDS = 1, 2
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 REASONS = (None, "stop", "length")
 OVERHEAD = 200  # bytes of a frame besides its numbers, at most
-MAX_ROWS = 64  # ids of one frame
 PROTOCOL = "speak version 1 of the protocol (docs/formats.md)"
 
 
@@ -35,19 +34,17 @@ class IdsFrame:
 
     Attributes:
         number: of this frame.
-        ids: the next id of each row.
-        parents: the row that each continues, for beam search; otherwise 0 to rows - 1.
-        reasons: why a row ended, "stop" or "length"; None while it goes on.
+        ids: the next id; of a beam search the next one of each beam, and in the last frame the whole answer.
+        reason: why the answer ended, "stop" or "length"; None while it goes on.
     """
 
     number: int
     ids: tuple[int, ...]
-    parents: tuple[int, ...]
-    reasons: tuple[str | None, ...]
+    reason: str | None
 
     @property
     def ended(self) -> bool:
-        return all(reason is not None for reason in self.reasons)
+        return self.reason is not None
 
 
 def encode_vectors(number: int, vectors: torch.Tensor) -> bytes:
@@ -71,23 +68,25 @@ def decode_vectors(frame: bytes, width: int, dtype: str, most: int) -> tuple[int
 
 
 def encode_ids(frame: IdsFrame) -> bytes:
-    ends = [REASONS.index(reason) for reason in frame.reasons]
-    return _packed(IDS, frame.number, {"ids": torch.tensor([frame.ids, frame.parents, ends])})
+    ends = [REASONS.index(frame.reason)] * len(frame.ids)
+    return _packed(IDS, frame.number, {"ids": torch.tensor([frame.ids, ends])})
 
 
-def decode_ids(frame: bytes, vocabulary: int) -> IdsFrame:
-    """Raises RemoteError: the server is not trusted."""
-    number, parts = _unpacked(frame, IDS, RemoteError, 24 * MAX_ROWS + OVERHEAD)
+def decode_ids(frame: bytes, vocabulary: int, beams: int = 1, longest: int = 1) -> IdsFrame:
+    """longest: ids of the last frame, at most. Raises RemoteError: the server is not trusted."""
+    most = max(beams, longest)
+    number, parts = _unpacked(frame, IDS, RemoteError, 16 * most + OVERHEAD)
     table = parts.get("ids")
-    if len(parts) != 1 or table is None or table.dtype != torch.int64 or table.dim() != 2 or len(table) != 3:
+    if len(parts) != 1 or table is None or table.dtype != torch.int64 or table.dim() != 2 or len(table) != 2:
         raise RemoteError("the server's frame does not hold ids", "is `milkglass split serve` of a decoder there?")
-    if not 1 <= table.shape[1] <= MAX_ROWS:
-        raise RemoteError(f"the server's frame holds {table.shape[1]} ids", f"1 to {MAX_ROWS} are read")
-    ids, parents, ends = (tuple(row) for row in table.tolist())
-    limits = ((ids, vocabulary), (parents, len(ids)), (ends, len(REASONS)))
-    if not all(0 <= one < limit for row, limit in limits for one in row):
-        raise RemoteError("the server's frame names an id or a row that does not exist", "don't trust this server")
-    return IdsFrame(number, ids, parents, tuple(REASONS[one] for one in ends))
+    ids, ends = (tuple(row) for row in table.tolist())
+    if len({*ends}) != 1 or not 0 <= ends[0] < len(REASONS) or not all(0 <= one < vocabulary for one in ids):
+        raise RemoteError("the server's frame names an id or an end that does not exist", "don't trust this server")
+    reason = REASONS[ends[0]]
+    if len(ids) > longest if reason else len(ids) != beams:
+        due = f"at most {longest}" if reason else str(beams)
+        raise RemoteError(f"the server's frame holds {len(ids)} ids, {due} are due", "don't trust this server")
+    return IdsFrame(number, ids, reason)
 
 
 def _packed(kind: int, number: int, parts: dict[str, torch.Tensor]) -> bytes:

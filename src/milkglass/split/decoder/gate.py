@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pydantic import Field
 
@@ -66,7 +67,12 @@ class Gate:
             raise EnclaveError("the challenge is not open: it was answered, or is too old", "ask for another")
         public, nonce = bytes.fromhex(request.public), bytes.fromhex(request.nonce)
         self.require(_decoded(request.quote), release.report_data(public, nonce))
-        return release.encrypted(self.package.encode(), public, nonce)
+        return release.encrypted(self._encoded, public, nonce)
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        """Once, at the first release: all enclaves get the same bytes, each under a key of its own."""
+        return self.package.encode()
 
     def require(self, evidence: bytes, data: bytes) -> None:
         """Raises EnclaveError unless the quote is of an enclave that may have the table, and answers `data`."""

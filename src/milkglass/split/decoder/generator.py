@@ -2,7 +2,8 @@
 
 The rows of all sessions run in one batch, as in `server/inference/generator.py`, but a row can go on only when its
 client's vector is there. Rows whose vectors come in time go on together; the others are parked, each in a group of its
-own, and join again when their vector has come: a slow client delays nobody by more than `GRACE`.
+own, and join again when their vector has come: a slow client delays nobody by more than `GRACE`. The rows of a beam
+search are a group for themselves (beams.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from milkglass.server.inference.engine import Engine, explain
 from milkglass.server.inference.model_runner import ModelRunner
 from milkglass.server.inference.scheduler import Scheduler
 from milkglass.server.inference.sequence import Sequence
+from milkglass.split.decoder.beams import BeamSequence
 
 GRACE = 0.005  # seconds that rows whose vector is there wait for the others
 
@@ -25,18 +27,18 @@ class SplitSequence(Sequence):
     """A sequence whose tokens come as vectors.
 
     Attributes:
-        vector: (d,) of the newest token, where it has come and was not read.
+        vectors: (1, d) of the newest token, where it has come and was not read.
     """
 
-    vector: torch.Tensor | None = None
+    vectors: torch.Tensor | None = None
 
     @property
     def due(self) -> bool:
         """Whether there is something to do for it."""
-        return self.vector is not None or self.cancelled
+        return self.vectors is not None or self.cancelled
 
 
-class SplitGenerator(Engine[SplitSequence]):
+class SplitGenerator(Engine[SplitSequence | BeamSequence]):
     """Its sequences are handed in with `submit`; each vector that follows with `deliver`."""
 
     def __init__(self, runner: ModelRunner, max_batch: int) -> None:
@@ -44,40 +46,56 @@ class SplitGenerator(Engine[SplitSequence]):
         self._runner, self._rows = runner, Scheduler(max_batch)
         self._parked: list[Scheduler] = []
         self._reading: list[SplitSequence] = []
+        self._searches: list[BeamSequence] = []
 
-    def deliver(self, sequence: SplitSequence, vector: torch.Tensor) -> None:
+    def deliver(self, sequence: SplitSequence | BeamSequence, vectors: torch.Tensor) -> None:
+        """vectors: (1, d), or one for each beam."""
         with self._changed:
-            sequence.vector = vector
+            sequence.vectors = vectors
             self._changed.notify()
 
-    def cancel(self, sequence: SplitSequence) -> None:
+    def cancel(self, sequence: SplitSequence | BeamSequence) -> None:
         with self._changed:
             sequence.cancelled = True
             self._changed.notify()
 
     def active(self) -> bool:
-        return any(one.due for group in self._groups() for one in running(group))
+        return any(one.due for one in self._searches) or any(
+            one.due for group in self._groups() for one in running(group)
+        )
 
     def step(self) -> None:
         """Cancelled rows leave, new prompts are read, else every row whose vector has come goes on by a token."""
         for group in self._groups():
             group.drop_cancelled()
         self._parked = [group for group in self._parked if group.running]
-        waiting = [one for one in self.take(self._rows.free) if not one.cancelled]
+        taken = [one for one in self.take(self._rows.free) if not one.cancelled]
+        fresh = [one for one in taken if isinstance(one, BeamSequence)]
+        waiting = [one for one in taken if isinstance(one, SplitSequence)]
         count = self._rows.fitting(waiting)
         self._reading = waiting[:count]
-        self.put_back(waiting[count:])
+        self.put_back([*waiting[count:]])
+        self._search(fresh)
         if self._reading:
             self._read()
         else:
             self._gather()
             self._advance()
 
-    def drop(self) -> list[SplitSequence]:
-        sequences = [*self._reading, *(one for group in self._groups() for one in running(group))]
-        self._reading, self._parked = [], []
+    def drop(self) -> list[SplitSequence | BeamSequence]:
+        sequences: list[SplitSequence | BeamSequence] = [*self._reading, *self._searches]
+        sequences += [one for group in self._groups() for one in running(group)]
+        self._reading, self._parked, self._searches = [], [], []
         self._rows.clear()
         return sequences
+
+    def _search(self, fresh: list[BeamSequence]) -> None:
+        """New searches read their prompt, others whose vectors have come go on by a token."""
+        due = [*fresh, *(one for one in self._searches if one.due)]
+        self._searches += fresh
+        for one in due:
+            one.go_on(self._runner)
+        self._searches = [one for one in self._searches if not one.ended]
 
     def _groups(self) -> list[Scheduler]:
         return [self._rows, *self._parked]
@@ -88,7 +106,7 @@ class SplitGenerator(Engine[SplitSequence]):
             rows, logits = self._runner.read([one.prompt for one in self._reading])
             fresh = self._rows.begun(list(self._reading), rows, logits)
         except Exception as error:  # noqa: BLE001  (whatever it was)
-            self.fail_all(self._reading, explain(error))
+            self.fail_all([*self._reading], explain(error))
         else:
             self._rows.join(fresh)
         self._reading = []
@@ -116,9 +134,9 @@ class SplitGenerator(Engine[SplitSequence]):
         if rows is None:
             return
         for one in running(self._rows):
-            vectors.append(one.vector)
-            one.vector = None
-        self._rows.accept(rows.advance([one for one in vectors if one is not None]))
+            vectors.append(one.vectors)
+            one.vectors = None
+        self._rows.accept(rows.advance([one[0] for one in vectors if one is not None]))
 
 
 def running(group: Scheduler) -> list[SplitSequence]:

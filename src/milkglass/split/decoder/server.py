@@ -20,7 +20,7 @@ from milkglass.models.torch_model import language_model
 from milkglass.server.inference.model_runner import TransformersRunner
 from milkglass.split.decoder.generator import SplitGenerator
 from milkglass.split.decoder.sessions import SessionTable
-from milkglass.split.decoder.spec import DecoderInfo
+from milkglass.split.decoder.spec import MAX_BEAMS, DecoderInfo
 
 SESSIONS = 64
 MAX_LENGTH = 8192
@@ -57,14 +57,14 @@ def opened(
     if network is None:
         network = language_model(checkpoint).eval().to("cuda" if torch.cuda.is_available() else "cpu")
     table = checkpoint.read(architecture.table)
-    config = checkpoint.config
+    config, ends = checkpoint.config, end_ids(checkpoint.folder)
     info = DecoderInfo(
         model=name,
         width=table.shape[1],
         vocabulary=table.shape[0],
         max_length=min(MAX_LENGTH, int(config.get("max_position_embeddings") or config["n_positions"])),
         max_new_tokens=MAX_NEW,
-        max_beams=1,
+        max_beams=most_beams(sessions, len(table), len(ends)),
         sessions=sessions,
         resume=resume,
         table=digest_of(table),
@@ -72,7 +72,12 @@ def opened(
     )
     engine = SplitGenerator(TransformersRunner(network), sessions)
     package = TablePackage.of_model(checkpoint.folder, table, policy)
-    return DecoderServing(SessionTable(info, engine, end_ids(checkpoint.folder)), package)
+    return DecoderServing(SessionTable(info, engine, ends), package)
+
+
+def most_beams(sessions: int, vocabulary: int, ends: int) -> int:
+    """How many beams a search may have: each counts as a session, and the vocabulary must have a step's pool."""
+    return max(1, min(MAX_BEAMS, sessions, vocabulary // (1 + max(1, ends))))
 
 
 def digest_of(table: torch.Tensor) -> str:

@@ -3,7 +3,7 @@
 Frames of both sides are counted, and the two sides take turns: a frame of vectors, then a frame of ids. So at most one
 frame of each side can be lost with a connection; the server keeps its last one, the client keeps its own.
 
-All of this runs in the event loop; only `_on_token` and `_on_error` are called in the engine's thread.
+All of this runs in the event loop; only `_on_token`, `_on_ids` and `_on_error` are called in the engine's thread.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from milkglass.errors import BadUpload, Busy, Conflict, MilkglassError, NotFound, TooLong
 from milkglass.split.decoder import frames
+from milkglass.split.decoder.beams import BeamSequence
 from milkglass.split.decoder.frames import IdsFrame
 from milkglass.split.decoder.generator import SplitGenerator, SplitSequence
 from milkglass.split.decoder.spec import DecoderInfo, OpenRequest
@@ -44,7 +45,7 @@ class SplitSession:
         self._loop = asyncio.get_running_loop()
         self._answered = asyncio.Event()
         self._error: MilkglassError | None = None
-        self._sequence: SplitSequence | None = None
+        self._sequence: SplitSequence | BeamSequence | None = None
         self._awaited = False  # whether a frame of vectors has no answer yet
         self.timer: asyncio.TimerHandle | None = None
 
@@ -56,15 +57,18 @@ class SplitSession:
         """Hand the next frame of vectors to the engine. Raises BadUpload, Conflict, TooLong, Busy."""
         if owner is not self.owner:
             raise Conflict("another connection serves this session now", "keep to the newest connection")
-        info, first = self._info, self.expected == 0
-        number, vectors = frames.decode_vectors(frame, info.width, self.request.dtype, info.max_length if first else 1)
+        info, first, rows = self._info, self.expected == 0, self.request.beams
+        most = info.max_length if first else rows
+        number, vectors = frames.decode_vectors(frame, info.width, self.request.dtype, most)
         if number != self.expected or self._awaited or self.over:
             due = "none" if self._awaited or self.over else self.expected
             raise Conflict(f"frame {number} came where {due} is due", ORDER)
         if first:
             self._begin(vectors)
+        elif len(vectors) != rows:
+            raise BadUpload(f"the frame holds {len(vectors)} vectors, {rows} are due", "send one for each id")
         elif self._sequence is not None:
-            self._engine.deliver(self._sequence, vectors[0])
+            self._engine.deliver(self._sequence, vectors)
         self.expected += 1
         self._awaited = True
         self._answered.clear()
@@ -75,8 +79,11 @@ class SplitSession:
                 f"{len(prompt)} tokens and {self.request.max_tokens} of an answer exceed {self._info.max_length}",
                 "shorten the prompt, or lower max_tokens",
             )
-        sampling = self.request.sampling(self._ends)
-        self._sequence = SplitSequence(prompt, sampling, self._on_token, self._on_error)
+        request, ends = self.request, self._ends
+        if request.beams > 1:
+            self._sequence = BeamSequence(prompt, request.search(ends), self._on_ids, self._on_error)
+        else:
+            self._sequence = SplitSequence(prompt, request.sampling(ends), self._on_token, self._on_error)
         self._engine.submit([self._sequence])
 
     async def answer(self) -> IdsFrame:
@@ -92,7 +99,10 @@ class SplitSession:
             self._engine.cancel(self._sequence)
 
     def _on_token(self, token: int, reason: str | None) -> None:
-        self._to_loop(lambda: self._arrived(token, reason))
+        self._on_ids((token,), reason)
+
+    def _on_ids(self, ids: tuple[int, ...], reason: str | None) -> None:
+        self._to_loop(lambda: self._arrived(ids, reason))
 
     def _on_error(self, error: MilkglassError) -> None:
         self._to_loop(lambda: self._failed(error))
@@ -101,8 +111,8 @@ class SplitSession:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call)
 
-    def _arrived(self, token: int, reason: str | None) -> None:
-        self.last = IdsFrame(self.expected - 1, (token,), (0,), (reason,))
+    def _arrived(self, ids: tuple[int, ...], reason: str | None) -> None:
+        self.last = IdsFrame(self.expected - 1, ids, reason)
         self._awaited = False
         self._answered.set()
 
@@ -143,9 +153,12 @@ class SessionTable:
             raise BadUpload(f"max_tokens is {request.max_tokens}", f"at most {self.info.max_new_tokens} are made here")
         if request.beams > self.info.max_beams:
             raise BadUpload(f"beams is {request.beams}", f"at most {self.info.max_beams} are offered here")
-        if len(self._open) >= self.info.sessions:
+        rows = sum(one.request.beams for one in self._open.values())
+        if rows + request.beams > self.info.sessions:
             raise Busy(
-                f"{len(self._open)} sessions are open, at most {self.info.sessions} may", "try again in a moment"
+                f"{len(self._open)} sessions are open with {rows} rows, and {request.beams} more exceed "
+                f"{self.info.sessions}",
+                "try again in a moment",
             )
         session = SplitSession(request, self.info, self.engine, self.ends)
         self._open[session.name] = session

@@ -18,7 +18,7 @@ from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.results import Answer, Conversation
 from milkglass.enclave.enclave import Enclave, SanitizedPrompt
 from milkglass.enclave.lists import RnmSettings
-from milkglass.errors import KeyForOtherModel, UsageError
+from milkglass.errors import KeyForOtherModel
 from milkglass.split.decoder.client import Rows, SplitSampling
 from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.decoder.spec import DecoderInfo
@@ -84,10 +84,8 @@ class SplitText:
         return self.enclave.chat(messages, self._room(sampling), self.settings)
 
     def _room(self, sampling: SplitSampling) -> int:
-        """Tokens that a prompt may have. Raises UsageError where an answer alone is too long."""
-        most = min(self.info.max_new_tokens, self.info.max_length - 1)
-        if not 1 <= sampling.max_tokens <= most:
-            raise UsageError(f"max_tokens is {sampling.max_tokens}, 1 to {most} are made here", "lower --max-tokens")
+        """Tokens that a prompt may have. Raises UsageError for an answer that the server does not make."""
+        sampling.require(self.info)
         return self.info.max_length - sampling.max_tokens
 
     def ids(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[int]:

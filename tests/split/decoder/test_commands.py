@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,20 +10,9 @@ from typer.testing import Result
 
 from tests import tiny
 from tests.cli.kit import call, document, refused
-from tests.split.decoder.kit import TOKEN, Served, serving
+from tests.split.decoder.kit import TOKEN, Served
 
 PRIVATE = "my father has a fever since yesterday"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.save("llama-tied", tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(model, tmp_path_factory.mktemp("home")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +24,14 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def enclave(served: Served, token: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("client") / "enclave"
+    out = tmp_path_factory.mktemp("client") / "enclave"
     built = call(
-        *("split", "enclave", "build", served.server.url, "--out", folder, "--token-file", token, "--k", 8, "--json")
+        *("split", "enclave", "build", served.server.url, "--out", out, "--token-file", token, "--k", 8, "--json")
     )
     about = document(built)
     assert (about["kind"], about["attested"], about["rows"], about["k"]) == ("process", False, 300, 8)
     assert "NOT ATTESTED" in built.stderr
-    return folder
+    return out
 
 
 def test_verify_says_what_holds(enclave: Path) -> None:
@@ -53,20 +41,38 @@ def test_verify_says_what_holds(enclave: Path) -> None:
 
 
 def test_an_answer_over_the_split_is_the_unsplit_models(
-    enclave: Path, served: Served, token: Path, model: Path
+    enclave: Path, served: Served, token: Path, folder: Path
 ) -> None:
     from milkglass.models.tokenizer import load_tokenizer
     from tests.split.decoder.test_equal import greedy
 
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(folder)
     run = ("generate", PRIVATE, "--raw", "--split", served.server.url, "--enclave", enclave, "--token-file", token)
     answer = document(call(*run, "--no-sanitize", "--max-tokens", 8, "--json"))
-    expected = greedy(model, tokenizer(PRIVATE)["input_ids"], 8)
+    expected = greedy(folder, tokenizer(PRIVATE)["input_ids"], 8)
     assert answer["text"] == tokenizer.decode(expected, skip_special_tokens=True)
     assert answer["replaced_tokens"] == 0 and answer["attested"] is False
     shown = call(*run, "--max-tokens", 8)
     assert "NOT ATTESTED" in shown.stderr and "the server reads the answer" in shown.stderr
     assert PRIVATE not in shown.stderr and "of these replaced" in shown.stderr
+
+
+def test_a_beam_search_over_the_split_is_the_unsplit_models(
+    enclave: Path, served: Served, token: Path, folder: Path
+) -> None:
+    from milkglass.models.tokenizer import load_tokenizer
+    from tests.split.decoder.test_beams import searched
+
+    tokenizer = load_tokenizer(folder)
+    run = ("generate", PRIVATE, "--raw", "--split", served.server.url, "--enclave", enclave, "--token-file", token)
+    options = ("--no-sanitize", "--max-tokens", 8, "--beams", 4, "--length-penalty", 0.5, "--early-stopping", "--json")
+    expected = searched(
+        folder, tokenizer(PRIVATE)["input_ids"], 8, num_beams=4, length_penalty=0.5, early_stopping=True
+    )
+    assert document(call(*run, *options))["text"] == tokenizer.decode(expected, skip_special_tokens=True)
+    refused(call(*run, "--beams", 4, "--temperature", 1), 2, "temperature is 1, a beam search takes 0")
+    refused(call(*run, "--length-penalty", 2), 2, "length_penalty and early_stopping need beams")
+    refused(call(*run, "--beams", 17), 2, "beams is 17, 1 to 16 are possible")
 
 
 def test_chat_sends_each_turn(enclave: Path, served: Served, token: Path) -> None:
@@ -77,10 +83,10 @@ def test_chat_sends_each_turn(enclave: Path, served: Served, token: Path) -> Non
     assert first == second, "a new conversation begins again, and the same text has the same substitutes"
 
 
-def test_an_audit_reads_what_crosses(enclave: Path, model: Path, tmp_path: Path) -> None:
+def test_an_audit_reads_what_crosses(enclave: Path, folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "texts.txt"
     text.write_text("\n".join(f"{one} {number}" for number in range(12) for one in tiny.TEXTS), "utf-8")
-    run = ("split", "enclave", "audit", enclave, "--model", model, "--text", text, "--out", tmp_path / "audit")
+    run = ("split", "enclave", "audit", enclave, "--model", folder, "--text", text, "--out", tmp_path / "audit")
     result = document(call(*run, "--budget", "20s", "--no-sanitize", "--json"))
     assert "near-hidden" in json.dumps(result)
     assert (tmp_path / "audit" / "audit.html").is_file()
@@ -99,6 +105,7 @@ def test_use_refuses(enclave: Path, served: Served, token: Path, tmp_path: Path)
     refused(call("generate"), 2, "the model's id is missing")
     refused(call("generate", "x"), 2, "--key is missing")
     refused(call("generate", "x", "--instruction", "y"), 2, "--instruction is for --split")
+    refused(call("generate", "x", "--beams", 2), 2, "--beams is for --split")
     refused(call("chat"), 2, "the model's id is missing")
     refused(call(*run, "--enclave", enclave, "--epsilon", -1), 2, "epsilon")
     refused(call(*run, "--enclave", enclave, "--p", 2), 2, "p is 2")
