@@ -128,6 +128,25 @@ def test_the_row_without_a_model_names_one_class(done: tuple[Path, dict[str, Any
         assert figures["recall, small, commonest class"] == 100
 
 
+def test_what_the_client_does_alone_is_a_row(done: tuple[Path, dict[str, Any]], data: Path) -> None:
+    """Naive Bayes by hand, over the first seed's training rows."""
+    from collections import Counter
+
+    one = comparison.problem("small", {"train": "train.tsv", "held_out": "dev.tsv"}, data, 1, spare=8)
+    words = [Counter(w for t, y in zip(one.train.texts, one.train.labels, strict=True) if y == c for w in t.split())
+             for c in (0, 1)]  # fmt: skip
+    kinds = len({*words[0], *words[1]})
+    prior = np.log(np.bincount(np.asarray(one.train.labels, np.int64)))
+    right = 0
+    for text, label in zip(one.held_out.texts, one.held_out.labels, strict=True):
+        known = [w for w in text.split() if words[0][w] or words[1][w]]
+        scores = [prior[c] + sum(np.log((words[c][w] + 1) / (words[c].total() + kinds)) for w in known) for c in (0, 1)]
+        right += int(np.argmax(scores)) == label
+    found = measured(done[1])
+    assert found["accuracy, small, client alone, naive Bayes"] == 100 * right / len(one.held_out.texts)
+    assert "accuracy, small, client alone, words" in found
+
+
 def test_the_share_that_crosses_unchanged(done: tuple[Path, dict[str, Any]]) -> None:
     """Nearest rows of the public table read each id as itself: they read what was sent as it is, and nothing else."""
     figures = measured(done[1])
@@ -335,6 +354,19 @@ def test_two_encoders_at_once_are_the_two_alone(recipe: Path, tmp_path: Path) ->
     alone = [weights(one) for one in (("a", "cape"), ("b", "textobfuscator"))]
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(weights, (("c", "cape"), ("d", "textobfuscator")))) == alone
+
+
+def test_held_out_texts_may_be_what_is_attacked(recipe: Path, data: Path, tmp_path: Path) -> None:
+    """Then nothing is spared of the training rows, and an attacker may have them all."""
+    path = tmp_path / "small.toml"
+    words = RECIPE.replace("public = 8", 'public = 99\nprivate = "held out"').replace("rows = 8", "rows = 4", 1)
+    words = words.replace("data.small.rows = 16", "").replace('["plain", "words", "noise"]', '["plain"]')
+    path.write_text(words.replace("MODEL", str(recipe.parent / "model")), "utf-8")
+    found = measured(json.loads(reproduce(path, data, tmp_path / "run", quick=True).read_text("utf-8")))
+    assert found["texts, attacker, small, plain"] == 24
+    assert found["tokens top-1, knn, model only, small, plain"] == 100
+    with pytest.raises(UsageError, match=r"attacked.private is 'all'"):
+        LeakageTexts(3, 99, private="all")  # type: ignore[arg-type]
 
 
 def test_a_defence_may_have_an_attacked_of_its_own(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ what one key hides.
 Figures are called "MEASURE, DATA, DEFENCE" and "MEASURE, ATTACK, ATTACKER, DATA, DEFENCE"; with several seeds they are
 means; "..., sd" is the standard deviation of the seeds, and "..., median", "..., least", "..., most" their median and
 range, for a seed is a key as well, on which some figures depend. "MEASURE, DATA, commonest class" is what naming the
-commonest class of the first seed's training rows for every text is worth. Cells are shared by recipes with the same
+commonest class of the first seed's training rows for every text is worth; "MEASURE, DATA, client alone, MODEL" what the
+client does by itself in seconds, with nothing sent (client/alone.py). Cells are shared by recipes with the same
 --cache.
 """
 
@@ -36,7 +37,15 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, hyperparameters, require_data, require_defence
 from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
-from milkglass.experiments.procedures.trials import TrainedHalves, TrialData, commonest, trained
+from milkglass.experiments.procedures.trials import (
+    ALONE,
+    BAGS,
+    TrainedHalves,
+    TrialData,
+    client_alone,
+    commonest,
+    trained,
+)
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import from_entries, table_of
 from milkglass.experiments.runs import RunFolder, require_same_run
@@ -75,8 +84,9 @@ class Comparison(Recipe):
 
     def check(self) -> None:
         attacks_of(self.attacks)
-        if COMMONEST in self.defences:
-            raise UsageError(f"{COMMONEST!r} is the name of a row of its own", "give the defence another name")
+        for row in (COMMONEST, *(f"{ALONE}, {one}" for one in BAGS)):
+            if row in self.defences:
+                raise UsageError(f"{row!r} is the name of a row of its own", "give the defence another name")
         for name, defence in self.defences.items():
             self.attacked_of(defence)
             self.settings_of(defence, {"num_labels": 2})
@@ -112,7 +122,7 @@ class Comparison(Recipe):
     def measure(self, run: RunFolder) -> dict[str, float]:
         base = Checkpoint.open(resolve(self.model))
         digest, places = base.digest(), list(product(self.data, self.defences, self.seeds))
-        spare = max(self.attacked_of(one).public for one in self.defences.values()) if self.attacks else 0
+        spare = max(self.attacked_of(one).spare for one in self.defences.values()) if self.attacks else 0
         problems = {(name, seed): problem(name, self.data[name], run.data, seed, spare) for name, _, seed in places}
         splits = {name: defence_of(_bare(entry), run.data) for name, entry in self.defences.items()}
         settings = {
@@ -142,13 +152,12 @@ class Comparison(Recipe):
             about = {"cell": cell.name, "attacked": asdict(attacked)}
             one = problems[place[0], place[2]]
             results[place] |= leakage(self.attacks, attacked, base, one, cell, about, folder, run.progress)
-        worthless = {name: commonest(problems[name, self.seeds[0]], self.seeds[0]) for name in self.data}
-        constant = {
-            f"{measure}, {name}, {COMMONEST}": value
-            for name, one in worthless.items()
-            for measure, value in one.items()
-        }
-        return _named(self, results) | constant
+        undefended: dict[str, float] = {}
+        for name in self.data:
+            one = problems[name, self.seeds[0]]
+            rows = {COMMONEST: commonest(one, self.seeds[0]), **client_alone(one, self.seeds[0])}
+            undefended |= {f"{m}, {name}, {row}": value for row, found in rows.items() for m, value in found.items()}
+        return _named(self, results) | undefended
 
 
 def _bare(entry: Mapping[str, Any]) -> dict[str, Any]:

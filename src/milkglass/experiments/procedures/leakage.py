@@ -1,7 +1,8 @@
 """What attacks read of what one cell of a comparison sends: the audit's code, on the cell's own halves.
 
-The private texts are some that the cell was trained with. The attacker has others of the same file, which nobody
-trained with, without those that contain a private text or are part of one (SST-2's rows are phrases of one another).
+The private texts are some that the cell was trained with, or held-out ones, which are sent to be classified. The
+attacker has others of the same file, which nobody trained with; of held-out texts he may have the rows of training as
+well. Texts that contain a private one or are part of one are left out (SST-2's rows are phrases of one another).
 What was sent is what the client half sends for them now: the ids of training where ids are sent, other draws of the
 noise where states are. Of pairs only the first texts are attacked.
 
@@ -40,7 +41,9 @@ from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.observations import Weights
 
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l", "bag f1")
+BITS = ("tokens hidden bits", "content hidden bits")
 Tables = Literal["uploaded", "tuned", "both"]
+Private = Literal["training", "held out"]
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,11 @@ class LeakageTexts:
     """What is attacked in a cell.
 
     Attributes:
-        rows: texts that are private, of those that were trained with.
+        rows: texts that are private, of those that `private` names.
         public: how many others an attacker has, at most.
         seconds: for all attacks of a cell; of one that does not end by then, what it has read is graded.
+        private: which texts are attacked: rows of "training", or "held out" ones, where an attacker has the rows of
+            training as well.
         tables: which tables attacks on tables read: as uploaded, after training, or one after the other.
     """
 
@@ -58,10 +63,18 @@ class LeakageTexts:
     public: int
     seconds: float | None = None
     tables: Tables = "uploaded"
+    private: Private = "training"
 
     def __post_init__(self) -> None:
+        if self.private not in get_args(Private):
+            raise UsageError(f"attacked.private is {self.private!r}", f"one of {', '.join(get_args(Private))}")
         if self.tables not in get_args(Tables):
             raise UsageError(f"attacked.tables is {self.tables!r}", f"one of {', '.join(get_args(Tables))}")
+
+    @property
+    def spare(self) -> int:
+        """Rows of the training file that nobody trains with."""
+        return self.public if self.private == "training" else 0
 
 
 def leakage(
@@ -70,13 +83,15 @@ def leakage(
 ) -> dict[str, float]:  # fmt: skip
     """In percent, "MEASURE, ATTACK, ATTACKER"; "strongest" is the best of all, for each measure
     separately."""
-    if attacked.rows > len(problem.train.texts):
+    whole, others = problem.train.texts, problem.others.texts
+    if attacked.private == "held out":
+        whole, others = problem.held_out.texts, [*problem.others.texts, *problem.train.texts]
+    if attacked.rows > len(whole):
         raise UsageError(
-            f"{attacked.rows} private rows are more than the {len(problem.train.texts)} that are trained with",
-            "lower attacked.rows",
+            f"{attacked.rows} private rows are more than the {len(whole)} of {attacked.private}", "lower attacked.rows"
         )
-    private = problem.train.texts[: attacked.rows]
-    scene = scene_of(base, cell.client, cell.server, private, {ALIKE: problem.others.texts[: attacked.public]})
+    private = whole[: attacked.rows]
+    scene = scene_of(base, cell.client, cell.server, private, {ALIKE: others[: attacked.public]})
     budget = Budget() if attacked.seconds is None else Budget(attacked.seconds)
     instances = attacks_of(attacks)
     cells: list[AttackResult] = []
@@ -155,6 +170,9 @@ def _figures(cells: Sequence[AttackResult]) -> dict[str, float]:
         for name in MEASURES:
             if name in cell.measures:
                 result[f"{name}, {cell.attack}, {cell.adversary}"] = 100 * cell.value(name)
+        for name in BITS:
+            if name in cell.measures:
+                result[f"{name}, {cell.attack}, {cell.adversary}"] = cell.value(name)
     for kind in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it
         if values := [value for name, value in result.items() if name.startswith(f"{kind}, ")]:
             result[f"{kind}, strongest"] = float(np.nanmax(values))

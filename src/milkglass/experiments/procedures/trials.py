@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from milkglass import files
+from milkglass.client.alone import BagModel
 from milkglass.client.label_scale import Scale
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.experiments.runs import begun, made, packed, run_job, secret_of, write_spec
@@ -32,6 +33,13 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
 
+ALONE = "client alone"
+BAGS = {
+    "words": BagModel(),
+    "words and neighbours": BagModel(neighbours=True),
+    "naive Bayes": BagModel("bayes"),
+    "naive Bayes, neighbours": BagModel("bayes", neighbours=True),
+}
 Answered = tuple[dict[str, float], str]
 VERSION = 3  # raised when code changes what a cell's settings make: older cells are not taken for it
 
@@ -182,3 +190,17 @@ def commonest(problem: TrialData, seed: int) -> dict[str, float]:
     counts = np.bincount(np.asarray(problem.train.labels, np.int64), minlength=problem.classes)
     guess = np.full(len(problem.held_out.labels), counts.argmax())
     return graded(guess, problem.held_out.labels, problem.metrics, problem.classes, seed)
+
+
+def client_alone(problem: TrialData, seed: int) -> dict[str, dict[str, float]]:
+    """The same of what the client does by itself, by the names of rows: "client alone, MODEL"."""
+    train, held_out, regression = problem.train, problem.held_out, problem.classes == 1
+    models = {name: one for name, one in BAGS.items() if not (regression and one.kind == "bayes")}
+    if len(set(train.labels)) < 2:
+        return {}
+    result = {}
+    for name, model in models.items():
+        fitted = model.fit(train.texts, train.labels, train.pairs, regression)
+        guess = fitted.predict(held_out.texts, held_out.pairs)
+        result[f"{ALONE}, {name}"] = graded(guess, held_out.labels, problem.metrics, problem.classes, seed)
+    return result
