@@ -1,10 +1,23 @@
-"""What a split decoder costs: in one process, split, in the enclave, and with the sanitizer (CMIF, Figure 4).
+"""Where the time of a split decoder goes (CMIF, Figure 4).
 
     python bench/split_decoder.py [--model demo:smollm2] [--tokens 64] [--prompt 32] [--rounds 5] [--json FILE]
 
-The server is a process of its own on loopback. Every round runs all four in turn, so that a ratio compares what ran in
-the same minute; medians of the rounds. "crossing" is the time of the enclave's calls, "sanitizing" what a prompt's call
-takes beyond the same call without the sanitizer.
+    one process          all layers here: CMIF's "GPU baseline"
+    split                the embedding layer here, in the clear: its "CPU+GPU baseline"
+    split, sanitized     the same, with the sanitizer in the clear
+    enclave              the embedding layer in the enclave's process
+    enclave, sanitized   CMIF
+
+The server is a process of its own on loopback. Every round runs all of them in turn, so that a ratio compares what ran
+in the same minute. Printed are medians of the rounds, the least and the most. The parts of a total:
+
+    embedding   reading the text as tokens, sanitizing, and rows of the table
+    crossing    the enclave's calls beyond this: what they take, less what the same work takes in the clear
+    server      from a frame's arrival to its answer; in one process, the forward passes
+    wire        the stream without the server and without the rows of the table: encoding, sockets, WebSocket
+    other       the rest
+
+With --json, FILE has the figures with the paper's, and FILE.svg the chart.
 """
 
 from __future__ import annotations
@@ -12,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import re
 import signal
 import statistics
@@ -19,17 +33,28 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
+from split_server import SECONDS
 
 from milkglass.enclave import folder as at_rest
-from milkglass.enclave.lists import RnmSettings
+from milkglass.enclave import prompt
+from milkglass.enclave.budget import RowPolicy
+from milkglass.enclave.enclave import Enclave
+from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
+from milkglass.enclave.package import TablePackage
+from milkglass.experiments.report import breakdown
+from milkglass.experiments.runs import now
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.torch_model import language_model
+from milkglass.noise.stream import Stream
 from milkglass.server.inference.model_runner import TransformersRunner
 from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
 from milkglass.split.decoder.text import SplitText
@@ -38,76 +63,184 @@ TEXT = (
     "The committee met on Tuesday to discuss the proposal for the new library, which several members had called too "
     "expensive, and after two hours it decided to ask for a second opinion. "
 )
+NOTHING, NOISY = RnmSettings(None), RnmSettings(3.0)
+K = 30
+# What CMIF prints (4.3): seconds and percent beyond the CPU+GPU baseline, and RNM's share of the time, in percent.
+PUBLISHED = {
+    "Llama2-7B": {"seconds over split": 0.7152, "% over split": 28.78, "% sanitizing": 0.6, "% embedding layer": 1.9},
+    "Llama3-8B": {"seconds over split": 0.7432, "% over split": 38.12, "% sanitizing": 0.74},
+}
+
+
+@dataclass
+class Watch:
+    """A function whose time is taken.
+
+    Attributes:
+        seconds: of all calls.
+    """
+
+    call: Callable[..., Any]
+    seconds: float = 0.0
+
+    def __call__(self, *args: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return self.call(*args)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
+class TimedEnclave:
+    """An enclave; `calls` has the time of those that an answer needs."""
+
+    def __init__(self, inner: Enclave) -> None:
+        self.about, self.text, self.rows = inner.about, Watch(inner.text), Watch(inner.rows)
+
+    @property
+    def calls(self) -> float:
+        return self.text.seconds + self.rows.seconds
+
+
+@dataclass
+class Timing:
+    """One answer. Its parts are in seconds.
+
+    Attributes:
+        made: tokens.
+        sanitizing: seconds of `embedding` that the sanitizer took.
+    """
+
+    total: float
+    made: int
+    embedding: float = 0.0
+    crossing: float = 0.0
+    server: float = 0.0
+    wire: float = 0.0
+    sanitizing: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    other: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.other = self.total - self.embedding - self.crossing - self.server - self.wire
+
+
+class Bench:
+    """One model, served and unsplit."""
+
+    def __init__(self, model: str, length: int, tokens: int, url: str, token: str, home: Path) -> None:
+        source = resolve(model)
+        checkpoint = Checkpoint.open(source)
+        self.table = checkpoint.read(family_of(checkpoint.config).locate(checkpoint).table)
+        network = language_model(checkpoint).eval()
+        self.parameters = sum(one.numel() for one in network.parameters())
+        self.runner, self.tokenizer = TransformersRunner(network), load_tokenizer(source)
+        self.text = self.tokenizer.decode(self.tokenizer(TEXT * 8, add_special_tokens=False)["input_ids"][:length])
+        self.server, self.sampling = DecoderServer(url, token), SplitSampling(max_tokens=tokens)
+        self.info, self.home, self.tokens, self.turn = self.server.info(), home, tokens, 0
+        package = with_lists(TablePackage.of_model(source, self.table, RowPolicy()), K)
+        self.sanitizer = TokenSanitizer(package)
+        self.folder = home / "enclave"
+        at_rest.build(self.folder, "process", model, K, self.server.package)
+
+    @torch.inference_mode()
+    def one_process(self) -> Timing:
+        began = time.perf_counter()
+        read, embedding = Watch(self.runner.read), Watch(self._tokens)
+        rows, logits = read([embedding().ids.tolist()])
+        advance = Watch(rows.advance)
+        newest = int(logits.argmax())
+        for _ in range(self.tokens - 1):
+            newest = int(advance([newest]).argmax())
+        total = time.perf_counter() - began
+        return Timing(total, self.tokens, embedding.seconds, server=read.seconds + advance.seconds)
+
+    def split(self, settings: RnmSettings) -> Timing:
+        """The embedding layer in the clear, in this process."""
+        began = time.perf_counter()
+        sanitizer = Watch(self.sanitizer.sanitized)
+        ids = self._tokens().replaced(lambda own: sanitizer(own, settings, Stream.of_seed("bench", self.turn)))
+        vectors, rows = self.table[ids], Watch(lambda ids: self.table[list(ids)])
+        before = time.perf_counter() - began
+        stream = SplitStream(self.server, self.info, self.sampling, self.info.dtype)
+        made = sum(1 for _ in stream.ids(vectors, rows))
+        total = time.perf_counter() - began
+        server = self._server_seconds()
+        return Timing(
+            total, made, before + rows.seconds, 0.0, server, total - before - rows.seconds - server, sanitizer.seconds,
+            stream.sent, stream.received,
+        )  # fmt: skip
+
+    def enclave(self, inner: Enclave, settings: RnmSettings, clear: Timing) -> Timing:
+        """As `generate --split` does it. clear: the same text's time in the clear."""
+        enclave: Any = TimedEnclave(inner)
+        text = SplitText(enclave, self.server, self.info, settings, exact=True)
+        began = time.perf_counter()
+        sent = text.prompt(self.text, "", self.sampling)
+        before = time.perf_counter() - began
+        made = sum(1 for _ in text.ids(sent, self.sampling))
+        total = time.perf_counter() - began
+        server = self._server_seconds()
+        wire = total - before - enclave.rows.seconds - server
+        return Timing(total, made, clear.embedding, enclave.calls - clear.embedding, server, wire, clear.sanitizing)
+
+    def round(self, inner: Enclave) -> dict[str, Timing]:
+        self.turn += 1
+        self.text += "!"  # another text, so that nothing of the sanitizer repeats
+        split, sanitized = self.split(NOTHING), self.split(NOISY)
+        return {
+            "one process": self.one_process(), "split": split, "split, sanitized": sanitized,
+            "enclave": self.enclave(inner, NOTHING, split),
+            "enclave, sanitized": self.enclave(inner, NOISY, sanitized),
+        }  # fmt: skip
+
+    def _tokens(self) -> prompt.PromptTokens:
+        return prompt.of_text(self.tokenizer, self.text, "", self.info.max_length - self.tokens)
+
+    def _server_seconds(self) -> float:
+        return float((self.home / SECONDS).read_text("ascii").split()[-1])
 
 
 def started(model: str, home: Path) -> tuple[subprocess.Popen[str], str, str]:
     """The server's process, its address and token."""
-    words = [sys.executable, "-m", "milkglass.cli.main", "split", "serve", model, "--port", "0", "--home", str(home)]
-    process = subprocess.Popen(
-        [*words, "--allow-unattested", "--rows-per-hour", "100000000", "--burst", "100000000"],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+    words = [sys.executable, str(Path(__file__).with_name("split_server.py")), model, str(home)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     found = re.search(r"http://\S+", process.stdout.readline())
     assert found is not None, "the server did not start"
     return process, found[0], (home / "token").read_text("ascii").strip()
 
 
-class Bench:
-    """One model, served and unsplit."""
+def measured(bench: Bench, rounds: int) -> dict[str, dict[str, float]]:
+    """The figures by name. The first round warms everything up."""
+    with at_rest.opened(bench.folder) as enclave:
+        every = [bench.round(enclave) for _ in range(rounds + 1)][1:]
+    values: dict[str, list[float]] = {}
 
-    def __init__(self, model: str, prompt: int, tokens: int, url: str, token: str, home: Path) -> None:
-        folder = resolve(model)
-        checkpoint = Checkpoint.open(folder)
-        self.table = checkpoint.read(family_of(checkpoint.config).locate(checkpoint).table)
-        self.runner = TransformersRunner(language_model(checkpoint).eval())
-        self.ids = load_tokenizer(folder)(TEXT * 8, add_special_tokens=False)["input_ids"][:prompt]
-        self.text = load_tokenizer(folder).decode(self.ids)
-        self.server, self.sampling = DecoderServer(url, token), SplitSampling(max_tokens=tokens)
-        self.info = self.server.info()
-        self.folder, self.tokens = home / "enclave", tokens
-        at_rest.build(self.folder, "process", model, 30, self.server.package)
+    def note(name: str, value: float) -> None:
+        values.setdefault(name, []).append(value)
 
-    @torch.inference_mode()
-    def unsplit(self) -> float:
-        began = time.perf_counter()
-        rows, logits = self.runner.read([self.ids])
-        newest = int(logits.argmax())
-        for _ in range(self.tokens - 1):
-            newest = int(rows.advance([newest]).argmax())
-        return time.perf_counter() - began
-
-    def split(self) -> dict[str, float]:
-        """The embedding layer in the clear, in this process: CMIF's "CPU+GPU baseline"."""
-        table = self.table.half() if self.table.dtype == torch.float32 else self.table
-        stream = SplitStream(self.server, self.info, self.sampling, str(table.dtype).removeprefix("torch."))
-        began = time.perf_counter()
-        count = sum(1 for _ in stream.answer(table[self.ids], lambda ids: table[list(ids)]))
-        total = time.perf_counter() - began
-        return {"total": total, "bytes_sent": stream.sent, "bytes_received": stream.received, "made": count}
-
-    def enclave(self, text: SplitText) -> dict[str, float]:
-        """Through the enclave's process, with the sanitizer of `text.settings` or without."""
-        inside = 0.0
-        call = text.enclave.rows
-
-        def rows(ids: list[int]) -> bytes:
-            nonlocal inside
-            began = time.perf_counter()
-            result = call(ids)
-            inside += time.perf_counter() - began
-            return result
-
-        text.enclave.rows = rows  # type: ignore[assignment,method-assign]
-        try:
-            began = time.perf_counter()
-            sent = text.prompt(self.text, "", self.sampling)
-            prompt = time.perf_counter() - began
-            count = sum(1 for _ in text.ids(sent, self.sampling))
-            total = time.perf_counter() - began
-        finally:
-            text.enclave.rows = call  # type: ignore[method-assign]
-        return {"total": total, "prompt": prompt, "rows": inside, "made": count}
+    for one in every:
+        each = {name: timing.total / timing.made for name, timing in one.items()}
+        for name, timing in one.items():
+            note(f"total s, {name}", timing.total)
+            for part in breakdown.PARTS:
+                note(f"{part} s, {name}", getattr(timing, part))
+            note(f"forward ms, {name}", 1000 * each[name])
+            note(f"tokens, {name}", timing.made)
+            note(f"% over one process, {name}", 100 * (each[name] / each["one process"] - 1))
+            note(f"% over split, {name}", 100 * (each[name] / each["split"] - 1))
+        full = one["enclave, sanitized"]
+        note("sanitizing ms", 1000 * full.sanitizing)
+        note("% sanitizing", 100 * full.sanitizing / full.total)
+        note("bytes sent", one["split"].bytes_sent)
+        note("bytes received", one["split"].bytes_received)
+    note("% embedding layer", 100 * bench.table.numel() / bench.parameters)
+    return {
+        name: {"measured": round(statistics.median(each), 4), "least": round(min(each), 4), "most": round(max(each), 4)}
+        for name, each in values.items()
+    }
 
 
 def main() -> None:
@@ -116,47 +249,34 @@ def main() -> None:
         parser.add_argument(name, default=value, type=type(value))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    by, load = now(), os.getloadavg()[0]  # of the code that runs, whatever is committed meanwhile
     with tempfile.TemporaryDirectory() as home:
         process, url, token = started(options.model, Path(home))
         try:
-            result = measured(
-                Bench(options.model, options.prompt, options.tokens, url, token, Path(home)), options.rounds
-            )
+            bench = Bench(options.model, options.prompt, options.tokens, url, token, Path(home))
+            figures, dtypes = measured(bench, options.rounds), str(bench.runner._model.dtype).removeprefix("torch.")
+            crossing = bench.info.dtype
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
-    result |= {"model": options.model, "tokens": options.tokens, "prompt": options.prompt, "rounds": options.rounds,
-               "threads": torch.get_num_threads(), "cores": os.cpu_count()}  # fmt: skip
-    print(json.dumps(result, indent=2))
+    result = {
+        "recipe": "cmif_figure4", "paper": "CMIF, Figure 4 and section 4.3", "model": options.model,
+        "tokens": options.tokens, "prompt": options.prompt, "rounds": options.rounds, "dtype": dtypes,
+        "vectors": crossing, "threads": torch.get_num_threads(), "cores": os.cpu_count(),
+        "machine": f"{platform.machine()}, {processor()}", "load": [round(load, 1), round(os.getloadavg()[0], 1)],
+        "made": by, "figures": figures, "published": PUBLISHED,
+    }  # fmt: skip
+    print(json.dumps(result, indent=1))
     if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+        options.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        options.json.with_suffix(".svg").write_text(breakdown.drawn(result), "utf-8")
 
 
-def measured(bench: Bench, rounds: int) -> dict[str, float]:
-    parts: dict[str, list[float]] = {}
-
-    def note(**values: float) -> None:
-        for name, value in values.items():
-            parts.setdefault(name, []).append(value)
-
-    with at_rest.opened(bench.folder) as enclave:
-        plain = SplitText(enclave, bench.server, bench.info, RnmSettings(None))
-        noisy = SplitText(enclave, bench.server, bench.info, RnmSettings(3.0))
-        for turn in range(rounds + 1):
-            bench.text += "!"  # another text, so that nothing of the sanitizer repeats
-            unsplit, split, inside, full = bench.unsplit(), bench.split(), bench.enclave(plain), bench.enclave(noisy)
-            if turn:  # the first warms everything up
-                sanitizing = max(0.0, full["prompt"] - inside["prompt"])
-                note(
-                    unsplit=unsplit, split=split["total"], enclave=inside["total"], sanitized=full["total"],
-                    split_overhead=split["total"] / unsplit - 1, enclave_overhead=inside["total"] / unsplit - 1,
-                    over_split=full["total"] / split["total"] - 1, sanitizing=sanitizing,
-                    sanitizing_share=sanitizing / full["total"], crossing=inside["rows"] + inside["prompt"],
-                    bytes_sent=split["bytes_sent"], bytes_received=split["bytes_received"],
-                )  # fmt: skip
-    table = bench.table.numel()
-    whole = sum(one.numel() for one in bench.runner._model.parameters())
-    return {**{name: statistics.median(values) for name, values in parts.items()}, "embedding_share": table / whole}
+def processor() -> str:
+    """Its name, where the system says it."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", info.read_text("ascii", "replace")) if info.is_file() else None
+    return found[1] if found else platform.processor()
 
 
 if __name__ == "__main__":

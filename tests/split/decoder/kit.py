@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ class Served:
     sessions: SessionTable
     gate: Gate
     table: torch.Tensor
+    web: WebServer
 
     @property
     def info(self) -> DecoderInfo:
@@ -70,14 +72,19 @@ def serving(
     idle: float = 30.0,
     unattested: bool = True,
     policy: RowPolicy | None = None,
+    limits: Limits | None = None,
+    send_buffer: int = 0,
 ) -> Iterator[Served]:
     checkpoint = Checkpoint.open(folder)
     made = opened(checkpoint, "tiny", policy or RowPolicy(), sessions, resume)
     gate = Gate(made.package, unattested=unattested)
     settings = ServerSettings(home, port=0, token=TOKEN)
     listener = _listen(settings, 64)
+    if send_buffer:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     limit = app.largest_message(made.sessions.info)
-    web = WebServer(app.create_app(made.sessions, gate, TOKEN, idle), settings, Limits(), largest_message=limit)
+    split = app.create_app(made.sessions, gate, TOKEN, idle)
+    web = WebServer(split, settings, limits or Limits(), largest_message=limit)
     thread = threading.Thread(target=lambda: web.run(sockets=[listener]), daemon=True)
     thread.start()
     port = listener.getsockname()[1]
@@ -87,7 +94,7 @@ def serving(
         until = time.monotonic() + 60
         while not web.started and time.monotonic() < until:
             time.sleep(0.01)
-        yield Served(server, port, made.sessions, gate, table)
+        yield Served(server, port, made.sessions, gate, table, web)
     finally:
         web.should_exit = True
         thread.join(60)

@@ -79,17 +79,24 @@ class ServerConnection(H11Protocol):
         self._on_lost()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """From here on another protocol has the transport: it must say when the connection is gone."""
+        """From here on another protocol has the transport: it must say when the connection is gone, and answer no pings
+        while the peer reads nothing, or the answers fill the memory."""
         self._upgraded = self.answered = True
         super().handle_websocket_upgrade(event)
-        successor = self.transport.get_protocol()
-        lost = successor.connection_lost
+        successor: Any = self.transport.get_protocol()
+        lost, pinged = successor.connection_lost, successor.handle_ping
 
         def connection_lost(exc: Exception | None) -> None:
             lost(exc)
             self._on_lost()
 
-        successor.connection_lost = connection_lost  # type: ignore[method-assign]
+        def handle_ping() -> None:
+            if successor.writable.is_set():
+                pinged()
+            else:
+                successor.conn.data_to_send()  # taken out and dropped: the answers that are due
+
+        successor.connection_lost, successor.handle_ping = connection_lost, handle_ping
 
     def send_400_response(self, msg: str) -> None:
         """Bytes that are not HTTP. Where an answer has begun, or has no body (HEAD), nothing can be said any more."""

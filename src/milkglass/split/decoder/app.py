@@ -13,7 +13,7 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from milkglass.split.decoder.sessions import SessionTable, SplitSession
 from milkglass.split.decoder.spec import PATH, STREAM, DecoderInfo, OpenRequest
 
 log = logging.getLogger("milkglass.server")
-IDLE = 60.0  # seconds that a client may take for its next frame
+IDLE = 60.0  # seconds that a client may take for its next frame, and to read one
 MAX_OPEN = 4096  # bytes of the first message
 SPARE = 64 << 10  # bytes that a message may be too long and still get a reason
 LEFT, POLICY, INTERNAL = 1000, 1008, 1011  # WebSocket's codes of closing
@@ -110,9 +110,9 @@ class StreamConnection:
             request = await self._opened()
             session = self._table.open(request, self)
             head = {"object": "split.session", "session": session.name, "expected": session.expected}
-            await self._socket.send_text(json.dumps(head))
+            await self._sent(self._socket.send_text(json.dumps(head)))
             await self._answers(session, request)
-            await self._socket.close()
+            await self._sent(self._socket.close())
         except WebSocketDisconnect as left:
             if session is not None and left.code == LEFT:
                 self._table.close(session)  # otherwise the session waits for its client
@@ -150,7 +150,15 @@ class StreamConnection:
             await self._send(session)
 
     async def _send(self, session: SplitSession) -> None:
-        await self._socket.send_bytes(frames.encode_ids(await session.answer()))
+        await self._sent(self._socket.send_bytes(frames.encode_ids(await session.answer())))
+
+    async def _sent(self, message: Awaitable[None]) -> None:
+        """A message waits while those before it are not read: pongs too, of which the client asks for as many as it
+        likes. Raises WebSocketDisconnect, TooSlow."""
+        try:
+            await asyncio.wait_for(message, self._idle)
+        except TimeoutError:
+            raise TooSlow(f"nothing was read for {self._idle:.0f} s", "read each answer") from None
 
     async def _receive(self) -> Any:
         """Raises WebSocketDisconnect, TooSlow."""
@@ -164,9 +172,9 @@ class StreamConnection:
 
     async def _refuse(self, error: MilkglassError) -> None:
         try:
-            await self._socket.send_text(json.dumps(errors.error_body(error)))
-            await self._socket.close(INTERNAL if error.status >= 500 else POLICY)
-        except (WebSocketDisconnect, RuntimeError):  # gone already
+            await self._sent(self._socket.send_text(json.dumps(errors.error_body(error))))
+            await self._sent(self._socket.close(INTERNAL if error.status >= 500 else POLICY))
+        except (WebSocketDisconnect, RuntimeError, TooSlow):  # gone already, or not reading
             return
 
 
