@@ -25,6 +25,7 @@ from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_f
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import decodes_by_byte, load_tokenizer
 from milkglass.noise.stream import Stream, subkey
+from milkglass.sanitizers.tables.vocabulary import special_rows
 
 Reply = tuple[dict[str, Any], bytes]
 TABLE, STATE = "table", "state"  # what is sealed
@@ -92,12 +93,18 @@ class Inside:
         if digest_of_files(tokenizer_files(Path(tokenizer))) != package.tokenizer:
             raise EnclaveError("the tokenizer is not the one that the provider released", "build the enclave again")
         level, root = self._restored(package, state)
+        known = load_tokenizer(Path(tokenizer))
+        if not np.array_equal(special_rows(known, len(package.rows)), package.special):
+            raise EnclaveError(
+                "the provider's package calls other tokens special than its tokenizer does, and special tokens are not "
+                "sanitized", "don't use this provider"
+            )  # fmt: skip
         tally = None if counts is None else np.asarray(counts, np.int64)
         if tally is not None and tally.shape != (len(package.rows),):
             raise UsageError(f"{len(tally)} counts, the table has {len(package.rows)} rows", "count the corpus again")
         budget = RowBudget(package.policy, level)
-        self._open = OpenTable(package, budget, TokenSanitizer(package, tally), root, load_tokenizer(Path(tokenizer)))
-        return {**self._described(package), "by_byte": decodes_by_byte(self._open.tokenizer)}, b""
+        self._open = OpenTable(package, budget, TokenSanitizer(package, tally), root, known)
+        return {**self._described(package), "by_byte": decodes_by_byte(known)}, b""
 
     def _restored(self, package: TablePackage, state: str) -> tuple[float, bytes]:
         """The budget's level, and the secret of the sanitizer's draws."""
@@ -164,7 +171,17 @@ class OpenTable:
     tokenizer: Any = field(repr=False)
 
     def sanitized(self, tokens: prompt.PromptTokens, settings: RnmSettings) -> Reply:
-        """The vectors of a prompt whose private tokens went through the sanitizer."""
+        """The vectors of a prompt whose private tokens went through the sanitizer.
+
+        Raises EnclaveError for special tokens among them, which would cross as they are. The token of what the
+        tokenizer does not know says nothing, and may.
+        """
+        own = tokens.ids[tokens.private]
+        if (self.package.special[own] & (own != self.tokenizer.unk_token_id)).any():
+            raise EnclaveError(
+                "the tokenizer reads a part of your text as a special token, and these are not sanitized",
+                "leave it out, or don't use this provider: his tokenizer may call ordinary words special",
+            )
         ids = tokens.replaced(lambda own: self.sanitizer.sanitized(own, settings, self._stream(own, settings)))
         content = self.rows(ids)
         changed = int((ids != tokens.ids).sum())

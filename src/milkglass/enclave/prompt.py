@@ -1,10 +1,13 @@
 """A prompt's tokens, and which of them the user wrote: these are sanitized, the instruction and the template are not.
 
-A token that shares a character with the user's text counts as the user's.
+A token that shares a character with the user's text counts as the user's. Where the user's text stands in a rendered
+conversation is not searched for: a word of the user's may be one of the template's.
 """
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,20 +57,44 @@ def of_chat(tokenizer: Any, messages: Sequence[Message], limit: int, instruction
     """A conversation in the model's own template. What users say is sanitized; what the system and the model say is
     not, nor the instruction where a message begins with it. Raises CodecError."""
     require_ordinary(tokenizer, [messages])
+    text, spans = _placed(tokenizer, messages)
+    private = []
+    for number, (start, stop) in spans:
+        if messages[number]["role"] == "user":
+            kept = len(instruction) if text.startswith(instruction, start, stop) else 0
+            private.append((start + kept, stop))
+    return _tokens(tokenizer, text, private, limit, False)
+
+
+def _placed(tokenizer: Any, messages: Sequence[Message]) -> tuple[str, list[tuple[int, Span]]]:
+    """The rendered conversation, and where each message stands in it, by its number.
+
+    The template is the provider's, and a short message may be a word of it. So the template is rendered with marks in
+    the messages' place, which no template can know, and what it makes of the messages themselves must be the same with
+    the messages in the marks' place. A template that alters, repeats in other words or asks what a message holds is
+    refused.
+    """
+    marks = {secrets.token_hex(16): number for number, one in enumerate(messages) if one["content"].strip()}
+    names = {number: mark for mark, number in marks.items()}
+    marked = [{**one, "content": names.get(number, one["content"])} for number, one in enumerate(messages)]
+    pieces = re.split(
+        f"({'|'.join(marks)})" if marks else "(?!)", render(tokenizer, marked, add_generation_prompt=True)
+    )
     text = render(tokenizer, messages, add_generation_prompt=True)
-    spans, start = [], 0
-    for number, message in enumerate(messages):
-        content = message["content"].strip()  # templates strip
-        place = text.find(content, start)
-        if place < 0:
-            raise CodecError(
-                f"the chat template rewrites message {number + 1}, so that its text cannot be told from the template",
-                "give --raw, and the instruction with --instruction",
-            )
-        start = place + len(content)
-        if message["role"] == "user" and content:
-            spans.append((place + (len(instruction) if content.startswith(instruction) else 0), start))
-    return _tokens(tokenizer, text, spans, limit, False)
+    for stripped in (True, False):  # most templates strip messages
+        contents = [one["content"].strip() if stripped else one["content"] for one in messages]
+        parts = [contents[marks[piece]] if piece in marks else piece for piece in pieces]
+        if "".join(parts) == text:
+            ends = np.cumsum([len(part) for part in parts]).tolist()
+            return text, [
+                (marks[piece], (end - len(part), end))
+                for piece, part, end in zip(pieces, parts, ends, strict=True)
+                if piece in marks
+            ]
+    raise CodecError(
+        "the chat template rewrites what a message says, so that its text cannot be told from the template",
+        "give --raw, and the instruction with --instruction",
+    )
 
 
 def _tokens(tokenizer: Any, text: str, spans: list[Span], limit: int, special: bool) -> PromptTokens:
