@@ -81,6 +81,9 @@ ATTACKS: Catalogue[Attack] = Catalogue(
     FloatHoles(),
 )
 
+# Those that an audit may lack which an earlier version began: it goes on, and plays them as well.
+ADDED = frozenset({"neuron-alignment", "symbol-decoder"})
+
 GRADIENT_ATTACKS: Catalogue[Attack] = Catalogue(
     "gradient attack",
     FreeTokens(),

@@ -30,12 +30,19 @@ class ResumeStore:
     folder: Path
 
     @classmethod
-    def open(cls, folder: Path, about: Mapping[str, Any]) -> ResumeStore:
-        """about: everything that decides the results. Raises UsageError where the folder is of another audit."""
-        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    def open(cls, folder: Path, about: Mapping[str, Any], *before: Mapping[str, Any]) -> ResumeStore:
+        """Raises UsageError where the folder is of another audit.
+
+        Args:
+            about: everything that decides the results.
+            before: the same as earlier versions had it, whose results still hold.
+        """
+        digest, *earlier = (
+            hashlib.sha256(json.dumps(one, sort_keys=True).encode()).hexdigest() for one in (about, *before)
+        )
         record = folder / "about.json"
         if record.is_file():
-            if json.loads(record.read_text("utf-8"))["digest"] != digest:
+            if json.loads(record.read_text("utf-8"))["digest"] not in (digest, *earlier):
                 raise UsageError(
                     f"{folder} holds the work of an audit of another key, text or setting",
                     "give another --out, or remove that folder",

@@ -106,7 +106,7 @@ def attacked(
     """The steps of any audit: the scene, all attacks on it, and the report in `out`. about: what decides the result."""
     import torch
 
-    from milkglass.attacks.catalogue import ATTACKS
+    from milkglass.attacks.catalogue import ADDED, ATTACKS
     from milkglass.audit.audit import audit as attack
     from milkglass.audit.audit import write
     from milkglass.audit.resume import ResumeStore
@@ -115,10 +115,11 @@ def attacked(
     from milkglass.threat.attack import Budget
 
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # attacks run side by side
-    about = {**about, "attacks": [signature(one) for one in ATTACKS.values()]}
+    whole = {**about, "attacks": [signature(one) for one in ATTACKS.values()]}
+    fewer = {**about, "attacks": [signature(one) for name, one in ATTACKS.items() if name not in ADDED]}
     with bars(as_json) as stage:
         scene = staged(stage)
-        work = ResumeStore.open(out / "work", about)  # a text that cannot be read leaves nothing behind
+        work = ResumeStore.open(out / "work", whole, fewer)  # a text that cannot be read leaves nothing behind
         advance = stage("attack", planned(scene, ATTACKS))
 
         def progress(cell: AttackResult) -> None:
