@@ -1,0 +1,154 @@
+"""What `milkglass sanitize` does once its options are read: a file, or stdin line by line, by any method but ghost."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milkglass.cli.ui.options import require_file
+from milkglass.cli.ui.terminal import bars, emit, note, shown, table
+from milkglass.errors import UsageError
+from milkglass.system import cores
+
+if TYPE_CHECKING:
+    from milkglass.sanitizers.files import FileSanitizer
+    from milkglass.sanitizers.method import Reader, SanitizerMethod
+    from milkglass.sanitizers.rows import FileShape
+
+MANY = 0.2  # share of unknown words that is reported
+NEARLY_ALL = 0.95  # share of replaced words that is reported
+SMALL = 1 << 22  # bytes of a file that one process is soon done with
+FILES = "give a .jsonl, .csv or .tsv file, or text lines"
+
+
+def read_shape(
+    path: Path, also: frozenset[str] = frozenset(), keep: frozenset[str] = frozenset(),
+    roles: frozenset[str] = frozenset(), instruction: str = "",
+) -> FileShape:  # fmt: skip
+    """What a file's rows are, and what of them is sanitized. Raises UsageError, CodecError."""
+    from dataclasses import replace
+
+    from milkglass.sanitizers.rows import require_instruction, shape_of
+
+    require_file(path, FILES)
+    shape = shape_of(path, also, keep)
+    if roles and shape.kind != "json":
+        raise UsageError(f"{path.name} has no conversations, and so no roles", "leave out --role")
+    shape = replace(shape, roles=roles, instruction=instruction)
+    if instruction:
+        require_instruction(path, shape)
+    return shape
+
+
+def reader_of(ref: str, by: str | None) -> Reader:
+    """A file is GloVe's, everything else a model."""
+    from milkglass.sanitizers.tables.table import read_glove
+    from milkglass.sanitizers.text import WordReader
+
+    if Path(ref).is_file():
+        if by == "tokens":
+            raise UsageError(f"{ref} has words, and tokens are to be replaced", "give a model with --table")
+        return WordReader(read_glove(Path(ref)))
+    if Path(ref).suffix in (".txt", ".vec") and not Path(ref).exists():
+        raise UsageError(
+            f"there is no file {ref}",
+            "give a GloVe text file, a model's folder, a hub id (hf:owner/name), or demo:minilm",
+        )
+    from milkglass.models.resolve import resolve
+    from milkglass.sanitizers.tables.vocabulary import words_of_model
+    from milkglass.sanitizers.tokens import TokenReader
+
+    folder = resolve(ref)
+    name = ref if ref.startswith("demo:") else folder.name
+    return TokenReader.of_model(folder, name) if by == "tokens" else WordReader(words_of_model(folder, name))
+
+
+def over_table(
+    method: SanitizerMethod, reader: Reader, counted: tuple[Path, FileShape] | None, workers: int, quiet: bool = False
+) -> FileSanitizer:
+    """The method over a table, with what it needs to know of frequencies, and its lists."""
+    from milkglass.sanitizers.files import count_file
+
+    with bars(quiet) as stage:
+        counts = None
+        if counted is not None:
+            counts = count_file(reader, *counted, workers, stage("count", counted[0].stat().st_size))
+        sanitizer = method.reading(reader, counts)
+        if method.has_lists:
+            progress = stage("make lists", 0)
+            sanitizer.prepare()
+            progress(1)
+    return sanitizer
+
+
+def write_file(
+    method: SanitizerMethod, source: Path, shape: FileShape, out: Path | None, reader: Reader, seed: int | None,
+    workers: int | None, corpus: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    from milkglass.sanitizers.files import describe, report_path, sanitize_file
+
+    assert out is not None  # _require_files
+    workers = workers or (cores() if source.stat().st_size > SMALL else 1)
+    counted = None
+    if corpus is not None:
+        counted = (corpus, read_shape(corpus))
+    elif method.needs_counts:
+        counted = (source, shape)
+    sanitizer = over_table(method, reader, counted, workers, as_json)
+    if (left := sanitizer.sanitizer.drawn_from) is not None:
+        where = counted[0].name if counted else "the corpus"
+        note(
+            f"substitutes are the {left:,} sensitive words that occur in {where}: "
+            + (
+                "what is written shows some of its rare words; give --corpus FILE to draw them from another text"
+                if counted and counted[0] == source
+                else "what is written shows some of its rare words"
+            )
+        )
+    with bars(as_json) as stage:
+        report = sanitize_file(
+            sanitizer, source, shape, out, seed, describe(method, counted and counted[0]), workers,
+            stage("sanitize", source.stat().st_size),
+        )  # fmt: skip
+    emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _summary(report, out))
+
+
+def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
+    """Each line of stdin answered at once."""
+    from milkglass.sanitizers.files import fresh_seed, promised, stream_of
+    from milkglass.sanitizers.text import WordTally
+    from milkglass.sanitizers.tokens import TokenReader
+
+    tally, secret = WordTally(), fresh_seed() if seed is None else seed
+    for number, line in enumerate(sys.stdin):
+        text = line.rstrip("\r\n")
+        print(shown(sanitizer.texts([text], stream_of(secret, number, text), tally)[0]), flush=True)
+    every = tally.document()["all"]
+    unit = "tokens" if isinstance(sanitizer.reader, TokenReader) else "words"
+    note(f"{every['words']:,} {unit}, {100 * every['replaced_share']:.1f} % replaced")
+    note(f"guarantee: {promised(sanitizer.guarantee, seed is not None) or 'none'}")
+
+
+def _summary(report: dict[str, Any], out: Path) -> str:
+    rows: list[tuple[str, ...]] = [(report.get("by", "words"), "count", "replaced")]
+    rows += [
+        (name, f"{one['words']:,}", f"{100 * one['replaced_share']:.1f} %")
+        for name, one in report["words"].items()
+        if one["words"] or "by" not in report  # tokens have fewer classes than words
+    ]
+    left = report["fields_left_as_they_are"]
+    lines = [f"wrote {out} and {out.name}.report.json", table(rows)]
+    words = report["words"]
+    strange = words["unknown"]["words"] / max(1, words["all"]["words"])
+    if strange > MANY:
+        lines += [
+            f"{100 * strange:.0f} % of the words are not in the table, so that they are replaced by any word at all"
+        ]
+    if report["method"].startswith("santext") and words["all"]["replaced_share"] > NEARLY_ALL:
+        lines += [
+            "hardly a word is left: epsilon is for each unit of distance in this table, and a larger one keeps more"
+        ]
+    lines += [f"guarantee: {report['guarantee'] or 'none'}"]
+    lines += [f"unchanged: {', '.join(left)} (--text-column NAME sanitizes a field)"] if left else []
+    return "\n".join(lines)
