@@ -121,7 +121,8 @@ def rate_words(rate: Mapping[str, float]) -> list[str]:
         f"coarse vocabulary: {rate['ids']:,.0f} ids, at most {rate['most_bits']:.2f} bits a token to any reader; "
         f"{rate['bits']:.2f} bits in your data, by how often each id occurs",
         f"naming the commonest token of each id reads {100 * rate['running']:.1f} % of the running and "
-        f"{100 * rate['content']:.1f} % of the content tokens of your data; attacks that read whole texts read more",
+        f"{100 * rate['content']:.1f} % of the content tokens of your data; this is the weakest guess: an audit can "
+        "read several times as much",
     ]
     if rate["unmet"]:
         lines.append(

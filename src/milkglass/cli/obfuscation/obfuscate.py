@@ -89,10 +89,10 @@ def obfuscate(
     from milkglass.models.checkpoint import Checkpoint
 
     _require_bands(bands, band_text)
-    files = coarse.CoarseFiles(data, public_text, task is not None)
-    files.require(scheme, key)
     short = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
     selected = _selected(scheme or "obfuslm", words or [], short)
+    files = coarse.CoarseFiles(data, public_text, task is not None)
+    files.require(scheme, key)
     folder = _folder(model, as_json)
     base = Checkpoint.open(folder)
     if band_text is not None:

@@ -192,7 +192,11 @@ def generate_split(
 ) -> None:
     """Generate an answer, which is shown while it comes."""
     sent = _prompt(text, prompt, system, chat_template, instruction, sampling)
-    note(f"prompt: {sent.tokens} tokens, {sent.private} of your text, {sent.changed} of these replaced")
+    kept = sent.private - sent.changed
+    note(
+        f"prompt: {sent.tokens} tokens, {sent.private} of your text: {sent.changed} of these were replaced, and "
+        f"{kept} cross so that anyone with the table reads them"
+    )
     answer = show_pieces(text.text(sent, sampling), show=not as_json)
     if as_json:
         stream = text.streams[-1]

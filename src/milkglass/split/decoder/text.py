@@ -23,7 +23,7 @@ from milkglass.split.decoder.client import Rows, SplitSampling
 from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.decoder.spec import DecoderInfo
 
-READABLE = "the server reads the answer: only the prompt's tokens are sanitized (CMIF has no way around this)"
+READABLE = "the server reads the answer: nothing but the prompt can be sanitized (CMIF has no way around this)"
 HALF = {"float32": "float16"}  # how vectors of a table in fp32 cross, unless fp32 is asked for
 
 
