@@ -57,7 +57,7 @@ class Learnt(MapFinder):
 
     vectors: Vectors = "encoder"
     dimensions: int = limited(16, least=1)
-    spread: float = limited(1.0)
+    spread: float = limited(0.3)
     learning_rate: float = limited(2e-3, above=0)
     mass_price: float = limited(0.0)
     steps: int = limited(2500, least=1)
