@@ -38,6 +38,9 @@ def test_verify_says_what_holds(enclave: Path) -> None:
     about = document(call("split", "enclave", "verify", enclave, "--json"))
     assert about["attested"] is False and "no network calls" in about["holds"] and about["rows"] == 300
     assert "NOT ATTESTED" in call("split", "enclave", "verify", enclave).stdout
+    measured = ("split", "enclave", "verify", enclave, "--measurement")
+    assert call(*measured, about["measurement"].upper()).exit_code == 0
+    refused(call(*measured, "ab" * 32), 8, "is expected")
 
 
 def test_an_answer_over_the_split_is_the_unsplit_models(

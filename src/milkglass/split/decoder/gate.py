@@ -42,13 +42,13 @@ class Gate:
         package: the table.
         measurements: MRENCLAVE, in hex, of the enclaves that may have it.
         unattested: whether enclaves without attestation may have it, too.
-        root: x and y of the attestation's root key.
+        trust: where quotes must end.
     """
 
     package: TablePackage = field(repr=False)
     measurements: frozenset[str] = frozenset()
     unattested: bool = False
-    root: bytes = field(default=quote.INTEL_ROOT, repr=False)
+    trust: quote.Trust = quote.INTEL
     _nonces: dict[str, float] = field(default_factory=dict, repr=False)
 
     def challenge(self) -> str:
@@ -78,7 +78,7 @@ class Gate:
         """Raises EnclaveError unless the quote is of an enclave that may have the table, and answers `data`."""
         software = _software(evidence)
         if software is None:
-            quote.verify(evidence, data, self.measurements, self.root)
+            quote.verify(evidence, data, self.measurements, self.trust)
         elif not self.unattested:
             raise EnclaveError(f"an enclave of kind {software.get('kind')!r} is not attested", UNATTESTED)
         elif software.get("report_data") != data.hex():
