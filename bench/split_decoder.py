@@ -142,7 +142,7 @@ class Bench:
         package = with_lists(TablePackage.of_model(source, self.table, RowPolicy()), K)
         self.sanitizer = TokenSanitizer(package)
         self.folder = home / "enclave"
-        at_rest.build(self.folder, "process", model, K, self.server.package)
+        self.proof = at_rest.build(self.folder, "process", model, K, self.server.package).proof
 
     @torch.inference_mode()
     def one_process(self) -> Timing:
@@ -264,7 +264,7 @@ def main() -> None:
         "tokens": options.tokens, "prompt": options.prompt, "rounds": options.rounds, "dtype": dtypes,
         "vectors": crossing, "threads": torch.get_num_threads(), "cores": os.cpu_count(),
         "machine": f"{platform.machine()}, {processor()}", "load": [round(load, 1), round(os.getloadavg()[0], 1)],
-        "made": by, "figures": figures, "published": PUBLISHED,
+        "enclave": bench.proof, "made": by, "figures": figures, "published": PUBLISHED,
     }  # fmt: skip
     print(json.dumps(result, indent=1))
     if options.json:

@@ -95,7 +95,7 @@ class Forge:
 
 
 def check(raw: bytes, data: bytes = DATA, allowed: bytes = MEASUREMENT, now: datetime = NOW) -> quote.SgxReport:
-    return quote.verify(raw, data, {allowed.hex()}, raw_point(authority().root), SIGNER, now)
+    return quote.verify(raw, data, {allowed.hex()}, quote.Trust(raw_point(authority().root), SIGNER), now)
 
 
 def test_a_good_quote_is_accepted() -> None:

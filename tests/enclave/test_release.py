@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 from dataclasses import replace
+from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,6 +196,45 @@ def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> N
         answer = b"".join(gate.release(ReleaseRequest(nonce=nonce, public=public.hex(), quote=quote)))
         assert TablePackage.decode(release.decrypted(answer, own, bytes.fromhex(nonce))).files == package().files
     assert calls == [1]
+
+
+def asked(nonce: str, quote: bytes) -> ReleaseRequest:
+    return ReleaseRequest(nonce=nonce, public="00" * 32, quote=base64.b64encode(quote).decode())
+
+
+def test_a_quote_of_nested_json_is_refused() -> None:
+    gate = Gate(package())
+    with pytest.raises(EnclaveError):
+        gate.release(asked(gate.challenge(), b"[" * 90_000))
+
+
+class SlowNonces(dict[str, float]):
+    """Iterating over them waits for another thread, which ends meanwhile unless it is kept out."""
+
+    meanwhile: Thread
+
+    def items(self) -> Any:
+        for number, one in enumerate(super().items()):
+            if not number:
+                self.meanwhile.start()
+                self.meanwhile.join(0.3)
+            yield one
+
+
+def test_a_release_during_a_challenge_neither_fails_nor_is_undone() -> None:
+    gate = Gate(package())
+    nonce, _ = gate.challenge(), gate.challenge()
+    nonces = SlowNonces(gate._nonces)
+
+    def released() -> None:
+        with pytest.raises(EnclaveError):
+            gate.release(asked(nonce, b""))
+
+    nonces.meanwhile = Thread(target=released)
+    gate._nonces = nonces
+    gate.challenge()
+    nonces.meanwhile.join()
+    assert nonce not in gate._nonces
 
 
 def test_bf16_rows_are_read_as_they_are() -> None:

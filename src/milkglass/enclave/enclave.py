@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -20,12 +21,15 @@ from typing import Any, Self
 from milkglass import errors
 from milkglass.client.codec.conversation import Message
 from milkglass.enclave import messages
-from milkglass.enclave.attestation.attest import ATTESTED, KINDS, NOT_ATTESTED
+from milkglass.enclave.attestation import release
+from milkglass.enclave.attestation.attest import ATTESTED, ATTESTED_BY_QUOTE, KINDS, NOT_ATTESTED
+from milkglass.enclave.attestation.quote import INTEL, Trust, verify
 from milkglass.enclave.lists import RnmSettings
 from milkglass.enclave.program import INNER
 from milkglass.errors import EnclaveError, UsageError
 
 PROGRAM = "milkglass.enclave.program"
+_REPAIR = "run sign.sh of the enclave's folder with the installed Gramine"
 NAMESPACES = "user, network, processes and mounts of its own"
 
 
@@ -51,7 +55,8 @@ class Enclave:
 
     Attributes:
         kind: process, gramine-direct or gramine-sgx.
-        measurement: of its code, in hex.
+        measurement: of its code, in hex, as it says; `attest` has it proved.
+        attested: whether a quote proved it, since the start.
         holds: what the process gave up, in words.
         keep: writes a state, as `state` gives it, before rows leave that it accounts for.
         about: of the table, after `open`: width, rows, dtype, table (SHA-256), per_hour, burst, hours,
@@ -70,16 +75,34 @@ class Enclave:
         self._process = subprocess.Popen(command, **pipes, env=environment, cwd=place, start_new_session=True)
         hello, _ = self._read()
         self.measurement, self.holds = str(hello["measurement"]), [str(one) for one in hello["holds"] if one]
+        self.attested = False
+        if hello.get("kind") != kind:
+            self.close()
+            raise EnclaveError(f"{kind} started an enclave of kind {hello.get('kind')!r}", _REPAIR)
 
-    @property
-    def attested(self) -> bool:
-        return self.kind == ATTESTED
+    def attest(self, measurement: str, trust: Trust = INTEL) -> None:
+        """Require this measurement, in hex, and of gramine-sgx a new quote that proves it. Raises EnclaveError."""
+        if self.measurement != measurement:
+            raise EnclaveError(
+                f"the enclave's measurement is {self.measurement}, {measurement} is expected", "build the enclave again"
+            )
+        if self.kind != ATTESTED:
+            return
+        nonce = secrets.token_bytes(release.NONCE)
+        public, quote = self.challenge(nonce)
+        verify(quote, release.report_data(public, nonce), {measurement}, trust)
+        self.attested = True
 
     @property
     def notice(self) -> str:
         """A line for the user."""
         how = f" ({'; '.join(self.holds)})" if self.holds else ""
-        return f"enclave: {self.kind}{how}" + ("" if self.attested else f". {NOT_ATTESTED}")
+        return f"enclave: {self.kind}{how}. {self.proof}"
+
+    @property
+    def proof(self) -> str:
+        """What every report says of it."""
+        return ATTESTED_BY_QUOTE if self.attested else NOT_ATTESTED
 
     def __enter__(self) -> Self:
         return self

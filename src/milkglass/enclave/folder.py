@@ -67,7 +67,22 @@ class EnclaveAbout:
             raise EnclaveError(f"{NAME} in {folder.name} is damaged", "build the enclave again") from None
 
 
-def build(folder: Path, kind: str, model: str, k: int, fetch: Fetch) -> EnclaveAbout:
+@dataclass(frozen=True)
+class BuiltEnclave:
+    """A new enclave.
+
+    Attributes:
+        about: what enclave.json says.
+        attested: whether a quote proved its measurement.
+        proof: that in words.
+    """
+
+    about: EnclaveAbout
+    attested: bool
+    proof: str
+
+
+def build(folder: Path, kind: str, model: str, k: int, fetch: Fetch) -> BuiltEnclave:
     """Start an enclave, let the provider release its table to it, and keep what it sealed. The folder is new.
 
     Raises UsageError, EnclaveError, RemoteError; then nothing stays behind.
@@ -78,6 +93,7 @@ def build(folder: Path, kind: str, model: str, k: int, fetch: Fetch) -> EnclaveA
         gramine.prepare(kind, partial)
         secret = b"" if kind == ATTESTED else secrets.token_bytes(32)
         with Enclave(kind, partial) as enclave:
+            enclave.attest(enclave.measurement)
             sealed, tokenizer = enclave.release(fetch(enclave), secret, k)
             if other := set(tokenizer) - set(TOKENIZER_FILES):  # an enclave without attestation may be anything
                 raise EnclaveError(
@@ -93,17 +109,18 @@ def build(folder: Path, kind: str, model: str, k: int, fetch: Fetch) -> EnclaveA
         for name, text in tokenizer.items():
             files.write(partial / TOKENIZER / name, text)
         files.write_json(partial / NAME, {"milkglass_enclave": VERSION, **asdict(about)})
-    return about
+    return BuiltEnclave(about, enclave.attested, enclave.proof)
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Enclave]:
     """The enclave with its table, at work; how many rows left it is kept when the block ends.
 
-    Raises UsageError, EnclaveError where it is not the enclave that the table was sealed for.
+    Raises UsageError, EnclaveError where it does not prove to be the enclave that the table was sealed for.
     """
     about = EnclaveAbout.read(folder)
     with Enclave(about.kind, folder) as enclave:
+        enclave.attest(about.measurement)
         state = (folder / STATE).read_bytes() if (folder / STATE).is_file() else b""
         counts = json.loads((folder / COUNTS).read_text("utf-8")) if (folder / COUNTS).is_file() else None
         sealed, secret = (folder / SEALED).read_bytes(), (folder / SECRET).read_bytes()

@@ -30,7 +30,7 @@ def enclave(served: Served, token: Path, tmp_path_factory: pytest.TempPathFactor
     )
     about = document(built)
     assert (about["kind"], about["attested"], about["rows"], about["k"]) == ("process", False, 300, 8)
-    assert "NOT ATTESTED" in built.stderr
+    assert "NOT ATTESTED" in built.stderr and "NOT ATTESTED" in about["proof"]
     return out
 
 
@@ -38,6 +38,9 @@ def test_verify_says_what_holds(enclave: Path) -> None:
     about = document(call("split", "enclave", "verify", enclave, "--json"))
     assert about["attested"] is False and "no network calls" in about["holds"] and about["rows"] == 300
     assert "NOT ATTESTED" in call("split", "enclave", "verify", enclave).stdout
+    measured = ("split", "enclave", "verify", enclave, "--measurement")
+    assert call(*measured, about["measurement"].upper()).exit_code == 0
+    refused(call(*measured, "ab" * 32), 8, "is expected")
 
 
 def test_an_answer_over_the_split_is_the_unsplit_models(
@@ -51,7 +54,7 @@ def test_an_answer_over_the_split_is_the_unsplit_models(
     answer = document(call(*run, "--no-sanitize", "--max-tokens", 8, "--json"))
     expected = greedy(folder, tokenizer(PRIVATE)["input_ids"], 8)
     assert answer["text"] == tokenizer.decode(expected, skip_special_tokens=True)
-    assert answer["replaced_tokens"] == 0 and answer["attested"] is False
+    assert answer["replaced_tokens"] == 0 and answer["attested"] is False and "NOT ATTESTED" in answer["proof"]
     shown = call(*run, "--max-tokens", 8)
     assert "NOT ATTESTED" in shown.stderr and "the server reads the answer" in shown.stderr
     assert PRIVATE not in shown.stderr and "of these replaced" in shown.stderr
@@ -89,7 +92,9 @@ def test_an_audit_reads_what_crosses(enclave: Path, folder: Path, tmp_path: Path
     run = ("split", "enclave", "audit", enclave, "--model", folder, "--text", text, "--out", tmp_path / "audit")
     result = document(call(*run, "--budget", "20s", "--no-sanitize", "--json"))
     assert "near-hidden" in json.dumps(result)
-    assert (tmp_path / "audit" / "audit.html").is_file()
+    assert result["scheme"]["attested"] is False
+    for path in (tmp_path / "audit" / "audit.json", tmp_path / "audit" / "audit.html"):
+        assert "NOT ATTESTED" in path.read_text("utf-8"), path.name
 
 
 def late(result: Result, code: int, message: str) -> None:
@@ -113,6 +118,8 @@ def test_use_refuses(enclave: Path, served: Served, token: Path, tmp_path: Path)
     refused(call("generate", "x", "--split", "http://127.0.0.1:9", "--enclave", enclave), 6, "does not answer")
     refused(call(*run, "--enclave", enclave, "--engine-model", "m"), 6, "")
     build = ("split", "enclave", "build", served.server.url, "--token-file", token)
+    words = call(*build, "--out", tmp_path / "words", "--k", 8)
+    assert words.exit_code == 0 and "NOT ATTESTED" in words.stdout
     late(call(*build, "--out", enclave), 2, f"{enclave} exists")
     late(call(*build, "--out", tmp_path / "e", "--kind", "magic"), 2, "there is no enclave of kind")
     refused(call(*build, "--out", tmp_path / "e", "--corpus", tmp_path / "none"), 2, "there is no file")

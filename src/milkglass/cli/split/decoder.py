@@ -74,34 +74,45 @@ def build(
         note(f"enclave: {kind}. {NOT_ATTESTED}")
     with bars(as_json) as stage:
         done = stage("release the table and compute candidate lists", 0)
-        about = enclave_folder.build(out, kind, info.model, k, server.package)
+        built = enclave_folder.build(out, kind, info.model, k, server.package)
         done(1)
+    about = built.about
     if corpus is not None:
         enclave_folder.count(out, corpus)
     document = {
-        "enclave": str(out), "kind": about.kind, "attested": kind == ATTESTED, "measurement": about.measurement,
-        "model": about.model, "rows": info.vocabulary, "width": info.width, "k": k,
+        "enclave": str(out), "kind": about.kind, "attested": built.attested, "proof": built.proof,
+        "measurement": about.measurement, "model": about.model, "rows": info.vocabulary, "width": info.width, "k": k,
     }  # fmt: skip
     words = (
         f"enclave of {about.model}: {info.vocabulary:,} rows of width {info.width}, sealed for "
-        f"{about.measurement[:16]}\n"
+        f"{about.measurement[:16]}\n{built.proof}\n"
         f"next: milkglass generate --split {url} --enclave {out} 'Your prompt'"
     )
     emit(as_json, document, lambda: words)
 
 
 @enclaves.command()
-def verify(folder: Folder, as_json: AsJson = False) -> None:
-    """Start the enclave, open what was sealed for it, and report what it is and what holds."""
+def verify(
+    folder: Folder,
+    measurement: Annotated[
+        str | None,
+        typer.Option(help="The measurement to require, in hex.  [default: the one that the table was sealed for]"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start the enclave, check a new quote of it, open what was sealed for it, and report what it is and what holds."""
     from milkglass.enclave import folder as enclave_folder
 
     about = enclave_folder.EnclaveAbout.read(folder)
     with enclave_folder.opened(folder) as enclave:
+        if measurement is not None:
+            enclave.attest(measurement.lower())
         table = enclave.about
         document = {
-            "kind": enclave.kind, "attested": enclave.attested, "measurement": enclave.measurement,
-            "model": about.model, "holds": enclave.holds, "rows": table["rows"], "width": table["width"],
-            "rows_per_hour": table["per_hour"], "burst": table["burst"], "hours_to_read_the_table": table["hours"],
+            "kind": enclave.kind, "attested": enclave.attested, "proof": enclave.proof,
+            "measurement": enclave.measurement, "model": about.model, "holds": enclave.holds,
+            "rows": table["rows"], "width": table["width"], "rows_per_hour": table["per_hour"],
+            "burst": table["burst"], "hours_to_read_the_table": table["hours"],
         }  # fmt: skip
         words = [
             enclave.notice,
@@ -202,8 +213,8 @@ def generate_split(
         stream = text.streams[-1]
         document = {
             "text": answer, "prompt_tokens": sent.tokens, "private_tokens": sent.private,
-            "replaced_tokens": sent.changed, "attested": text.enclave.attested, "bytes_sent": stream.sent,
-            "bytes_received": stream.received,
+            "replaced_tokens": sent.changed, "attested": text.enclave.attested, "proof": text.enclave.proof,
+            "bytes_sent": stream.sent, "bytes_received": stream.received,
         }  # fmt: skip
         say(json_text(document))
     else:

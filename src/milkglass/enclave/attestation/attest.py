@@ -18,6 +18,7 @@ from milkglass.errors import EnclaveError
 KINDS = ("process", "gramine-direct", "gramine-sgx")
 ATTESTED = "gramine-sgx"
 DEVICE = Path("/dev/attestation")
+ATTESTED_BY_QUOTE = "attested: a quote of SGX, checked up to Intel's root, proves this measurement"
 NOT_ATTESTED = "NOT ATTESTED: nothing proves to the provider what runs here; this machine's owner can read the table"
 
 

@@ -42,6 +42,22 @@ HINT = "start the enclave with gramine-sgx, and allow its measurement with --all
 
 
 @dataclass(frozen=True)
+class Trust:
+    """What a quote must end at.
+
+    Attributes:
+        root: x and y of the root certificate's key.
+        qe_signer: MRSIGNER of the quoting enclave.
+    """
+
+    root: bytes = INTEL_ROOT
+    qe_signer: bytes = INTEL_QE
+
+
+INTEL = Trust()
+
+
+@dataclass(frozen=True)
 class SgxReport:
     """An enclave's report.
 
@@ -114,21 +130,20 @@ def verify(
     raw: bytes,
     report_data: bytes,
     measurements: Collection[str],
-    root: bytes = INTEL_ROOT,
-    qe_signer: bytes = INTEL_QE,
+    trust: Trust = INTEL,
     now: datetime | None = None,
 ) -> SgxReport:
-    """The report of an enclave that may be trusted. measurements: MRENCLAVE in hex. root: x and y of the root's key.
+    """The report of an enclave that may be trusted. measurements: MRENCLAVE in hex.
 
     Raises EnclaveError with the first thing that is wrong.
     """
     quote = SgxQuote.parse(raw)
-    leaf = _leaf_key(quote.chain, root, now or datetime.now(UTC))
+    leaf = _leaf_key(quote.chain, trust.root, now or datetime.now(UTC))
     _require_signed(leaf, quote.qe_signature, quote.qe_report.raw, "the quoting enclave's report")
     bound = hashlib.sha256(quote.attestation_key + quote.qe_data).digest() + bytes(32)
     if not hmac.compare_digest(quote.qe_report.report_data, bound):
         raise EnclaveError("the quote's key is not the quoting enclave's", HINT)
-    if quote.qe_report.mr_signer != qe_signer or not quote.qe_report.is_production:
+    if quote.qe_report.mr_signer != trust.qe_signer or not quote.qe_report.is_production:
         raise EnclaveError("the quoting enclave is not Intel's", HINT)
     _require_signed(_point(quote.attestation_key), quote.signature, quote.signed, "the quote")
     if not quote.report.is_production:

@@ -107,9 +107,9 @@ def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, fil
     }
     truth = truth_of(codec, crossed.sent, crossed.original, corpora.values())
     seen = (Activations(crossed.vectors.float(), crossed.sent.lengths, 0), Tokens(crossed.sent))
-    scene = public_scene(
-        base, codec, seen, truth, knowledge, {"name": "split decoder, rnm by tokens", **asdict(settings)}
-    )
+    held = {"attested": enclave.attested, "proof": enclave.proof}
+    scheme = {"name": "split decoder, rnm by tokens", **held, **asdict(settings)}
+    scene = public_scene(base, codec, seen, truth, knowledge, scheme)
     require_texts(scene, texts)
     return SplitScene(scene, crossed.left_out)
 

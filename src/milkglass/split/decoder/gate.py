@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 
 from pydantic import Field
 
@@ -42,28 +43,31 @@ class Gate:
         package: the table.
         measurements: MRENCLAVE, in hex, of the enclaves that may have it.
         unattested: whether enclaves without attestation may have it, too.
-        root: x and y of the attestation's root key.
+        trust: where quotes must end.
     """
 
     package: TablePackage = field(repr=False)
     measurements: frozenset[str] = frozenset()
     unattested: bool = False
-    root: bytes = field(default=quote.INTEL_ROOT, repr=False)
+    trust: quote.Trust = quote.INTEL
     _nonces: dict[str, float] = field(default_factory=dict, repr=False)
+    _lock: Lock = field(default_factory=Lock, repr=False)  # challenges and releases run in different threads
 
     def challenge(self) -> str:
         """A nonce that is good once. Raises Busy."""
-        now = time.monotonic()
-        self._nonces = {one: until for one, until in self._nonces.items() if until > now}
-        if len(self._nonces) >= MAX_NONCES:
-            raise Busy(f"{MAX_NONCES} challenges are open", "try again in a moment")
-        nonce = secrets.token_hex(release.NONCE)
-        self._nonces[nonce] = now + LIFE
+        now, nonce = time.monotonic(), secrets.token_hex(release.NONCE)
+        with self._lock:
+            self._nonces = {one: until for one, until in self._nonces.items() if until > now}
+            if len(self._nonces) >= MAX_NONCES:
+                raise Busy(f"{MAX_NONCES} challenges are open", "try again in a moment")
+            self._nonces[nonce] = now + LIFE
         return nonce
 
     def release(self, request: ReleaseRequest) -> Iterator[bytes]:
         """The encrypted package, in pieces. Raises EnclaveError where the enclave may not have it."""
-        if self._nonces.pop(request.nonce, 0.0) < time.monotonic():
+        with self._lock:
+            until = self._nonces.pop(request.nonce, 0.0)
+        if until < time.monotonic():
             raise EnclaveError("the challenge is not open: it was answered, or is too old", "ask for another")
         public, nonce = bytes.fromhex(request.public), bytes.fromhex(request.nonce)
         self.require(_decoded(request.quote), release.report_data(public, nonce))
@@ -78,7 +82,7 @@ class Gate:
         """Raises EnclaveError unless the quote is of an enclave that may have the table, and answers `data`."""
         software = _software(evidence)
         if software is None:
-            quote.verify(evidence, data, self.measurements, self.root)
+            quote.verify(evidence, data, self.measurements, self.trust)
         elif not self.unattested:
             raise EnclaveError(f"an enclave of kind {software.get('kind')!r} is not attested", UNATTESTED)
         elif software.get("report_data") != data.hex():
@@ -89,7 +93,7 @@ def _software(evidence: bytes) -> dict[str, object] | None:
     """A software quote's fields; None for any other."""
     try:
         value = json.loads(evidence)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) and "milkglass_software_quote" in value else None
 
