@@ -205,6 +205,9 @@ class _Cut:
     def close(self) -> None:
         self.inner.close()
 
+    def close_socket(self) -> None:
+        self.inner.close_socket()
+
 
 @pytest.mark.parametrize("after", [[1], [2], [3, 1, 4], [1, 1], [5]])
 def test_an_answer_goes_on_after_the_connection_was_cut(served: Served, after: list[int]) -> None:
