@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -151,6 +152,24 @@ def test_a_killed_enclave_fills_no_bucket(served: Served, tmp_path: Path) -> Non
             read += 100
             os.kill(running._process.pid, signal.SIGKILL)
     assert 200 <= read <= 1100, "a burst of 1,000, less what was charged and not used"
+
+
+def test_threads_that_share_an_enclave_get_their_own_answers(enclave: Enclave, served: Served) -> None:
+    wrong: list[object] = []
+
+    def ask(row: int) -> None:
+        due = served.table[[row]].numpy().tobytes()
+        try:
+            wrong.extend(row for _ in range(40) if enclave.rows([row]) != due)
+        except Exception as error:  # noqa: BLE001
+            wrong.append(error)
+
+    threads = [threading.Thread(target=ask, args=(row,), daemon=True) for row in range(5, 9)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert not wrong and not any(one.is_alive() for one in threads)
 
 
 @pytest.mark.parametrize("ids", [[-1], [300], [2**40], []])

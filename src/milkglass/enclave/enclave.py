@@ -12,6 +12,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -51,7 +52,8 @@ class SanitizedPrompt:
 
 
 class Enclave:
-    """A running enclave. Every call raises EnclaveError where the process has ended.
+    """A running enclave. Every call raises EnclaveError where the process has ended. Threads may share it: it answers
+    one call at a time.
 
     Attributes:
         kind: process, gramine-direct or gramine-sgx.
@@ -69,6 +71,7 @@ class Enclave:
             raise UsageError(f"there is no enclave of kind {kind!r}", f"one of {', '.join(KINDS)}")
         self.kind, self.about = kind, dict[str, Any]()
         self.keep: Callable[[bytes], None] = _dropped
+        self._turn = threading.Lock()  # of a call: its request, its answer, and the charge that may come between
         command, environment = _command(kind, folder)
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         place = None if kind == "process" else folder
@@ -162,11 +165,12 @@ class Enclave:
         return self._call("decode", b"", ids=list(ids))[1].decode()
 
     def _call(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
-        value, answer = self._asked(name, content, **fields)
-        if "charged" in value:
-            self.keep(answer)
+        with self._turn:
             value, answer = self._asked(name, content, **fields)
-        return value, answer
+            if "charged" in value:
+                self.keep(answer)
+                value, answer = self._asked(name, content, **fields)
+            return value, answer
 
     def _asked(self, name: str, content: bytes, **fields: Any) -> tuple[dict[str, Any], bytes]:
         assert self._process.stdin is not None

@@ -205,6 +205,9 @@ class _Cut:
     def close(self) -> None:
         self.inner.close()
 
+    def close_socket(self) -> None:
+        self.inner.close_socket()
+
 
 @pytest.mark.parametrize("after", [[1], [2], [3, 1, 4], [1, 1], [5]])
 def test_an_answer_goes_on_after_the_connection_was_cut(served: Served, after: list[int]) -> None:
@@ -237,6 +240,50 @@ def test_another_connection_takes_the_session_over(served: Served) -> None:
     assert json.loads(new.recv(timeout=60))["expected"] == 1
     old.send(frames.encode_vectors(1, served.table[[5]]))
     assert "another connection" in refusal(old)["message"]
+    goes_on(new, served, 1)
+    new.close()
+    assert served.settled()
+
+
+def goes_on(made: ClientConnection, served: Served, number: int, count: int = 3) -> None:
+    """Frames from `number` on are answered."""
+    for place in range(number, number + count):
+        made.send(frames.encode_vectors(place, served.table[[5]]))
+        assert frames.decode_ids(made.recv(timeout=20), 300).number == place  # type: ignore[arg-type]
+
+
+def test_an_idle_connection_does_not_close_a_session_that_a_newer_one_serves(folder: Path, tmp_path: Path) -> None:
+    with serving(folder, tmp_path, idle=3.0) as served:
+        old = socket(served, max_tokens=100)
+        name = json.loads(old.recv(timeout=60))["session"]
+        old.send(first(served))
+        old.recv(timeout=60)
+        new = socket(served, max_tokens=100, resume=name, received=1)
+        new.recv(timeout=60)
+        ended = threading.Thread(target=refusal, args=(old,))
+        ended.start()
+        number = 1
+        while ended.is_alive():  # the old connection's idle time passes, the new one is at work
+            goes_on(new, served, number, 1)
+            number += 1
+            time.sleep(0.1)
+        goes_on(new, served, number)
+        new.close()
+        assert served.settled()
+
+
+def test_a_closed_session_fails_whoever_waits_for_its_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.sessions.engine, "submit", lambda sequences: None)  # an answer that does not come
+    old = socket(served)
+    name = json.loads(old.recv(timeout=60))["session"]
+    old.send(first(served))
+    new = socket(served, resume=name, received=1)
+    while "error" in (head := json.loads(new.recv(timeout=60))):  # the first frame has not arrived
+        new = socket(served, resume=name, received=1)
+    assert head["expected"] == 1
+    new.close()
+    assert "was closed" in refusal(old)["message"]
+    assert served.settled()
 
 
 @pytest.mark.slow

@@ -114,19 +114,22 @@ class StreamConnection:
             await self._answers(session, request)
             await self._sent(self._socket.close())
         except WebSocketDisconnect as left:
-            if session is not None and left.code == LEFT:
-                self._table.close(session)  # otherwise the session waits for its client
+            if left.code == LEFT:  # otherwise the session waits for its client
+                self._end(session)
         except MilkglassError as error:
-            if session is not None:
-                self._table.close(session)
+            self._end(session)
             await self._refuse(error)
         except Exception as error:  # noqa: BLE001  (whatever it was: nothing of it may cross)
             log.error("internal error: %s", place_of(error))
-            if session is not None:
-                self._table.close(session)
+            self._end(session)
         finally:
             if session is not None:
                 self._table.detach(session, self)
+
+    def _end(self, session: SplitSession | None) -> None:
+        """Close the session, unless a newer connection serves it."""
+        if session is not None and session.owner is self:
+            self._table.close(session)
 
     async def _opened(self) -> OpenRequest:
         message = await self._receive()

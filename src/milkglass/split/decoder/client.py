@@ -1,7 +1,7 @@
 """The client's side of a stream: vectors out, ids back, and a connection that is made anew when it is lost.
 
 It reads no text and knows no table: `rows` gives the vectors of ids, which an enclave computes. The server is not
-trusted: each of its frames is checked, and counted.
+trusted: each of its frames is checked, and counted: an answer ends after `max_tokens` of them, or before.
 """
 
 from __future__ import annotations
@@ -190,6 +190,12 @@ class SplitStream:
             self._socket.close()
             self._socket = None
 
+    def _drop(self) -> None:
+        """Give a connection up without a word: after WebSocket's words of closing the session would end, too."""
+        if self._socket is not None:
+            self._socket.close_socket()
+            self._socket = None
+
     def _exchange(self, vectors: torch.Tensor) -> IdsFrame:
         """Send a frame and wait for its answer, over as many connections as it takes."""
         from websockets.exceptions import ConnectionClosed
@@ -199,7 +205,7 @@ class SplitStream:
             try:
                 return self._tried(frame)
             except (ConnectionClosed, OSError, TimeoutError) as error:
-                self._socket = None
+                self._drop()
                 if attempt == self._server.patience.attempts - 1:
                     raise self._unreachable(error) from error
                 self.reconnects += 1
@@ -249,6 +255,11 @@ class SplitStream:
         if result.number != number:
             raise RemoteError(
                 f"the server's frame {result.number} came where {number} is due", "don't trust this server"
+            )
+        if number + 1 >= sampling.max_tokens and not result.ended:
+            raise RemoteError(
+                f"the server's answer goes on after {number + 1} ids, {sampling.max_tokens} were asked for",
+                "don't trust this server",
             )
         return result
 

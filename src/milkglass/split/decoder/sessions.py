@@ -95,8 +95,11 @@ class SplitSession:
         return self.last
 
     def cancel(self) -> None:
+        """Free its rows. Whoever still waits for an answer gets an error."""
         if self._sequence is not None:
             self._engine.cancel(self._sequence)
+        if not self.over:
+            self._failed(NotFound("the session was closed before its answer was whole", "begin anew"))
 
     def _on_token(self, token: int, reason: str | None) -> None:
         self._on_ids((token,), reason)
