@@ -7,6 +7,7 @@ import struct
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -19,6 +20,9 @@ from cryptography.x509.oid import NameOID
 from milkglass.enclave.attestation import quote
 from milkglass.errors import EnclaveError
 
+# A quote of a machine with SGX, published in github.com/automata-network/dcap-rs (src/lib.rs at d847b8f, Apache-2.0)
+RECORDED = Path(__file__).parents[1] / "fixtures" / "intel.quote"
+ROOT_FINGERPRINT = "44a0196b2b99f889b8e149e95b807a350e7424964399e885a7cbb8ccfab674d3"  # SHA-256, as Intel publishes it
 MEASUREMENT, SIGNER, DATA = bytes(range(32)), b"Q" * 32, bytes(range(64))
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -121,6 +125,37 @@ def test_a_good_quote_is_accepted() -> None:
     result = check(Forge().bytes())
     assert result.mr_enclave == MEASUREMENT and result.mr_signer == b"S" * 32
     assert result.svn == 3 and result.report_data == DATA
+
+
+def recorded() -> tuple[bytes, quote.SgxQuote]:
+    raw = RECORDED.read_bytes()
+    return raw, quote.SgxQuote.parse(raw)
+
+
+def test_a_recorded_quote_ends_at_intels_root_and_quoting_enclave() -> None:
+    """The pinned anchors: with another root or quoting enclave it is refused."""
+    raw, one = recorded()
+    allowed = {one.report.mr_enclave.hex()}
+    assert quote.verify(raw, one.report.report_data, allowed, now=NOW).mr_enclave == one.report.mr_enclave
+    for bad in (replace(quote.INTEL, root=bytes(64)), replace(quote.INTEL, qe_signer=bytes(32))):
+        with pytest.raises(EnclaveError, match="Intel's"):
+            quote.verify(raw, one.report.report_data, allowed, bad, NOW)
+
+
+def test_the_pinned_root_is_the_key_of_the_certificate_that_intel_publishes() -> None:
+    _, one = recorded()
+    root = x509.load_pem_x509_certificates(one.chain.rstrip(b"\0"))[-1]
+    assert root.fingerprint(SHA256()).hex() == ROOT_FINGERPRINT
+    assert root.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)[1:] == quote.INTEL_ROOT
+
+
+def test_no_changed_byte_of_a_recorded_quote_passes() -> None:
+    raw, one = recorded()
+    for place in range(0, 48 + 384 + 4 + 576, 5):
+        bad = bytearray(raw)
+        bad[place] ^= 1
+        with pytest.raises(EnclaveError):
+            quote.verify(bytes(bad), one.report.report_data, {one.report.mr_enclave.hex()}, now=NOW)
 
 
 BAD = {
