@@ -177,9 +177,17 @@ def count(folder: Path, corpus: Path) -> None:
     from milkglass.sequences import Sequences
 
     tokenizer, about = load_tokenizer(folder / TOKENIZER), EnclaveAbout.read(folder)
-    lines = [line for line in corpus.read_text("utf-8").splitlines() if line.strip()]
-    if not lines:
-        raise UsageError(f"{corpus.name} holds no text", "give a file with a text a line")
-    batch = tokenizer(lines, add_special_tokens=False, split_special_tokens=True, verbose=False)
+    batch = tokenizer(texts_of(corpus), add_special_tokens=False, split_special_tokens=True, verbose=False)
     counts = Sequences.of(batch["input_ids"]).counts(about.rows)
     files.write(folder / COUNTS, json.dumps(counts.tolist()))
+
+
+def texts_of(corpus: Path) -> list[str]:
+    """A text a line. Raises UsageError where there is none."""
+    try:
+        lines = [line for line in corpus.read_text("utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise UsageError(f"{corpus.name} is not text in UTF-8", "save it as UTF-8, with a text a line") from None
+    if not lines:
+        raise UsageError(f"{corpus.name} holds no text", "give a file with a text a line")
+    return lines

@@ -78,6 +78,9 @@ def build(
     if corpus is not None:
         require_file(corpus, "give a file with a text a line")
     from milkglass.enclave import folder as enclave_folder
+
+    if corpus is not None:
+        enclave_folder.texts_of(corpus)  # refused before there is a folder
     from milkglass.enclave.attestation.attest import ATTESTED, NOT_ATTESTED
 
     server = _server(url, ServerOptions(url, token_file, certificate, allow_http))
