@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 
 from milkglass.enclave import folder as at_rest
-from milkglass.enclave import gramine, lockdown
+from milkglass.enclave import lockdown
 from milkglass.enclave.attestation.attest import NOT_ATTESTED, measurement_of
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
@@ -290,22 +289,7 @@ def test_a_folder_that_was_changed_does_not_open(built: Path, tmp_path: Path) ->
         Enclave("magic", tmp_path)
 
 
-# --- Gramine ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["gramine-direct", "gramine-sgx"])
-def test_the_manifest_is_toml_and_lets_nothing_else_in(kind: str, tmp_path: Path) -> None:
-    gramine.prepare(kind, tmp_path)
-    raw = tomllib.loads((tmp_path / gramine.MANIFEST).read_text("utf-8"))
-    assert raw["libos"]["entrypoint"] == sys.executable
-    assert raw["loader"]["argv"][-2:] == ["milkglass.enclave.program", kind]
-    assert raw["sgx"]["debug"] is False
-    assert raw["sgx"]["remote_attestation"] == ("dcap" if kind == "gramine-sgx" else "none")
-    assert raw["sgx"]["allowed_files"] == [f"file:{tmp_path}/"], "only the client's folder is not measured"
-    places = [one["path"] for one in raw["fs"]["mounts"]]
-    assert len(set(places)) == len(places) and str(tmp_path) in places
-    assert ("sgx-sign" in (tmp_path / gramine.SCRIPT).read_text("utf-8")) == (kind == "gramine-sgx")
-    assert os.access(tmp_path / gramine.SCRIPT, os.X_OK)
-
-
+# --- other kinds, and the door ----------------------------------------------------------------------------------------
 def test_without_gramine_its_kinds_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="gramine-sgx is not installed"):

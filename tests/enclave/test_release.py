@@ -15,8 +15,8 @@ from milkglass.enclave.attestation import release, sealing
 from milkglass.enclave.attestation.attest import software_quote
 from milkglass.enclave.budget import AHEAD, NotCharged, RowBudget, RowPolicy
 from milkglass.enclave.package import TablePackage
-from milkglass.errors import EnclaveError
-from milkglass.split.decoder.gate import Gate, ReleaseRequest
+from milkglass.errors import EnclaveError, UsageError
+from milkglass.split.decoder.gate import Gate, ReleaseRequest, measurements_of
 
 NONCE = bytes(range(32))
 SIZES = (0, 1, release.PIECE - 1, release.PIECE, release.PIECE + 1, 3 * release.PIECE)
@@ -196,6 +196,19 @@ def test_the_gate_encodes_its_package_once(monkeypatch: pytest.MonkeyPatch) -> N
         answer = b"".join(gate.release(ReleaseRequest(nonce=nonce, public=public.hex(), quote=quote)))
         assert TablePackage.decode(release.decrypted(answer, own, bytes.fromhex(nonce))).files == package().files
     assert calls == [1]
+
+
+@pytest.mark.parametrize("policy", [RowPolicy(-5, 0), RowPolicy(0, 0), RowPolicy(1, 0), RowPolicy(7, True)])
+def test_a_package_with_a_limit_that_is_none_is_refused(policy: RowPolicy) -> None:
+    with pytest.raises(EnclaveError, match="holds no table"):
+        TablePackage.decode(replace(package(), policy=policy).encode())
+
+
+def test_a_measurement_is_64_hex_digits() -> None:
+    assert measurements_of(["AB" * 32]) == {"ab" * 32}
+    for bad in ("ab" * 31, "xy" * 32, "", "ab" * 32 + "\n"):
+        with pytest.raises(UsageError, match="is not 64 hex digits"):
+            measurements_of([bad])
 
 
 def asked(nonce: str, quote: bytes) -> ReleaseRequest:

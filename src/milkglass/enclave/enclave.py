@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from milkglass import errors
 from milkglass.client.codec.conversation import Message
-from milkglass.enclave import messages
+from milkglass.enclave import gramine, messages
 from milkglass.enclave.attestation import release
 from milkglass.enclave.attestation.attest import ATTESTED, ATTESTED_BY_QUOTE, KINDS, NOT_ATTESTED
 from milkglass.enclave.attestation.quote import INTEL, Trust, verify
@@ -67,8 +67,7 @@ class Enclave:
 
     def __init__(self, kind: str, folder: Path) -> None:
         """Start it. folder: where Gramine's manifest lies. Raises UsageError, EnclaveError."""
-        if kind not in KINDS:
-            raise UsageError(f"there is no enclave of kind {kind!r}", f"one of {', '.join(KINDS)}")
+        require_kind(kind)
         self.kind, self.about = kind, dict[str, Any]()
         self.keep: Callable[[bytes], None] = _dropped
         self._turn = threading.Lock()  # of a call: its request, its answer, and the charge that may come between
@@ -76,12 +75,15 @@ class Enclave:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         place = None if kind == "process" else folder
         self._process = subprocess.Popen(command, **pipes, env=environment, cwd=place, start_new_session=True)
-        hello, _ = self._read()
-        self.measurement, self.holds = str(hello["measurement"]), [str(one) for one in hello["holds"] if one]
         self.attested = False
-        if hello.get("kind") != kind:
+        try:
+            hello, _ = self._read()
+            if hello.get("kind") != kind:
+                raise EnclaveError(f"{kind} started an enclave of kind {hello.get('kind')!r}", _REPAIR)
+        except EnclaveError:
             self.close()
-            raise EnclaveError(f"{kind} started an enclave of kind {hello.get('kind')!r}", _REPAIR)
+            raise
+        self.measurement, self.holds = str(hello["measurement"]), [str(one) for one in hello["holds"] if one]
 
     def attest(self, measurement: str, trust: Trust = INTEL) -> None:
         """Require this measurement, in hex, and of gramine-sgx a new quote that proves it. Raises EnclaveError."""
@@ -210,6 +212,11 @@ class Enclave:
         return EnclaveError(f"the enclave's process {how}", "run the command again; nothing of your text was kept")
 
 
+def require_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise UsageError(f"there is no enclave of kind {kind!r}", f"one of {', '.join(KINDS)}")
+
+
 def _dropped(state: bytes) -> None:
     """Of an enclave that nobody opened from a folder: there is no next start."""
 
@@ -223,7 +230,7 @@ def _command(kind: str, folder: Path) -> tuple[list[str], dict[str, str]]:
         starter = shutil.which(kind)
         if starter is None:
             raise UsageError(f"{kind} is not installed here", "install Gramine (gramineproject.io), or --kind process")
-        return [starter, "milkglass-enclave"], environment
+        return [starter, gramine.APP], environment
     bubblewrap = shutil.which("bwrap")
     if bubblewrap is None:
         return inner, environment

@@ -23,7 +23,7 @@ from typing import Self
 from milkglass import files
 from milkglass.enclave import gramine
 from milkglass.enclave.attestation.attest import ATTESTED
-from milkglass.enclave.enclave import Enclave
+from milkglass.enclave.enclave import Enclave, require_kind
 from milkglass.enclave.package import TOKENIZER as TOKENIZER_FILES
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.checkpoint import read_json
@@ -82,34 +82,70 @@ class BuiltEnclave:
     proof: str
 
 
-def build(folder: Path, kind: str, model: str, k: int, fetch: Fetch) -> BuiltEnclave:
-    """Start an enclave, let the provider release its table to it, and keep what it sealed. The folder is new.
+def prepare(folder: Path, kind: str) -> None:
+    """The first step of a Gramine kind: a new folder with its manifest and the script that signs it. Raises UsageError.
 
-    Raises UsageError, EnclaveError, RemoteError; then nothing stays behind.
+    The measurement, and with it the sealing key, is settled when the script has run; `build` comes after it.
     """
-    if folder.exists():
-        raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
+    require_kind(kind)
+    if kind == "process":
+        raise UsageError("an enclave of kind 'process' needs no preparation", "milkglass split enclave build URL")
+    _require_new(folder)
     with files.new_dir(folder) as partial:
         gramine.prepare(kind, partial)
+    (folder / gramine.SCRIPT).chmod(0o700)
+
+
+def build(folder: Path, kind: str, model: str, k: int, fetch: Fetch) -> BuiltEnclave:
+    """Start an enclave, let the provider release its table to it, and keep what it sealed. The folder is new, or
+    `prepare` made it and its script has run.
+
+    Raises UsageError, EnclaveError, RemoteError; then nothing of the table stays behind.
+    """
+    require_kind(kind)
+    with _place(folder, kind) as place, Enclave(kind, place) as enclave:
+        enclave.attest(enclave.measurement)
         secret = b"" if kind == ATTESTED else secrets.token_bytes(32)
-        with Enclave(kind, partial) as enclave:
-            enclave.attest(enclave.measurement)
-            sealed, tokenizer = enclave.release(fetch(enclave), secret, k)
-            if other := set(tokenizer) - set(TOKENIZER_FILES):  # an enclave without attestation may be anything
-                raise EnclaveError(
-                    f"the enclave hands out {len(other)} files that are not a tokenizer's",
-                    f"files: {', '.join(TOKENIZER_FILES)}",
-                )
-            about = EnclaveAbout(
-                kind, enclave.measurement, model, str(enclave.about["table"]), k, int(enclave.about["rows"])
+        sealed, tokenizer = enclave.release(fetch(enclave), secret, k)
+        if other := set(tokenizer) - set(TOKENIZER_FILES):  # an enclave without attestation may be anything
+            raise EnclaveError(
+                f"the enclave hands out {len(other)} files that are not a tokenizer's",
+                f"files: {', '.join(TOKENIZER_FILES)}",
             )
-        files.write(partial / SEALED, sealed)
-        files.write(partial / SECRET, secret)
-        files.private_dir(partial / TOKENIZER)
+        about = EnclaveAbout(
+            kind, enclave.measurement, model, str(enclave.about["table"]), k, int(enclave.about["rows"])
+        )
+        files.write(place / SEALED, sealed)
+        files.write(place / SECRET, secret)
+        files.private_dir(place / TOKENIZER)
         for name, text in tokenizer.items():
-            files.write(partial / TOKENIZER / name, text)
-        files.write_json(partial / NAME, {"milkglass_enclave": VERSION, **asdict(about)})
+            files.write(place / TOKENIZER / name, text)
+        files.write_json(place / NAME, {"milkglass_enclave": VERSION, **asdict(about)})
     return BuiltEnclave(about, enclave.attested, enclave.proof)
+
+
+@contextmanager
+def _place(folder: Path, kind: str) -> Iterator[Path]:
+    """Where an enclave is built. Where that fails, a new folder goes, and a prepared one is as it was."""
+    if kind == "process":
+        _require_new(folder)
+        with files.new_dir(folder) as partial:
+            yield partial
+        return
+    if (folder / NAME).exists():
+        raise UsageError(f"{folder} holds an enclave already", "prepare another folder")
+    gramine.require_signed(kind, folder)
+    try:
+        yield folder
+    except BaseException:
+        for path in [folder / NAME, folder / SEALED, folder / SECRET, *(folder / TOKENIZER).iterdir()]:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _require_new(folder: Path) -> None:
+    if folder.exists():
+        raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
 
 
 @contextmanager
@@ -124,7 +160,8 @@ def opened(folder: Path) -> Iterator[Enclave]:
         state = (folder / STATE).read_bytes() if (folder / STATE).is_file() else b""
         counts = json.loads((folder / COUNTS).read_text("utf-8")) if (folder / COUNTS).is_file() else None
         sealed, secret = (folder / SEALED).read_bytes(), (folder / SECRET).read_bytes()
-        enclave.open(sealed, secret, state, folder.absolute() / TOKENIZER, counts)
+        tokenizer = folder.absolute() / TOKENIZER if about.kind == "process" else Path(gramine.TOKENIZER)
+        enclave.open(sealed, secret, state, tokenizer, counts)
         enclave.keep = lambda sealed: files.write(folder / STATE, sealed)
         enclave.keep(enclave.state())  # before the first text: its draws must not change
         try:
@@ -140,9 +177,17 @@ def count(folder: Path, corpus: Path) -> None:
     from milkglass.sequences import Sequences
 
     tokenizer, about = load_tokenizer(folder / TOKENIZER), EnclaveAbout.read(folder)
-    lines = [line for line in corpus.read_text("utf-8").splitlines() if line.strip()]
-    if not lines:
-        raise UsageError(f"{corpus.name} holds no text", "give a file with a text a line")
-    batch = tokenizer(lines, add_special_tokens=False, split_special_tokens=True, verbose=False)
+    batch = tokenizer(texts_of(corpus), add_special_tokens=False, split_special_tokens=True, verbose=False)
     counts = Sequences.of(batch["input_ids"]).counts(about.rows)
     files.write(folder / COUNTS, json.dumps(counts.tolist()))
+
+
+def texts_of(corpus: Path) -> list[str]:
+    """A text a line. Raises UsageError where there is none."""
+    try:
+        lines = [line for line in corpus.read_text("utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise UsageError(f"{corpus.name} is not text in UTF-8", "save it as UTF-8, with a text a line") from None
+    if not lines:
+        raise UsageError(f"{corpus.name} holds no text", "give a file with a text a line")
+    return lines

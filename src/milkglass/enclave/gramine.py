@@ -1,8 +1,9 @@
 """Gramine's part: the manifest of the two Gramine kinds, and the script that signs it for SGX.
 
-Written against the manifest syntax of Gramine 1.9. The interpreter, its packages and this package's source are trusted
-files: `gramine-sgx-sign` takes their hashes into the measurement. The client's folder is allowed, not trusted: what is
-in it is sealed or public. stdin and stdout are the pipe.
+Written against the manifest syntax of Gramine 1.9, and run by no Gramine yet. The interpreter, its packages and this
+package's source are trusted files: `gramine-sgx-sign` takes their hashes into the measurement. Of the client's folder
+the tokenizer alone is visible, as /tokenizer; it is allowed, not trusted, and the enclave compares its digest. The
+manifest names no place of that folder, so that moving it changes no measurement. stdin and stdout are the pipe.
 """
 
 from __future__ import annotations
@@ -14,25 +15,30 @@ from pathlib import Path
 
 from milkglass import files
 from milkglass.enclave.attestation.attest import ATTESTED
+from milkglass.errors import UsageError
 
 APP = "milkglass-enclave"
 MANIFEST, SCRIPT = f"{APP}.manifest.template", "sign.sh"
+SIGNED = {"gramine-direct": (f"{APP}.manifest",), ATTESTED: (f"{APP}.manifest.sgx", f"{APP}.sig")}
+TOKENIZER = "tokenizer"  # relative to the folder; inside, to /
 THREADS, SIZE = 64, "8G"
 HEADER = "# The embedding layer of a split model in an enclave. Rendered by gramine-manifest; see sign.sh.\n"
+RUNTIME = "{{ gramine.runtimedir() }}"
 
 
-def manifest(kind: str, folder: Path) -> str:
-    """The manifest's template, TOML. Gramine fills `{{ gramine.runtimedir() }}` in."""
-    source = Path(__file__).parents[1]
-    libraries = sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-    trusted = [f"file:{sys.executable}", "file:{{ gramine.runtimedir() }}/", "file:/lib/", "file:/usr/lib/"]
-    trusted += [f"file:{path}/" for path in [*libraries, str(source)]]
+def manifest(kind: str) -> str:
+    """The manifest's template, TOML. Gramine fills `{{ }}` in."""
+    source, python = Path(__file__).parents[1], str(Path(sys.executable).resolve())
+    system, packages = _system(), sorted({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+    trusted = ["{{ gramine.libos }}", f"{RUNTIME}/", python, *(f"{path}/" for path in system), *_library()]
+    trusted += [f"{path}/" for path in (sysconfig.get_path("stdlib"), *packages, str(source))]
     lines = {
+        "loader.entrypoint.uri": "file:{{ gramine.libos }}",
         "loader.log_level": "error",
-        "libos.entrypoint": sys.executable,
-        "loader.argv": ["python", "-P", "-m", "milkglass.enclave.program", kind],
-        "loader.env.LD_LIBRARY_PATH": "{{ gramine.runtimedir() }}:/lib:/usr/lib",
-        "loader.env.PYTHONPATH": str(source.parent),
+        "libos.entrypoint": python,
+        "loader.argv": [python, "-P", "-m", "milkglass.enclave.program", kind],
+        "loader.env.LD_LIBRARY_PATH": ":".join(["/lib", f"{sys.base_prefix}/lib", *system]),
+        "loader.env.PYTHONPATH": ":".join([str(source.parent), *packages]),
         "loader.env.HF_HUB_OFFLINE": "1",
         "loader.env.OMP_NUM_THREADS": "4",
         "sys.enable_sigterm_injection": True,
@@ -42,14 +48,28 @@ def manifest(kind: str, folder: Path) -> str:
         "sgx.enclave_size": SIZE,
         "sgx.max_threads": THREADS,
         "sgx.remote_attestation": "dcap" if kind == ATTESTED else "none",
-        "sgx.trusted_files": trusted,
-        "sgx.allowed_files": [f"file:{folder.absolute()}/"],
+        "sgx.trusted_files": [f"file:{path}" for path in trusted],
+        "sgx.allowed_files": [f"file:{TOKENIZER}/"],
     }
-    mounts = [{"path": path, "uri": f"file:{path}"} for path in ("/lib", "/usr/lib", sys.prefix, str(source.parent))]
-    mounts += [{"path": str(folder.absolute()), "uri": f"file:{folder.absolute()}"}]
-    mounts += [{"path": "{{ gramine.runtimedir() }}", "uri": "file:{{ gramine.runtimedir() }}"}]
-    tables = "".join(f"\n[[fs.mounts]]\npath = {json.dumps(m['path'])}\nuri = {json.dumps(m['uri'])}\n" for m in mounts)
+    same = [*system, sys.base_prefix, *packages, str(source.parent)]
+    mounts = {"/lib": RUNTIME, **{path: path for path in same}, f"/{TOKENIZER}": TOKENIZER}
+    tables = "".join(
+        f"\n[[fs.mounts]]\npath = {json.dumps(path)}\nuri = {json.dumps(f'file:{uri}')}\n"
+        for path, uri in mounts.items()
+    )
     return HEADER + "".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items()) + tables
+
+
+def _system() -> list[str]:
+    """Folders of the system's shared libraries. /lib itself is Gramine's own C library."""
+    names = [f"/{place}/{sysconfig.get_config_var('MULTIARCH')}" for place in ("lib", "usr/lib")]
+    return [name for name in [*names, "/usr/lib64"] if Path(name).is_dir()]
+
+
+def _library() -> list[str]:
+    """The interpreter's own shared library, where it has one."""
+    path = Path(sysconfig.get_config_var("LIBDIR") or "") / (sysconfig.get_config_var("INSTSONAME") or "")
+    return [str(path)] if path.is_file() else []
 
 
 def script(kind: str) -> str:
@@ -62,9 +82,18 @@ def script(kind: str) -> str:
 
 
 def prepare(kind: str, folder: Path) -> None:
-    """Write the manifest and the script into a client's folder; nothing for `process`."""
-    if kind == "process":
-        return
-    files.write(folder / MANIFEST, manifest(kind, folder))
+    """Write the manifest's template and the script into a client's folder."""
+    files.write(folder / MANIFEST, manifest(kind))
     files.write(folder / SCRIPT, script(kind))
-    (folder / SCRIPT).chmod(0o700)
+    files.private_dir(folder / TOKENIZER)  # a place to mount
+
+
+def require_signed(kind: str, folder: Path) -> None:
+    """Raises UsageError unless the folder is prepared for this kind, and its script has run."""
+    if not (folder / MANIFEST).is_file() or (folder / SCRIPT).read_text("utf-8") != script(kind):
+        raise UsageError(
+            f"{folder} is not prepared for {kind}", f"milkglass split enclave prepare {folder} --kind {kind}"
+        )
+    missing = [name for name in SIGNED[kind] if not (folder / name).is_file()]
+    if missing:
+        raise UsageError(f"{folder} has no {missing[0]}", f"run {folder / SCRIPT}, which needs Gramine, and try again")

@@ -102,6 +102,8 @@ class TablePackage:
             )
             if not fits or result.rows.shape[1] % SIZES[result.dtype]:
                 raise ValueError
+            if not all(type(one) is int and one > 0 for one in (policy.per_hour, policy.burst)):
+                raise ValueError
             if not set(files) <= set(TOKENIZER) or not all(isinstance(one, str) for one in files.values()):
                 raise ValueError
         except Exception as error:  # noqa: BLE001  (safetensors and json have errors of their own)

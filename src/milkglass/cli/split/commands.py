@@ -192,8 +192,9 @@ def serve(
     token = None if token_file is None else read_token(token_file)
     if not (Path(model) / "split.json").is_file():
         from milkglass.enclave.budget import RowPolicy
+        from milkglass.split.decoder.gate import measurements_of
 
-        measurements = frozenset(one.lower() for one in allow_measurement or ())
+        measurements = measurements_of(allow_measurement or ())
         policy = RowPolicy(rows_per_hour, burst)
         _serve_decoder(model, port, home, token, measurements, allow_unattested, policy)
         return

@@ -41,11 +41,23 @@ def group() -> None:
     """The enclave that holds a split decoder's embedding layer, tokenizer and sanitizer."""
 
 
-# --- build and verify -------------------------------------------------------------------------------------------------
+# --- prepare, build and verify ----------------------------------------------------------------------------------------
+@enclaves.command()
+def prepare(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new folder.", show_default=False)],
+    kind: Annotated[str, typer.Option(help="gramine-direct or gramine-sgx.", show_default=False)],
+) -> None:
+    """Write the manifest of a Gramine enclave, and the script that signs it, into a new FOLDER. Then run the script."""
+    from milkglass.enclave import folder as enclave_folder
+
+    enclave_folder.prepare(folder, kind)
+    say(f"next: {folder}/sign.sh\nthen: milkglass split enclave build URL --out {folder} --kind {kind}")
+
+
 @enclaves.command()
 def build(
     url: Url,
-    out: Annotated[Path, typer.Option("--out", help="The new folder.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", help="The folder: new, or prepared and signed.", show_default=False)],
     kind: Annotated[
         str, typer.Option(help="process, gramine-direct or gramine-sgx. Only the last is attested.")
     ] = "process",
@@ -66,6 +78,9 @@ def build(
     if corpus is not None:
         require_file(corpus, "give a file with a text a line")
     from milkglass.enclave import folder as enclave_folder
+
+    if corpus is not None:
+        enclave_folder.texts_of(corpus)  # refused before there is a folder
     from milkglass.enclave.attestation.attest import ATTESTED, NOT_ATTESTED
 
     server = _server(url, ServerOptions(url, token_file, certificate, allow_http))

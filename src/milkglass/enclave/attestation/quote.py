@@ -3,10 +3,11 @@
     header 48 | report 384 | u32 length | signature 64 | attestation key 64 | QE report 384 | its signature 64
     | u16 length, QE data | u16 type 5 | u32 length, PEM chain
 
-Verified are: the chain up to Intel's root, whose key is pinned; the quoting enclave's report by the chain's first key,
-and that it is Intel's; the attestation key by that report; the quote by the attestation key; that the enclave is not a
-debug one; its measurement; and the report data. NOT verified: revocation lists and whether the processor's microcode is
-up to date, which need Intel's service. `check` says so.
+Verified are: the chain of three certificates (PCK, its authority, Intel's root, whose key is pinned) with their roles;
+the quoting enclave's report by the PCK, and that it is Intel's quoting enclave, of a version that Intel calls up to
+date; the attestation key by that report; the quote by the attestation key; that the enclave has the attributes of a
+production enclave and no other; its measurement; and the report data. NOT verified: revocation lists and whether the
+processor's microcode is up to date, which need Intel's service; the XFRM of the enclave's attributes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from milkglass.errors import EnclaveError
 
 HEADER, REPORT, PAIR = 48, 384, 64
-DEBUG, INITIALISED = 0x02, 0x01
+# Attributes: initialised, debug, 64 bits, may use the provisioning key
+INITIALISED, DEBUG, MODE64, PROVISION = 0x01, 0x02, 0x04, 0x10
+# Intel's quoting enclave (its QE identity of 2024-03-13): ISVPRODID, and the least ISVSVN that is up to date
+QE_PRODUCT, QE_SVN = 1, 8
+PCK_EXTENSION = x509.ObjectIdentifier("1.2.840.113741.1.13.1")  # Intel's, of PCK certificates alone
 PEM_CHAIN = 5
 MAX_QUOTE = 64 << 10
 # Intel SGX Root CA: its public key, x and y. And MRSIGNER of Intel's quoting enclave.
@@ -63,30 +68,34 @@ class SgxReport:
 
     Attributes:
         raw: 384 bytes, which are what is signed.
+        misc: MISCSELECT, of what more is written when the enclave is left.
         flags: of its attributes.
         mr_enclave: its measurement, 32 bytes.
         mr_signer: of the key that signed it, 32 bytes.
+        product: its product number.
         svn: its security version.
         report_data: 64 bytes that the enclave chose.
     """
 
     raw: bytes
+    misc: int
     flags: int
     mr_enclave: bytes
     mr_signer: bytes
+    product: int
     svn: int
     report_data: bytes
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
-        return cls(
-            raw, struct.unpack_from("<Q", raw, 48)[0], raw[64:96], raw[128:160],
-            struct.unpack_from("<H", raw, 258)[0], raw[320:384],
-        )  # fmt: skip
+        (misc,), (flags,), (product, svn) = (
+            struct.unpack_from(form, raw, at) for form, at in (("<I", 16), ("<Q", 48), ("<HH", 256))
+        )
+        return cls(raw, misc, flags, raw[64:96], raw[128:160], product, svn, raw[320:384])
 
-    @property
-    def is_production(self) -> bool:
-        return bool(self.flags & INITIALISED) and not self.flags & DEBUG
+    def has(self, flags: int) -> bool:
+        """Whether these are its attributes, and no other but 64 bits; and that nothing more is written on its exits."""
+        return self.flags & ~MODE64 == flags and not self.misc
 
 
 @dataclass(frozen=True)
@@ -143,16 +152,36 @@ def verify(
     bound = hashlib.sha256(quote.attestation_key + quote.qe_data).digest() + bytes(32)
     if not hmac.compare_digest(quote.qe_report.report_data, bound):
         raise EnclaveError("the quote's key is not the quoting enclave's", HINT)
-    if quote.qe_report.mr_signer != trust.qe_signer or not quote.qe_report.is_production:
-        raise EnclaveError("the quoting enclave is not Intel's", HINT)
+    _require_quoting_enclave(quote.qe_report, trust)
     _require_signed(_point(quote.attestation_key), quote.signature, quote.signed, "the quote")
-    if not quote.report.is_production:
-        raise EnclaveError("the enclave is a debug one, whose memory can be read", "build it with sgx.debug = false")
+    _require_production(quote.report)
     if quote.report.mr_enclave.hex() not in measurements:
         raise EnclaveError(f"the enclave's measurement is {quote.report.mr_enclave.hex()}, which is not allowed", HINT)
     if not hmac.compare_digest(quote.report.report_data, report_data):
         raise EnclaveError("the quote answers another question", "ask for a new challenge")
     return quote.report
+
+
+def _require_quoting_enclave(report: SgxReport, trust: Trust) -> None:
+    if report.mr_signer != trust.qe_signer or report.product != QE_PRODUCT:
+        raise EnclaveError(f"the quoting enclave is not Intel's (product {report.product})", HINT)
+    if not report.has(INITIALISED | PROVISION):
+        raise EnclaveError(f"the quoting enclave has attributes {report.flags:#x}, misc {report.misc:#x}", HINT)
+    if report.svn < QE_SVN:
+        raise EnclaveError(
+            f"the quoting enclave has security version {report.svn}, {QE_SVN} or more is required",
+            "update Intel's DCAP",
+        )
+
+
+def _require_production(report: SgxReport) -> None:
+    if report.flags & DEBUG:
+        raise EnclaveError("the enclave is a debug one, whose memory can be read", "build it with sgx.debug = false")
+    if not report.has(INITIALISED):
+        raise EnclaveError(
+            f"the enclave has attributes {report.flags:#x}, misc {report.misc:#x}; {INITIALISED | MODE64:#x} and 0 are "
+            "allowed", "sign it with the manifest of split enclave prepare",
+        )  # fmt: skip
 
 
 def _leaf_key(pem: bytes, root: bytes, now: datetime) -> ec.EllipticCurvePublicKey:
@@ -163,14 +192,23 @@ def _leaf_key(pem: bytes, root: bytes, now: datetime) -> ec.EllipticCurvePublicK
             one.verify_directly_issued_by(issuer)
             if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
                 raise EnclaveError("a certificate of the quote has expired", "renew the machine's PCK certificate")
+        authorities = [_is_authority(one) for one in chain]
         last, first = chain[-1].public_key(), chain[0].public_key()
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        kinds = {extension.oid for extension in chain[0].extensions}
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.DuplicateExtension):
         raise EnclaveError("the quote's certificates do not sign each other", HINT) from None
+    if authorities != [False, True, True] or PCK_EXTENSION not in kinds:
+        raise EnclaveError(f"{len(chain)} certificates that are not a PCK, its authority and a root", HINT)
     if not isinstance(last, ec.EllipticCurvePublicKey) or not isinstance(first, ec.EllipticCurvePublicKey):
         raise EnclaveError("the quote's certificates have keys of another kind", HINT)
     if last.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)[1:] != root:
         raise EnclaveError("the quote's certificates do not end at Intel's root", HINT)
     return first
+
+
+def _is_authority(one: x509.Certificate) -> bool:
+    found = [item.value for item in one.extensions if isinstance(item.value, x509.BasicConstraints)]
+    return bool(found) and found[0].ca
 
 
 def _point(raw: bytes) -> ec.EllipticCurvePublicKey:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
@@ -20,7 +21,7 @@ from pydantic import Field
 
 from milkglass.enclave.attestation import quote, release
 from milkglass.enclave.package import TablePackage
-from milkglass.errors import Busy, EnclaveError
+from milkglass.errors import Busy, EnclaveError, UsageError
 from milkglass.server.http.strict_json import RequestBody
 
 CHALLENGE, RELEASE = "/v1/split/challenge", "/v1/split/release"
@@ -87,6 +88,14 @@ class Gate:
             raise EnclaveError(f"an enclave of kind {software.get('kind')!r} is not attested", UNATTESTED)
         elif software.get("report_data") != data.hex():
             raise EnclaveError("the quote answers another question", "ask for a new challenge")
+
+
+def measurements_of(given: Collection[str]) -> frozenset[str]:
+    """As a quote has them: hex in lower case. Raises UsageError for what is no MRENCLAVE."""
+    for one in given:
+        if not re.fullmatch("[0-9a-fA-F]{64}", one):
+            raise UsageError(f"the measurement {one!r} is not 64 hex digits", "sign.sh prints it as mr_enclave")
+    return frozenset(one.lower() for one in given)
 
 
 def _software(evidence: bytes) -> dict[str, object] | None:
