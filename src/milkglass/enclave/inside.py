@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from milkglass.enclave import prompt
 from milkglass.enclave.attestation import attest, release, sealing
 from milkglass.enclave.budget import NotCharged, RowBudget
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
+from milkglass.enclave.lists import RnmSettings, TokenSanitizer, vocabulary_counts, with_lists
 from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_files
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import decodes_by_byte, load_tokenizer
@@ -99,12 +99,13 @@ class Inside:
             raise EnclaveError("the tokenizer is not the one that the provider released", "build the enclave again")
         self._sealed_table = hashlib.sha256(content).hexdigest()
         level, root = self._restored(state)
-        tally = None if counts is None else np.asarray(counts, np.int64)
-        if tally is not None and tally.shape != (len(package.rows),):
-            raise UsageError(f"{len(tally)} counts, the table has {len(package.rows)} rows", "count the corpus again")
+        model_tokenizer, rows = load_tokenizer(Path(tokenizer)), len(package.rows)
+        tally = vocabulary_counts(model_tokenizer, rows) if counts is None else np.asarray(counts, np.int64)
+        if tally.shape != (rows,):
+            raise UsageError(f"{len(tally)} counts, the table has {rows} rows", "count the corpus again")
         budget = RowBudget(package.policy, level)
-        self._open = OpenTable(package, budget, TokenSanitizer(package, tally), root, load_tokenizer(Path(tokenizer)))
-        return {**self._described(package), "by_byte": decodes_by_byte(self._open.tokenizer)}, b""
+        self._open = OpenTable(package, budget, TokenSanitizer(package, tally), root, model_tokenizer)
+        return {**self._described(package), "by_byte": decodes_by_byte(model_tokenizer)}, b""
 
     def _restored(self, state: str) -> tuple[float, bytes]:
         """The budget's level, and the secret of the sanitizer's draws. Raises EnclaveError for a state that is missing,
