@@ -190,6 +190,16 @@ def test_a_state_opens_no_other_table(served: Served, built: Path) -> None:
             running.open(one, secret, state, built / at_rest.TOKENIZER)
 
 
+def test_the_provider_sees_how_often_its_table_was_released(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(model, tmp_path / "home") as served, Enclave("process", tmp_path) as running:
+        for _ in range(2):
+            served.server.package(running)
+    said = [one.getMessage() for one in caplog.records if "released" in one.getMessage()]
+    assert [f"release {n} since the start" in one for n, one in enumerate(said, 1)] == [True, True]
+
+
 def test_a_call_gives_a_burst_of_rows_at_most(enclave: Enclave) -> None:
     with pytest.raises(EnclaveError, match="1001 tokens at once"):
         enclave.rows([5] * 1001)
