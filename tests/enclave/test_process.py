@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,12 +94,14 @@ def test_of_a_chat_the_users_words_alone_are_sanitized(enclave: Enclave, served:
     assert all(same[first + sent.private :]), "and so does the template"
 
 
-def test_the_same_text_has_the_same_substitutes_even_after_a_restart(built: Path, enclave: Enclave) -> None:
+def test_the_same_text_has_the_same_substitutes_after_a_restart(built: Path, enclave: Enclave, tmp_path: Path) -> None:
     one = enclave.text(PRIVATE, "", 100, RnmSettings(3.0))
     assert one == enclave.text(PRIVATE, "", 100, RnmSettings(3.0))
     assert one.vectors != enclave.text(PRIVATE + " again", "", 100, RnmSettings(3.0)).vectors[: len(one.vectors)]
-    with at_rest.opened(built) as again:
-        assert again.text(PRIVATE, "", 100, RnmSettings(3.0)) == one
+    other = shutil.copytree(built, tmp_path / "copy")
+    for _ in range(2):
+        with at_rest.opened(other) as again:
+            assert again.text(PRIVATE, "", 100, RnmSettings(3.0)) == one
 
 
 def test_a_message_has_the_same_substitutes_in_every_turn(enclave: Enclave, served: Served) -> None:
@@ -153,6 +156,54 @@ def test_a_killed_enclave_fills_no_bucket(served: Served, tmp_path: Path) -> Non
     assert 200 <= read <= 1100, "a burst of 1,000, less what was charged and not used"
 
 
+def test_the_limit_does_not_end_with_the_state(served: Served, built: Path, tmp_path: Path) -> None:
+    """Removing the state, taking another build's, opening twice: none of it gives a full bucket."""
+    one, two = (shutil.copytree(built, tmp_path / name) for name in ("one", "two"))
+    (one / at_rest.STATE).unlink()
+    with pytest.raises(EnclaveError, match="no state.bin"), at_rest.opened(one):
+        pass
+    at_rest.build(tmp_path / "new", "process", "tiny", 8, served.server.package)
+    shutil.copy(tmp_path / "new" / at_rest.STATE, one)
+    shutil.copy(tmp_path / "new" / at_rest.SECRET, one)
+    with pytest.raises(EnclaveError, match="does not open"), at_rest.opened(one):
+        pass
+    fresh = (two / at_rest.STATE).read_bytes()
+    with at_rest.opened(two) as running:
+        with pytest.raises(UsageError, match="open already"), at_rest.opened(two):
+            pass
+        sealed, secret = ((two / name).read_bytes() for name in (at_rest.SEALED, at_rest.SECRET))
+        with pytest.raises(EnclaveError, match="holds a table already"):
+            running.open(sealed, secret, fresh, two / at_rest.TOKENIZER)
+        with Enclave("process", two) as other, pytest.raises(EnclaveError, match="does not open"):
+            other.open(sealed, secret, b"", two / at_rest.TOKENIZER)
+        assert running.rows([5])
+    with at_rest.opened(two) as running:
+        assert running.rows([5]), "the lock ends with its block"
+
+
+def test_a_state_opens_no_other_table(served: Served, built: Path) -> None:
+    secret = bytes(32)
+    with Enclave("process", built) as running:
+        (one, _, _), (_, _, state) = (running.release(served.server.package(running), secret, 8) for _ in range(2))
+        with pytest.raises(EnclaveError, match="another table's"):
+            running.open(one, secret, state, built / at_rest.TOKENIZER)
+
+
+def test_the_provider_sees_how_often_its_table_was_released(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(model, tmp_path / "home") as served, Enclave("process", tmp_path) as running:
+        for _ in range(2):
+            served.server.package(running)
+    said = [one.getMessage() for one in caplog.records if "released" in one.getMessage()]
+    assert [f"release {n} since the start" in one for n, one in enumerate(said, 1)] == [True, True]
+
+
+def test_a_call_gives_a_burst_of_rows_at_most(enclave: Enclave) -> None:
+    with pytest.raises(EnclaveError, match="1001 tokens at once"):
+        enclave.rows([5] * 1001)
+
+
 def test_threads_that_share_an_enclave_get_their_own_answers(enclave: Enclave, served: Served) -> None:
     wrong: list[object] = []
 
@@ -178,8 +229,6 @@ def test_rows_that_do_not_exist_are_refused(enclave: Enclave, ids: list[int]) ->
 
 
 def test_a_corpus_decides_what_is_sensitive(built: Path, tmp_path: Path, enclave: Enclave) -> None:
-    import shutil
-
     other = shutil.copytree(built, tmp_path / "copy")
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join([PRIVATE] * 5 + tiny.TEXTS), "utf-8")
@@ -243,7 +292,8 @@ def test_an_unknown_machine_is_refused() -> None:
 
 
 @pytest.mark.parametrize("when", ["idle", "at work"])
-def test_a_killed_enclave_is_reported_and_leaves_nothing(built: Path, when: str) -> None:
+def test_a_killed_enclave_is_reported_and_leaves_nothing(built: Path, tmp_path: Path, when: str) -> None:
+    built = shutil.copytree(built, tmp_path / "copy")
     before = {path: path.read_bytes() for path in built.rglob("*") if path.is_file()}
     with at_rest.opened(built) as running:
         if when == "at work":
@@ -275,8 +325,6 @@ def test_a_provider_that_wants_attestation_refuses_a_process(model: Path, tmp_pa
 
 
 def test_a_folder_that_was_changed_does_not_open(built: Path, tmp_path: Path) -> None:
-    import shutil
-
     changes = {"sealed.bin": b"x" * 100, "seal.key": bytes(32), "state.bin": b"x" * 60}
     for number, (name, content) in enumerate({**changes, "tokenizer/tokenizer.json": b"{}"}.items()):
         other = shutil.copytree(built, tmp_path / str(number))

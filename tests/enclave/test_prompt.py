@@ -105,7 +105,8 @@ def test_special_tokens_among_the_users_are_refused(folder: Path) -> None:
     package = with_lists(TablePackage.of_model(folder, table, RowPolicy(1000, 10_000)), 5)
     known = load_tokenizer(folder)
     tokens = prompt.of_text(known, "my father has a fever", "", 100)
-    opened = OpenTable(package, RowBudget(package.policy, 1e4), TokenSanitizer(package, None), bytes(32), known)
+    counts = np.zeros(len(table), np.int64)
+    opened = OpenTable(package, RowBudget(package.policy, 1e4), TokenSanitizer(package, counts), bytes(32), known)
     word = int(tokens.ids[tokens.private][1])
     package.special[word] = True
     with pytest.raises(EnclaveError, match="special token"):

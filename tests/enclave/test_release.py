@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from dataclasses import replace
 from threading import Thread
 from typing import Any
@@ -118,6 +119,24 @@ def test_rows_leave_at_the_providers_rate() -> None:
         spend(budget, 1)
     with pytest.raises(EnclaveError, match="101 tokens at once"):
         spend(budget, 101)
+
+
+def test_no_more_than_a_burst_leaves_at_once_or_is_ever_in_the_bucket() -> None:
+    clock = Clock()
+    budget = RowBudget(RowPolicy(per_hour=3600, burst=100), 100.0, clock)
+    budget.charge(100)
+    budget.take(1)  # 99 are charged and were not used
+    clock.now += 10_000
+    with pytest.raises(NotCharged):
+        budget.take(100)
+    budget.charge(100)
+    assert budget.charged + budget.level == 100
+    with pytest.raises(EnclaveError, match="150 tokens at once, the provider allows 100"):
+        budget.take(150)
+
+
+def test_setting_the_date_fills_no_bucket() -> None:
+    assert RowBudget(RowPolicy(), 0.0).clock is time.monotonic
 
 
 def test_a_table_cannot_be_read_faster_than_is_stated() -> None:

@@ -1,10 +1,14 @@
 """How many rows of the table may leave the enclave: a client that may ask for every token has the table.
 
-A bucket of `burst` rows that fills at `per_hour`. Reading a table of n rows takes (n - burst) / per_hour hours or more,
-and one call for each row of an answer. The level is sealed beside the table, so that a restart fills no bucket. Rows
-are charged before they leave, `AHEAD` at a time: the lowered level is written first, and a process that is killed loses
-what was charged and not used. Anyone who puts an older copy of the level back, or does not write it, wins up to a burst
-each time: without a monotonic counter no software prevents that.
+A bucket of `burst` rows that fills at `per_hour`. Through one enclave a table of n rows takes (n - burst) / per_hour
+hours or more; a call gives up to `burst` of them. The level is sealed beside the table, a full one at the build, and
+the table does not open without it: a restart fills no bucket. Rows are charged before they leave, `AHEAD` at a time:
+the lowered level is written first, and a process that is killed loses what was charged and not used.
+
+Out of scope, since no software prevents it without a monotonic counter and a clock of its own: an owner of the machine
+who puts an older copy of the level back, does not write it, or copies the folder wins up to a burst each time; one
+who changes the clock that the enclave is given (with SGX too, the host gives it) fills the bucket; and each enclave
+that the provider releases the table to has a bucket of its own.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ class RowBudget:
 
     policy: RowPolicy
     level: float
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic  # which setting the date does not move
     since: float = field(init=False)
     charged: int = field(default=0, init=False)
 
@@ -64,7 +68,10 @@ class RowBudget:
         self.since = self.clock()
 
     def take(self, rows: int) -> None:
-        """Let charged rows leave. Raises NotCharged, and takes nothing, where fewer were charged."""
+        """Let charged rows leave. Raises NotCharged, and takes nothing, where fewer were charged; EnclaveError for more
+        than a burst."""
+        if rows > self.policy.burst:
+            raise EnclaveError(f"{rows} tokens at once, the provider allows {self.policy.burst}", "shorten the text")
         if rows > self.charged:
             raise NotCharged(rows)
         self.charged -= rows
@@ -79,10 +86,9 @@ class RowBudget:
         EnclaveError, and charges nothing, where the bucket holds fewer."""
         now = self.clock()
         passed = max(0.0, now - self.since)  # a clock that is set back fills nothing
-        self.level = min(float(self.policy.burst), self.level + passed * self.policy.per_hour / 3600)
+        room = max(0.0, self.policy.burst - self.charged)  # what is charged is in the bucket still
+        self.level = min(room, self.level + passed * self.policy.per_hour / 3600)
         self.since = max(self.since, now)
-        if rows > self.policy.burst:
-            raise EnclaveError(f"{rows} tokens at once, the provider allows {self.policy.burst}", "shorten the text")
         whole = self.level + self.charged
         if rows > whole:
             seconds = (rows - whole) * 3600 / self.policy.per_hour

@@ -134,15 +134,16 @@ class Enclave:
         value, quote = self._call("challenge", nonce)
         return bytes.fromhex(value["public"]), quote
 
-    def release(self, package: bytes, secret: bytes, k: int) -> tuple[bytes, dict[str, str]]:
-        """The provider's package, sealed, and the tokenizer's files; candidate lists of k are computed."""
+    def release(self, package: bytes, secret: bytes, k: int) -> tuple[bytes, dict[str, str], bytes]:
+        """The provider's package, sealed, the tokenizer's files, and the first state, sealed; candidate lists of k are
+        computed."""
         self.about, sealed = self._call("release", package, secret=secret.hex(), k=k)
-        return sealed, self.about.pop("files")
+        return sealed, self.about.pop("files"), bytes.fromhex(self.about.pop("state"))
 
     def open(
         self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int] | None = None
     ) -> None:
-        """counts: how often each token occurs in the user's corpus."""
+        """Once. state: what `release` or `state` gave last. counts: how often each token occurs in the user's texts."""
         fields = {"secret": secret.hex(), "state": state.hex(), "tokenizer": str(tokenizer), "counts": counts}
         self.about, _ = self._call("open", sealed, **fields)
 

@@ -3,7 +3,7 @@
     enclave.json   kind, measurement, model, table, k; public
     sealed.bin     the table and its candidate lists, for this enclave only
     seal.key       a secret for kinds without SGX (mode 0600)
-    state.bin      how many rows may still leave, and the secret of the sanitizer's draws; sealed
+    state.bin      how many rows may still leave, and the secret of the sanitizer's draws; sealed, from the build on
     counts.json    how often each token occurs in the user's corpus, where one was given (mode 0600)
     tokenizer/     public files
 
@@ -12,7 +12,9 @@ No text is in it. Gramine's manifest lies beside these files (gramine.py).
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -106,7 +108,7 @@ def build(folder: Path, kind: str, model: str, k: int, fetch: Fetch) -> BuiltEnc
     with _place(folder, kind) as place, Enclave(kind, place) as enclave:
         enclave.attest(enclave.measurement)
         secret = b"" if kind == ATTESTED else secrets.token_bytes(32)
-        sealed, tokenizer = enclave.release(fetch(enclave), secret, k)
+        sealed, tokenizer, state = enclave.release(fetch(enclave), secret, k)
         if other := set(tokenizer) - set(TOKENIZER_FILES):  # an enclave without attestation may be anything
             raise EnclaveError(
                 f"the enclave hands out {len(other)} files that are not a tokenizer's",
@@ -116,6 +118,7 @@ def build(folder: Path, kind: str, model: str, k: int, fetch: Fetch) -> BuiltEnc
             kind, enclave.measurement, model, str(enclave.about["table"]), k, int(enclave.about["rows"])
         )
         files.write(place / SEALED, sealed)
+        files.write(place / STATE, state)
         files.write(place / SECRET, secret)
         files.private_dir(place / TOKENIZER)
         for name, text in tokenizer.items():
@@ -138,7 +141,7 @@ def _place(folder: Path, kind: str) -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
-        for path in [folder / NAME, folder / SEALED, folder / SECRET, *(folder / TOKENIZER).iterdir()]:
+        for path in [*(folder / name for name in (NAME, SEALED, STATE, SECRET)), *(folder / TOKENIZER).iterdir()]:
             path.unlink(missing_ok=True)
         raise
 
@@ -152,23 +155,39 @@ def _require_new(folder: Path) -> None:
 def opened(folder: Path) -> Iterator[Enclave]:
     """The enclave with its table, at work; how many rows left it is kept when the block ends.
 
-    Raises UsageError, EnclaveError where it does not prove to be the enclave that the table was sealed for.
+    Raises UsageError where another process has it open, EnclaveError where it does not prove to be the enclave that the
+    table was sealed for.
     """
     about = EnclaveAbout.read(folder)
-    with Enclave(about.kind, folder) as enclave:
+    with _alone(folder), Enclave(about.kind, folder) as enclave:
         enclave.attest(about.measurement)
-        state = (folder / STATE).read_bytes() if (folder / STATE).is_file() else b""
+        if not (folder / STATE).is_file():
+            raise EnclaveError(f"{folder.name} has no {STATE}: the table stays closed", "build the enclave again")
+        state = (folder / STATE).read_bytes()
         counts = json.loads((folder / COUNTS).read_text("utf-8")) if (folder / COUNTS).is_file() else None
         sealed, secret = (folder / SEALED).read_bytes(), (folder / SECRET).read_bytes()
         tokenizer = folder.absolute() / TOKENIZER if about.kind == "process" else Path(gramine.TOKENIZER)
         enclave.open(sealed, secret, state, tokenizer, counts)
         enclave.keep = lambda sealed: files.write(folder / STATE, sealed)
-        enclave.keep(enclave.state())  # before the first text: its draws must not change
         try:
             yield enclave
         finally:
             with suppress(EnclaveError):  # its process is gone, and the error that is under way says so
                 enclave.keep(enclave.state())
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two that start from one state would spend the same rows twice. The lock ends with its process."""
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"the enclave in {folder} is open already", "end the command that uses it") from None
+    else:
+        yield
+    finally:
+        os.close(place)
 
 
 def count(folder: Path, corpus: Path) -> None:

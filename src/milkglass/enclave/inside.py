@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from milkglass.enclave import prompt
 from milkglass.enclave.attestation import attest, release, sealing
 from milkglass.enclave.budget import NotCharged, RowBudget
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
+from milkglass.enclave.lists import RnmSettings, TokenSanitizer, vocabulary_counts, with_lists
 from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_files
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import decodes_by_byte, load_tokenizer
@@ -45,6 +45,7 @@ class Inside:
     _own: X25519PrivateKey | None = field(default=None, repr=False)
     _nonce: bytes = field(default=b"", repr=False)
     _key: bytes = field(default=b"", repr=False)
+    _sealed_table: str = field(default="", repr=False)  # SHA-256 of the sealed table that a state belongs to
     _open: OpenTable | None = field(default=None, repr=False)
 
     def answer(self, request: dict[str, Any], content: bytes) -> Reply:
@@ -59,7 +60,7 @@ class Inside:
         try:
             return calls[name](content, **request)
         except NotCharged as due:  # the host writes the lowered level, and asks again
-            return {"charged": True}, self._sealed(self._table.budget.charge(due.rows))
+            return {"charged": True}, self._sealed(self._table.budget.charge(due.rows), self._table.root)
 
     # --- building -----------------------------------------------------------------------------------------------------
     def _hello(self, content: bytes) -> Reply:
@@ -75,50 +76,56 @@ class Inside:
         return {"public": public.hex()}, quote
 
     def _release(self, content: bytes, secret: str, k: int) -> Reply:
-        """The provider's package, sealed, with the candidate lists; and the tokenizer's files. secret: the host's, for
-        kinds without SGX."""
+        """The provider's package, sealed, with the candidate lists; the tokenizer's files; and the first state, without
+        which the table never opens. secret: the host's, for kinds without SGX."""
         if self._own is None:
             raise EnclaveError("a package came that was not asked for", "ask for a challenge first")
         package = TablePackage.decode(release.decrypted(content, self._own, self._nonce))
         self._own = None
         self._key = sealing.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
-        reply = {**self._described(package), "files": package.files}
-        return reply, sealing.seal(self._key, TABLE, with_lists(package, k).encode())
+        sealed = sealing.seal(self._key, TABLE, with_lists(package, k).encode())
+        self._sealed_table = hashlib.sha256(sealed).hexdigest()
+        state = self._sealed(float(package.policy.burst), attest.entropy())
+        return {**self._described(package), "files": package.files, "state": state.hex()}, sealed
 
     # --- opening ------------------------------------------------------------------------------------------------------
     def _unsealed(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int] | None) -> Reply:
-        """tokenizer: a folder, of public files. state: what `state` gave, in hex; "" at the first time."""
+        """Once: a second opening could put an older state back. tokenizer: a folder, of public files. state: what
+        `release` or `state` gave last, in hex."""
+        if self._open is not None:
+            raise EnclaveError("the enclave holds a table already", "start another enclave")
         self._key = sealing.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
         package = TablePackage.decode(sealing.unseal(self._key, TABLE, content))
         if digest_of_files(tokenizer_files(Path(tokenizer))) != package.tokenizer:
             raise EnclaveError("the tokenizer is not the one that the provider released", "build the enclave again")
-        level, root = self._restored(package, state)
-        known = load_tokenizer(Path(tokenizer))
-        if not np.array_equal(special_rows(known, len(package.rows)), package.special):
+        self._sealed_table = hashlib.sha256(content).hexdigest()
+        level, root = self._restored(state)
+        known, rows = load_tokenizer(Path(tokenizer)), len(package.rows)
+        if not np.array_equal(special_rows(known, rows), package.special):
             raise EnclaveError(
                 "the provider's package calls other tokens special than its tokenizer does, and special tokens are not "
                 "sanitized", "don't use this provider"
             )  # fmt: skip
-        tally = None if counts is None else np.asarray(counts, np.int64)
-        if tally is not None and tally.shape != (len(package.rows),):
-            raise UsageError(f"{len(tally)} counts, the table has {len(package.rows)} rows", "count the corpus again")
-        budget = RowBudget(package.policy, level)
-        self._open = OpenTable(package, budget, TokenSanitizer(package, tally), root, known)
+        tally = vocabulary_counts(known, rows) if counts is None else np.asarray(counts, np.int64)
+        if tally.shape != (rows,):
+            raise UsageError(f"{len(tally)} counts, the table has {rows} rows", "count the corpus again")
+        self._open = OpenTable(package, RowBudget(package.policy, level), TokenSanitizer(package, tally), root, known)
         return {**self._described(package), "by_byte": decodes_by_byte(known)}, b""
 
-    def _restored(self, package: TablePackage, state: str) -> tuple[float, bytes]:
-        """The budget's level, and the secret of the sanitizer's draws."""
-        if not state:
-            return float(package.policy.burst), attest.entropy()
+    def _restored(self, state: str) -> tuple[float, bytes]:
+        """The budget's level, and the secret of the sanitizer's draws. Raises EnclaveError for a state that is missing,
+        or another table's."""
         raw = json.loads(sealing.unseal(self._key, STATE, bytes.fromhex(state)))
+        if raw["table"] != self._sealed_table:
+            raise EnclaveError("the sealed state is another table's", "build the enclave again")
         return float(raw["level"]), bytes.fromhex(raw["root"])
 
     def _state(self, content: bytes) -> Reply:
         """What must survive a restart, sealed. Rows that leave later are charged anew."""
-        return {}, self._sealed(self._table.budget.refund())
+        return {}, self._sealed(self._table.budget.refund(), self._table.root)
 
-    def _sealed(self, level: float) -> bytes:
-        value = {"level": level, "root": self._table.root.hex()}
+    def _sealed(self, level: float, root: bytes) -> bytes:
+        value = {"level": level, "root": root.hex(), "table": self._sealed_table}
         return sealing.seal(self._key, STATE, json.dumps(value).encode())
 
     @staticmethod

@@ -70,7 +70,7 @@ def test_without_the_sanitizer_the_nearest_rows_are_the_text(folder: Path, tmp_p
 def test_with_it_the_nearest_rows_are_what_was_sent_and_the_channel_reads_more(
     folder: Path, tmp_path: Path, enclave: Enclave
 ) -> None:
-    staged = scene(folder, tmp_path, enclave, RnmSettings(3.0, p=0.5, share=0.2))
+    staged = scene(folder, tmp_path, enclave, RnmSettings(3.0, p=0.2, share=0.2))
     (states,), (tokens,) = (staged.scene.transcript.all(kind) for kind in (Activations, Tokens))
     assert states.layer == 0 and len(states.hidden) == len(tokens.ids.ids)  # type: ignore[attr-defined]
     sent = float((tokens.ids.ids == staged.scene.truth.original.ids).mean())  # type: ignore[attr-defined]

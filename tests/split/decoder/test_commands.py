@@ -31,6 +31,7 @@ def enclave(served: Served, token: Path, tmp_path_factory: pytest.TempPathFactor
     about = document(built)
     assert (about["kind"], about["attested"], about["rows"], about["k"]) == ("process", False, 300, 8)
     assert "NOT ATTESTED" in built.stderr and "NOT ATTESTED" in about["proof"]
+    assert "without --corpus" in built.stderr and "names, numbers" in built.stderr
     return out
 
 

@@ -10,6 +10,8 @@ import torch
 
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
+from milkglass.models.resolve import resolve
+from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.torch_model import language_model
 from milkglass.split.decoder import frames
 from tests import tiny
@@ -33,6 +35,17 @@ def test_every_family_answers_as_the_unsplit_model_does(name: str, tmp_path: Pat
     with serving(folder, tmp_path / "home") as served:
         for prompt in PROMPTS[:2]:
             assert served.answer(prompt) == greedy(folder, prompt, 12)
+
+
+@pytest.mark.slow
+def test_smollm2_answers_as_the_unsplit_model_does(tmp_path: Path) -> None:
+    folder = resolve("demo:smollm2")
+    tokenizer = load_tokenizer(folder)
+    with serving(folder, tmp_path / "home") as served:
+        for text in ("The committee met on Tuesday to discuss", "My father has a fever since yesterday, and"):
+            prompt = tokenizer(text)["input_ids"]
+            answer = served.answer(prompt, 16)
+            assert len(answer) == 16 and answer == greedy(folder, prompt, 16)
 
 
 def test_eight_sessions_at_once_answer_as_each_would_alone(served: Served, folder: Path) -> None:

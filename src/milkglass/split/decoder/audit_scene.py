@@ -25,7 +25,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.defences.obfuscated_tables import key_from
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
+from milkglass.enclave.lists import RnmSettings, TokenSanitizer, vocabulary_counts, with_lists
 from milkglass.enclave.package import TablePackage
 from milkglass.errors import EnclaveError, KeyForOtherModel, TooLong, UsageError
 from milkglass.models.checkpoint import Checkpoint
@@ -64,16 +64,18 @@ class TableOwner:
         table: (n, d) as stored.
         package: with candidate lists like the enclave's.
         settings: of the sanitizer, which are public.
+        counts: by the vocabulary: nobody else has the user's.
     """
 
     table: torch.Tensor = field(repr=False)
     package: TablePackage = field(repr=False)
     settings: RnmSettings
+    counts: NDArray[np.int64] = field(repr=False)
 
     def rehearse(self, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
         """The sanitizer's output for these ids, and where each was sent: in its own place."""
         stream = Stream.of_seed("split attacker", seed)
-        sent = TokenSanitizer(self.package).sanitized(corpus.ids.astype(np.int64), self.settings, stream)
+        sent = TokenSanitizer(self.package, self.counts).sanitized(corpus.ids.astype(np.int64), self.settings, stream)
         return Sequences(sent.astype(corpus.ids.dtype), corpus.lengths), np.arange(len(sent), dtype=np.int64)
 
     def observe(self, corpus: Sequences, seed: int) -> Activations:
@@ -96,7 +98,8 @@ def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, fil
     codec = Codec.open(key_from(base, None, bytes(32)), base.folder)
     crossed = _crossed(enclave, settings, codec, table, private)
     texts = {ALIKE: alike} | ({} if files.public is None else {OTHER: texts_of(files.public, None)})
-    owner = TableOwner(table, with_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k), settings)
+    package = with_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
+    owner = TableOwner(table, package, settings, vocabulary_counts(codec.tokenizer, len(table)))
     corpora = {}
     for who, own in texts.items():
         others = [own[i] for i in decontaminate(own, private)]
