@@ -258,6 +258,17 @@ def test_no_secret_of_either_side_is_on_the_disk_in_the_clear(built: Path, encla
 
 TRIES = {
     "socket": "import socket; socket.socket()",
+    "socket pair": "import socket; socket.socketpair()",
+    "io_uring": "import ctypes, errno; c = ctypes.CDLL(None, use_errno=True); "
+    "done = c.syscall(425, 4, ctypes.create_string_buffer(256)); "
+    "raise SystemExit(9 if done == -1 and ctypes.get_errno() == errno.EPERM else 5)",
+    "another's descriptor": "import ctypes, errno; c = ctypes.CDLL(None, use_errno=True); "
+    "done = c.syscall(438, -1, 0, 0); raise SystemExit(9 if ctypes.get_errno() == errno.EPERM else 5)",
+    "file that is there": "import os; os.open('existing', os.O_RDWR)",
+    "file to empty": "import os; os.truncate('existing', 0)",
+    "file's name": "import os; os.rename('existing', 'text')",
+    "folder": "import os; os.mkdir('text')",
+    "fifo": "import os; os.open('fifo', os.O_WRONLY | os.O_NONBLOCK)",
     "file": "import os; os.write(os.open('written', os.O_WRONLY | os.O_CREAT), b'x' * 10)",
     "program": "import os; os.execv('/bin/true', ['true'])",
     "debugger": "import ctypes, os; c = ctypes.CDLL(None, use_errno=True); "
@@ -281,8 +292,18 @@ except (PermissionError, OSError):
     raise SystemExit(9)
 """
     command = [sys.executable, "-c", code]
+    (tmp_path / "existing").write_bytes(b"." * 64)
+    os.mkfifo(tmp_path / "fifo")
+    reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
+    os.close(reader)
     assert done.returncode == 9, done.stderr
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["existing", "fifo"]
+
+
+def test_a_locked_process_reads_files() -> None:
+    code = "from milkglass.enclave.lockdown import lock\nlock()\nopen('/proc/self/status').read()\nraise SystemExit(9)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 9
 
 
 def test_an_unknown_machine_is_refused() -> None:

@@ -1,10 +1,11 @@
 """A process gives up what an enclave does not need: network, debuggers, core dumps, files to write, other programs.
 
     prctl       no core dump and no debugger of the same user (PR_SET_DUMPABLE), no new privileges
-    limits      core files of 0 bytes, files of 0 bytes: no byte is written but to the pipe (an empty file can be made)
-    seccomp     socket, connect, ptrace, process_vm_readv and _writev, execve and execveat fail with EPERM
-    namespaces  a user and a network of its own, by bubblewrap (process.py) or, where the system allows it, by unshare
+    limits      core files of 0 bytes, files of 0 bytes
+    seccomp     the calls of `CALLS` fail with EPERM, and so does opening a file for writing, a FIFO among them
+    namespaces  a user and a network of its own, by bubblewrap (enclave.py) or, where the system allows it, by unshare
 
+What was open before stays open: the pipe, and the host's stderr. The filter names what it denies and allows the rest.
 It protects against mistakes and against other programs of the same user. It protects from nobody who owns the machine.
 """
 
@@ -21,12 +22,50 @@ from milkglass.errors import EnclaveError
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 4, 38, 22, 2
 NEW_USER, NEW_NET = 0x10000000, 0x40000000
 ALLOW, EPERM = 0x7FFF0000, 0x00050001
-# AUDIT_ARCH and the numbers of socket, connect, ptrace, process_vm_readv, process_vm_writev, execve, execveat
-SYSTEMS = {
-    "x86_64": (0xC000003E, (41, 42, 101, 310, 311, 59, 322)),
-    "aarch64": (0xC00000B7, (198, 203, 117, 270, 271, 221, 281)),
+HOLDS = (
+    "no core dumps", "no debugger of this user", "no file opened for writing", "no network calls", "no other programs",
+)  # fmt: skip
+# The numbers of what is denied, on x86-64 and aarch64; None: it has no such call
+CALLS: dict[str, tuple[int, int | None]] = {
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    "connect": (42, 203),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "openat2": (437, 437),
+    "creat": (85, None),
+    "truncate": (76, 45),
+    "ftruncate": (77, 46),
+    "mkdir": (83, None),
+    "mkdirat": (258, 34),
+    "mknod": (133, None),
+    "mknodat": (259, 33),
+    "link": (86, None),
+    "linkat": (265, 37),
+    "symlink": (88, None),
+    "symlinkat": (266, 36),
+    "rename": (82, None),
+    "renameat": (264, 38),
+    "renameat2": (316, 276),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
 }
-LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # BPF: a word of the call's data, a jump, an end
+# Calls whose flags are looked at: their numbers, and which argument has the flags
+OPENS: dict[str, tuple[tuple[int, int | None], int]] = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+SYSTEMS = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # the place of its numbers above, and its AUDIT_ARCH
+# BPF: a word of the call's data, jumps on equality, on more or equal and on common bits, an end
+LOAD, EQUAL, AT_LEAST, COMMON, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # where they are in the call's data
 X32 = 0x40000000  # calls of x86-64's second numbering
 
 
@@ -46,7 +85,6 @@ def lock() -> list[str]:
     Raises EnclaveError where the system has no seccomp: a network that is open would make the pipe one door of many.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    holds = ["no core dumps", "no debugger of this user", "no files written", "no network calls", "no other programs"]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     _require(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0, "PR_SET_DUMPABLE")
@@ -54,7 +92,7 @@ def lock() -> list[str]:
     code = seccomp_filter(platform.machine())
     program = _Program(len(code) // 8, code)
     _require(libc.prctl(PR_SET_SECCOMP, FILTER, ctypes.byref(program), 0, 0) == 0, "seccomp")
-    return holds
+    return [*HOLDS]
 
 
 def seccomp_filter(machine: str) -> bytes:
@@ -63,12 +101,16 @@ def seccomp_filter(machine: str) -> bytes:
         raise EnclaveError(
             f"the calls of {machine} are not known", f"use one of {', '.join(SYSTEMS)}, or a Gramine kind"
         )
-    architecture, calls = SYSTEMS[machine]
-    checks = [*calls, *(X32 | number for number in calls if machine == "x86_64")]
-    steps = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, EPERM), (LOAD, 0, 0, 0)]
-    left = len(checks)
-    steps += [(EQUAL, left - place, 0, number) for place, number in enumerate(checks)]
-    steps += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, EPERM)]
+    place, architecture = SYSTEMS[machine]
+    denied = [number for numbers in CALLS.values() if (number := numbers[place]) is not None]
+    steps = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, EPERM), (LOAD, 0, 0, NUMBER)]
+    steps += [(AT_LEAST, 0, 1, X32), (RETURN, 0, 0, EPERM)]
+    steps += [one for number in denied for one in ((EQUAL, 0, 1, number), (RETURN, 0, 0, EPERM))]
+    for numbers, argument in OPENS.values():
+        if (opens := numbers[place]) is not None:
+            steps += [(EQUAL, 0, 4, opens), (LOAD, 0, 0, ARGUMENTS + 8 * argument)]  # its lower half
+            steps += [(COMMON, 0, 1, WRITES), (RETURN, 0, 0, EPERM), (RETURN, 0, 0, ALLOW)]
+    steps += [(RETURN, 0, 0, ALLOW)]
     return b"".join(struct.pack("<HBBI", *step) for step in steps)
 
 

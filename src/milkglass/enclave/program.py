@@ -1,4 +1,4 @@
-"""`python -m milkglass.enclave.program KIND`: the enclave as a process, with a pipe as its only door.
+"""`python -m milkglass.enclave.program KIND`: the enclave as a process, which speaks through a pipe.
 
 It loads what it needs, locks itself, says hello, and answers one request at a time until the pipe closes.
 """

@@ -58,7 +58,7 @@ def test_an_answer_over_the_split_is_the_unsplit_models(
     assert answer["replaced_tokens"] == 0 and answer["attested"] is False and "NOT ATTESTED" in answer["proof"]
     shown = call(*run, "--max-tokens", 8)
     assert "NOT ATTESTED" in shown.stderr and "the server reads the answer" in shown.stderr
-    assert PRIVATE not in shown.stderr and "of these replaced" in shown.stderr
+    assert PRIVATE not in shown.stderr and "of these were replaced" in shown.stderr
 
 
 def test_a_beam_search_over_the_split_is_the_unsplit_models(
