@@ -352,6 +352,11 @@ def test_a_folder_that_was_changed_does_not_open(built: Path, tmp_path: Path) ->
         (other / name).write_bytes(content)
         with pytest.raises(EnclaveError), at_rest.opened(other):
             pass
+    for name in changes:
+        lost = shutil.copytree(built, tmp_path / f"without {name}")
+        (lost / name).unlink()
+        with pytest.raises(EnclaveError, match=f"has no {name}"), at_rest.opened(lost):
+            pass
     with pytest.raises(UsageError, match="holds no enclave"), at_rest.opened(tmp_path):
         pass
     with pytest.raises(UsageError, match="one of process"):

@@ -161,8 +161,9 @@ def opened(folder: Path) -> Iterator[Enclave]:
     about = EnclaveAbout.read(folder)
     with _alone(folder), Enclave(about.kind, folder) as enclave:
         enclave.attest(about.measurement)
-        if not (folder / STATE).is_file():
-            raise EnclaveError(f"{folder.name} has no {STATE}: the table stays closed", "build the enclave again")
+        for name in (SEALED, SECRET, STATE):
+            if not (folder / name).is_file():
+                raise EnclaveError(f"{folder.name} has no {name}: the table stays closed", "build the enclave again")
         state = (folder / STATE).read_bytes()
         counts = json.loads((folder / COUNTS).read_text("utf-8")) if (folder / COUNTS).is_file() else None
         sealed, secret = (folder / SEALED).read_bytes(), (folder / SECRET).read_bytes()
