@@ -10,7 +10,8 @@ from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
 from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.symbols.finder import Evidence, FoundSymbols, TaskTexts
-from milkglass.schemes.symbols.learnt import Codes, Learnt, SmallReader
+from milkglass.schemes.symbols.kmeans import Clusters
+from milkglass.schemes.symbols.learnt import Learnt, SmallReader
 from milkglass.sequences import Sequences
 
 N = 80  # token 0 is special; of the others the class is their number modulo 4: 0 good, 1 bad, 2 and 3 say nothing
@@ -73,15 +74,15 @@ def test_the_gradient_passes_through_the_choice_of_a_symbol() -> None:
     """Forward reads the centre of each symbol; backward reaches the points behind it."""
     labelled = task(rows=8)
     network = SmallReader(evidence(labelled).vectors("encoder"), np.arange(4, N), labelled, Learnt()).eval()
-    codes = Codes(np.arange(4, N), np.ones(N - 4), 2)
+    clusters = Clusters(np.arange(4, N), np.ones(N - 4), 2)
     ids, lengths = torch.from_numpy(np.stack(list(labelled.texts))), torch.full((8,), 4)
-    plain, nothing = network(ids, lengths, codes)
+    plain, nothing = network(ids, lengths, clusters)
     assert nothing.item() == 0
     with torch.no_grad():
         points = network.points(torch.arange(4, N)).numpy()
-    codes.centres, codes.numbers = points[:2].copy(), np.arange(N - 4) % 2
-    quantised, apart = network(ids, lengths, codes)
-    centres = torch.from_numpy(codes.centres)[(ids - 4) % 2]
+    clusters.centres, clusters.numbers = points[:2].copy(), np.arange(N - 4) % 2
+    quantised, apart = network(ids, lengths, clusters)
+    centres = torch.from_numpy(clusters.centres)[(ids - 4) % 2]
     assert apart.item() == pytest.approx((network.points(ids) - centres).square().sum(-1).mean().item(), rel=1e-5)
     assert not torch.allclose(plain, quantised)
     quantised.sum().backward()
@@ -91,11 +92,11 @@ def test_the_gradient_passes_through_the_choice_of_a_symbol() -> None:
 
 def test_centres_move_to_the_weighted_means_of_their_tokens() -> None:
     """By hand: sqrt(mass) of 1, 3, 1, 1; tokens 0 and 1 lie at 0 and 4, tokens 2 and 3 at 10 and 12."""
-    codes = Codes(np.arange(4), np.array([1.0, 9.0, 1.0, 1.0]), 2)
-    codes.centres = np.array([[1.0], [11.0]], np.float32)
-    codes.move(np.array([[0.0], [4.0], [10.0], [12.0]], np.float32), 0.0, draws("x"))
-    assert codes.numbers.tolist() == [0, 0, 1, 1]
-    assert codes.centres.ravel().tolist() == pytest.approx([3.0, 11.0])
+    clusters = Clusters(np.arange(4), np.array([1.0, 9.0, 1.0, 1.0]), 2)
+    clusters.centres = np.array([[1.0], [11.0]], np.float32)
+    clusters.move(np.array([[0.0], [4.0], [10.0], [12.0]], np.float32), 0.0, draws("x"))
+    assert clusters.numbers.tolist() == [0, 0, 1, 1]
+    assert clusters.centres.ravel().tolist() == pytest.approx([3.0, 11.0])
 
 
 def test_rows_without_labels_are_refused_with_the_way_out() -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.parameters import require
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
 from milkglass.schemes.scheme import Draws
@@ -62,7 +63,7 @@ class FoundSymbols:
 
     Attributes:
         numbers: (c,) a number from 0 for each token that is clustered.
-        points: (c, f) where these lie, for whoever must know which symbols are near to each other.
+        points: (c, f) where these lie, which says which symbols are near to each other.
     """
 
     numbers: Ids
@@ -70,7 +71,11 @@ class FoundSymbols:
 
 
 class MapFinder(abc.ABC):
-    """A way to find a map. Final subclasses are frozen dataclasses; an instance is a field of `Coarse`."""
+    """A way to find a map. Final subclasses are frozen dataclasses whose fields are the parameters
+    (milkglass/parameters.py); an instance is a field of `Coarse`."""
+
+    def __post_init__(self) -> None:
+        require(self)
 
     @abc.abstractmethod
     def find(
@@ -85,3 +90,8 @@ class MapFinder(abc.ABC):
             draws: a stream of the key for each label.
             progress: receives the share of the work that was done since the last call, in thousandths.
         """
+
+
+def thousandths(done: int, of: int) -> int:
+    """How many thousandths of the work its last step was, `done` steps out of `of` being done: their sum is 1000."""
+    return 1000 * done // of - 1000 * (done - 1) // of

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.parameters import limited, require
+from milkglass.parameters import limited
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
 from milkglass.schemes.scheme import Draws
-from milkglass.schemes.symbols.finder import Evidence, Floats, FoundSymbols, MapFinder, Vectors
+from milkglass.schemes.symbols.finder import Evidence, Floats, FoundSymbols, MapFinder, Vectors, thousandths
 from milkglass.schemes.symbols.label_score import label_scores, with_neighbours
 
 BLOCK = 4096  # rows of distances held at a time
@@ -46,28 +46,18 @@ class KMeans(MapFinder):
     mass_price: float = limited(0.3)
     rounds: int = limited(25, least=1)
 
-    def __post_init__(self) -> None:
-        require(self)
-
     def find(
         self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbols: int,
         draws: Callable[[str], Draws], progress: Progress,
     ) -> FoundSymbols:  # fmt: skip
         """Draws from "symbols/start"."""
-        points = self.points(evidence)[tokens]
-        drawn, weights = draws("symbols/start"), np.sqrt(mass)
-        centres, price = points[sample(weights, symbols, drawn)].copy(), np.zeros(symbols)
+        points, clusters = self.points(evidence)[tokens], Clusters(tokens, mass, symbols)
+        drawn = draws("symbols/start")
+        clusters.start(points, drawn)
         for done in range(self.rounds):
-            numbers = assign(points, centres, price)
-            total = np.bincount(numbers, weights, symbols)
-            centres = sums(points * weights[:, None].astype(np.float32), numbers, symbols)
-            centres /= np.maximum(total, 1e-12)[:, None].astype(np.float32)
-            if len(empty := np.flatnonzero(total == 0)):
-                centres[empty] = points[sample(weights, len(empty), drawn)]
-            load = np.bincount(numbers, mass, symbols).astype(np.float64)
-            price = next_price(price, load, self.mass_price)
-            progress(1000 * (done + 1) // self.rounds - 1000 * done // self.rounds)
-        return FoundSymbols(numbers, points)
+            clusters.move(points, self.mass_price, drawn)
+            progress(thousandths(done + 1, self.rounds))
+        return FoundSymbols(clusters.numbers, points)
 
     def points(self, evidence: Evidence) -> Floats:
         """(n, f) x_t above, of all tokens."""
@@ -76,6 +66,45 @@ class KMeans(MapFinder):
             return unit
         scores, trust = label_scores(evidence.labelled, len(unit))
         return np.concatenate([unit, np.float32(self.label_weight) * with_neighbours(scores, trust, unit)], axis=1)
+
+
+class Clusters:
+    """Symbols while they are found: the centres above, with the tokens and the price of each.
+
+    Attributes:
+        tokens: (c,) ids of those that are clustered.
+        mass, weights: (c,) how common each is, above 0, and the square root of that.
+        centres: (m, f); None before `start`.
+        numbers: (c,) the symbol of each token.
+        price: (m,).
+    """
+
+    def __init__(self, tokens: Ids, mass: NDArray[np.float64], symbols: int) -> None:
+        self.tokens, self.mass, self.weights = tokens, mass, np.sqrt(mass)
+        self.centres: Floats | None = None
+        self.numbers, self.price = np.zeros(len(tokens), np.int64), np.zeros(symbols)
+
+    def of_tokens(self, n: int) -> Ids:
+        """(n,) the symbol of each token, 0 for those that are not clustered."""
+        result = np.zeros(n, np.int64)
+        result[self.tokens] = self.numbers
+        return result
+
+    def start(self, points: Floats, drawn: Draws) -> None:
+        """Centres are drawn. points: (c, f)."""
+        self.centres = points[sample(self.weights, len(self.price), drawn)].copy()
+
+    def move(self, points: Floats, price: float, drawn: Draws) -> None:
+        """One round from where the centres are; a symbol without tokens is drawn again. price: P above."""
+        assert self.centres is not None
+        m = len(self.price)
+        self.numbers = assign(points, self.centres, self.price)
+        total = np.bincount(self.numbers, self.weights, m)
+        self.centres = sums(points * self.weights[:, None].astype(np.float32), self.numbers, m)
+        self.centres /= np.maximum(total, 1e-12)[:, None].astype(np.float32)
+        if len(empty := np.flatnonzero(total == 0)):
+            self.centres[empty] = points[sample(self.weights, len(empty), drawn)]
+        self.price = next_price(self.price, np.bincount(self.numbers, self.mass, m).astype(np.float64), price)
 
 
 def centred(vectors: Floats) -> Floats:

@@ -11,8 +11,7 @@ gradient passes through the choice as if it were the identity (straight-through,
     loss  =  loss of the labels  +  1/4 mean |z_t - centre|^2
 
 keeps the points near to their centres, which are moved to the means of their tokens between steps. In the last epoch
-the assignment stays. So tokens come together that the task need not tell apart, whatever else they mean, and what
-distinguishes texts beyond the label is given up: symbols of as many bits leave less to a reader with a language model.
+the assignment stays. So tokens come together that the task need not tell apart, whatever else they mean.
 
 The network is forgotten. Out of scope: what a symbol must keep (diversity.py); rows without labels.
 """
@@ -28,12 +27,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from milkglass.errors import UsageError
-from milkglass.parameters import limited, require
+from milkglass.parameters import limited
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Ids
 from milkglass.schemes.scheme import Draws
-from milkglass.schemes.symbols.finder import Evidence, Floats, FoundSymbols, MapFinder, TaskTexts, Vectors
-from milkglass.schemes.symbols.kmeans import assign, centred, next_price, sample, sums
+from milkglass.schemes.symbols.finder import Evidence, Floats, FoundSymbols, MapFinder, TaskTexts, Vectors, thousandths
+from milkglass.schemes.symbols.kmeans import Clusters, centred
 
 INNER, HIDDEN, DROPPED = 64, 96, 0.3  # dimensions of a token, of each direction of the network; dropout
 COMMITMENT = 0.25
@@ -62,9 +61,6 @@ class Learnt(MapFinder):
     mass_price: float = limited(0.0)
     steps: int = limited(2500, least=1)
 
-    def __post_init__(self) -> None:
-        require(self)
-
     def find(
         self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbols: int,
         draws: Callable[[str], Draws], progress: Progress,
@@ -78,7 +74,7 @@ class Learnt(MapFinder):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(drawn.uniform(1)[0] * 2**31))
             network = SmallReader(centred(evidence.vectors(self.vectors)), tokens, evidence.labelled, self)
-            return Training(self, network, evidence.labelled, Codes(tokens, mass, symbols), drawn).run(progress)
+            return Training(self, network, evidence.labelled, Clusters(tokens, mass, symbols), drawn).run(progress)
 
 
 class SmallReader(torch.nn.Module):
@@ -111,13 +107,13 @@ class SmallReader(torch.nn.Module):
         """z_t of these tokens, (..., dimensions)."""
         return self.place(self.vectors[tokens]) + self.moved(tokens)
 
-    def forward(self, ids: Tensor, lengths: Tensor, codes: Codes) -> tuple[Tensor, Tensor]:
+    def forward(self, ids: Tensor, lengths: Tensor, clusters: Clusters) -> tuple[Tensor, Tensor]:
         """ids (b, t), of which `lengths` (b,) count: (b, classes) and the mean |z - centre|^2, 0 without symbols."""
         points, clustered = self.points(ids), self.clustered[ids]
         there = torch.arange(ids.shape[1]) < lengths[:, None]
         apart = torch.zeros(())
-        if codes.centres is not None and (which := clustered & there).any():
-            centres = torch.from_numpy(codes.centres)[codes.of_token(len(self.clustered))[ids]]
+        if clusters.centres is not None and (which := clustered & there).any():
+            centres = torch.from_numpy(clusters.centres)[torch.from_numpy(clusters.of_tokens(len(self.clustered)))[ids]]
             apart = (points - centres)[which].square().sum(-1).mean()
             points = points + (centres - points).detach()
         rows = self.drop(torch.where(clustered[..., None], self.up(points), self.own(ids)))
@@ -128,42 +124,6 @@ class SmallReader(torch.nn.Module):
         return self.head(self.drop(torch.cat([mean, most], dim=1))), apart
 
 
-class Codes:
-    """The symbols while they are learnt.
-
-    Attributes:
-        tokens, mass: (c,) those that are clustered, how common each is.
-        centres: (m, dimensions); None until they are first found.
-        numbers: (c,) the symbol of each token.
-    """
-
-    def __init__(self, tokens: Ids, mass: NDArray[np.float64], symbols: int) -> None:
-        self.tokens, self.mass, self.weights = tokens, mass, np.sqrt(mass)
-        self.centres: Floats | None = None
-        self.numbers, self.price = np.zeros(len(tokens), np.int64), np.zeros(symbols)
-
-    def of_token(self, n: int) -> Tensor:
-        """(n,) the symbol of each token, 0 for those that have one of their own."""
-        result = torch.zeros(n, dtype=torch.long)
-        result[torch.from_numpy(self.tokens)] = torch.from_numpy(self.numbers)
-        return result
-
-    def move(self, points: Floats, price: float, drawn: Draws, rounds: int = 1) -> None:
-        """Rounds of k-means from where the centres are. points: (c, dimensions)."""
-        m = len(self.price)
-        if self.centres is None:
-            self.centres = points[sample(self.weights, m, drawn)].copy()
-        for _ in range(rounds):
-            self.numbers = assign(points, self.centres, self.price)
-            self.centres = sums(points * self.weights[:, None].astype(np.float32), self.numbers, m)
-            total = np.bincount(self.numbers, self.weights, m)
-            self.centres /= np.maximum(total, 1e-12)[:, None].astype(np.float32)
-            if len(empty := np.flatnonzero(total == 0)):
-                self.centres[empty] = points[sample(self.weights, len(empty), drawn)]
-            factor = price * float(points.var(0).sum())
-            self.price = next_price(self.price, np.bincount(self.numbers, self.mass, m).astype(np.float64), factor)
-
-
 @dataclass(frozen=True)
 class Training:
     """One network on one client's rows."""
@@ -171,14 +131,14 @@ class Training:
     settings: Learnt
     network: SmallReader
     task: TaskTexts
-    codes: Codes
+    clusters: Clusters
     drawn: Draws
 
     def run(self, progress: Progress) -> FoundSymbols:
         """A third of the epochs without symbols, then those with."""
         rows = np.flatnonzero(self.task.texts.lengths)
         epochs = max(3, -(-self.settings.steps * BATCH // max(1, len(rows))))
-        first, tokens = epochs // 3, torch.from_numpy(self.codes.tokens)
+        first, tokens = epochs // 3, torch.from_numpy(self.clusters.tokens)
         tables = [self.network.moved.weight, self.network.own.weight]
         others = [one for one in self.network.parameters() if all(one is not table for table in tables)]
         optimiser = torch.optim.AdamW([{"params": tables, "weight_decay": 0.05}, {"params": others}])
@@ -198,14 +158,17 @@ class Training:
                 done += 1
                 if first <= epoch < epochs - 1 and done % REFRESH == 0:
                     self._move(tokens, 1)
-                progress(1000 * done // (epochs * steps) - 1000 * (done - 1) // (epochs * steps))
+                progress(thousandths(done, epochs * steps))
         with torch.no_grad():
-            return FoundSymbols(self.codes.numbers, self.network.points(tokens).numpy())
+            return FoundSymbols(self.clusters.numbers, self.network.points(tokens).numpy())
 
     def _move(self, tokens: Tensor, rounds: int) -> None:
         with torch.no_grad():
-            points = self.network.points(tokens).numpy()
-        self.codes.move(points, self.settings.mass_price, self.drawn, rounds)
+            points: Floats = self.network.points(tokens).numpy()
+        if self.clusters.centres is None:
+            self.clusters.start(points, self.drawn)
+        for _ in range(rounds):
+            self.clusters.move(points, self.settings.mass_price * float(points.var(0).sum()), self.drawn)
 
     def _batches(self, rows: Ids) -> Iterator[Ids]:
         """Numbers of rows, BATCH at a time and of about one length, in a drawn order."""
@@ -218,7 +181,7 @@ class Training:
         texts = self.task.texts.chosen(numbers)
         lengths = torch.from_numpy(texts.lengths)
         ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(one) for one in texts], batch_first=True)
-        found, apart = self.network(ids, lengths, self.codes)
+        found, apart = self.network(ids, lengths, self.clusters)
         labels = torch.from_numpy(self.task.labels[numbers])
         if self.task.classes:
             return torch.nn.functional.cross_entropy(found, labels.long()) + COMMITMENT * apart

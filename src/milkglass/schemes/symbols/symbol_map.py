@@ -4,7 +4,7 @@
 
 The map is kept in the scheme's parameters, since nothing else gives it again: what it was found from stays behind.
 
-Out of scope: how a map is found (kmeans.py), what it must keep (diversity.py).
+Out of scope: how a map is found (kmeans.py, learnt.py), what it must keep (diversity.py).
 """
 
 from __future__ import annotations
