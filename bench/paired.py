@@ -3,8 +3,8 @@
     python bench/paired.py RESULT.json --data DATA_FOLDER --row "sst2, rnm, 54 %, 1" [--split validation]
 
 Each held-out text counts as the number of rows (0 or 1) that have its class right. The difference of two rows is the
-mean over texts; its interval is a percentile bootstrap (Efron 1979): texts are drawn with replacement, `DRAWS` times,
-both rows keep the same texts, and 2.5 % of the differences lie below and above. Seeds of training are not drawn.
+mean over texts; its interval is a percentile bootstrap over texts (metrics/interval.py), where both rows keep the same
+texts. Seeds of training are not drawn.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from numpy.typing import NDArray
 from milkglass.datasets.sets import load
 from milkglass.errors import UsageError
 from milkglass.experiments.runs import unpacked
+from milkglass.metrics.interval import resampled
 
-DRAWS, SEED = 10_000, 0
+SEED = 0
 
 
 def paired(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> tuple[float, float, float]:
     """The difference in points, one less other, and its interval. (n,) which texts each has right."""
     gaps = one.astype(np.float64) - other
-    rng = np.random.default_rng(SEED)
-    means = np.array([gaps[rng.integers(0, len(gaps), len(gaps))].mean() for _ in range(DRAWS)])
-    low, high = np.quantile(means, (0.025, 0.975))
-    return 100 * float(gaps.mean()), 100 * float(low), 100 * float(high)
+    found = resampled(lambda counts: counts @ gaps / len(gaps), len(gaps), np.random.default_rng(SEED))
+    return 100 * found.value, 100 * found.low, 100 * found.high
 
 
 def classes(name: str, data: Path, split: str) -> NDArray[np.int64]:

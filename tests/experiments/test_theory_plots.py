@@ -12,7 +12,7 @@ import pytest
 
 from milkglass.experiments.procedures import theory
 from milkglass.experiments.report import theory_plots
-from milkglass.experiments.report.theory_plots import WIDE, Axis
+from milkglass.experiments.report.panels import GAP, WIDE, Axis
 
 NAME = "{http://www.w3.org/2000/svg}"
 
@@ -50,7 +50,7 @@ def test_larger_gradients_are_to_the_right_and_higher() -> None:
     down = np.array([y for _, y in points])[by_epsilon]
     assert (np.diff(across) >= 0).all()
     assert (np.diff(down) <= 0).all()  # three times the local epsilon here
-    assert across.max() <= 3 * WIDE + 2 * theory_plots.GAP
+    assert across.max() <= 3 * WIDE + 2 * GAP
 
 
 def test_alike_pairs_are_drawn_without_a_line() -> None:

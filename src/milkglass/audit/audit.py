@@ -84,7 +84,7 @@ def key_budget(
 ) -> tuple[BudgetPoint, ...]:
     """By the strongest attack that every audit runs, since it is run again for each point, and only where more text
     makes a difference to it. States and known symbols have no such budget: each text is read separately."""
-    if scene.of_states or scene.adversaries[0].knowledge.symbols is not None:  # nothing is learnt of a known map
+    if scene.of_states or scene.symbols is not None:  # nothing is learnt of a known map
         return ()
     if best is not None and best.costly:
         best = strongest(tuple(cell for cell in done.cells if not cell.costly))

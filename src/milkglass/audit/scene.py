@@ -12,7 +12,7 @@ from typing import Any
 
 from milkglass.client.data.texts import PrivateTexts
 from milkglass.errors import UsageError
-from milkglass.schemes.mixture import Promise
+from milkglass.schemes.mixture import Ids, Promise
 from milkglass.threat.attack import Attack
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Tokens, Transcript
@@ -74,6 +74,11 @@ class Scene:
     def of_states(self) -> bool:
         """Whether hidden states are sent and no ids are: there is no cipher, no key and perhaps no table."""
         return Activations in self.transcript.kinds and Tokens not in self.transcript.kinds
+
+    @property
+    def symbols(self) -> Ids | None:
+        """(n,) the id of each public token, where many tokens have one by a map that is known; None: no such map."""
+        return self.adversaries[0].knowledge.symbols
 
     def seen_by(self, adversary: Adversary) -> Transcript:
         return adversary.transcript or self.transcript

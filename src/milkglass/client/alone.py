@@ -1,4 +1,4 @@
-"""What a client can do by itself in seconds, with nothing sent: a linear model over a bag of its words.
+"""What a client can do alone in seconds, with nothing sent: a linear model over a bag of its words.
 
 A defence is of use to a client only where the model behind it does better than this. Two models of each kind of
 feature, words and words with pairs of neighbours (n-grams of up to two):
@@ -12,7 +12,7 @@ is scikit-learn's. Out of scope: anything that a client would train for minutes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 
 WORD = r"[^\W_]+|[^\w\s]"  # marks count: "!" and "?" tell as words do
-MOST_ROUNDS = 1000
+MOST_ITERATIONS = 1000
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,11 @@ class BagModel:
             raise UsageError("naive Bayes names classes, and the labels are scores", "use logistic")
         if not regression and len(set(labels)) < 2:
             raise UsageError("all rows have one label", "give rows of two classes at least")
-        vectorizer = CountVectorizer(
-            token_pattern=WORD, lowercase=True, ngram_range=(1, 2 if self.neighbours else 1), analyzer="word"
-        )
+        vectorizer = CountVectorizer(token_pattern=WORD, lowercase=True, ngram_range=(1, 2 if self.neighbours else 1))
         features = vectorizer.fit_transform(_joined(texts, pairs))
-        linear = Ridge() if regression else LogisticRegression(max_iter=MOST_ROUNDS)
+        linear = Ridge() if regression else LogisticRegression(max_iter=MOST_ITERATIONS)
         model = MultinomialNB() if self.kind == "bayes" else linear
-        return FittedBag(
-            lambda rows: model.predict(vectorizer.transform(rows)), model.fit(features, np.asarray(labels))
-        )
+        return FittedBag(vectorizer, model.fit(features, np.asarray(labels)))
 
 
 @dataclass(frozen=True)
@@ -66,15 +62,17 @@ class FittedBag:
     """A model that was fitted.
 
     Attributes:
-        model: scikit-learn's.
+        vectorizer: texts to features; scikit-learn's.
+        model: features to classes or scores; scikit-learn's.
     """
 
-    _answer: Callable[[list[str]], NDArray[Any]]
+    vectorizer: Any
     model: Any
 
     def predict(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> NDArray[Any]:
         """(b,) classes, or scores."""
-        return self._answer(_joined(texts, pairs))
+        answers: NDArray[Any] = self.model.predict(self.vectorizer.transform(_joined(texts, pairs)))
+        return answers
 
 
 def _joined(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:

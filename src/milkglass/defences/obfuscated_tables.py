@@ -26,7 +26,6 @@ from milkglass.noise.root import SECRET
 from milkglass.noise.stream import Stream, subkey
 from milkglass.papers import Paper
 from milkglass.schemes.catalogue import scheme_named
-from milkglass.schemes.coarse import Coarse
 from milkglass.schemes.scheme import Scheme
 from milkglass.threat.defence import Defence, LabelledTexts
 
@@ -143,7 +142,7 @@ class TableDefence(Defence):
         return self._client(base, key, secret), TokenServer(folder)
 
     def _fitted(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes) -> Scheme:
-        if isinstance(self.scheme, Coarse) and self.scheme.map is None:
+        if self.scheme.needs_texts:
             if corpus is None:
                 raise UsageError("symbols are found from a corpus", "give one, or a scheme with its map")
             texts, digest = counted_corpus(base, corpus.texts, corpus.labels, corpus.pairs), base.digest()

@@ -187,7 +187,7 @@ class OpenTable:
         if (self.package.special[own] & (own != self.tokenizer.unk_token_id)).any():
             raise EnclaveError(
                 "the tokenizer reads a part of your text as a special token, and these are not sanitized",
-                "leave it out, or don't use this provider: his tokenizer may call ordinary words special",
+                "leave it out, or don't use this provider: its tokenizer may call ordinary words special",
             )
         ids = tokens.replaced(lambda own: self.sanitizer.sanitized(own, settings, self._stream(own, settings)))
         content = self.rows(ids)

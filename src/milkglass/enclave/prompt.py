@@ -81,7 +81,7 @@ def _placed(tokenizer: Any, messages: Sequence[Message]) -> tuple[str, list[tupl
         f"({'|'.join(marks)})" if marks else "(?!)", render(tokenizer, marked, add_generation_prompt=True)
     )
     text = render(tokenizer, messages, add_generation_prompt=True)
-    for stripped in (True, False):  # most templates strip messages
+    for stripped in (True, False):  # some templates strip messages
         contents = [one["content"].strip() if stripped else one["content"] for one in messages]
         parts = [contents[marks[piece]] if piece in marks else piece for piece in pieces]
         if "".join(parts) == text:

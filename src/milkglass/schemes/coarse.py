@@ -1,11 +1,11 @@
 """A coarse vocabulary: many tokens, one symbol. What crosses holds at most log2(m) bits a token. Ours.
 
 The n tokens are mapped to m symbols, m far below n, and the server's model has a row a symbol. No key has to be secret
-for that: whoever knows the map, the permutation and any amount of text receives one of m numbers for each token. What a
-reader with a language model makes of the sequence is what has to be measured; the rate only bounds it.
+for that: anyone with the map, the permutation and any amount of text still receives one of m numbers for each token.
+What a reader with a language model makes of the sequence is what has to be measured; the rate only bounds it.
 
-Special tokens have symbols of their own, and so may have the commonest tokens (`function_words`): anyone guesses them,
-and a model reads better with them. All others share a symbol with at least `least_bits` bits of company
+Special tokens have symbols of their own, and so may have the commonest tokens (`function_words`), which anyone
+guesses. All others share a symbol with at least `least_bits` bits of company
 (symbols/diversity.py).
 
 Cost: what the symbols do not tell apart, the model cannot learn. A symbol that follows the labels of the client's task
@@ -31,8 +31,8 @@ from milkglass.papers import Paper, ours
 from milkglass.parameters import limited
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
-from milkglass.schemes.mixture import Ids, Mixture, Promise
-from milkglass.schemes.scheme import Draws, Scheme
+from milkglass.schemes.mixture import Draws, Ids, Mixture, Promise
+from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.symbols import diversity
 from milkglass.schemes.symbols.diversity import DiversityLimits
 from milkglass.schemes.symbols.finder import Evidence, MapFinder
@@ -88,6 +88,10 @@ class Coarse(Scheme):
         return False
 
     @property
+    def needs_texts(self) -> bool:
+        return self.map is None
+
+    @property
     def finder(self) -> MapFinder:
         return self.learnt if self.way == "learnt" else self.kmeans
 
@@ -109,7 +113,7 @@ class Coarse(Scheme):
         left = tokens - special - self.function_words
         if left < 2 * self.symbols:
             raise UsageError(
-                f"{left} tokens are left for {self.symbols} symbols, twice as many are needed at least",
+                f"{left} tokens are left for {self.symbols} symbols; at least twice as many are needed",
                 f"give at most {max(0, left // 2)} as --symbols, or fewer --function-words",
             )
 
@@ -122,7 +126,7 @@ class Coarse(Scheme):
         return np.union1d(alone, common).astype(np.int64)
 
     def found(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Coarse:
-        """The scheme with a map of its own. draws: a stream of the key for each label."""
+        """The scheme with a map."""
         n = len(evidence.counts)
         self.require_tokens(n, len(evidence.special))
         alone = self.exempt(evidence.counts, evidence.special, evidence.pinned)

@@ -1,4 +1,4 @@
-"""A mixture of rows within clusters: the weight matrix W of a scheme that mixes, and what it promises.
+"""A mixture of rows within clusters: the weight matrix W of a scheme that mixes, its random numbers and its promise.
 
 W @ table is the mixed table. Out of scope: how the clusters and the weights came about (obfuslm.py).
 """
@@ -15,6 +15,14 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int64]
 
 BLOCK_BYTES = 64 << 20  # of rows that are being mixed, in fp32
+
+
+class Draws(Protocol):
+    """Secret numbers of one purpose; a key's stream."""
+
+    def uniform(self, count: int) -> NDArray[np.float64]: ...
+
+    def laplace(self, count: int) -> NDArray[np.float64]: ...
 
 
 class RowMap(Protocol):

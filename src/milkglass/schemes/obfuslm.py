@@ -27,9 +27,9 @@ from milkglass.progress import Progress
 from milkglass.schemes.aliases import Aliased, Slots
 from milkglass.schemes.bands import Bands
 from milkglass.schemes.clustering import Leftover, embed_cluster, merge_small, reach, zero_rows
-from milkglass.schemes.mixture import Ids, Mixture, Promise, RowMap
+from milkglass.schemes.mixture import Draws, Ids, Mixture, Promise, RowMap
 from milkglass.schemes.obfuslm_plus import Plus
-from milkglass.schemes.scheme import Draws, Scheme
+from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.weight_synth import Noise, weight_synth
 
 MOST_ALIASES = 16  # tables grow by this factor, and beyond it nothing was measured

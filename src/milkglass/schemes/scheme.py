@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,16 +20,11 @@ from milkglass.papers import Paper
 from milkglass.parameters import require
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
-from milkglass.schemes.mixture import Ids, RowMap
+from milkglass.schemes.mixture import Draws, Ids, RowMap
 from milkglass.schemes.obfuslm_plus import Plus
 
-
-class Draws(Protocol):
-    """Secret numbers of one purpose; a key's stream."""
-
-    def uniform(self, count: int) -> NDArray[np.float64]: ...
-
-    def laplace(self, count: int) -> NDArray[np.float64]: ...
+if TYPE_CHECKING:
+    from milkglass.schemes.symbols.finder import Evidence
 
 
 class Scheme(abc.ABC):
@@ -89,6 +84,16 @@ class Scheme(abc.ABC):
     def suggested(self, kind: str) -> dict[str, Any]:
         """Parameters that the paper sets by the kind of model, "encoder" or "decoder", in place of the defaults."""
         return {}
+
+    @property
+    def needs_texts(self) -> bool:
+        """Whether nothing can be rewritten before `found` has read the client's rows."""
+        return False
+
+    def found(self, evidence: Evidence, draws: Callable[[str], Draws], progress: Progress) -> Scheme:
+        """The scheme with what it finds in the client's rows. draws: a stream of the key for each label. Raises
+        UsageError for a scheme that reads none."""
+        raise UsageError(f"{self.name} reads no rows", "leave them out")
 
     def require_tokens(self, tokens: int, special: int) -> None:  # noqa: B027 - most schemes take any number
         """Raises UsageError for a vocabulary of too few tokens. special: how many of them are special."""

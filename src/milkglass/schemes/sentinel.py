@@ -19,8 +19,8 @@ from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
-from milkglass.schemes.mixture import Ids, Promise
-from milkglass.schemes.scheme import Draws, Scheme
+from milkglass.schemes.mixture import Draws, Ids, Promise
+from milkglass.schemes.scheme import Scheme
 
 
 @dataclass(frozen=True)

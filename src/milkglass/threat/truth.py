@@ -56,8 +56,8 @@ class Truth:
 
     def surprise(self, guess: Guess) -> NDArray[np.float64] | None:
         """(total,) bits by which each of `tokens` surprises an attacker who states chances, -log2 P(token): their mean
-        is his cross-entropy, an upper bound of what is hidden from the best attacker and an estimate of it. None where
-        he states none, or tokens have other places than ids."""
+        is its cross-entropy, an upper bound of what is hidden from the best attacker and an estimate of it. None where
+        it states none, or tokens have other places than ids."""
         if guess.chances is None or guess.running is None or self.origin is not None:
             return None
         right = guess.running == self.tokens.ids[:, None]

@@ -15,8 +15,7 @@ logarithms are added with weights that are chosen on public text which the trans
 
     log P  =  v log P_transformer + w log P_chain + const,     v in 0, 0.2, ..., 2,  w in 0, 0.2, ..., 1
 
-The transformer knows both sides of a place and language in general; the chain knows the public text's own bigrams, and
-is better where that text is long and of the same kind.
+The transformer knows both sides of a place and language in general; the chain knows the public text's own bigrams.
 
 **What it does not know.** Text of the client. An id that stands for one token is that token. Of a causal public model
 the layers see only what precedes a place.

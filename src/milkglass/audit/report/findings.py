@@ -88,16 +88,11 @@ def _broken(scene: Scene) -> Finding | None:
     )
 
 
-def _coarse(scene: Scene) -> bool:
-    """Whether many tokens have one id, by a map that is known."""
-    return scene.adversaries[0].knowledge.symbols is not None
-
-
 def _why(scene: Scene) -> str:
     """Why what is sent reveals text."""
     if scene.of_states:
         return state_findings.WHY
-    if _coarse(scene):
+    if scene.symbols is not None:
         return (
             f"An id is one of {scene.transcript.size:,} symbols, for many tokens each. The symbols beside it reveal "
             "which of them is meant, in each text separately; there is no key to solve."
@@ -122,7 +117,7 @@ def _running(scene: Scene, best: AttackResult | None, spent: Mapping[str, Mappin
     if best is None or not best.value("content top-1") >= 0.1:  # nan, where no content token was sent, included
         return None
     advice = state_findings.CHANGE
-    if _coarse(scene):
+    if scene.symbols is not None:
         advice = "Fewer symbols lower it, at a cost in accuracy; a new key does not."
     elif not scene.of_states:
         advice = "A larger k or a smaller epsilon moves this figure by a few points only. " + (
@@ -286,7 +281,7 @@ def _special(scene: Scene) -> Finding | None:
     count = scene.promise.verbatim
     if not count:
         return None
-    if _coarse(scene):
+    if scene.symbols is not None:
         return Finding(
             "Special tokens, function words and lengths are read by anyone",
             f"a token has a symbol of its own: here {count:,}",
@@ -323,7 +318,7 @@ def distortion(scene: Scene) -> float:
     if not any(one.model.has_table for one in scene.transcript.all(Weights)):
         return float("nan")  # the table is in the client's half
     mixed, plain = scene.transcript.table, public.table
-    symbols = scene.adversaries[0].knowledge.symbols
+    symbols = scene.symbols
     if symbols is not None:
         tokens = torch.from_numpy(np.flatnonzero(scene.truth.ordinary))
         rows = mixed[torch.from_numpy(symbols)[tokens]]

@@ -42,7 +42,9 @@ class CoarseFiles:
         """Raises UsageError where files and scheme do not go together, before a model is read."""
         given = self.data is not None or self.public is not None or self.regression
         if given and scheme != NAME:
-            raise UsageError("--data, --public-text and --task go with --scheme coarse", "leave them out, or add that")
+            raise UsageError(
+                "--data, --public-text and --task go with --scheme coarse", "leave them out, or add --scheme coarse"
+            )
         if given and key.exists():
             raise UsageError(f"{key} exists already, with the map that was found for it", "leave --data out")
         if scheme == NAME and not key.exists() and self.data is None:
@@ -64,12 +66,11 @@ class CoarseFiles:
 
 
 def make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts | None, stage: Stage) -> Key:
-    """A new key; of a coarse vocabulary where there are texts."""
+    """A new key; the scheme's map is found where there are texts."""
     from milkglass.client.key.generate import new_key
     from milkglass.client.obfuscate.symbols import coarse_key
-    from milkglass.schemes.coarse import Coarse
 
-    if texts is None or not isinstance(scheme, Coarse):
+    if texts is None:
         return new_key(base, ref, scheme, digest)
     return coarse_key(base, ref, scheme, digest, texts, stage=stage)
 

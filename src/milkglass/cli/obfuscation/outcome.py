@@ -29,7 +29,7 @@ UNMIXED = (
 )
 PLUS = (
     "the dimensions of every layer are mixed, with a condition number of {:.3g}: the higher, the more there is to "
-    "make up for in fine-tuning;\n  who has the public model undoes this in seconds"
+    "make up for in fine-tuning;\n  anyone with the public model undoes this in seconds"
 )
 HONEST = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
 

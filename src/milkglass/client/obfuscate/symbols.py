@@ -29,8 +29,9 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
 from milkglass.noise.stream import Stream, subkey
 from milkglass.progress import Stage, no_stage
-from milkglass.schemes.coarse import Coarse, mass_of
-from milkglass.schemes.scheme import Draws
+from milkglass.schemes.coarse import mass_of
+from milkglass.schemes.mixture import Draws
+from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.symbols.finder import Evidence, TaskTexts
 from milkglass.sequences import Sequences
 
@@ -73,13 +74,19 @@ def counted(base: Checkpoint, data: Path, public: Path | None, regression: bool 
     texts = encoded(codec, examples).original
     task = None if summary.kind != "labelled" else _task(examples, texts, summary.labels, summary.scale)
     special = reserved_ids(base, size)
-    tables = [texts.counts(size)]
-    tables += [] if public is None else [encoded(codec, examples_of(public)).original.counts(size)]
-    for table in tables:
-        table[special] = 0
-    if not all(table.any() for table in tables):
-        raise UsageError("--public-text holds no token that is not special", "give some thousand words")
-    return CountedTexts(task, tables[0], tables[1] if public is not None else None, special)
+    own = _ordinary(texts.counts(size), special, data)
+    if public is None:
+        return CountedTexts(task, own, None, special)
+    counts = encoded(codec, examples_of(public)).original.counts(size)
+    return CountedTexts(task, own, _ordinary(counts, special, public), special)
+
+
+def _ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Path) -> NDArray[np.int64]:
+    """(n,) without special tokens. Raises UsageError where nothing is left."""
+    counts[special] = 0
+    if not counts.any():
+        raise UsageError(f"{file.name} holds no token that is not special", "give some thousand words")
+    return counts
 
 
 def counted_corpus(
@@ -106,7 +113,7 @@ def _task(examples: list[Example], texts: Sequences, names: tuple[str, ...], sca
 
 
 def coarse_key(
-    base: Checkpoint, ref: str, scheme: Coarse, digest: str, texts: CountedTexts, root: bytes | None = None,
+    base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts, root: bytes | None = None,
     stage: Stage = no_stage,
 ) -> Key:  # fmt: skip
     """A new key with a map that was found under its own streams. root: as for `new_key`."""
@@ -119,8 +126,8 @@ def coarse_key(
 
 
 def mapped(
-    base: Checkpoint, scheme: Coarse, texts: CountedTexts, draws: Callable[[str], Draws], stage: Stage = no_stage
-) -> Coarse:
+    base: Checkpoint, scheme: Scheme, texts: CountedTexts, draws: Callable[[str], Draws], stage: Stage = no_stage
+) -> Scheme:
     """The scheme with a map. draws: a stream of the key for each label."""
     weights = np.ones(len(texts.own)) if texts.public is None else mass_of(texts.public)
     evidence = Evidence(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from milkglass.experiments.report.theory_plots import GREY, svg_text
+from milkglass.experiments.report.panels import GREY, svg_text
 
 PARTS = {"embedding": "#3d7a37", "crossing": "#b4530a", "wire": "#6b3fa0", "server": "#0b4f6c", "other": "#9aa4ad"}
 TOTAL = "total s, "

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from milkglass.experiments.report.glossary import SPREAD
-from milkglass.experiments.report.theory_plots import EDGE, GAP, GREY, HIGH, WIDE, Axis, Panel, svg_text
+from milkglass.experiments.report.panels import EDGE, GAP, GREY, HIGH, WIDE, Axis, Panel, svg_text
 
 NAME = re.compile(r"(?P<measure>[^,]+), epsilon=(?P<epsilon>\d+(?:\.\d+)?) (?P<when>\w+)")
 COLOURS = ("#0b4f6c", "#b4530a", "#3d7a37", "#6b3fa0")

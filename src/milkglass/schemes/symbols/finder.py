@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from milkglass.parameters import require
 from milkglass.progress import Progress
-from milkglass.schemes.mixture import Ids
-from milkglass.schemes.scheme import Draws
+from milkglass.schemes.mixture import Draws, Ids
 from milkglass.sequences import Sequences
 
 Floats = NDArray[np.float32]

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from milkglass.parameters import limited
 from milkglass.progress import Progress
-from milkglass.schemes.mixture import Ids
-from milkglass.schemes.scheme import Draws
+from milkglass.schemes.mixture import Draws, Ids
 from milkglass.schemes.symbols.finder import Evidence, Floats, FoundSymbols, MapFinder, Vectors, thousandths
 from milkglass.schemes.symbols.label_score import label_scores, with_neighbours
 

@@ -29,8 +29,7 @@ from torch import Tensor
 from milkglass.errors import UsageError
 from milkglass.parameters import limited
 from milkglass.progress import Progress
-from milkglass.schemes.mixture import Ids
-from milkglass.schemes.scheme import Draws
+from milkglass.schemes.mixture import Draws, Ids
 from milkglass.schemes.symbols.finder import Evidence, Floats, FoundSymbols, MapFinder, TaskTexts, Vectors, thousandths
 from milkglass.schemes.symbols.kmeans import Clusters, centred
 

@@ -191,7 +191,7 @@ class SplitStream:
             self._socket = None
 
     def _drop(self) -> None:
-        """Give a connection up without a word: after WebSocket's words of closing the session would end, too."""
+        """Close the socket without WebSocket's closing handshake, which would end the session."""
         if self._socket is not None:
             self._socket.close_socket()
             self._socket = None

@@ -95,7 +95,7 @@ class SplitSession:
         return self.last
 
     def cancel(self) -> None:
-        """Free its rows. Whoever still waits for an answer gets an error."""
+        """Free its rows. A request that still waits for an answer gets an error."""
         if self._sequence is not None:
             self._engine.cancel(self._sequence)
         if not self.over:
