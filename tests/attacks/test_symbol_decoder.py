@@ -101,6 +101,20 @@ def test_a_token_in_no_group_is_one_of_those(public: Model) -> None:
     assert symbols.of_id[0] == len(part.groups) == symbols.of_token[0]
 
 
+def test_more_private_text_changes_nothing_of_what_is_read(public: Model) -> None:
+    """No key is solved: a text is read the same beside 10 others and beside 100."""
+    original, decoder = texts(100, 2), SymbolDecoder(epochs=2)
+
+    def reading(count: int) -> np.ndarray:
+        torch.manual_seed(1)
+        part = sent(original.chosen(np.arange(count)), public.size)
+        found = decoder(part, knowledge(public), Budget(), np.random.default_rng(3)).running
+        assert found is not None
+        return found[: 6 * 10]
+
+    assert np.array_equal(reading(10), reading(100))
+
+
 def test_a_spent_budget_still_gives_a_guess(public: Model) -> None:
     original = texts(10, 2)
     found = SymbolDecoder()(sent(original, public.size), knowledge(public), Budget(1e-9), np.random.default_rng(3))

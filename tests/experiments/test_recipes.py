@@ -288,6 +288,28 @@ def test_a_small_attack_recipe_runs_and_goes_on(tmp_path: Path) -> None:
     assert again == figures  # the seconds too: what was done before is counted
 
 
+COARSE = """attacks = ["text-in-context", "symbol-decoder"]
+[public]
+same = ["rest"]
+[variants.coarse]
+scheme = "coarse"
+symbols = 6
+least_bits = 0.1"""
+
+
+def test_a_coarse_vocabulary_is_found_from_the_whole_private_file(tmp_path: Path) -> None:
+    path = write_attacks(tmp_path, COARSE)
+    lines = (tmp_path / "texts.txt").read_text("utf-8").splitlines()
+    rows = "\n".join(f"{text}\t{number % 2}" for number, text in enumerate(lines))
+    (tmp_path / "texts.tsv").write_text(f"text\tlabel\n{rows}\n", "utf-8")
+    written = path.read_text("utf-8").replace("texts.txt", "texts.tsv")
+    path.write_text(written.partition('[variants."k=4"]')[0], "utf-8")
+    assert run(path, tmp_path, tmp_path / "out", 1) == 0
+    figures = json.loads((tmp_path / "out" / "small.json").read_text("utf-8"))["figures"]
+    for attack in ("text-in-context", "symbol-decoder"):
+        assert 0 < figures[f"tokens top-1, {attack}, same, coarse"]["measured"] <= 100
+
+
 NAMED = """seconds = 60
 [public]
 same = ["rest"]

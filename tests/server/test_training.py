@@ -89,6 +89,18 @@ def test_an_interrupted_job_ends_with_the_same_weights(
     assert not torch.equal(start[table], first[table])  # the tables learn
 
 
+def test_a_worker_that_is_told_to_stop_does_not_evaluate_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of that epoch would be kept, and the server that stops would wait for it."""
+    model = tiny.save("bert", tmp_path / "model")
+    job = make_job(tmp_path / "job", model, False, parquet([[5, 6, 7]], [1]), max_steps=None, n_epochs=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(training.Reporter, "on_step_begin", lambda self, *_, **__: self.interrupt())
+        assert training.main(job) == training.INTERRUPTED
+    assert "evaluation" not in (job / "events.jsonl").read_text()
+    assert training.main(job) == 0
+    assert "evaluation" in (job / "events.jsonl").read_text()
+
+
 def test_a_loss_that_is_no_number_is_not_reported_as_one(tmp_path: Path) -> None:
     model = tiny.save("llama-tied", tmp_path / "model")
     unlabelled = parquet([[5, 6, 7]], [[-100, -100, -100]])

@@ -137,11 +137,12 @@ class TableDefence(Defence):
     ) -> tuple[TableClient, TokenServer]:
         if reason := self.refuses(base):
             raise UnsupportedModel(reason, "choose another model or another defence")
-        key = key_from(base, self._fitted(base, corpus, secret), secret)
+        key = key_from(base, self.fitted(base, corpus, secret), secret)
         scramble(base, key, folder)
         return self._client(base, key, secret), TokenServer(folder)
 
-    def _fitted(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes) -> Scheme:
+    def fitted(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes) -> Scheme:
+        """The scheme with what it finds in a corpus, where it needs one. Raises UsageError where there is none."""
         if self.scheme.needs_texts:
             if corpus is None:
                 raise UsageError("symbols are found from a corpus", "give one, or a scheme with its map")

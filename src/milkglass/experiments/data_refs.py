@@ -6,7 +6,7 @@ A data set by name is read in its original layout (milkglass/datasets), from the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from milkglass.client.data.dataset import Example, number_labels, summarise
@@ -15,6 +15,7 @@ from milkglass.datasets import sets
 from milkglass.datasets.description import Description
 from milkglass.errors import UsageError
 from milkglass.progress import Log, no_log
+from milkglass.threat.defence import LabelledTexts
 
 
 def named(ref: str) -> tuple[Description, str] | None:
@@ -68,3 +69,21 @@ def numbers(ref: str, path: Path) -> dict[str, int]:
     """Label names to numbers: a data set's own, so that class 1 is the one its F1 is about; else by the file."""
     result = named(ref)
     return result[0].numbers if result else number_labels(summarise(path).labels, None)
+
+
+def numbered(rows: Sequence[Example]) -> dict[str, int]:
+    """The labels that occur, numbered in order: numbers by value, names by the alphabet."""
+    names = {one.label for one in rows if one.label is not None}
+    numeric = all(name.isascii() and name.isdigit() for name in names)
+    return {name: i for i, name in enumerate(sorted(names, key=lambda n: (int(n) if numeric else 0, n)))}
+
+
+def labelled(rows: Sequence[Example], numbers: Mapping[str, int], regression: bool = False) -> LabelledTexts:
+    """Raises UsageError for a row without a label, or with one that has no number."""
+    if any(one.label is None or not (regression or one.label in numbers) for one in rows):
+        raise UsageError("some rows have no label, or one that is not among the training rows'", "give labelled data")
+    texts = [one.text for one in rows]
+    pairs = [one.pair or "" for one in rows] if rows and rows[0].pair is not None else None
+    if regression:
+        return LabelledTexts(texts, [float(one.label or 0) for one in rows], pairs)
+    return LabelledTexts(texts, [numbers[one.label or ""] for one in rows], pairs)

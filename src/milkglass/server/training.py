@@ -86,6 +86,10 @@ class Reporter(TrainerCallback):
         if self.interrupted or self.cancelled:
             control.should_training_stop = True
 
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.interrupted or self.cancelled:
+            control.should_evaluate = False  # the epoch has not ended, and a server that stops does not wait for it
+
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any
     ) -> None:

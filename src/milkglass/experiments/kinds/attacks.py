@@ -27,11 +27,12 @@ from milkglass.audit.scene import Scene
 from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import encoded
 from milkglass.client.key.key import Key
+from milkglass.defences.obfuscated_tables import TableDefence
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_variants
 from milkglass.experiments.recipe import Recipe
-from milkglass.experiments.runs import RunFolder, require_same_run, seeded_codec, seeded_key
+from milkglass.experiments.runs import RunFolder, require_same_run, secret_of, seeded_codec, seeded_key
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.progress import Log, no_log
@@ -39,6 +40,7 @@ from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.sequences import Ids
 from milkglass.signature import signature
 from milkglass.threat.attack import Budget
+from milkglass.threat.defence import LabelledTexts
 
 MEASURES = ("tokens top-1", "tokens top-3", "content top-1", "vocabulary top-1", "rouge-l")
 MAX_KEYS = 1000
@@ -111,14 +113,22 @@ class AttackRecipe(Recipe):
         for name, parameters in self.variants.items():
             run.progress(f"{name}: {len(private):,} private texts, {len(self.attacks)} attacks")
             each = []
+            scheme = scheme_of_recipe(parameters)
+            rows = self._rows_of_client(run.data) if scheme.needs_texts else None
             for number in range(self.keys):
-                key = seeded_key(base, self.model, digest, self.seed + number, scheme_of_recipe(parameters))
+                fitted = TableDefence(scheme).fitted(base, rows, secret_of(self.seed + number))
+                key = seeded_key(base, self.model, digest, self.seed + number, fitted)
                 words = name if self.keys == 1 else f"{name}, key {number + 1}"
                 about = _work_of(self, name, run.data, digest) | ({} if self.keys == 1 else {"key": number})
                 work = ResumeStore.open(run.out / words, about)
                 each.append(self._under(key, base, private, public, work, name, _once(words, run.progress)))
             results |= over_keys(each)
         return results
+
+    def _rows_of_client(self, data: Path) -> LabelledTexts:
+        """All of the private file: a client finds a map once, from all of its rows."""
+        whole = data_refs.examples(data, self.private)
+        return data_refs.labelled(whole, data_refs.numbered(whole))
 
     def _under(
         self, key: Key, base: Checkpoint, private: list[Example], public: Mapping[str, list[Example]],

@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 
-from milkglass.client.data.dataset import Example
 from milkglass.defences.catalogue import defence_of
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
@@ -54,7 +53,7 @@ from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.server.spec import Hyperparameters
-from milkglass.threat.defence import Defence, LabelledTexts
+from milkglass.threat.defence import Defence
 
 Place = tuple[str, str, int]  # data, defence, seed
 COMMONEST = "commonest class"  # a row without a model: CMIF's Table 1 has one that it calls Random
@@ -197,32 +196,16 @@ def problem(name: str, entry: Mapping[str, Any], data: Path, seed: int, spare: i
         )
     held_out = data_refs.examples(data, entry["held_out"])
     regression = about is not None and about[0].task == "regression"
-    numbers = about[0].numbers if about else _numbered(whole)
+    numbers = about[0].numbers if about else data_refs.numbered(whole)
     return TrialData(
         name,
-        _labelled(order[:rows], numbers, regression),
-        _labelled(held_out, numbers, regression),
-        _labelled(order[rows:], numbers, regression),
+        data_refs.labelled(order[:rows], numbers, regression),
+        data_refs.labelled(held_out, numbers, regression),
+        data_refs.labelled(order[rows:], numbers, regression),
         about[0].metrics if about else ("accuracy",),
         1 if regression else len(numbers),
         {**data_refs.sums(data, [entry["train"], entry["held_out"]]), "rows": rows, "seed": seed},
     )
-
-
-def _numbered(rows: Sequence[Example]) -> dict[str, int]:
-    names = {one.label for one in rows if one.label is not None}
-    numeric = all(name.isascii() and name.isdigit() for name in names)
-    return {name: i for i, name in enumerate(sorted(names, key=lambda n: (int(n) if numeric else 0, n)))}
-
-
-def _labelled(rows: Sequence[Example], numbers: Mapping[str, int], regression: bool) -> LabelledTexts:
-    if any(one.label is None or not (regression or one.label in numbers) for one in rows):
-        raise UsageError("some rows have no label, or one that is not among the training rows'", "give labelled data")
-    texts = [one.text for one in rows]
-    pairs = [one.pair or "" for one in rows] if rows and rows[0].pair is not None else None
-    if regression:
-        return LabelledTexts(texts, [float(one.label or 0) for one in rows], pairs)
-    return LabelledTexts(texts, [numbers[one.label or ""] for one in rows], pairs)
 
 
 def _named(recipe: Comparison, measured: Mapping[Place, Mapping[str, float]]) -> dict[str, float]:
