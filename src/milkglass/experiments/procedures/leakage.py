@@ -174,8 +174,11 @@ def _figures(cells: Sequence[AttackResult]) -> dict[str, float]:
             if name in cell.measures:
                 result[f"{name}, {cell.attack}, {cell.adversary}"] = cell.value(name)
     for kind in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it
-        if values := [value for name, value in result.items() if name.startswith(f"{kind}, ")]:
-            result[f"{kind}, strongest"] = float(np.nanmax(values))
+        read = [one.measures[kind] for one in cells if one.state == "done" and kind in one.measures]
+        if read := [one for one in read if not np.isnan(one.value)]:
+            most = max(read, key=lambda one: one.value)
+            result[f"{kind}, strongest"] = 100 * most.value
+            result[f"{kind} +-, strongest"] = 50 * (most.high - most.low)
     return result
 
 

@@ -1,0 +1,121 @@
+"""The frontier: of every defence what it costs in utility against what of the content the strongest attack reads.
+
+The rows of several comparisons on one data set, all with the same model, rows and training, so that "plain" has the
+same utility in each; a defence that is in two of them is taken from the first. A defence is on the frontier where no
+other has both more utility and less content read. A dashed line is the best that the client does alone: below it a
+defence is of no use to anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from milkglass.errors import UsageError
+from milkglass.experiments.report.glossary import SPREAD
+from milkglass.experiments.report.panels import GREY, Axis, svg_text
+from milkglass.experiments.report.summary import CONTENT, rows
+
+PLAIN, ALONE = "plain", "client alone"
+ON, OFF = "#b4530a", "#0b4f6c"
+LEFT, TOP, ACROSS, UP, NAMES = 52, 34, 560, 360, 300  # of the drawing: margins, axes, room for names, in pixels
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """One defence.
+
+    Attributes:
+        utility, content: in percent.
+        utility_spread, content_spread: half of their 95 % intervals; 0: the result has none.
+    """
+
+    defence: str
+    utility: float
+    content: float
+    utility_spread: float = 0.0
+    content_spread: float = 0.0
+
+    def beaten(self, others: Sequence[FrontierPoint]) -> bool:
+        """Whether another costs less and lets less through, by the figures alone."""
+        return any(
+            one.utility >= self.utility
+            and one.content <= self.content
+            and (one.utility, one.content) != (self.utility, self.content)
+            for one in others
+        )
+
+
+def points(results: Sequence[Mapping[str, float]], data: str) -> list[FrontierPoint]:
+    """The defences of several results' figures. Raises UsageError where "plain" differs: they are not comparable."""
+    found: dict[str, FrontierPoint] = {}
+    plain: set[float] = set()
+    for figures in results:
+        for row in rows(figures).get(data, []):
+            where = f"{data}, {row.defence}"
+            if row.defence == PLAIN:
+                plain.add(round(row.utility, 2))
+            if row.content is not None:
+                widths = (f"{row.measure}{SPREAD}, {where}", f"{CONTENT.replace(', ', f'{SPREAD}, ', 1)}{where}")
+                spreads = [figures.get(name, 0.0) for name in widths]
+                found.setdefault(row.defence, FrontierPoint(row.defence, row.utility, row.content, *spreads))
+    if len(plain) > 1:
+        raise UsageError(f"plain has {sorted(plain)} in these results", "give results of one model and one training")
+    return list(found.values())
+
+
+def alone(results: Sequence[Mapping[str, float]], data: str) -> float | None:
+    """The best utility of a client that sends nothing; None where no result has it."""
+    start = f"accuracy, {data}, {ALONE}"
+    values = [value for figures in results for name, value in figures.items() if name.startswith(start)]
+    return max(values, default=None)
+
+
+def drawn(every: Sequence[FrontierPoint], level: float | None, about: str) -> str:
+    """As SVG. level: the client alone. about: one line on what was measured."""
+    utilities = [one.utility + sign * one.utility_spread for one in every for sign in (-1, 1)]
+    x, y = Axis(0.0, 100.0, ACROSS), Axis.over([*utilities, *([] if level is None else [level])], UP)
+    bottom, listed = TOP + UP, sorted(every, key=lambda one: one.content)
+    high = max(bottom + 64, TOP + 18 * len(listed) + 40)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + ACROSS + NAMES} {high}" role="img" '
+        f'font-family="sans-serif" font-size="11" fill="#1c2126"><title>{escape(about)}</title>'
+    )
+    parts = [head, f'<path d="M{LEFT} {TOP}V{bottom}H{LEFT + ACROSS}" fill="none" stroke="{GREY}"/>']
+    parts += [svg_text(LEFT + x.at(share), bottom + 16, str(share), "middle") for share in range(0, 101, 20)]
+    parts += [svg_text(LEFT - 6, bottom - y.at(one) + 4, f"{one:.0f}", "end") for one in (y.low, y.high)]
+    parts.append(svg_text(LEFT, TOP - 12, "accuracy, %", "start"))
+    parts.append(
+        svg_text(LEFT + ACROSS / 2, bottom + 34, "content tokens that the strongest attack reads, %", "middle")
+    )
+    parts.append(svg_text(LEFT, bottom + 54, about, "start", GREY))
+    if level is not None:
+        at = bottom - y.at(level)
+        parts.append(f'<path d="M{LEFT} {at:.1f}h{ACROSS}" stroke="{GREY}" stroke-dasharray="5 4"/>')
+        parts.append(svg_text(LEFT + ACROSS - 4, at - 5, f"the client alone, {level:.1f}", "end", GREY))
+    for number, one in enumerate(listed, 1):
+        parts += _point(number, one, ON if not one.beaten(every) else OFF, x, y)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _point(number: int, one: FrontierPoint, colour: str, x: Axis, y: Axis) -> list[str]:
+    """The point, its intervals, its number, and its line in the list of names."""
+    across, up = LEFT + x.at(one.content), TOP + UP - y.at(one.utility)
+    low, high = (TOP + UP - y.at(one.utility + sign * one.utility_spread) for sign in (-1, 1))
+    start, stop = (LEFT + x.at(one.content + sign * one.content_spread) for sign in (-1, 1))
+    bars = f"M{across:.1f} {low:.1f}V{high:.1f}M{start:.1f} {up:.1f}H{stop:.1f}"
+    words = f"{number}  {one.defence}: {one.utility:.1f}, {one.content:.1f} read"
+    return [
+        f'<path d="{bars}" stroke="{colour}" stroke-opacity="0.5" fill="none"/>',
+        f'<circle cx="{across:.1f}" cy="{up:.1f}" r="4" fill="{colour}"><title>{escape(one.defence)}</title></circle>',
+        svg_text(across + 6, up - 5, str(number), "start", colour),
+        svg_text(LEFT + ACROSS + 16, TOP + 18 * number, words, "start", colour),
+    ]
+
+
+def of(results: Sequence[Mapping[str, Any]], data: str, about: str) -> str:
+    """Of results as their files have them."""
+    figures = [{name: one["measured"] for name, one in result["figures"].items()} for result in results]
+    return drawn(points(figures, data), alone(figures, data), about)
