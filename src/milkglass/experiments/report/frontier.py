@@ -56,7 +56,7 @@ def points(results: Sequence[Mapping[str, float]], data: str) -> list[FrontierPo
         for row in rows(figures).get(data, []):
             where = f"{data}, {row.defence}"
             if row.defence == PLAIN:
-                plain.add(round(row.utility, 2))
+                plain.add(round(row.utility, 1))
             if row.content is not None:
                 widths = (f"{row.measure}{SPREAD}, {where}", f"{CONTENT.replace(', ', f'{SPREAD}, ', 1)}{where}")
                 spreads = [figures.get(name, 0.0) for name in widths]
