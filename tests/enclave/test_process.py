@@ -173,9 +173,9 @@ def test_the_limit_does_not_end_with_the_state(served: Served, built: Path, tmp_
             pass
         sealed, secret = ((two / name).read_bytes() for name in (at_rest.SEALED, at_rest.SECRET))
         with pytest.raises(EnclaveError, match="holds a table already"):
-            running.open(sealed, secret, fresh, two / at_rest.TOKENIZER)
+            running.open(sealed, secret, fresh, two / at_rest.TOKENIZER, [1] * 300)
         with Enclave("process", two) as other, pytest.raises(EnclaveError, match="does not open"):
-            other.open(sealed, secret, b"", two / at_rest.TOKENIZER)
+            other.open(sealed, secret, b"", two / at_rest.TOKENIZER, [1] * 300)
         assert running.rows([5])
     with at_rest.opened(two) as running:
         assert running.rows([5]), "the lock ends with its block"
@@ -186,7 +186,7 @@ def test_a_state_opens_no_other_table(served: Served, built: Path) -> None:
     with Enclave("process", built) as running:
         (one, _, _), (_, _, state) = (running.release(served.server.package(running), secret, 8) for _ in range(2))
         with pytest.raises(EnclaveError, match="another table's"):
-            running.open(one, secret, state, built / at_rest.TOKENIZER)
+            running.open(one, secret, state, built / at_rest.TOKENIZER, [1] * 300)
 
 
 def test_the_provider_sees_how_often_its_table_was_released(

@@ -140,10 +140,9 @@ class Enclave:
         self.about, sealed = self._call("release", package, secret=secret.hex(), k=k)
         return sealed, self.about.pop("files"), bytes.fromhex(self.about.pop("state"))
 
-    def open(
-        self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int] | None = None
-    ) -> None:
-        """Once. state: what `release` or `state` gave last. counts: how often each token occurs in the user's texts."""
+    def open(self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int]) -> None:
+        """Once. state: what `release` or `state` gave last. counts: how often each token occurs, which decides what is
+        sensitive."""
         fields = {"secret": secret.hex(), "state": state.hex(), "tokenizer": str(tokenizer), "counts": counts}
         self.about, _ = self._call("open", sealed, **fields)
 
@@ -155,9 +154,12 @@ class Enclave:
         value, vectors = self._call("text", text.encode(), instruction=instruction, limit=limit, **asdict(settings))
         return SanitizedPrompt(vectors, **value)
 
-    def chat(self, conversation: Sequence[Message], limit: int, settings: RnmSettings) -> SanitizedPrompt:
+    def chat(
+        self, conversation: Sequence[Message], limit: int, settings: RnmSettings, instruction: str = ""
+    ) -> SanitizedPrompt:
+        """instruction: is not sanitized where a message of the user's begins with it."""
         content = json.dumps(list(conversation)).encode()
-        value, vectors = self._call("chat", content, limit=limit, **asdict(settings))
+        value, vectors = self._call("chat", content, instruction=instruction, limit=limit, **asdict(settings))
         return SanitizedPrompt(vectors, **value)
 
     def rows(self, ids: Sequence[int]) -> bytes:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from milkglass.enclave import prompt
 from milkglass.enclave.attestation import attest, release, sealing
 from milkglass.enclave.budget import NotCharged, RowBudget
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, vocabulary_counts, with_lists
+from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
 from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_files
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import decodes_by_byte, load_tokenizer
@@ -89,7 +89,7 @@ class Inside:
         return {**self._described(package), "files": package.files, "state": state.hex()}, sealed
 
     # --- opening ------------------------------------------------------------------------------------------------------
-    def _unsealed(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int] | None) -> Reply:
+    def _unsealed(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int]) -> Reply:
         """Once: a second opening could put an older state back. tokenizer: a folder, of public files. state: what
         `release` or `state` gave last, in hex."""
         if self._open is not None:
@@ -106,7 +106,7 @@ class Inside:
                 "the provider's package calls other tokens special than its tokenizer does, and special tokens are not "
                 "sanitized", "don't use this provider"
             )  # fmt: skip
-        tally = vocabulary_counts(known, rows) if counts is None else np.asarray(counts, np.int64)
+        tally = np.asarray(counts, np.int64)
         if tally.shape != (rows,):
             raise UsageError(f"{len(tally)} counts, the table has {rows} rows", "count the corpus again")
         self._open = OpenTable(package, RowBudget(package.policy, level), TokenSanitizer(package, tally), root, known)
@@ -148,8 +148,8 @@ class Inside:
         tokens = prompt.of_text(self._table.tokenizer, content.decode(), instruction, limit)
         return self._table.sanitized(tokens, RnmSettings(**settings))
 
-    def _chat(self, content: bytes, limit: int, **settings: Any) -> Reply:
-        tokens = prompt.of_chat(self._table.tokenizer, json.loads(content), limit)
+    def _chat(self, content: bytes, instruction: str, limit: int, **settings: Any) -> Reply:
+        tokens = prompt.of_chat(self._table.tokenizer, json.loads(content), limit, instruction)
         return self._table.sanitized(tokens, RnmSettings(**settings))
 
     def _rows(self, content: bytes, ids: list[int]) -> Reply:
