@@ -24,6 +24,7 @@ from milkglass.enclave.enclave import Enclave
 from milkglass.enclave.lists import RnmSettings
 from milkglass.errors import CodecError, EnclaveError, TooLong, UsageError
 from milkglass.models.tokenizer import load_tokenizer
+from milkglass.progress import Progress
 from tests import tiny
 from tests.split.decoder.kit import Served, serving
 
@@ -179,6 +180,19 @@ def test_the_limit_does_not_end_with_the_state(served: Served, built: Path, tmp_
         assert running.rows([5])
     with at_rest.opened(two) as running:
         assert running.rows([5]), "the lock ends with its block"
+
+
+def test_a_build_says_how_far_its_lists_are(served: Served, built: Path) -> None:
+    stages: dict[str, list[int]] = {}
+
+    def stage(name: str, size: int) -> Progress:
+        stages[name] = [-size]
+        return stages[name].append
+
+    with Enclave("process", built) as running:
+        running.release(served.server.package(running), bytes(32), 8, stage)
+    ((name, told),) = stages.items()
+    assert name == "compute candidate lists" and -told[0] == sum(told[1:]) > 200
 
 
 def test_a_state_opens_no_other_table(served: Served, built: Path) -> None:

@@ -28,6 +28,7 @@ from milkglass.enclave.attestation.quote import INTEL, Trust, verify
 from milkglass.enclave.lists import RnmSettings
 from milkglass.enclave.program import INNER
 from milkglass.errors import EnclaveError, UsageError
+from milkglass.progress import Progress, Stage, no_progress, no_stage
 
 PROGRAM = "milkglass.enclave.program"
 _REPAIR = "run sign.sh of the enclave's folder with the installed Gramine"
@@ -70,6 +71,7 @@ class Enclave:
         require_kind(kind)
         self.kind, self.about = kind, dict[str, Any]()
         self.keep: Callable[[bytes], None] = _dropped
+        self._stage: Stage = no_stage
         self._turn = threading.Lock()  # of a call: its request, its answer, and the charge that may come between
         command, environment = _command(kind, folder)
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -134,9 +136,12 @@ class Enclave:
         value, quote = self._call("challenge", nonce)
         return bytes.fromhex(value["public"]), quote
 
-    def release(self, package: bytes, secret: bytes, k: int) -> tuple[bytes, dict[str, str], bytes]:
+    def release(
+        self, package: bytes, secret: bytes, k: int, stage: Stage = no_stage
+    ) -> tuple[bytes, dict[str, str], bytes]:
         """The provider's package, sealed, the tokenizer's files, and the first state, sealed; candidate lists of k are
         computed."""
+        self._stage = stage
         self.about, sealed = self._call("release", package, secret=secret.hex(), k=k)
         return sealed, self.about.pop("files"), bytes.fromhex(self.about.pop("state"))
 
@@ -184,6 +189,13 @@ class Enclave:
         except (OSError, ValueError):
             raise self._ended() from None
         value, answer = self._read()
+        progress: Progress = no_progress
+        while "size" in value or "progress" in value:  # of `release`, before its answer
+            if "size" in value:
+                progress = self._stage("compute candidate lists", int(value["size"]))
+            else:
+                progress(int(value["progress"]))
+            value, answer = self._read()
         if "error" in value:
             message, hint, kind = value["error"]
             found = getattr(errors, kind, EnclaveError)

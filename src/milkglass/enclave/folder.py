@@ -121,7 +121,10 @@ def build(
     with _place(folder, kind) as place, Enclave(kind, place) as enclave:
         enclave.attest(enclave.measurement)
         secret = b"" if kind == ATTESTED else secrets.token_bytes(32)
-        sealed, tokenizer, state = enclave.release(fetch(enclave), secret, k)
+        fetching = stage("receive the table", 0)
+        package = fetch(enclave)
+        fetching(1)
+        sealed, tokenizer, state = enclave.release(package, secret, k, stage)
         if other := set(tokenizer) - set(TOKENIZER_FILES):  # an enclave without attestation may be anything
             raise EnclaveError(
                 f"the enclave hands out {len(other)} files that are not a tokenizer's",

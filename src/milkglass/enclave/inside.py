@@ -25,6 +25,7 @@ from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_f
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import decodes_by_byte, load_tokenizer
 from milkglass.noise.stream import Stream, subkey
+from milkglass.progress import Stage, no_stage
 from milkglass.sanitizers.tables.vocabulary import special_rows
 
 Reply = tuple[dict[str, Any], bytes]
@@ -38,10 +39,12 @@ class Inside:
     Attributes:
         kind: of the enclave: process, gramine-direct or gramine-sgx.
         measurement: of its code, in hex.
+        watched: hears how far what takes long is.
     """
 
     kind: str
     measurement: str
+    watched: Stage = field(default=no_stage, repr=False)
     _own: X25519PrivateKey | None = field(default=None, repr=False)
     _nonce: bytes = field(default=b"", repr=False)
     _key: bytes = field(default=b"", repr=False)
@@ -83,7 +86,7 @@ class Inside:
         package = TablePackage.decode(release.decrypted(content, self._own, self._nonce))
         self._own = None
         self._key = sealing.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
-        sealed = sealing.seal(self._key, TABLE, with_lists(package, k).encode())
+        sealed = sealing.seal(self._key, TABLE, with_lists(package, k, self.watched).encode())
         self._sealed_table = hashlib.sha256(sealed).hexdigest()
         state = self._sealed(float(package.policy.burst), attest.entropy())
         return {**self._described(package), "files": package.files, "state": state.hex()}, sealed

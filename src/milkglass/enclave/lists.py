@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from milkglass.enclave.package import TablePackage
 from milkglass.errors import EnclaveError
 from milkglass.noise.stream import Stream
+from milkglass.progress import Stage, no_stage
 from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import EPSILON as EPSILON_LIMIT
 from milkglass.sanitizers.sanitizer import SHARE as SHARE_LIMIT
@@ -48,10 +49,11 @@ class RnmSettings:
         SHARE_LIMIT.require(self.share, "share", "0.2 is the paper's choice")
 
 
-def with_lists(package: TablePackage, k: int = K) -> TablePackage:
+def with_lists(package: TablePackage, k: int = K, stage: Stage = no_stage) -> TablePackage:
     """Compute the candidate lists: the k others of the largest cosine for each ordinary row, scores by equation 3."""
     table = WordVectors(tuple(map(str, range(len(package.rows)))), package.vectors(), package.special, "the model")
-    near, scores = Rnm(table, 1.0, k).nearest_lists
+    size = len(table.candidates)
+    near, scores = Rnm(table, 1.0, k).computed_lists(stage("compute candidate lists", size))
     return package.with_lists(near, scores)
 
 

@@ -118,8 +118,7 @@ class Rnm(Sanitizer):
         vectors, shape = self.vectors, (len(self.vectors), self.k)
 
         def make() -> Arrays:
-            near, cosines = nearest(vectors, self.k, progress)
-            return {"near": near, "scores": normalised(cosines)}
+            return dict(zip(("near", "scores"), self.computed_lists(progress), strict=True))
 
         def whole(found: Arrays) -> bool:
             near, scores = found["near"], found["scores"]
@@ -151,9 +150,11 @@ class Rnm(Sanitizer):
     @cached_property
     def nearest_lists(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """(m, k) the lists of `paper`, by place, and their normalised cosines (equation 3)."""
-        if self.given_lists is not None:
-            return self.given_lists
-        ids, cosines = nearest(self.vectors, self.k)
+        return self.computed_lists(no_progress) if self.given_lists is None else self.given_lists
+
+    def computed_lists(self, progress: Progress) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """The same, computed now. progress: of m words."""
+        ids, cosines = nearest(self.vectors, self.k, progress)
         return ids, normalised(cosines)
 
     @property

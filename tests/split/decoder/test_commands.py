@@ -109,7 +109,14 @@ def test_an_audit_reads_what_crosses(enclave: Path, folder: Path, tmp_path: Path
     run = ("split", "enclave", "audit", enclave, "--model", folder, "--text", text, "--out", tmp_path / "audit")
     result = document(call(*run, "--budget", "20s", "--no-sanitize", "--json"))
     assert "near-hidden" in json.dumps(result)
-    assert result["scheme"]["attested"] is False
+    assert result["scheme"]["attested"] is False and result["scheme"]["name"] == "split decoder, not sanitized"
+    assert "epsilon" not in result["scheme"] and "the enclave's sanitizer" in result["verdict"]
+    raised = {one["title"]: one for one in result["warnings"]}
+    assert "The provider reads every answer" in raised
+    explained = raised["An attacker reads your text"]
+    assert "finds the row of each vector" in explained["explanation"] and "--epsilon" in explained["change"]
+    assert "cipher" not in explained["explanation"] and "key" not in explained["change"]
+    assert "a risk of the provider's" in (tmp_path / "audit" / "audit.html").read_text("utf-8")
     for path in (tmp_path / "audit" / "audit.json", tmp_path / "audit" / "audit.html"):
         assert "NOT ATTESTED" in path.read_text("utf-8"), path.name
 

@@ -38,7 +38,6 @@ NO_CORPUS = (
     "characters); names that longer pieces spell, and what is common, cross as they are 7 times in 10 (1 - p)"
 )
 COUNTED = {"corpus": "your corpus", "word list": "a list of English words"}
-PRODUCTS = 3e10  # a second and core: what comparing rows of a table takes, so that a user knows how long to wait
 GramineKind = Literal["gramine-direct", "gramine-sgx"]
 Kind = Literal["process", "gramine-direct", "gramine-sgx"]
 enclaves = typer.Typer(help="The enclave that holds a split decoder's embedding layer.", no_args_is_help=True)
@@ -50,7 +49,7 @@ def group() -> None:
 
 
 # --- prepare, build and verify ----------------------------------------------------------------------------------------
-@enclaves.command()
+@enclaves.command(short_help="Write the manifest of a Gramine enclave.")
 def prepare(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new folder.", show_default=False)],
     kind: Annotated[GramineKind, typer.Option(help="Only gramine-sgx is attested.", show_default=False)],
@@ -62,7 +61,7 @@ def prepare(
     say(f"next: {folder}/sign.sh\nthen: milkglass split enclave build URL --out {folder} --kind {kind}")
 
 
-@enclaves.command()
+@enclaves.command(short_help="Build an enclave with the table of a provider.")
 def build(
     url: Url,
     out: Annotated[Path, typer.Option("--out", help="The folder: new, or prepared and signed.", show_default=False)],
@@ -95,13 +94,8 @@ def build(
         note(f"enclave: {kind}. {NOT_ATTESTED}")
     if corpus is None:
         note(NO_CORPUS)
-    from milkglass.system import cores
-
-    seconds = info.vocabulary**2 / 2 * info.width / (PRODUCTS * cores())
     with bars(as_json) as stage:
-        done = stage(f"release the table and compute candidate lists, about {duration(max(5, seconds))}", 0)
         built = enclave_folder.build(out, kind, info.model, k, server.package, corpus, stage)
-        done(1)
     about = built.about
     document = {
         "enclave": str(out), "kind": about.kind, "attested": built.attested, "proof": built.proof,
@@ -116,7 +110,7 @@ def build(
     emit(as_json, document, lambda: words)
 
 
-@enclaves.command()
+@enclaves.command(short_help="Check an enclave, and say what holds.")
 def verify(
     folder: Folder,
     measurement: Annotated[
@@ -144,13 +138,13 @@ def verify(
             f"measurement: {enclave.measurement}",
             f"table: {table['rows']:,} rows of width {table['width']} of {about.model}, opened",
             f"limit: {table['per_hour']:,} rows an hour, {table['burst']:,} at once; reading all of it takes at least "
-            f"{table['hours']:.1f} h",
+            f"{duration(3600 * table['hours'])}",
             f"sensitive tokens: the rarest 20 % by {COUNTED[about.counted]}",
         ]
     emit(as_json, document, lambda: "\n".join(words))
 
 
-@enclaves.command()
+@enclaves.command(short_help="What would the provider read of your texts?")
 @with_options
 def audit(
     folder: Folder,

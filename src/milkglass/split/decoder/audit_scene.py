@@ -112,8 +112,10 @@ def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, fil
     truth = truth_of(codec, crossed.sent, crossed.original, corpora.values())
     seen = (Activations(crossed.vectors.float(), crossed.sent.lengths, 0), Tokens(crossed.sent))
     held = {"attested": enclave.attested, "proof": enclave.proof}
-    scheme = {"name": "split decoder, rnm by tokens", **held, **asdict(settings)}
-    scene = public_scene(base, codec, seen, truth, knowledge, scheme)
+    sanitized = settings.epsilon is not None
+    scheme = {"name": "split decoder, rnm by tokens" if sanitized else "split decoder, not sanitized", **held}
+    scheme |= asdict(settings) if sanitized else {}
+    scene = public_scene(base, codec, seen, truth, knowledge, scheme, "the table and the enclave's sanitizer")
     require_texts(scene, texts)
     return SplitScene(scene, crossed.left_out)
 
