@@ -97,8 +97,8 @@ def sanitize(
 
     The other methods always replace unknown words and everything with a digit, by a draw that does not depend on it.
     Punctuation, the number of words and fields without text are unchanged. With --by tokens, punctuation is replaced
-    like all else, and a number is tokens like others: what is common may stay. For training data of chats, --role user
-    keeps the answers.
+    like all else, and with --corpus a number is tokens like others: what is common may stay. For training data of
+    chats, --role user keeps the answers.
     """
     own = {
         "overlap": overlap, "without": without, "language": language, "selection": selection, "beams": beams,

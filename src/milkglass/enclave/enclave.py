@@ -91,7 +91,8 @@ class Enclave:
         """Require this measurement, in hex, and of gramine-sgx a new quote that proves it. Raises EnclaveError."""
         if self.measurement != measurement:
             raise EnclaveError(
-                f"the enclave's measurement is {self.measurement}, {measurement} is expected", "build the enclave again"
+                f"the enclave's measurement is {self.measurement}, {measurement} is expected",
+                "build the enclave again: an update of Milkglass changes its code",
             )
         if self.kind != ATTESTED:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -102,10 +103,11 @@ def build(
         "measurement": about.measurement, "model": about.model, "rows": info.vocabulary, "width": info.width, "k": k,
         "sensitive_by": about.counted,
     }  # fmt: skip
+    token = f" --token-file {shlex.quote(str(token_file))}" if token_file else ""
     words = (
         f"enclave of {about.model}: {info.vocabulary:,} rows of width {info.width}, sealed for "
         f"{about.measurement[:16]}\n{built.proof}\n"
-        f"next: milkglass generate --split {url} --enclave {out} 'Your prompt'"
+        f"next: milkglass generate 'Your prompt' --split {url} --enclave {shlex.quote(str(out))}{token}"
     )
     emit(as_json, document, lambda: words)
 
