@@ -45,7 +45,7 @@ from milkglass.enclave import folder as at_rest
 from milkglass.enclave import prompt
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, vocabulary_counts, with_lists
+from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
 from milkglass.enclave.package import TablePackage
 from milkglass.experiments.report import breakdown
 from milkglass.experiments.runs import now
@@ -140,7 +140,7 @@ class Bench:
         self.server, self.sampling = DecoderServer(url, token), SplitSampling(max_tokens=tokens)
         self.info, self.home, self.tokens, self.turn = self.server.info(), home, tokens, 0
         package = with_lists(TablePackage.of_model(source, self.table, RowPolicy()), K)
-        self.sanitizer = TokenSanitizer(package, vocabulary_counts(self.tokenizer, len(package.rows)))
+        self.sanitizer = TokenSanitizer(package, at_rest.token_counts_of(self.tokenizer, len(package.rows), None))
         self.folder = home / "enclave"
         self.proof = at_rest.build(self.folder, "process", model, K, self.server.package).proof
 

@@ -23,6 +23,12 @@ def glove(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 def rows_file(tmp_path: Path, count: int = 600) -> Path:
     rng = np.random.default_rng(0)
     path = tmp_path / "in.jsonl"
@@ -48,8 +54,40 @@ def test_every_method_from_end_to_end(tmp_path: Path, glove: Path, method: str) 
     assert (report["guarantee"] is None) == (method == "rnm")
     assert report["words"]["unknown"]["replaced_share"] == 1 and report["words"]["number"]["words"] == 600
     assert (report["words"]["sensitive"]["words"] > 0) == (method in ("santext+", "rnm"))
-    assert ("what is written shows some of its rare words" in result.stderr) == (method == "santext+")
+    assert ("no --corpus: which words are rare" in result.stderr) == (method in ("santext+", "rnm"))
+    assert (report.get("frequencies") == "a list of English words (wordfreq)") == (method in ("santext+", "rnm"))
     assert SECRET not in json.dumps(report) + result.stdout + result.stderr
+
+
+def test_a_corpus_decides_what_is_rare_and_says_what_santext_draws_from(tmp_path: Path, glove: Path) -> None:
+    source, corpus = rows_file(tmp_path, 30), tmp_path / "corpus.txt"
+    corpus.write_text("apple apple apple fig\n")
+    run = ("sanitize", "--method", "santext+", source, tmp_path / "o.jsonl", "--table", glove)
+    result = call(*run, "--corpus", corpus)
+    assert result.exit_code == 0 and "no --corpus" not in result.stderr
+    assert "words that occur in corpus.txt: what is written shows some of its rare words" in result.stderr
+    report = json.loads((tmp_path / "o.jsonl.report.json").read_text())
+    assert report["frequencies_counted"] is True and "frequencies" not in report
+
+
+@pytest.mark.parametrize("words", [("custext",), ("rnm",), ("rnm", "--guarantee", "strict")], ids=" ".join)
+def test_lists_are_made_once_for_a_table(tmp_path: Path, glove: Path, words: tuple[str, ...]) -> None:
+    """The second run says so, and gives what the first one gave; another k has lists of its own."""
+    run = ("sanitize", rows_file(tmp_path, 30), "--table", glove, "--seed", "5", "--method", *words, "--k")
+    first, again, other = (call(*run, k, tmp_path / f"{at}.jsonl") for at, k in enumerate(("6", "6", "7")))
+    assert [one.exit_code for one in (first, again, other)] == [0, 0, 0], first.stderr
+    kept = "lists of glove.txt were kept from an earlier run, and are reused"
+    assert [kept in one.stderr for one in (first, again, other)] == [False, True, False]
+    assert (tmp_path / "0.jsonl").read_bytes() == (tmp_path / "1.jsonl").read_bytes()
+
+
+def test_lists_by_private_counts_are_not_kept(tmp_path: Path, glove: Path, cache: Path) -> None:
+    source = rows_file(tmp_path, 30)
+    run = ("sanitize", source, "--table", glove, "--method", "custext", "--corpus", source)
+    for number in range(2):
+        result = call(*run, tmp_path / f"{number}.jsonl")
+        assert result.exit_code == 0 and "were kept" not in result.stderr
+    assert not (cache / "lists").exists()
 
 
 def test_workers_do_not_change_the_result(tmp_path: Path, glove: Path) -> None:
@@ -86,8 +124,10 @@ def test_lines_of_stdin(tmp_path: Path, glove: Path) -> None:
     assert call(*words, stdin=given).stdout == result.stdout
     assert call(*words, stdin="apple\n\nfig\n").stdout.split("\n")[2] == lines[2], "a line draws from its own stream"
     corpus = rows_file(tmp_path, 20)
-    result = call("sanitize", "-", "--table", glove, "--method", "rnm", "--corpus", corpus, stdin=given)
-    assert result.exit_code == 0 and "guarantee: none" in result.stderr
+    for counted in (("--corpus", corpus), ()):
+        result = call("sanitize", "-", "--table", glove, "--method", "rnm", *counted, stdin=given)
+        assert result.exit_code == 0 and "guarantee: none" in result.stderr
+        assert ("no --corpus" in result.stderr) == (not counted)
 
 
 def test_a_models_own_table(tmp_path: Path) -> None:
@@ -146,8 +186,10 @@ def test_what_is_refused(tmp_path: Path, glove: Path) -> None:
     refused(call("sanitize", source, out, "--table", tmp_path / "none"), 3, "there is no model folder")
     (tmp_path / "empty").write_text("")
     refused(call("sanitize", source, out, "--table", tmp_path / "empty"), 3, "has no words")
-    refused(call("sanitize", "-", *table_of, "--method", "rnm"), 2, "stdin is read once")
     refused(call("sanitize", "-", out, *table_of), 2, "stdin is read as lines")
+    source.write_text(source.read_text() + '{"text": 5}\n')
+    late = call("sanitize", source, out, *table_of, "--method", "rnm")
+    refused(late, 5, "line 4")  # before frequencies are looked up and lists are made
     source.write_text(f'{{"text": "{SECRET}"\n')
     result = call("sanitize", source, out, *table_of)
     refused(result, 5, "line 1 of in.jsonl is not JSON")

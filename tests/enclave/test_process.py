@@ -24,6 +24,7 @@ from milkglass.enclave.enclave import Enclave
 from milkglass.enclave.lists import RnmSettings
 from milkglass.errors import CodecError, EnclaveError, TooLong, UsageError
 from milkglass.models.tokenizer import load_tokenizer
+from milkglass.progress import Progress
 from tests import tiny
 from tests.split.decoder.kit import Served, serving
 
@@ -173,12 +174,25 @@ def test_the_limit_does_not_end_with_the_state(served: Served, built: Path, tmp_
             pass
         sealed, secret = ((two / name).read_bytes() for name in (at_rest.SEALED, at_rest.SECRET))
         with pytest.raises(EnclaveError, match="holds a table already"):
-            running.open(sealed, secret, fresh, two / at_rest.TOKENIZER)
+            running.open(sealed, secret, fresh, two / at_rest.TOKENIZER, [1] * 300)
         with Enclave("process", two) as other, pytest.raises(EnclaveError, match="does not open"):
-            other.open(sealed, secret, b"", two / at_rest.TOKENIZER)
+            other.open(sealed, secret, b"", two / at_rest.TOKENIZER, [1] * 300)
         assert running.rows([5])
     with at_rest.opened(two) as running:
         assert running.rows([5]), "the lock ends with its block"
+
+
+def test_a_build_says_how_far_its_lists_are(served: Served, built: Path) -> None:
+    stages: dict[str, list[int]] = {}
+
+    def stage(name: str, size: int) -> Progress:
+        stages[name] = [-size]
+        return stages[name].append
+
+    with Enclave("process", built) as running:
+        running.release(served.server.package(running), bytes(32), 8, stage)
+    ((name, told),) = stages.items()
+    assert name == "compute candidate lists" and -told[0] == sum(told[1:]) > 200
 
 
 def test_a_state_opens_no_other_table(served: Served, built: Path) -> None:
@@ -186,7 +200,7 @@ def test_a_state_opens_no_other_table(served: Served, built: Path) -> None:
     with Enclave("process", built) as running:
         (one, _, _), (_, _, state) = (running.release(served.server.package(running), secret, 8) for _ in range(2))
         with pytest.raises(EnclaveError, match="another table's"):
-            running.open(one, secret, state, built / at_rest.TOKENIZER)
+            running.open(one, secret, state, built / at_rest.TOKENIZER, [1] * 300)
 
 
 def test_the_provider_sees_how_often_its_table_was_released(

@@ -102,3 +102,10 @@ def test_k_that_does_not_fit() -> None:
     for k in (0, 40):
         with pytest.raises(UsageError, match=f"k is {k}, from 1 to 39"):
             nearest(grouped(40, 4), k)
+
+
+@pytest.mark.parametrize("n", [40, 1024, 2500])
+def test_progress_adds_up_to_the_rows(n: int) -> None:
+    told: list[int] = []
+    nearest(grouped(n, 4), 3, told.append)
+    assert sum(told) == n and min(told) >= 0

@@ -14,7 +14,7 @@ from milkglass.noise.stream import Stream
 from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.files import count_file, sanitize_file
 from milkglass.sanitizers.rnm import RnmMethod
-from milkglass.sanitizers.rows import FileShape, require_instruction, shape_of
+from milkglass.sanitizers.rows import FileShape, require_rows, shape_of
 from milkglass.sanitizers.text import WordTally
 from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer
 from tests import tiny
@@ -97,9 +97,9 @@ def test_only_what_users_say_is_replaced_and_the_instruction_stays(reader: Token
 def test_an_instruction_that_no_text_begins_with_is_refused(tmp_path: Path) -> None:
     source = chats(tmp_path / "in.jsonl")
     shape = shape_of(source)
-    require_instruction(source, FileShape(shape.kind, shape.texts, file="in.jsonl", instruction=ASKED))
+    require_rows(source, FileShape(shape.kind, shape.texts, file="in.jsonl", instruction=ASKED))
     with pytest.raises(CodecError, match="no text of in.jsonl begins with the instruction"):
-        require_instruction(source, FileShape(shape.kind, shape.texts, file="in.jsonl", instruction="Sumarize"))
+        require_rows(source, FileShape(shape.kind, shape.texts, file="in.jsonl", instruction="Sumarize"))
     with pytest.raises(CodecError, match="line 1 of in.jsonl has no message of the roles bot"):
         sanitize_file(
             None, source, FileShape("json", shape.texts, file="in.jsonl", roles=frozenset({"bot"})),  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def test_a_message_without_a_role_is_refused_where_roles_decide(tmp_path: Path) 
     source.write_text(json.dumps({"messages": [CHAT[1], {"content": "the fever"}]}) + "\n", "utf-8")
     shape = FileShape("json", frozenset(), file="in.jsonl", roles=frozenset({"user"}))
     with pytest.raises(CodecError, match="line 1 of in.jsonl has a message without a role"):
-        require_instruction(source, shape)
+        require_rows(source, shape)
 
 
 def test_workers_have_the_tokenizer_too(reader: TokenReader, tmp_path: Path) -> None:

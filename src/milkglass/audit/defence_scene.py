@@ -112,8 +112,10 @@ def public_scene(
     truth: Truth,
     knowledge: Mapping[str, Knowledge],
     scheme: Mapping[str, Any],
+    half: str = "the client's trained half",
 ) -> Scene:
-    """A scene in public ids: the public model is the one that is attacked. knowledge: of each attacker with text."""
+    """A scene in public ids: the public model is the one that is attacked. knowledge: of each attacker with text. half:
+    what an attacker with `observe` can run, in words."""
     size, public = len(codec.sigma), Model.open(base.folder)
 
     def simulate(seed: int) -> tuple[Model, Ids]:
@@ -123,8 +125,8 @@ def public_scene(
     adversaries = [Adversary(MODEL_ONLY, "has the public model and no text", bare)]
     for who, one in knowledge.items():
         own = replace(one, public_model=public, simulate=simulate)
-        half = ", and can run the client's trained half on it" if one.observe is not None else ""
-        adversaries.append(Adversary(who, f"has {WORDS.get(who, who)}{half}", own))
+        runs = f", and can run {half} on it" if one.observe is not None else ""
+        adversaries.append(Adversary(who, f"has {WORDS.get(who, who)}{runs}", own))
     unmarked = np.zeros(len(truth.tokens.ids), np.bool_)
     texts = PrivateTexts(truth.sent, truth.tokens, unmarked, unmarked)
     transcript = Transcript(seen, size)

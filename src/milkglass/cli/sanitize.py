@@ -59,7 +59,8 @@ def sanitize(
         bool, typer.Option("--keep-stopwords", help="Keep English function words (custext+ always does).")
     ] = False,
     corpus: Annotated[
-        Path | None, typer.Option(help="Text in which word frequencies are counted.  [santext+, rnm: IN]")
+        Path | None,
+        typer.Option(help="Text whose rarest words are sensitive.  [santext+, rnm: a list of English words]"),
     ] = None,
     k: Annotated[
         int | None, typer.Option(help="Words in a list; ghost: neighbours.  [custext: 20, rnm: 30, ghost: 70]")
@@ -96,8 +97,8 @@ def sanitize(
 
     The other methods always replace unknown words and everything with a digit, by a draw that does not depend on it.
     Punctuation, the number of words and fields without text are unchanged. With --by tokens, punctuation is replaced
-    like all else, and a number is tokens like others: what is common may stay. For training data of chats, --role user
-    keeps the answers.
+    like all else, and with --corpus a number is tokens like others: what is common may stay. For training data of
+    chats, --role user keeps the answers.
     """
     own = {
         "overlap": overlap, "without": without, "language": language, "selection": selection, "beams": beams,
@@ -124,13 +125,14 @@ def sanitize(
     if source == "-":
         if out is not None or also or keep or roles or instruction or as_json:
             raise UsageError("stdin is read as lines and answered on stdout", "give a file IN to write an OUT")
-        if selected.needs_counts and corpus is None:
-            raise UsageError(f"{method} must know how often words occur, and stdin is read once", "give --corpus FILE")
         counted = None if corpus is None else (corpus, read_shape(corpus))
         answer_lines(over_table(selected, reader_of(embeddings, by), counted, 1), seed)
         return
+    from milkglass.sanitizers.rows import require_rows
+
     _require_files(Path(source), out)
     shape = read_shape(Path(source), also, keep, roles, instruction or "")
+    require_rows(Path(source), shape)
     write_file(selected, Path(source), shape, out, reader_of(embeddings, by), seed, workers, corpus, as_json)
 
 

@@ -29,16 +29,13 @@ def read_shape(
     """What a file's rows are, and what of them is sanitized. Raises UsageError, CodecError."""
     from dataclasses import replace
 
-    from milkglass.sanitizers.rows import require_instruction, shape_of
+    from milkglass.sanitizers.rows import shape_of
 
     require_file(path, FILES)
     shape = shape_of(path, also, keep)
     if roles and shape.kind != "json":
         raise UsageError(f"{path.name} has no conversations, and so no roles", "leave out --role")
-    shape = replace(shape, roles=roles, instruction=instruction)
-    if instruction:
-        require_instruction(path, shape)
-    return shape
+    return replace(shape, roles=roles, instruction=instruction)
 
 
 def reader_of(ref: str, by: str | None) -> Reader:
@@ -67,19 +64,37 @@ def reader_of(ref: str, by: str | None) -> Reader:
 def over_table(
     method: SanitizerMethod, reader: Reader, counted: tuple[Path, FileShape] | None, workers: int, quiet: bool = False
 ) -> FileSanitizer:
-    """The method over a table, with what it needs to know of frequencies, and its lists."""
+    """The method over a table, with what it needs to know of frequencies, and its lists.
+
+    counted: text in which frequencies are counted; without it a list of English words has them.
+    """
+    from dataclasses import replace
+
     from milkglass.sanitizers.files import count_file
+    from milkglass.sanitizers.tables.word_list import NAME, english
 
     with bars(quiet) as stage:
         counts = None
         if counted is not None:
             counts = count_file(reader, *counted, workers, stage("count", counted[0].stat().st_size))
+        elif method.needs_counts:
+            note(f"no --corpus: which {units(reader)} are rare, {NAME} decides")
+            counts = reader.listed_counts(stage("look up frequencies", len(english())))
         sanitizer = method.reading(reader, counts)
         if method.has_lists:
-            progress = stage("make lists", 0)
+            size = len(sanitizer.sanitizer.table.candidates)
+            mechanism, reused = sanitizer.sanitizer.with_lists(stage(f"make lists for {size:,} {units(reader)}", size))
+            sanitizer = replace(sanitizer, sanitizer=mechanism)
+            if reused:
+                note(f"lists of {sanitizer.sanitizer.table.name} were kept from an earlier run, and are reused")
             sanitizer.prepare()
-            progress(1)
     return sanitizer
+
+
+def units(reader: Reader) -> str:
+    from milkglass.sanitizers.tokens import TokenReader
+
+    return "tokens" if isinstance(reader, TokenReader) else "words"
 
 
 def write_file(
@@ -90,25 +105,16 @@ def write_file(
 
     assert out is not None  # _require_files
     workers = workers or (cores() if source.stat().st_size > SMALL else 1)
-    counted = None
-    if corpus is not None:
-        counted = (corpus, read_shape(corpus))
-    elif method.needs_counts:
-        counted = (source, shape)
+    counted = None if corpus is None else (corpus, read_shape(corpus))
     sanitizer = over_table(method, reader, counted, workers, as_json)
-    if (left := sanitizer.sanitizer.drawn_from) is not None:
-        where = counted[0].name if counted else "the corpus"
+    if counted and (left := sanitizer.sanitizer.drawn_from) is not None:
         note(
-            f"substitutes are the {left:,} sensitive words that occur in {where}: "
-            + (
-                "what is written shows some of its rare words; give --corpus FILE to draw them from another text"
-                if counted and counted[0] == source
-                else "what is written shows some of its rare words"
-            )
+            f"substitutes are the {left:,} sensitive words that occur in {counted[0].name}: what is written shows some "
+            "of its rare words"
         )
     with bars(as_json) as stage:
         report = sanitize_file(
-            sanitizer, source, shape, out, seed, describe(method, counted and counted[0]), workers,
+            sanitizer, source, shape, out, seed, describe(method, corpus), workers,
             stage("sanitize", source.stat().st_size),
         )  # fmt: skip
     emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _summary(report, out))
@@ -118,15 +124,13 @@ def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
     """Each line of stdin answered at once."""
     from milkglass.sanitizers.files import fresh_seed, promised, stream_of
     from milkglass.sanitizers.text import WordTally
-    from milkglass.sanitizers.tokens import TokenReader
 
     tally, secret = WordTally(), fresh_seed() if seed is None else seed
     for number, line in enumerate(sys.stdin):
         text = line.rstrip("\r\n")
         print(shown(sanitizer.texts([text], stream_of(secret, number, text), tally)[0]), flush=True)
     every = tally.document()["all"]
-    unit = "tokens" if isinstance(sanitizer.reader, TokenReader) else "words"
-    note(f"{every['words']:,} {unit}, {100 * every['replaced_share']:.1f} % replaced")
+    note(f"{every['words']:,} {units(sanitizer.reader)}, {100 * every['replaced_share']:.1f} % replaced")
     note(f"guarantee: {promised(sanitizer.guarantee, seed is not None) or 'none'}")
 
 

@@ -28,6 +28,7 @@ from milkglass.enclave.attestation.quote import INTEL, Trust, verify
 from milkglass.enclave.lists import RnmSettings
 from milkglass.enclave.program import INNER
 from milkglass.errors import EnclaveError, UsageError
+from milkglass.progress import Progress, Stage, no_progress, no_stage
 
 PROGRAM = "milkglass.enclave.program"
 _REPAIR = "run sign.sh of the enclave's folder with the installed Gramine"
@@ -70,6 +71,7 @@ class Enclave:
         require_kind(kind)
         self.kind, self.about = kind, dict[str, Any]()
         self.keep: Callable[[bytes], None] = _dropped
+        self._stage: Stage = no_stage
         self._turn = threading.Lock()  # of a call: its request, its answer, and the charge that may come between
         command, environment = _command(kind, folder)
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -89,7 +91,8 @@ class Enclave:
         """Require this measurement, in hex, and of gramine-sgx a new quote that proves it. Raises EnclaveError."""
         if self.measurement != measurement:
             raise EnclaveError(
-                f"the enclave's measurement is {self.measurement}, {measurement} is expected", "build the enclave again"
+                f"the enclave's measurement is {self.measurement}, {measurement} is expected",
+                "build the enclave again: an update of Milkglass changes its code",
             )
         if self.kind != ATTESTED:
             return
@@ -134,16 +137,18 @@ class Enclave:
         value, quote = self._call("challenge", nonce)
         return bytes.fromhex(value["public"]), quote
 
-    def release(self, package: bytes, secret: bytes, k: int) -> tuple[bytes, dict[str, str], bytes]:
+    def release(
+        self, package: bytes, secret: bytes, k: int, stage: Stage = no_stage
+    ) -> tuple[bytes, dict[str, str], bytes]:
         """The provider's package, sealed, the tokenizer's files, and the first state, sealed; candidate lists of k are
         computed."""
+        self._stage = stage
         self.about, sealed = self._call("release", package, secret=secret.hex(), k=k)
         return sealed, self.about.pop("files"), bytes.fromhex(self.about.pop("state"))
 
-    def open(
-        self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int] | None = None
-    ) -> None:
-        """Once. state: what `release` or `state` gave last. counts: how often each token occurs in the user's texts."""
+    def open(self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int]) -> None:
+        """Once. state: what `release` or `state` gave last. counts: how often each token occurs, which decides what is
+        sensitive."""
         fields = {"secret": secret.hex(), "state": state.hex(), "tokenizer": str(tokenizer), "counts": counts}
         self.about, _ = self._call("open", sealed, **fields)
 
@@ -155,9 +160,12 @@ class Enclave:
         value, vectors = self._call("text", text.encode(), instruction=instruction, limit=limit, **asdict(settings))
         return SanitizedPrompt(vectors, **value)
 
-    def chat(self, conversation: Sequence[Message], limit: int, settings: RnmSettings) -> SanitizedPrompt:
+    def chat(
+        self, conversation: Sequence[Message], limit: int, settings: RnmSettings, instruction: str = ""
+    ) -> SanitizedPrompt:
+        """instruction: is not sanitized where a message of the user's begins with it."""
         content = json.dumps(list(conversation)).encode()
-        value, vectors = self._call("chat", content, limit=limit, **asdict(settings))
+        value, vectors = self._call("chat", content, instruction=instruction, limit=limit, **asdict(settings))
         return SanitizedPrompt(vectors, **value)
 
     def rows(self, ids: Sequence[int]) -> bytes:
@@ -182,6 +190,13 @@ class Enclave:
         except (OSError, ValueError):
             raise self._ended() from None
         value, answer = self._read()
+        progress: Progress = no_progress
+        while "size" in value or "progress" in value:  # of `release`, before its answer
+            if "size" in value:
+                progress = self._stage("compute candidate lists", int(value["size"]))
+            else:
+                progress(int(value["progress"]))
+            value, answer = self._read()
         if "error" in value:
             message, hint, kind = value["error"]
             found = getattr(errors, kind, EnclaveError)

@@ -4,7 +4,7 @@
     sealed.bin     the table and its candidate lists, for this enclave only
     seal.key       a secret for kinds without SGX (mode 0600)
     state.bin      how many rows may still leave, and the secret of the sanitizer's draws; sealed, from the build on
-    counts.json    how often each token occurs in the user's corpus, where one was given (mode 0600)
+    counts.json    how often each token occurs in the user's corpus, else in a list of English words (mode 0600)
     tokenizer/     public files
 
 No text is in it. Gramine's manifest lies beside these files (gramine.py).
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from milkglass import files
 from milkglass.enclave import gramine
@@ -29,9 +29,18 @@ from milkglass.enclave.enclave import Enclave, require_kind
 from milkglass.enclave.package import TOKENIZER as TOKENIZER_FILES
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.checkpoint import read_json
+from milkglass.models.tokenizer import load_tokenizer
+from milkglass.progress import Stage, no_stage
+from milkglass.sanitizers.tables.word_list import english, token_counts
+from milkglass.sequences import Sequences
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 NAME, VERSION = "enclave.json", 1
 SEALED, SECRET, STATE, COUNTS, TOKENIZER = "sealed.bin", "seal.key", "state.bin", "counts.json", "tokenizer"
+CORPUS, WORDS = "corpus", "word list"
 Fetch = Callable[[Enclave], bytes]  # asks the provider for a package for this enclave
 
 
@@ -46,6 +55,7 @@ class EnclaveAbout:
         table: SHA-256 of the table, in hex.
         k: length of the candidate lists.
         rows: of the table.
+        counted: what decides which tokens are sensitive: CORPUS, the user's own, or WORDS, a list of English words.
     """
 
     kind: str
@@ -54,6 +64,7 @@ class EnclaveAbout:
     table: str
     k: int
     rows: int
+    counted: str = ""  # of folders that were built before there was a list
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -98,9 +109,11 @@ def prepare(folder: Path, kind: str) -> None:
     (folder / gramine.SCRIPT).chmod(0o700)
 
 
-def build(folder: Path, kind: str, model: str, k: int, fetch: Fetch) -> BuiltEnclave:
+def build(
+    folder: Path, kind: str, model: str, k: int, fetch: Fetch, corpus: Path | None = None, stage: Stage = no_stage
+) -> BuiltEnclave:
     """Start an enclave, let the provider release its table to it, and keep what it sealed. The folder is new, or
-    `prepare` made it and its script has run.
+    `prepare` made it and its script has run. corpus: the user's texts, one a line, whose tokens are counted.
 
     Raises UsageError, EnclaveError, RemoteError; then nothing of the table stays behind.
     """
@@ -108,21 +121,27 @@ def build(folder: Path, kind: str, model: str, k: int, fetch: Fetch) -> BuiltEnc
     with _place(folder, kind) as place, Enclave(kind, place) as enclave:
         enclave.attest(enclave.measurement)
         secret = b"" if kind == ATTESTED else secrets.token_bytes(32)
-        sealed, tokenizer, state = enclave.release(fetch(enclave), secret, k)
+        fetching = stage("receive the table", 0)
+        package = fetch(enclave)
+        fetching(1)
+        sealed, tokenizer, state = enclave.release(package, secret, k, stage)
         if other := set(tokenizer) - set(TOKENIZER_FILES):  # an enclave without attestation may be anything
             raise EnclaveError(
                 f"the enclave hands out {len(other)} files that are not a tokenizer's",
                 f"files: {', '.join(TOKENIZER_FILES)}",
             )
         about = EnclaveAbout(
-            kind, enclave.measurement, model, str(enclave.about["table"]), k, int(enclave.about["rows"])
-        )
+            kind, enclave.measurement, model, str(enclave.about["table"]), k, int(enclave.about["rows"]),
+            WORDS if corpus is None else CORPUS,
+        )  # fmt: skip
         files.write(place / SEALED, sealed)
         files.write(place / STATE, state)
         files.write(place / SECRET, secret)
         files.private_dir(place / TOKENIZER)
         for name, text in tokenizer.items():
             files.write(place / TOKENIZER / name, text)
+        counts = token_counts_of(load_tokenizer(place / TOKENIZER), about.rows, corpus, stage)
+        files.write(place / COUNTS, json.dumps(counts.tolist()))
         files.write_json(place / NAME, {"milkglass_enclave": VERSION, **asdict(about)})
     return BuiltEnclave(about, enclave.attested, enclave.proof)
 
@@ -141,7 +160,8 @@ def _place(folder: Path, kind: str) -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
-        for path in [*(folder / name for name in (NAME, SEALED, STATE, SECRET)), *(folder / TOKENIZER).iterdir()]:
+        written = [folder / name for name in (NAME, SEALED, STATE, SECRET, COUNTS)]
+        for path in [*written, *(folder / TOKENIZER).iterdir()]:
             path.unlink(missing_ok=True)
         raise
 
@@ -161,11 +181,11 @@ def opened(folder: Path) -> Iterator[Enclave]:
     about = EnclaveAbout.read(folder)
     with _alone(folder), Enclave(about.kind, folder) as enclave:
         enclave.attest(about.measurement)
-        for name in (SEALED, SECRET, STATE):
+        for name in (SEALED, SECRET, STATE, COUNTS):
             if not (folder / name).is_file():
                 raise EnclaveError(f"{folder.name} has no {name}: the table stays closed", "build the enclave again")
         state = (folder / STATE).read_bytes()
-        counts = json.loads((folder / COUNTS).read_text("utf-8")) if (folder / COUNTS).is_file() else None
+        counts = json.loads((folder / COUNTS).read_text("utf-8"))
         sealed, secret = (folder / SEALED).read_bytes(), (folder / SECRET).read_bytes()
         tokenizer = folder.absolute() / TOKENIZER if about.kind == "process" else Path(gramine.TOKENIZER)
         enclave.open(sealed, secret, state, tokenizer, counts)
@@ -191,15 +211,13 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(place)
 
 
-def count(folder: Path, corpus: Path) -> None:
-    """Count the tokens of the user's texts, one a line, on this machine; they decide which tokens are sensitive."""
-    from milkglass.models.tokenizer import load_tokenizer
-    from milkglass.sequences import Sequences
-
-    tokenizer, about = load_tokenizer(folder / TOKENIZER), EnclaveAbout.read(folder)
+def token_counts_of(tokenizer: Any, rows: int, corpus: Path | None, stage: Stage = no_stage) -> NDArray[np.int64]:
+    """(rows,) how often each token occurs in the user's texts, one a line, which stay on this machine; without them, in
+    a list of English words."""
+    if corpus is None:
+        return token_counts(tokenizer, rows, stage("tokenize a list of English words", len(english())))
     batch = tokenizer(texts_of(corpus), add_special_tokens=False, split_special_tokens=True, verbose=False)
-    counts = Sequences.of(batch["input_ids"]).counts(about.rows)
-    files.write(folder / COUNTS, json.dumps(counts.tolist()))
+    return Sequences.of(batch["input_ids"]).counts(rows)
 
 
 def texts_of(corpus: Path) -> list[str]:

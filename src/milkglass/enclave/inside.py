@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from milkglass.enclave import prompt
 from milkglass.enclave.attestation import attest, release, sealing
 from milkglass.enclave.budget import NotCharged, RowBudget
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, vocabulary_counts, with_lists
+from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
 from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_files
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import decodes_by_byte, load_tokenizer
 from milkglass.noise.stream import Stream, subkey
+from milkglass.progress import Stage, no_stage
 from milkglass.sanitizers.tables.vocabulary import special_rows
 
 Reply = tuple[dict[str, Any], bytes]
@@ -38,10 +39,12 @@ class Inside:
     Attributes:
         kind: of the enclave: process, gramine-direct or gramine-sgx.
         measurement: of its code, in hex.
+        watched: hears how far what takes long is.
     """
 
     kind: str
     measurement: str
+    watched: Stage = field(default=no_stage, repr=False)
     _own: X25519PrivateKey | None = field(default=None, repr=False)
     _nonce: bytes = field(default=b"", repr=False)
     _key: bytes = field(default=b"", repr=False)
@@ -83,13 +86,13 @@ class Inside:
         package = TablePackage.decode(release.decrypted(content, self._own, self._nonce))
         self._own = None
         self._key = sealing.sealing_key(attest.machine_secret(self.kind, secret), self.measurement)
-        sealed = sealing.seal(self._key, TABLE, with_lists(package, k).encode())
+        sealed = sealing.seal(self._key, TABLE, with_lists(package, k, self.watched).encode())
         self._sealed_table = hashlib.sha256(sealed).hexdigest()
         state = self._sealed(float(package.policy.burst), attest.entropy())
         return {**self._described(package), "files": package.files, "state": state.hex()}, sealed
 
     # --- opening ------------------------------------------------------------------------------------------------------
-    def _unsealed(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int] | None) -> Reply:
+    def _unsealed(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int]) -> Reply:
         """Once: a second opening could put an older state back. tokenizer: a folder, of public files. state: what
         `release` or `state` gave last, in hex."""
         if self._open is not None:
@@ -106,7 +109,7 @@ class Inside:
                 "the provider's package calls other tokens special than its tokenizer does, and special tokens are not "
                 "sanitized", "don't use this provider"
             )  # fmt: skip
-        tally = vocabulary_counts(known, rows) if counts is None else np.asarray(counts, np.int64)
+        tally = np.asarray(counts, np.int64)
         if tally.shape != (rows,):
             raise UsageError(f"{len(tally)} counts, the table has {rows} rows", "count the corpus again")
         self._open = OpenTable(package, RowBudget(package.policy, level), TokenSanitizer(package, tally), root, known)
@@ -148,8 +151,8 @@ class Inside:
         tokens = prompt.of_text(self._table.tokenizer, content.decode(), instruction, limit)
         return self._table.sanitized(tokens, RnmSettings(**settings))
 
-    def _chat(self, content: bytes, limit: int, **settings: Any) -> Reply:
-        tokens = prompt.of_chat(self._table.tokenizer, json.loads(content), limit)
+    def _chat(self, content: bytes, instruction: str, limit: int, **settings: Any) -> Reply:
+        tokens = prompt.of_chat(self._table.tokenizer, json.loads(content), limit, instruction)
         return self._table.sanitized(tokens, RnmSettings(**settings))
 
     def _rows(self, content: bytes, ids: list[int]) -> Reply:

@@ -1,17 +1,14 @@
 """The sanitizer in an enclave: report-noisy-max by token (`sanitizers/rnm.py`), with lists that are computed once.
 
-Sensitive are the rarest 20 % of the tokens, by the user's corpus where one was counted. Without one the vocabulary's
-order stands in, and it is weak: byte-pair merges are numbered as they were learnt, which is near to frequency for words
-of the text that made them, and says nothing of names, numbers and words of other languages, which pieces spell. Pieces
-of one byte or one character have the lowest ids of some vocabularies and the highest of others: they count as rare.
+Sensitive are the rarest 20 % of the tokens, by the user's corpus where one was counted, else by a list of English words
+(`sanitizers/tables/word_list.py`). The host counts: a list is public, and a corpus is
+the user's own.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +16,7 @@ from numpy.typing import NDArray
 from milkglass.enclave.package import TablePackage
 from milkglass.errors import EnclaveError
 from milkglass.noise.stream import Stream
+from milkglass.progress import Stage, no_stage
 from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import EPSILON as EPSILON_LIMIT
 from milkglass.sanitizers.sanitizer import SHARE as SHARE_LIMIT
@@ -26,7 +24,6 @@ from milkglass.sanitizers.sanitizer import Spared, sensitive_words
 from milkglass.sanitizers.tables.table import WordVectors
 
 K, P, SHARE = 30, 0.3, 0.2  # CMIF, section 4.1
-BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that has no token (SentencePiece)
 EPSILON = 3.0  # the largest of its Table 1; the paper names no default
 
 
@@ -52,20 +49,12 @@ class RnmSettings:
         SHARE_LIMIT.require(self.share, "share", "0.2 is the paper's choice")
 
 
-def with_lists(package: TablePackage, k: int = K) -> TablePackage:
+def with_lists(package: TablePackage, k: int = K, stage: Stage = no_stage) -> TablePackage:
     """Compute the candidate lists: the k others of the largest cosine for each ordinary row, scores by equation 3."""
     table = WordVectors(tuple(map(str, range(len(package.rows)))), package.vectors(), package.special, "the model")
-    near, scores = Rnm(table, 1.0, k).nearest_lists
+    size = len(table.candidates)
+    near, scores = Rnm(table, 1.0, k).computed_lists(stage("compute candidate lists", size))
     return package.with_lists(near, scores)
-
-
-def vocabulary_counts(tokenizer: Any, rows: int) -> NDArray[np.int64]:
-    """(rows,) in place of counts: the vocabulary's order, and 0 for tokens of one byte or one character."""
-    counts = np.arange(rows, 0, -1)
-    known = min(len(tokenizer), rows)
-    tokens = tokenizer.convert_ids_to_tokens(range(known))
-    counts[:known][[token is not None and (len(token) == 1 or bool(BYTE.fullmatch(token))) for token in tokens]] = 0
-    return counts
 
 
 @dataclass(frozen=True)
@@ -74,7 +63,7 @@ class TokenSanitizer:
 
     Attributes:
         package: the table with its lists.
-        counts: (n,) how often each token occurs in the user's corpus, or `vocabulary_counts`.
+        counts: (n,) how often each token occurs in the user's corpus, or in English.
     """
 
     package: TablePackage = field(repr=False)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from milkglass.enclave.lockdown import lock, own_namespaces
+from milkglass.progress import Progress
 
 if TYPE_CHECKING:
     from milkglass.enclave.inside import Inside
@@ -26,7 +28,7 @@ def main(kind: str) -> None:
     from milkglass.enclave.inside import Inside
 
     _preload()
-    inside = Inside(kind, attest.measurement_of(kind))
+    inside = Inside(kind, attest.measurement_of(kind), partial(_tell, writing))
     holds = [*(lock() if kind == "process" else []), *([given] if given else [])]
     messages.write(writing, {"kind": kind, "measurement": inside.measurement, "holds": holds})
     serve(inside, reading, writing)
@@ -46,6 +48,14 @@ def serve(inside: Inside, reading: IO[bytes], writing: IO[bytes]) -> None:
             words = f"the enclave failed on this request ({type(error).__name__})"
             value, content = {"error": [words, "", "EnclaveError"]}, b""
         messages.write(writing, value, content)
+
+
+def _tell(writing: IO[bytes], name: str, size: int) -> Progress:
+    """Before an answer: how much what takes long has to do, and how much more is done. The host has its own name."""
+    from milkglass.enclave import messages
+
+    messages.write(writing, {"size": size})
+    return lambda more: messages.write(writing, {"progress": more})
 
 
 def _preload() -> None:

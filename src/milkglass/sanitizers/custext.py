@@ -11,9 +11,10 @@ numbers (noise/selection.py). A list with equal scores is drawn from evenly. CUS
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,12 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
+from milkglass.models.kept import Arrays, Kept, digest_of
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
+from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
 from milkglass.sanitizers.tables.neighbours import Metric, directions, groups, require_k
@@ -40,8 +43,25 @@ class Lists:
     scores: NDArray[np.float64] = field(repr=False)  # (m, width) in [0, 1], -inf beyond the end
 
     @classmethod
-    def of(cls, vectors: Vectors, order: Ids, k: int, metric: Metric) -> Lists:
-        result = groups(vectors, order, k, metric)
+    def kept(
+        cls, vectors: Vectors, k: int, metric: Metric, progress: Progress, folder: Path | None = None
+    ) -> tuple[Lists, bool]:
+        """The lists of a table whose words are visited in its own order, and whether they were kept from before."""
+        keep = Kept("lists", {"group": np.int64, "members": np.int64, "scores": np.float64}, folder)
+        digest = digest_of(["milkglass-shared-lists/1", k, metric, vectors.shape], vectors)
+        order = np.arange(len(vectors))
+
+        def whole(found: Arrays) -> bool:
+            one = cls(**found)
+            fits = one.group.shape == (len(vectors),) and one.scores.shape == (len(vectors), one.width)
+            return fits and bool(np.array_equal(np.sort(one.members[one.members >= 0]), order))
+
+        made = keep(digest, lambda: vars(cls.of(vectors, order, k, metric, progress)), whole)
+        return cls(**made), keep.reused
+
+    @classmethod
+    def of(cls, vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> Lists:
+        result = groups(vectors, order, k, metric, progress)
         width = max(len(one) for one in result)
         group, members = np.empty(len(vectors), np.int64), np.full((len(result), width), -1, np.int64)
         scores = np.full((len(vectors), width), -np.inf)
@@ -79,11 +99,13 @@ class CusText(Sanitizer):
         k: words in a list.
         metric: the similarity by which lists are made.
         counts: (n,) how often each word occurs, which decides the order; without them the table's order is taken.
+        given_lists: what `lists` gave before for the same table, k, metric and counts.
     """
 
     k: int = 20
     metric: Metric = "cosine"
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
+    given_lists: Lists | None = field(default=None, repr=False)
 
     paper: ClassVar[Paper] = papers.CUSTEXT.but(
         "Words that are in a list already are left out; the published code sets their vectors to zero, so that "
@@ -106,6 +128,13 @@ class CusText(Sanitizer):
     def prepare(self) -> None:
         self.cumulative  # noqa: B018
 
+    def with_lists(self, progress: Progress, folder: Path | None = None) -> tuple[Self, bool]:
+        if self.counts is not None:  # the user's own: nothing of them is kept
+            order = self.order(self.counts)
+            return replace(self, given_lists=Lists.of(self.vectors, order, self.k, self.metric, progress)), False
+        lists, reused = Lists.kept(self.vectors, self.k, self.metric, progress, folder)
+        return replace(self, given_lists=lists), reused
+
     def draw(self, places: Ids, stream: Stream) -> Ids:
         known = np.maximum(places, 0)
         result = self.lists.members[self.lists.group[known], selection.choose(self.cumulative[known], stream)]
@@ -113,6 +142,8 @@ class CusText(Sanitizer):
 
     @cached_property
     def lists(self) -> Lists:
+        if self.given_lists is not None:
+            return self.given_lists
         return Lists.of(self.vectors, self.order(self.counts), self.k, self.metric)
 
     @cached_property

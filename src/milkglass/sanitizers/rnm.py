@@ -20,9 +20,10 @@ is the best of its list, q(x'|x') >= 1/K for lists of at most K, so that the rat
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +31,12 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.accounting import upward
 from milkglass.errors import UsageError
+from milkglass.models.kept import Arrays, Kept, digest_of
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
+from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.custext import Lists, normalised
 from milkglass.sanitizers.method import SparingMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
@@ -54,6 +57,7 @@ class Rnm(Sanitizer):
         spared: which words are replaced only sometimes; None: every word is always replaced.
         counts: as for CUSTEXT, for strict lists.
         given_lists: what `nearest_lists` gave before for the same table and k, so that it is not computed again.
+        given_shared: the same of `lists`.
     """
 
     k: int = 30
@@ -61,6 +65,7 @@ class Rnm(Sanitizer):
     spared: Spared | None = None
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
     given_lists: tuple[NDArray[np.int32], NDArray[np.float64]] | None = field(default=None, repr=False)
+    given_shared: Lists | None = field(default=None, repr=False)
 
     paper: ClassVar[Paper] = papers.CMIF.but(
         "The published code never finds a token sensitive, takes dot products, normalises over a block of the "
@@ -103,6 +108,25 @@ class Rnm(Sanitizer):
     def prepare(self) -> None:
         self._scores  # noqa: B018
 
+    def with_lists(self, progress: Progress, folder: Path | None = None) -> tuple[Self, bool]:
+        if self.guaranteed == "strict":
+            if self.counts is not None:  # the user's own: nothing of them is kept
+                return replace(self, given_shared=self._shared(progress)), False
+            lists, reused = Lists.kept(self.vectors, self.k, "cosine", progress, folder)
+            return replace(self, given_shared=lists), reused
+        keep = Kept("lists", {"near": np.int32, "scores": np.float64}, folder)
+        vectors, shape = self.vectors, (len(self.vectors), self.k)
+
+        def make() -> Arrays:
+            return dict(zip(("near", "scores"), self.computed_lists(progress), strict=True))
+
+        def whole(found: Arrays) -> bool:
+            near, scores = found["near"], found["scores"]
+            return bool(near.shape == scores.shape == shape and near.min() >= 0 and near.max() < len(vectors))
+
+        made = keep(digest_of(["milkglass-near-lists/1", self.k, vectors.shape], vectors), make, whole)
+        return replace(self, given_lists=(made["near"], made["scores"])), keep.reused
+
     def draw(self, places: Ids, stream: Stream) -> Ids:
         known = np.maximum(places, 0)
         best = selection.noisy_max(self._scores[known], self.scale, stream)
@@ -118,14 +142,19 @@ class Rnm(Sanitizer):
     @cached_property
     def lists(self) -> Lists:
         """The shared lists of `strict`."""
-        return Lists.of(self.vectors, self.order(self.counts), self.k, "cosine")
+        return self._shared(no_progress) if self.given_shared is None else self.given_shared
+
+    def _shared(self, progress: Progress) -> Lists:
+        return Lists.of(self.vectors, self.order(self.counts), self.k, "cosine", progress)
 
     @cached_property
     def nearest_lists(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """(m, k) the lists of `paper`, by place, and their normalised cosines (equation 3)."""
-        if self.given_lists is not None:
-            return self.given_lists
-        ids, cosines = nearest(self.vectors, self.k)
+        return self.computed_lists(no_progress) if self.given_lists is None else self.given_lists
+
+    def computed_lists(self, progress: Progress) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """The same, computed now. progress: of m words."""
+        ids, cosines = nearest(self.vectors, self.k, progress)
         return ids, normalised(cosines)
 
     @property

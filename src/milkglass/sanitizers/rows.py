@@ -151,12 +151,16 @@ def _require_names(path: Path, names: frozenset[str]) -> None:
         raise CodecError(f"no row of {path.name} has a field {min(left)!r}", "check --text-column and --keep-column")
 
 
-def require_instruction(path: Path, shape: FileShape) -> None:
-    """Raises CodecError where no text begins with the instruction: a misspelt one would be sanitized like the text."""
+def require_rows(path: Path, shape: FileShape) -> None:
+    """Read the whole file once, before anything that takes long. Raises CodecError or EmptyText for a row that cannot
+    be read, and CodecError where no text begins with the instruction: a misspelt one would be sanitized like the text.
+    """
+    found = not shape.instruction
     for block in blocks_of(path, shape):
         _, slots, _ = shape.parse(block)
-        if any(shape.divided(container[key])[0] for container, key in slots):
-            return
+        found = found or any(shape.divided(container[key])[0] for container, key in slots)
+    if found:
+        return
     raise CodecError(f"no text of {path.name} begins with the instruction", "give it as the file has it, blanks too")
 
 

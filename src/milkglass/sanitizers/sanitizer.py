@@ -8,7 +8,8 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from milkglass.errors import UnknownWord, UsageError
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
 from milkglass.parameters import Limit
+from milkglass.progress import Progress
 from milkglass.sanitizers.tables.table import Ids, Mask, Vectors, WordVectors
 
 UNKNOWN = -1  # a word that the table does not have
@@ -68,6 +70,14 @@ class Sanitizer(abc.ABC):
 
     def prepare(self) -> None:  # noqa: B027
         """Work out now what draws need, where that is not done word by word."""
+
+    def with_lists(self, progress: Progress, folder: Path | None = None) -> tuple[Self, bool]:
+        """The same mechanism with its lists of words at hand, and whether they were kept from an earlier run.
+
+        Lists that follow from a table alone are kept in Milkglass's cache (tables/kept_lists.py), or in `folder`; those
+        that private counts decide are not. progress: of n words whose lists are made.
+        """
+        return self, False
 
     def sanitize(self, ids: Ids, stream: Stream) -> Ids:
         """(t,) row numbers of the table, or UNKNOWN, to (t,) row numbers. Special rows are unchanged.

@@ -19,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.noise.stream import Stream
+from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.sanitizer import Sanitizer
 from milkglass.sanitizers.tables.table import Ids, WordVectors
 from milkglass.sanitizers.tables.vocabulary import opened, table_of
+from milkglass.sanitizers.tables.word_list import token_counts
 from milkglass.sanitizers.text import OTHER_CLASS, SENSITIVE_CLASS, WordTally
 
 
@@ -53,6 +55,10 @@ class TokenReader:
         """(n,) how often these texts have each row of the table."""
         every = [np.zeros(0, np.int64), *self.ids(list(texts))]
         return np.bincount(np.concatenate(every), minlength=len(self.table))
+
+    def listed_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
+        """(n,) how often each row occurs in 10^12 running words of English. progress: of the list's words."""
+        return token_counts(self.tokenizer, len(self.table), progress)
 
     def text(self, ids: Ids) -> str:
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False))

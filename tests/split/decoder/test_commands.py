@@ -31,14 +31,16 @@ def enclave(served: Served, token: Path, tmp_path_factory: pytest.TempPathFactor
     about = document(built)
     assert (about["kind"], about["attested"], about["rows"], about["k"]) == ("process", False, 300, 8)
     assert "NOT ATTESTED" in built.stderr and "NOT ATTESTED" in about["proof"]
-    assert "without --corpus" in built.stderr and "names, numbers" in built.stderr
+    assert "no --corpus" in built.stderr and "a list of English words" in built.stderr
+    assert about["sensitive_by"] == "word list" and len(json.loads((out / "counts.json").read_text())) == 300
     return out
 
 
 def test_verify_says_what_holds(enclave: Path) -> None:
     about = document(call("split", "enclave", "verify", enclave, "--json"))
     assert about["attested"] is False and "no network calls" in about["holds"] and about["rows"] == 300
-    assert "NOT ATTESTED" in call("split", "enclave", "verify", enclave).stdout
+    shown = call("split", "enclave", "verify", enclave).stdout
+    assert "NOT ATTESTED" in shown and "the rarest 20 % by a list of English words" in shown
     measured = ("split", "enclave", "verify", enclave, "--measurement")
     assert call(*measured, about["measurement"].upper()).exit_code == 0
     refused(call(*measured, "ab" * 32), 8, "is expected")
@@ -79,6 +81,20 @@ def test_a_beam_search_over_the_split_is_the_unsplit_models(
     refused(call(*run, "--beams", 17), 2, "beams is 17, 1 to 16 are possible")
 
 
+def test_an_instruction_keeps_the_chat_template(enclave: Path, served: Served, token: Path) -> None:
+    """The template is that of the whole message; of the instruction no token counts as the user's."""
+    options = ("--split", served.server.url, "--enclave", enclave, "--token-file", token, "--max-tokens", 4, "--json")
+    asked = "the nurse called: "
+    kept = document(call("generate", PRIVATE, "--instruction", asked, "--no-sanitize", *options))
+    whole = document(call("generate", asked + PRIVATE, "--no-sanitize", "--chat", *options))
+    assert kept["text"] == whole["text"] and kept["prompt_tokens"] == whole["prompt_tokens"]
+    assert 0 < kept["private_tokens"] < whole["private_tokens"]
+    raw = document(call("generate", PRIVATE, "--instruction", asked, "--no-sanitize", "--raw", *options))
+    assert raw["prompt_tokens"] < kept["prompt_tokens"] and raw["private_tokens"] <= kept["private_tokens"]
+    blank = call("generate", PRIVATE, "--instruction", " x", *options)
+    assert blank.exit_code == 2 and "begins with a blank" in blank.stderr
+
+
 def test_chat_sends_each_turn(enclave: Path, served: Served, token: Path) -> None:
     options = ("--split", served.server.url, "--enclave", enclave, "--token-file", token, "--max-tokens", 3)
     talked = call("chat", *options, "--temperature", 0, stdin="hello\n/new\nhello\n/exit\n")
@@ -93,7 +109,14 @@ def test_an_audit_reads_what_crosses(enclave: Path, folder: Path, tmp_path: Path
     run = ("split", "enclave", "audit", enclave, "--model", folder, "--text", text, "--out", tmp_path / "audit")
     result = document(call(*run, "--budget", "20s", "--no-sanitize", "--json"))
     assert "near-hidden" in json.dumps(result)
-    assert result["scheme"]["attested"] is False
+    assert result["scheme"]["attested"] is False and result["scheme"]["name"] == "split decoder, not sanitized"
+    assert "epsilon" not in result["scheme"] and "the enclave's sanitizer" in result["verdict"]
+    raised = {one["title"]: one for one in result["warnings"]}
+    assert "The provider reads every answer" in raised
+    explained = raised["An attacker reads your text"]
+    assert "finds the row of each vector" in explained["explanation"] and "--epsilon" in explained["change"]
+    assert "cipher" not in explained["explanation"] and "key" not in explained["change"]
+    assert "a risk of the provider's" in (tmp_path / "audit" / "audit.html").read_text("utf-8")
     for path in (tmp_path / "audit" / "audit.json", tmp_path / "audit" / "audit.html"):
         assert "NOT ATTESTED" in path.read_text("utf-8"), path.name
 
@@ -122,7 +145,11 @@ def test_use_refuses(enclave: Path, served: Served, token: Path, tmp_path: Path)
     words = call(*build, "--out", tmp_path / "words", "--k", 8)
     assert words.exit_code == 0 and "NOT ATTESTED" in words.stdout
     late(call(*build, "--out", enclave), 2, f"{enclave} exists")
-    late(call(*build, "--out", tmp_path / "e", "--kind", "magic"), 2, "there is no enclave of kind")
+    for command in (build, ("split", "enclave", "build", "http://127.0.0.1:9", "--token-file", tmp_path / "none")):
+        wrong = call(*command, "--out", tmp_path / "e", "--kind", "magic")
+        assert wrong.exit_code == 2 and "'magic' is not one of 'process', 'gramine-direct'" in wrong.stderr
+    wrong = call("split", "enclave", "prepare", tmp_path / "e", "--kind", "process")
+    assert wrong.exit_code == 2 and "Invalid value for '--kind'" in wrong.stderr
     refused(call(*build, "--out", tmp_path / "e", "--corpus", tmp_path / "none"), 2, "there is no file")
     (tmp_path / "empty.txt").write_text("\n \n")
     refused(call(*build, "--out", tmp_path / "e", "--corpus", tmp_path / "empty.txt"), 2, "empty.txt holds no text")

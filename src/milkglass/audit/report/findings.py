@@ -13,7 +13,7 @@ import numpy as np
 
 from milkglass.attacks.embeddings.tuned_rows import TunedRows
 from milkglass.audit.outcome import AttackResult, strongest
-from milkglass.audit.report import state_findings
+from milkglass.audit.report import enclave_findings, state_findings
 from milkglass.audit.report.result import Finding
 from milkglass.audit.scene import Scene
 from milkglass.sequences import Sequences
@@ -60,6 +60,7 @@ def warnings(
     result = [
         _broken(scene),
         _running(scene, best, spent),
+        enclave_findings.answers(scene),
         state_findings.named(scene, cells),
         _clusters(cells),
         _budget(spent),
@@ -90,6 +91,8 @@ def _broken(scene: Scene) -> Finding | None:
 
 def _why(scene: Scene) -> str:
     """Why what is sent reveals text."""
+    if enclave_findings.sends(scene):
+        return enclave_findings.WHY
     if scene.of_states:
         return state_findings.WHY
     if scene.symbols is not None:
@@ -117,7 +120,9 @@ def _running(scene: Scene, best: AttackResult | None, spent: Mapping[str, Mappin
     if best is None or not best.value("content top-1") >= 0.1:  # nan, where no content token was sent, included
         return None
     advice = state_findings.CHANGE
-    if scene.symbols is not None:
+    if enclave_findings.sends(scene):
+        advice = enclave_findings.CHANGE
+    elif scene.symbols is not None:
         advice = "Fewer symbols lower it, at a cost in accuracy; a new key does not."
     elif not scene.of_states:
         advice = "A larger k or a smaller epsilon moves this figure by a few points only. " + (

@@ -36,7 +36,7 @@ splits = typer.Typer(help="Cut a model in two: the first layers here, the others
 
 
 # --- train ------------------------------------------------------------------------------------------------------------
-@splits.command()
+@splits.command(short_help="Cut a classifier, and train both halves here.")
 def train(
     model: Annotated[str, typer.Argument(help="An encoder: a folder, a hub id (hf:owner/name), or demo:minilm.")],
     method: Annotated[
@@ -160,7 +160,7 @@ def _right(evaluation: dict[str, Any] | None) -> list[str]:
 
 
 # --- serve ------------------------------------------------------------------------------------------------------------
-@splits.command()
+@splits.command(short_help="Serve the server's half, or a decoder.")
 def serve(
     model: Annotated[
         str,
@@ -228,6 +228,7 @@ def _serve_decoder(
 
     folder = resolve(model)
     prepare()
+    note(f"loading {model} ...")
     name = kept_name(model, folder).rsplit("/", 1)[-1]
     # In a thread that ends: OpenMP's threads of this one would stay, and with more threads than cores it no longer
     # waits by spinning, which makes a token take twice as long
@@ -247,5 +248,5 @@ def _serve_decoder(
 
 
 splits.add_typer(enclaves, name="enclave")
-splits.command()(classify)
-splits.command()(audit)
+splits.command(short_help="Classify texts over a split server.")(classify)
+splits.command(short_help="What would the server read of your texts?")(audit)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -23,7 +24,7 @@ from milkglass.cli.ui.options import (
     require_file,
     with_options,
 )
-from milkglass.cli.ui.terminal import bars, emit, json_text, note, say, show_pieces
+from milkglass.cli.ui.terminal import bars, duration, emit, json_text, note, say, show_pieces
 from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,9 +35,12 @@ if TYPE_CHECKING:
 Folder = Annotated[Path, typer.Argument(metavar="ENCLAVE", help="The folder that `split enclave build` wrote.")]
 Url = Annotated[str, typer.Argument(metavar="URL", help="The split server, such as https://gpu.example:8421.")]
 NO_CORPUS = (
-    "warning: without --corpus the vocabulary's order decides which tokens are sensitive: names, numbers and words of "
-    "other languages that common pieces spell are sent as they are 7 times in 10 (1 - p)"
+    "no --corpus: which tokens are sensitive, a list of English words decides (the rarest 20 %, digits and single "
+    "characters); names that longer pieces spell, and what is common, cross as they are 7 times in 10 (1 - p)"
 )
+COUNTED = {"corpus": "your corpus", "word list": "a list of English words"}
+GramineKind = Literal["gramine-direct", "gramine-sgx"]
+Kind = Literal["process", "gramine-direct", "gramine-sgx"]
 enclaves = typer.Typer(help="The enclave that holds a split decoder's embedding layer.", no_args_is_help=True)
 
 
@@ -46,10 +50,10 @@ def group() -> None:
 
 
 # --- prepare, build and verify ----------------------------------------------------------------------------------------
-@enclaves.command()
+@enclaves.command(short_help="Write the manifest of a Gramine enclave.")
 def prepare(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The new folder.", show_default=False)],
-    kind: Annotated[str, typer.Option(help="gramine-direct or gramine-sgx.", show_default=False)],
+    kind: Annotated[GramineKind, typer.Option(help="Only gramine-sgx is attested.", show_default=False)],
 ) -> None:
     """Write the manifest of a Gramine enclave, and the script that signs it, into a new FOLDER. Then run the script."""
     from milkglass.enclave import folder as enclave_folder
@@ -58,19 +62,17 @@ def prepare(
     say(f"next: {folder}/sign.sh\nthen: milkglass split enclave build URL --out {folder} --kind {kind}")
 
 
-@enclaves.command()
+@enclaves.command(short_help="Build an enclave with the table of a provider.")
 def build(
     url: Url,
     out: Annotated[Path, typer.Option("--out", help="The folder: new, or prepared and signed.", show_default=False)],
-    kind: Annotated[
-        str, typer.Option(help="process, gramine-direct or gramine-sgx. Only the last is attested.")
-    ] = "process",
+    kind: Annotated[Kind, typer.Option(help="Only gramine-sgx is attested.")] = "process",
     k: Annotated[int, typer.Option("--k", min=2, help="Candidates of each token.")] = 30,
     corpus: Annotated[
         Path | None,
         typer.Option(
             help="Your texts, one a line: the rarest 20 % of their tokens are sensitive.  [default: the rarest "
-            "20 % of the vocabulary, by its order, which is weak]"
+            "20 % by a list of English words]"
         ),
     ] = None,
     token_file: TokenFile = None,
@@ -94,25 +96,23 @@ def build(
     if corpus is None:
         note(NO_CORPUS)
     with bars(as_json) as stage:
-        done = stage("release the table and compute candidate lists", 0)
-        built = enclave_folder.build(out, kind, info.model, k, server.package)
-        done(1)
+        built = enclave_folder.build(out, kind, info.model, k, server.package, corpus, stage)
     about = built.about
-    if corpus is not None:
-        enclave_folder.count(out, corpus)
     document = {
         "enclave": str(out), "kind": about.kind, "attested": built.attested, "proof": built.proof,
         "measurement": about.measurement, "model": about.model, "rows": info.vocabulary, "width": info.width, "k": k,
+        "sensitive_by": about.counted,
     }  # fmt: skip
+    token = f" --token-file {shlex.quote(str(token_file))}" if token_file else ""
     words = (
         f"enclave of {about.model}: {info.vocabulary:,} rows of width {info.width}, sealed for "
         f"{about.measurement[:16]}\n{built.proof}\n"
-        f"next: milkglass generate --split {url} --enclave {out} 'Your prompt'"
+        f"next: milkglass generate 'Your prompt' --split {url} --enclave {shlex.quote(str(out))}{token}"
     )
     emit(as_json, document, lambda: words)
 
 
-@enclaves.command()
+@enclaves.command(short_help="Check an enclave, and say what holds.")
 def verify(
     folder: Folder,
     measurement: Annotated[
@@ -133,19 +133,20 @@ def verify(
             "kind": enclave.kind, "attested": enclave.attested, "proof": enclave.proof,
             "measurement": enclave.measurement, "model": about.model, "holds": enclave.holds,
             "rows": table["rows"], "width": table["width"], "rows_per_hour": table["per_hour"],
-            "burst": table["burst"], "hours_to_read_the_table": table["hours"],
+            "burst": table["burst"], "hours_to_read_the_table": table["hours"], "sensitive_by": about.counted,
         }  # fmt: skip
         words = [
             enclave.notice,
             f"measurement: {enclave.measurement}",
             f"table: {table['rows']:,} rows of width {table['width']} of {about.model}, opened",
             f"limit: {table['per_hour']:,} rows an hour, {table['burst']:,} at once; reading all of it takes at least "
-            f"{table['hours']:.1f} h",
+            f"{duration(3600 * table['hours'])}",
+            f"sensitive tokens: the rarest 20 % by {COUNTED[about.counted]}",
         ]
     emit(as_json, document, lambda: "\n".join(words))
 
 
-@enclaves.command()
+@enclaves.command(short_help="What would the provider read of your texts?")
 @with_options
 def audit(
     folder: Folder,
@@ -247,18 +248,26 @@ def _prompt(
 ) -> SanitizedPrompt:
     from milkglass.errors import NoChatTemplate
 
-    if instruction and chat:
-        raise UsageError("--instruction and --chat were both given", "a chat's instruction is --system")
-    if not instruction and chat is not False:
+    if chat is not False:
         try:
             messages = [{"role": "system", "content": system}] if system else []
-            return text.conversation([*messages, {"role": "user", "content": prompt}], sampling)
+            messages.append({"role": "user", "content": instruction + prompt})
+            sent = text.conversation(messages, sampling, instruction)
         except NoChatTemplate:
             if chat:
                 raise
+        else:
+            _require_kept(instruction)
+            return sent
     if system:
         raise UsageError("--system needs a chat template, and this model has none", "give --instruction")
     return text.prompt(prompt, instruction, sampling)
+
+
+def _require_kept(instruction: str) -> None:
+    """A template that strips messages would strip it, and it would be sanitized like the text."""
+    if instruction != instruction.lstrip():
+        raise UsageError("--instruction begins with a blank, which chat templates strip", "leave it out, or give --raw")
 
 
 def sampling_of(

@@ -1,8 +1,11 @@
-"""A vector of each token by the public model: by the whole encoder, or by its row of the input table."""
+"""A vector of each token by the public model: by the whole encoder, or by its row of the input table.
+
+Those by the encoder are kept in Milkglass's cache, a file a block of tokens: a command that was interrupted goes on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,12 +14,14 @@ import torch
 
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
+from milkglass.models.kept import Kept, digest_of
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.torch_model import body
-from milkglass.progress import Stage, no_stage
+from milkglass.progress import Progress, Stage, no_stage
 from milkglass.schemes.symbols.finder import Floats, Vectors
 
 BATCH = 512  # tokens at a time
+BLOCK = 8 * BATCH  # tokens of a file in the cache; a smaller vocabulary takes no time, and is not kept
 
 
 def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> Floats:
@@ -25,8 +30,28 @@ def token_vectors(base: Checkpoint, kind: Vectors, stage: Stage = no_stage) -> F
     if kind == "table":
         return table.numpy()
     before, after = frame(load_tokenizer(base.folder))
-    with torch.inference_mode():
-        return _encoded(body(base), len(table), before, after, stage)
+    progress, size = stage("vectors of tokens", len(table)), len(table)
+    loaded: list[Any] = []  # only where a block is missing
+
+    def encoded(ids: torch.Tensor) -> Floats:
+        if not loaded:
+            loaded.append(body(base).eval())
+        with torch.inference_mode():
+            return _encoded(loaded[0], ids, before, after, progress)
+
+    if size < BLOCK:
+        return encoded(torch.arange(size))
+    digest = digest_of(["milkglass-token-vectors/1", base.digest(), base.config, size, before, after])
+    blocks = torch.arange(size).split(BLOCK)
+    return np.concatenate([_kept(f"{digest}-{number}", ids, encoded, progress) for number, ids in enumerate(blocks)])
+
+
+def _kept(name: str, ids: torch.Tensor, encoded: Callable[[torch.Tensor], Floats], progress: Progress) -> Floats:
+    keep = Kept("token_vectors", {"vectors": np.float32})
+    found = keep(name, lambda: {"vectors": encoded(ids)}, lambda one: len(one["vectors"]) == len(ids))
+    if keep.reused:
+        progress(len(ids))
+    return found["vectors"]
 
 
 def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -37,14 +62,15 @@ def frame(tokenizer: Any) -> tuple[list[int], list[int]]:
     return whole[:start], whole[start + len(bare) :]
 
 
-def _encoded(model: Any, size: int, before: Sequence[int], after: Sequence[int], stage: Stage) -> Floats:
+def _encoded(model: Any, ids: torch.Tensor, before: Sequence[int], after: Sequence[int], progress: Progress) -> Floats:
     """Each token alone between what the tokenizer adds, mean of the last states over all of these places."""
-    progress, model = stage("vectors of tokens", size), model.eval()
     around = partial(torch.tensor, dtype=torch.long)
     parts = []
-    for ids in torch.arange(size).split(BATCH):
-        rows = torch.cat([around(before).repeat(len(ids), 1), ids[:, None], around(after).repeat(len(ids), 1)], dim=1)
+    for some in ids.split(BATCH):
+        rows = torch.cat(
+            [around(before).repeat(len(some), 1), some[:, None], around(after).repeat(len(some), 1)], dim=1
+        )
         parts.append(model(input_ids=rows).last_hidden_state.mean(1))
-        progress(len(ids))
+        progress(len(some))
     result: Floats = torch.cat(parts).numpy().astype(np.float32)
     return result

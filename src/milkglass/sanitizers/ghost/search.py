@@ -19,8 +19,6 @@ in `ghost/` of Milkglass's cache, which hold what follows from a public model, n
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -29,12 +27,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
-from milkglass import files
-from milkglass.errors import CorruptCheckpoint, UsageError
-from milkglass.models.resolve import cache_folder
+from milkglass.errors import UsageError
+from milkglass.models.kept import Kept, digest_of
 from milkglass.parameters import limited, require
 from milkglass.sanitizers.ghost.lemmas import require_language, version
 from milkglass.sanitizers.tables.nearest import nearest
@@ -175,12 +170,8 @@ NAMES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bo
 
 def digest(table: WordVectors, texts: Sequence[str], settings: Search) -> str:
     """64 hex digits over all that a search depends on. texts: what each token reads as."""
-    whole = hashlib.sha256()
     about = [FORMAT, [STEP, MOST], version(), settings.document(), list(table.words), list(texts), table.vectors.shape]
-    whole.update(json.dumps(about).encode())
-    whole.update(np.ascontiguousarray(table.vectors).tobytes())
-    whole.update(table.candidates.astype(np.int64).tobytes())
-    return whole.hexdigest()
+    return digest_of(about, table.vectors, table.candidates.astype(np.int64))
 
 
 def cached(name: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
@@ -188,26 +179,8 @@ def cached(name: str, size: int, make: Callable[[], Shadows], folder: Path | Non
 
     Raises CorruptCheckpoint where the file is damaged.
     """
-    folder = cache_folder() / "ghost" if folder is None else folder
-    path = folder / f"{name}.safetensors"
-    if path.is_file():
-        return _read(path, size)
-    result = make()
-    files.private_dir(folder)
-    with files.atomic_path(path) as partial:  # another process that does the same writes the same
-        save_file({name: np.ascontiguousarray(getattr(result, name)) for name in NAMES}, partial)
-    return result
-
-
-def _read(path: Path, size: int) -> Shadows:
-    try:
-        result = load_file(path)
-    except (SafetensorError, OSError):
-        result = {}
-    right = {name: one.dtype for name, one in result.items()} == {name: np.dtype(kind) for name, kind in NAMES.items()}
-    if not (right and _whole(Shadows(**result), size)):
-        raise CorruptCheckpoint(f"the search kept in {path.name} is damaged", "remove the file: it is made again")
-    return Shadows(**result)
+    kept = Kept("ghost", NAMES, folder)
+    return Shadows(**kept(name, lambda: vars(make()), lambda found: _whole(Shadows(**found), size)))
 
 
 def _whole(shadows: Shadows, size: int) -> bool:

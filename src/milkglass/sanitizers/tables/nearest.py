@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.tables.neighbours import best, directions, require_k
 from milkglass.sanitizers.tables.table import Ids, Vectors
 from milkglass.system import cores
@@ -34,8 +35,10 @@ ROWS = 256  # rows compared at a time where single rows are compared again
 HELD = 512  # pairs that a row of a strip holds on average, at most, unless k is large
 
 
-def nearest(vectors: Vectors, k: int) -> Lists:
+def nearest(vectors: Vectors, k: int, progress: Progress = no_progress) -> Lists:
     """For every row the k others of the largest cosine, ties by index, and these cosines. Uses all cores.
+
+    progress: of n rows, by the share of the tiles that are compared.
 
     Raises UsageError where k is not from 1 to n - 1.
     """
@@ -48,6 +51,7 @@ def nearest(vectors: Vectors, k: int) -> Lists:
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(cores()) as pool:
         bounds = _guesses(unit, k, pool)
         strips = [_Strip(top, k, bounds[top : top + TILE]) for top in range(0, n, TILE)]
+        done = np.diff(n * np.cumsum(np.arange(len(strips), -1, -1)) // sum(range(len(strips) + 1)), prepend=0)
         for number, strip in enumerate(strips):
             tiles = pool.map(partial(_compare, unit, bounds, strip.top), range(strip.top, n, TILE))
             for other, (mine, theirs) in zip(strips[number:], tiles, strict=True):  # in order, whichever is done first
@@ -55,6 +59,7 @@ def nearest(vectors: Vectors, k: int) -> Lists:
                 if other is not strip:
                     other.add(theirs)
             short.append(pool.submit(strip.finish, *lists))
+            progress(int(done[number]))
     _again(unit, np.concatenate([one.result() for one in short]), *lists)
     return lists
 

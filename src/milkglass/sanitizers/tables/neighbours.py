@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
+from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.tables.table import Ids, Vectors
 
 Metric = Literal["cosine", "euclidean"]
@@ -60,11 +61,11 @@ def similarities(rows: Vectors, others: Vectors, metric: Metric) -> NDArray[np.f
     return -np.sqrt(np.maximum(squares, 0))
 
 
-def groups(vectors: Vectors, order: Ids, k: int, metric: Metric) -> list[Ids]:
+def groups(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> list[Ids]:
     """Every row in one group of k: the first free row in `order` takes the k - 1 free rows that are nearest.
 
     What is left at the end, fewer than k rows, joins the last group, which then has up to 2k - 1: a smaller group
-    would hide its rows less than requested.
+    would hide its rows less than requested. progress: of n rows.
     """
     n = len(vectors)
     require_k(k, n)
@@ -87,5 +88,6 @@ def groups(vectors: Vectors, order: Ids, k: int, metric: Metric) -> list[Ids]:
             taken[group], free[pool[group]] = True, False
             left -= k
             result.append(pool[group])
+            progress(k)
     result[-1] = np.concatenate([result[-1], np.flatnonzero(free)])
     return result

@@ -25,7 +25,8 @@ from milkglass.client.codec.codec import Codec
 from milkglass.defences.obfuscated_tables import key_from
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, vocabulary_counts, with_lists
+from milkglass.enclave.folder import token_counts_of
+from milkglass.enclave.lists import RnmSettings, TokenSanitizer, with_lists
 from milkglass.enclave.package import TablePackage
 from milkglass.errors import EnclaveError, KeyForOtherModel, TooLong, UsageError
 from milkglass.models.checkpoint import Checkpoint
@@ -64,7 +65,7 @@ class TableOwner:
         table: (n, d) as stored.
         package: with candidate lists like the enclave's.
         settings: of the sanitizer, which are public.
-        counts: by the vocabulary: nobody else has the user's.
+        counts: by a list of English words: nobody else has the user's.
     """
 
     table: torch.Tensor = field(repr=False)
@@ -99,7 +100,7 @@ def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, fil
     crossed = _crossed(enclave, settings, codec, table, private)
     texts = {ALIKE: alike} | ({} if files.public is None else {OTHER: texts_of(files.public, None)})
     package = with_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
-    owner = TableOwner(table, package, settings, vocabulary_counts(codec.tokenizer, len(table)))
+    owner = TableOwner(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
     corpora = {}
     for who, own in texts.items():
         others = [own[i] for i in decontaminate(own, private)]
@@ -111,8 +112,10 @@ def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, fil
     truth = truth_of(codec, crossed.sent, crossed.original, corpora.values())
     seen = (Activations(crossed.vectors.float(), crossed.sent.lengths, 0), Tokens(crossed.sent))
     held = {"attested": enclave.attested, "proof": enclave.proof}
-    scheme = {"name": "split decoder, rnm by tokens", **held, **asdict(settings)}
-    scene = public_scene(base, codec, seen, truth, knowledge, scheme)
+    sanitized = settings.epsilon is not None
+    scheme = {"name": "split decoder, rnm by tokens" if sanitized else "split decoder, not sanitized", **held}
+    scheme |= asdict(settings) if sanitized else {}
+    scene = public_scene(base, codec, seen, truth, knowledge, scheme, "the table and the enclave's sanitizer")
     require_texts(scene, texts)
     return SplitScene(scene, crossed.left_out)
 

@@ -79,9 +79,11 @@ class SplitText:
         """Plain text to continue. Raises CodecError, EnclaveError."""
         return self.enclave.text(text, instruction, self._room(sampling), self.settings)
 
-    def conversation(self, messages: Sequence[Message], sampling: SplitSampling) -> SanitizedPrompt:
-        """A conversation in the model's chat template."""
-        return self.enclave.chat(messages, self._room(sampling), self.settings)
+    def conversation(
+        self, messages: Sequence[Message], sampling: SplitSampling, instruction: str = ""
+    ) -> SanitizedPrompt:
+        """A conversation in the model's chat template. instruction: what is not sanitized where a message begins so."""
+        return self.enclave.chat(messages, self._room(sampling), self.settings, instruction)
 
     def _room(self, sampling: SplitSampling) -> int:
         """Tokens that a prompt may have. Raises UsageError for an answer that the server does not make."""

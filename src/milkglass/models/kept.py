@@ -1,0 +1,89 @@
+"""What follows from a public model and takes long to compute, kept on this machine for the next command.
+
+Safetensors in a folder of Milkglass's cache for each kind, under the digest of all that the arrays depend on. Nothing
+of a user's text or key may lie here, nor decide what lies here: the names of the files would tell of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from milkglass import files
+from milkglass.errors import CorruptCheckpoint
+from milkglass.models.resolve import cache_folder
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def digest_of(about: list[Any], *arrays: NDArray[Any]) -> str:
+    """64 hex digits over values that JSON has, and over arrays. Types and shapes belong into `about`."""
+    whole = hashlib.sha256(json.dumps(about).encode())
+    for one in arrays:
+        whole.update(np.ascontiguousarray(one).tobytes())
+    return whole.hexdigest()
+
+
+@dataclass
+class Kept:
+    """One kind of arrays.
+
+    Attributes:
+        kind: the name of its folder in the cache.
+        types: of each array, by its name.
+        folder: another place, as tests have; None: the cache.
+        reused: whether the last call found what it was asked for.
+    """
+
+    kind: str
+    types: Mapping[str, Any]
+    folder: Path | None = None
+    reused: bool = field(default=False, init=False)
+
+    def __call__(
+        self, digest: str, make: Callable[[], Mapping[str, NDArray[Any]]], whole: Callable[[Arrays], bool]
+    ) -> Arrays:
+        """The arrays of this digest, made if they are not there.
+
+        Args:
+            digest: of all that they depend on.
+            make: computes them.
+            whole: whether arrays of the right types can be used: nothing that was damaged is.
+
+        Raises:
+            CorruptCheckpoint: a file is damaged.
+        """
+        folder = cache_folder() / self.kind if self.folder is None else self.folder
+        path = folder / f"{digest}.safetensors"
+        self.reused = path.is_file()
+        if self.reused:
+            return self._read(path, whole)
+        new = make()
+        made = {name: np.ascontiguousarray(new[name], kind) for name, kind in self.types.items()}
+        files.private_dir(folder)
+        with files.atomic_path(path) as partial:  # another process that does the same writes the same
+            save_file(made, partial)
+        return made
+
+    def _read(self, path: Path, whole: Callable[[Arrays], bool]) -> Arrays:
+        try:
+            found: Arrays = load_file(path)
+        except (SafetensorError, OSError):
+            found = {}
+        right = {name: one.dtype for name, one in found.items()} == {
+            name: np.dtype(one) for name, one in self.types.items()
+        }
+        if not (right and whole(found)):
+            raise CorruptCheckpoint(
+                f"what {self.kind}/{path.name} of the cache keeps is damaged", "remove the file: it is made again"
+            )
+        return found

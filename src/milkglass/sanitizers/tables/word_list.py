@@ -1,0 +1,99 @@
+"""How common words are in English, by a published list: for users without a corpus of their own (CMIF, section 4.1).
+
+The list is that of the package wordfreq (Speer 2022, version 3.1.1: books, news, subtitles, the web, until 2021), its
+words of at least 1e-7, 99 % of all running words. Words with a digit are left out: the list counts numbers by their
+shape, and a number is never common here. There is no punctuation in it.
+
+For a model's tokens each word is tokenized as texts have it, and its frequency is shared out among the four ways:
+
+    after a blank 0.93, at the start of a text 0.07; in small letters 0.9, capitalised 0.1
+
+which is near to Enron's e-mails (0.07 of the words are capitalised, and 0.07 follow no blank). A token that no word of
+the list needs has 0, and so do tokens of one byte or one character: digits, punctuation, and what spells rare names. A
+name that longer pieces of English words spell is as common as these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.models.kept import Arrays, Kept, digest_of
+from milkglass.progress import Progress, no_progress
+from milkglass.sequences import Sequences
+
+NAME = "a list of English words (wordfreq)"
+LEAST = 1e-7
+CAPITAL, START = 0.1, 0.07
+BLOCK = 8192  # words tokenized at a time
+SCALE = 1e12  # counts are of so many running words: the rarest piece of the rarest word still counts
+BEFORE = "a"  # a word that others follow
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that has no token (SentencePiece)
+
+
+@cache
+def english() -> dict[str, float]:
+    """How often each word occurs in a running word, in small letters, commonest first."""
+    from wordfreq import get_frequency_dict
+
+    every = get_frequency_dict("en", wordlist="best")
+    return {word: share for word, share in every.items() if share >= LEAST and not any(one.isdigit() for one in word)}
+
+
+def token_counts(
+    tokenizer: Any, rows: int, progress: Progress = no_progress, folder: Path | None = None
+) -> NDArray[np.int64]:
+    """(rows,) how often each token occurs in 10^12 running words of English. Kept in Milkglass's cache, or in `folder`.
+
+    progress: of `len(english())` words. Raises CorruptCheckpoint where what is kept is damaged.
+    """
+    keep = Kept("word_list", {"counts": np.int64}, folder)
+    about = ["milkglass-token-counts/1", version("wordfreq"), LEAST, CAPITAL, START, rows]
+    digest = digest_of([*about, tokenizer.backend_tokenizer.to_str()])
+
+    def whole(found: Arrays) -> bool:
+        return bool(found["counts"].shape == (rows,) and found["counts"].min() >= 0)
+
+    return keep(digest, lambda: {"counts": _counted(tokenizer, rows, progress)}, whole)["counts"]
+
+
+def _counted(tokenizer: Any, rows: int, progress: Progress) -> NDArray[np.int64]:
+    result = np.zeros(rows)
+    every, share_of = list(english()), np.array(list(english().values()))
+    for start in range(0, len(every), BLOCK):
+        words, shares = every[start : start + BLOCK], share_of[start : start + BLOCK]
+        for ids, weight in _ways(tokenizer, words):
+            mass = np.repeat(shares * weight, ids.lengths)
+            result += np.bincount(ids.ids, mass, minlength=rows)[:rows]
+        progress(len(words))
+    known = min(len(tokenizer), rows)
+    tokens = tokenizer.convert_ids_to_tokens(range(known))
+    result[:known][[token is None or len(token) == 1 or bool(BYTE.fullmatch(token)) for token in tokens]] = 0
+    return np.ceil(result * SCALE).astype(np.int64)
+
+
+def _ways(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, float]]:
+    """The tokens of each word, in each of the four ways in which a text may have it, and the way's share."""
+    (before,) = _ids(tokenizer, [BEFORE])
+    for capital, share in ((False, 1 - CAPITAL), (True, CAPITAL)):
+        spelled = [word.capitalize() for word in words] if capital else words
+        yield Sequences.of(_ids(tokenizer, spelled)), share * START
+        # After another word, not after a bare blank: some tokenizers put a blank of their own before a text
+        after = _ids(tokenizer, [f"{BEFORE} {word}" for word in spelled])
+        bare = [one[len(before) :] if one[: len(before)] == before else one for one in after]
+        yield Sequences.of(bare), share * (1 - START)
+
+
+def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    batch = tokenizer(
+        texts, add_special_tokens=False, split_special_tokens=True, return_attention_mask=False, verbose=False
+    )
+    found: list[list[int]] = batch["input_ids"]
+    return found

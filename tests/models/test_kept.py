@@ -1,0 +1,43 @@
+"""What is kept in the cache: made once, read again, never used when damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from milkglass.errors import CorruptCheckpoint
+from milkglass.models.kept import Kept, digest_of
+
+
+def test_made_once_and_read_again(tmp_path: Path) -> None:
+    keep, made = Kept("things", {"x": np.int32}, tmp_path / "things"), []
+
+    def make() -> dict[str, np.ndarray]:
+        made.append(1)
+        return {"x": np.arange(5)[::-1]}
+
+    for reused in (False, True):
+        found = keep("ab", make, lambda one: len(one["x"]) == 5)
+        assert found["x"].tolist() == [4, 3, 2, 1, 0] and found["x"].dtype == np.int32
+        assert keep.reused is reused and len(made) == 1
+    (path,) = (tmp_path / "things").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(CorruptCheckpoint, match="things/ab.safetensors"):
+        keep("ab", make, lambda one: len(one["x"]) == 6)
+    with pytest.raises(CorruptCheckpoint):
+        Kept("things", {"x": np.int64}, tmp_path / "things")("ab", make, lambda one: True)
+
+
+def test_the_default_place_is_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path))
+    Kept("things", {"x": np.int32})("ab", lambda: {"x": np.zeros(1)}, lambda one: True)
+    assert (tmp_path / "things" / "ab.safetensors").is_file()
+
+
+def test_the_digest_depends_on_every_part() -> None:
+    one, two = np.arange(3), np.arange(3)[::-1]
+    found = {digest_of(["a"], one), digest_of(["b"], one), digest_of(["a"], two), digest_of(["a"], one, two)}
+    assert len(found) == 4
+    assert digest_of(["a"], two) == digest_of(["a"], two.copy()), "by content, not by layout"
