@@ -17,7 +17,7 @@ from milkglass.experiments.report import frontier
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "THREATS.md", "docs/*.md")
-FRONTIER = ("coarse_sst2", "mitigations", "obfuslm_table2", "cmif_equal_share")
+FRONTIER = ("coarse_frontier", "mitigations.quick", "obfuslm_table2.quick", "cmif_equal_share.quick")
 ABOUT = "MiniLM, 8,000 rows of SST-2, one epoch, one seed; bars: 95 % intervals where the result has them"
 FIGURE = re.compile(r"(<!-- figure ([^:>]+):([^>]+?) -->)([^<]*)(<!-- end -->)")
 STATE = re.compile(r"(<!-- state (\w+) -->)[^<]*(<!-- end -->)")
@@ -42,8 +42,8 @@ def filled(text: str, results: Path) -> str:
 
 
 def frontier_plot(results: Path) -> str:
-    """The plot of the quick results of `FRONTIER` that there are."""
-    files = [results / f"{name}.quick.json" for name in FRONTIER]
+    """The plot of the results of `FRONTIER` that there are."""
+    files = [results / f"{name}.json" for name in FRONTIER]
     return frontier.of([json.loads(one.read_text("utf-8")) for one in files if one.is_file()], "sst2", ABOUT)
 
 
