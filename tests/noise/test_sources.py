@@ -30,6 +30,7 @@ FILES = {
     "split/server.py": "weights are drawn, then overwritten",
     "hidden_states/defence.py": "first weights of halves, which the server has, and of an adversary, which is dropped",
     "hidden_states/halves.py": "dropout of the server's head, whose masks training draws from a stream",
+    "hidden_states/gelo.py": "weights are drawn, then overwritten",
     "hidden_states/textmixer.py": "first weights of the server's half",
     "schemes/symbols/learnt.py": "first weights and dropout, seeded by the key's stream, of a network that is dropped",
     "models/torch_model.py": "first weights of a head, which the server is given",

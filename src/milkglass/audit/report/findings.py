@@ -96,7 +96,7 @@ def _coarse(scene: Scene) -> bool:
 def _why(scene: Scene) -> str:
     """Why what is sent reveals text."""
     if scene.of_states:
-        return state_findings.WHY
+        return state_findings.why(scene)
     if _coarse(scene):
         return (
             f"An id is one of {scene.transcript.size:,} symbols, for many tokens each. The symbols beside it reveal "
