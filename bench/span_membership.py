@@ -38,7 +38,6 @@ from milkglass.threat.attack import Budget
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MODELS = ("demo:minilm", "demo:smollm2")
-SENTENCES = 6  # of which the order is read
 
 
 @dataclass(frozen=True)
@@ -168,10 +167,10 @@ def sets(victim: Victim, reader: SpanReader, rows: int, count: int, settings: Se
     return figures
 
 
-def order(victim: Victim, reader: SpanReader, setting: Setting) -> dict[str, float]:
+def order(victim: Victim, reader: SpanReader, setting: Setting, sentences: int) -> dict[str, float]:
     """The share of tokens at their own place, and of whole sentences."""
     right, total, whole = 0, 0, 0
-    for number, ids in enumerate(victim.ids[:SENTENCES]):
+    for number, ids in enumerate(victim.ids[:sentences]):
         sent, _, size = crossed(victim.entering(ids, 0), setting, number)
         reader.attack = replace(reader.attack, noise=size)
         if reader.placed:
@@ -181,14 +180,14 @@ def order(victim: Victim, reader: SpanReader, setting: Setting) -> dict[str, flo
             found = reader.in_order(sent, above, len(ids), Budget())[:, 0]
         right, total, whole = right + int((found == ids).sum()), total + len(ids), whole + int((found == ids).all())
     label = f"order, {setting.name}"
-    return {f"{label}: tokens": 100 * right / total, f"{label}: sentences": 100 * whole / SENTENCES}
+    return {f"{label}: tokens": 100 * right / total, f"{label}: sentences": 100 * whole / sentences}
 
 
-def measured(name: str, texts: Sequence[str], rows: Sequence[int], count: int) -> dict[str, float]:
+def measured(name: str, texts: Sequence[str], rows: Sequence[int], count: int, sentences: int) -> dict[str, float]:
     victim = Victim(name, texts)
     reader, figures = SpanReader(victim.public, SpanMembership()), dict[str, float]()
     for setting in (PLAIN, SHIELDED):
-        figures |= order(victim, reader, setting)
+        figures |= order(victim, reader, setting, sentences)
     for number in rows:
         if number + round(SHIELDED.shields * number) >= reader.step.table.shape[1]:
             print(f"{name}: {number} rows and shields are no fewer than the dimensions, left out", flush=True)
@@ -201,6 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--batches", type=int, default=2)
+    parser.add_argument("--sentences", type=int, default=6, help="of which the order is read")
     parser.add_argument("--rows", default="16,128,320")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--json", type=Path)
@@ -210,10 +210,11 @@ def main() -> None:
     texts = [one.text for one in examples_of(options.texts, 400)]
     figures: dict[str, float] = {}
     for name in options.models.split(","):
-        figures |= measured(name, texts, rows, options.batches)
+        figures |= measured(name, texts, rows, options.batches, options.sentences)
     result: dict[str, Any] = {
-        "recipe": "span_membership", "paper": "GELO (arXiv:2603.05035)", "texts": options.texts.name,
-        "rows": rows, "batches": options.batches, "sentences": SENTENCES, "made": made, "cores": os.cpu_count(),
+        "recipe": options.json.stem if options.json else "span_membership",
+        "paper": "GELO (arXiv:2603.05035)", "texts": options.texts.name,
+        "rows": rows, "batches": options.batches, "sentences": options.sentences, "made": made, "cores": os.cpu_count(),
         "seconds": round(time.process_time() - began),
         "figures": {name: {"measured": round(value, 4)} for name, value in figures.items()},
     }  # fmt: skip

@@ -52,25 +52,25 @@ class Span:
         """(...) for vectors (..., d): from 0, in the span, to 1; exact where it is below SCREEN. With `values`, in
         units of what the errors explain."""
         flat = vectors.reshape(-1, vectors.shape[-1])
-        result = self._screened(flat.float()).double()
+        rows = flat.float() if self.through is None else flat.float() @ self.through.float().T
+        inside, sizes = rows @ self.basis.float(), rows.square().sum(-1).clamp_min(1e-30)
+        # By what lies in the span: wrong by 1e-3 where little lies outside.
+        result = (1 - inside.square().sum(-1) / sizes).clamp_min(0).sqrt().double()
         near = (result < SCREEN).nonzero()[:, 0]
         result[near] = self._exact(flat[near].double())
         if self.values is not None:
-            result = result / self._explained(flat, self.values)
+            result = result / self._explained(inside, sizes, self.values)
         return result.reshape(vectors.shape[:-1])
 
-    def _explained(self, rows: Tensor, values: Tensor) -> Tensor:
-        """(k,) how far from the span a row of it lies by the errors: |c| times these, relative to the row."""
-        coefficients = (rows.float() @ self.basis.float()) / values.float()
-        off = self.error * coefficients.norm(dim=-1) / rows.float().norm(dim=-1).clamp_min(1e-30)
-        return torch.hypot(off, torch.tensor(FORWARD)).double()
+    def _explained(self, inside: Tensor, sizes: Tensor, values: Tensor) -> Tensor:
+        """(k,) how far from the span a row of it lies by the errors: |c| times these, relative to the row.
 
-    def _screened(self, rows: Tensor) -> Tensor:
-        """By what lies in the span: one pass, and wrong by 1e-3 where little lies outside."""
-        if self.through is not None:
-            rows = rows @ self.through.float().T
-        inside = (rows @ self.basis.float()).square().sum(-1) / rows.square().sum(-1).clamp_min(1e-30)
-        return (1 - inside).clamp_min(0).sqrt()
+        Args:
+            inside: (k, r) coordinates of the rows in the basis.
+            sizes: (k,) their squared lengths.
+        """
+        off = self.error * (inside / values.float()).norm(dim=-1) / sizes.sqrt()
+        return torch.hypot(off, torch.tensor(FORWARD)).double()
 
     def _exact(self, rows: Tensor) -> Tensor:
         """By what lies outside."""
