@@ -21,8 +21,8 @@ HIDDEN_STATE_DEFENCES: Catalogue[HiddenStateDefence] = Catalogue(
     DPForward(),
     CAPE(),
     TextObfuscator(),
-    TextMixer(),
     GELO(),
+    TextMixer(),
 )
 TRAINING = "training"  # a parameter of every method, whose values commands and files keep apart from the others
 
