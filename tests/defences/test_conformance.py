@@ -74,7 +74,7 @@ VARIANTS = (
     Target("cape", {"encoder": "cape"}, "bert", "llama-tied", "decoder"),
     Target("textobfuscator", {"encoder": "textobfuscator", "layer": 1}, "bert", "llama-tied", "decoder"),
     Target("textmixer", {"encoder": "textmixer", "layer": 1}, "bert", "llama-tied", "decoder"),
-    Target("gelo", {"encoder": "gelo", "layer": 0}, "bert", "llama-tied", "decoder"),
+    Target("gelo", {"encoder": "gelo", "condition": 4.0}, "bert", "llama-tied", "decoder"),
 )
 
 

@@ -1,7 +1,7 @@
 """Span membership: which public embeddings lie in the span of rows that were mixed by a secret matrix.
 
-U = A [H; S] hides which row is whose and, for any A, has the span of H and of the shields S (hidden_states/gelo.py).
-Whether a public vector lies in it is a test without secrets:
+U = A [H; S] hides which row is whose and, for any A, has the span of H and of the shields S (GELO,
+hidden_states/mixing/gelo.py). Whether a public vector lies in it is a test without secrets:
 
     v in span(U)  <=>  |v - v R R^T| explained by rounding,     R an orthonormal basis of U's rows
 
