@@ -188,6 +188,7 @@ TEXTMIXER = Paper(
     2023,
     "Findings of EMNLP",
 )
+GELO = Paper("Good-Enough LLM Obfuscation (GELO)", "Belikov, Fedotov", 2026, "arXiv:2603.05035")
 SANTEXT = Paper(
     "Differential Privacy for Text Analytics via Natural Text Sanitization",
     "Yue, Du, Wang, Li, Sun, Chow",

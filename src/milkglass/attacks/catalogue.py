@@ -34,6 +34,7 @@ from milkglass.attacks.hidden_states.invbert import InvBert
 from milkglass.attacks.hidden_states.mlc import MLC
 from milkglass.attacks.hidden_states.nearest_state import NearestState
 from milkglass.attacks.hidden_states.neuron_alignment import NeuronAlignment
+from milkglass.attacks.hidden_states.span_membership import SpanMembership
 from milkglass.attacks.hidden_states.state_inversion import StateInversion
 from milkglass.attacks.shadows.decoding import ShadowDecoding
 from milkglass.attacks.shadows.generation import ShadowGeneration
@@ -79,10 +80,11 @@ ATTACKS: Catalogue[Attack] = Catalogue(
     StateInversion(),
     BagOfWords(),
     FloatHoles(),
+    SpanMembership(),
 )
 
 # Those that an audit may lack which an earlier version began: it goes on, and plays them as well.
-ADDED = frozenset({"neuron-alignment", "symbol-decoder"})
+ADDED = frozenset({"neuron-alignment", "span-membership", "symbol-decoder"})
 
 GRADIENT_ATTACKS: Catalogue[Attack] = Catalogue(
     "gradient attack",

@@ -22,7 +22,7 @@ from milkglass.hidden_states.mechanism import Mechanism
 from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, in_batches
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import SECRET, NoiseRoot
-from milkglass.sequences import Sequences
+from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client
 from milkglass.threat.observations import Activations, Observation
 
@@ -54,6 +54,10 @@ class EncoderClient(Client):
         encoded = self.reader.encode(texts, pairs, cut)
         first, self._sent = self._sent, self._sent + len(texts)
         return frames.encode(self._represented(encoded, self._root, first))
+
+    def rows(self, lengths: Ids) -> Ids:
+        """(texts,) how many rows cross for texts of so many tokens, before any is pooled."""
+        return lengths
 
     def observe(self, ids: Sequences, seed: int) -> Activations:
         """What this half sends for public ids under an attacker's own secret: `threat.Knowledge.observe`."""

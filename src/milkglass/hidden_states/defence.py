@@ -46,9 +46,11 @@ class HiddenStateDefence(Mechanism):
 
     Attributes:
         client: the class of the client half.
+        server: likewise.
     """
 
     client: ClassVar[type[EncoderClient]] = EncoderClient
+    server: ClassVar[type[EncoderServer]] = EncoderServer
 
     def refuses(self, base: Checkpoint) -> str | None:
         return halves.refusal(base, self.layer or 0)
@@ -75,9 +77,10 @@ class HiddenStateDefence(Mechanism):
             train(self, lower, upper, aids, encoded, labels, root)
         about = {"defence": self.name, "layer": self.cut(base), "pooled": self.pooled, "classes": classes}
         with new_dir(folder, private=False) as partial:
-            halves.write(partial, upper.state_dict(), {**about, "model": halves.plain(base.config)})
-        client = self.client(self, base, reader, lower, secret, 0, self.kept(encoded, root))
-        return client, EncoderServer(folder, upper, about)
+            served = self.served(upper)
+            halves.write(partial, served.state_dict(), {**about, "model": halves.plain(base.config)})
+        client = self.client(self, base, reader, lower, secret, 0, self.kept(encoded, root, upper))
+        return client, self.server(folder, served, about)
 
     def load(self, base: Checkpoint, client: Path, server: Path) -> tuple[Client, Server]:
         about = halves.described(server)
@@ -86,11 +89,15 @@ class HiddenStateDefence(Mechanism):
         classes = int(about["classes"])
         with torch.random.fork_rng(devices=[]):  # weights are drawn, then overwritten
             shell = halves.shell(about["model"], halves.layers_of(about["model"]), classes)
-            upper = self.upper(shell, base, classes)
-            halves.fill(server, upper)
-            return self.load_client(base, client), EncoderServer(server, upper, about)
+            served = self.served(self.upper(shell, base, classes))
+            halves.fill(server, served)
+            return self.load_client(base, client), self.server(server, served, about)
 
-    def kept(self, encoded: TokenizedTexts, root: NoiseRoot) -> dict[str, torch.Tensor]:
+    def served(self, upper: torch.nn.Module) -> torch.nn.Module:
+        """What the server holds of the upper half: all of it."""
+        return upper
+
+    def kept(self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Tensors that the client needs besides its half; their shapes depend on no text."""
         return {}
 

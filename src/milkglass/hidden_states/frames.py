@@ -3,6 +3,7 @@
     hidden   fp32 (rows, d)     one row a token, or one a text where they are pooled
     lengths  int64 (texts,)     tokens of each text; 1 each where they are pooled
     about    int64 (2,)         layer, and 1 where the rows are pooled
+    mixed    int64 (texts,)     rows of each text, only where they are mixtures
 
 No pickle. Lengths are not hidden.
 """
@@ -20,12 +21,16 @@ MAX_BYTES = 1 << 30
 MAX_LAYER = 1024
 HINT = "send what the client half gives"
 KINDS = {"hidden": (torch.float32, 2), "lengths": (torch.int64, 1), "about": (torch.int64, 1)}
+OPTIONAL = {"mixed": (torch.int64, 1)}
 
 
 def encode(sent: Activations) -> bytes:
     """The frame. Raises BadUpload where it would be refused on the other side."""
     about, lengths = torch.tensor([sent.layer, int(sent.pooled)]), torch.from_numpy(sent.lengths.copy())
-    frame = save({"hidden": sent.hidden.detach().float().contiguous(), "lengths": lengths, "about": about})
+    tensors = {"hidden": sent.hidden.detach().float().contiguous(), "lengths": lengths, "about": about}
+    if sent.mixed is not None:
+        tensors["mixed"] = torch.from_numpy(sent.mixed.copy())
+    frame = save(tensors)
     _require_small(frame)
     return frame
 
@@ -42,18 +47,29 @@ def decode(frame: bytes) -> Activations:
         parts = load(frame)
     except (SafetensorError, ValueError, KeyError) as error:
         raise BadUpload("the frame is not a safetensors file", HINT) from error
-    if parts.keys() != KINDS.keys():
+    if not KINDS.keys() <= parts.keys() <= KINDS.keys() | OPTIONAL.keys():
         raise BadUpload(f"the frame holds {len(parts)} tensors, hidden, lengths and about are needed", HINT)
-    for name, (dtype, rank) in KINDS.items():
+    for name, (dtype, rank) in (KINDS | OPTIONAL).items():
+        if name not in parts:
+            continue
         if parts[name].dtype != dtype or parts[name].dim() != rank:
             raise BadUpload(f"{name} is {parts[name].dtype} of rank {parts[name].dim()}, {dtype}, {rank} needed", HINT)
     hidden, lengths, about = (parts[name] for name in KINDS)
     if len(about) != 2 or not 0 <= int(about[0]) <= MAX_LAYER or int(about[1]) not in (0, 1):
         raise BadUpload("the frame's layer is impossible", HINT)
-    rows, pooled = len(hidden), bool(about[1])
-    fits = not len(lengths) or (int(lengths.min()) >= 1 and int(lengths.max()) <= (1 if pooled else rows))
-    if not fits or int(lengths.sum()) != rows:
+    rows, pooled, mixed = len(hidden), bool(about[1]), parts.get("mixed")
+    if mixed is not None and (
+        pooled or mixed.shape != lengths.shape or not bool((lengths.clamp_min(1) <= mixed).all())
+    ):
+        raise BadUpload(f"the mixed rows of {len(mixed)} texts are fewer than their tokens, or pooled", HINT)
+    if not _add_up(lengths if mixed is None else mixed, rows, 1 if pooled else rows) or bool((lengths < 1).any()):
         raise BadUpload(f"the lengths of {len(lengths)} texts do not add up to the {rows} rows", HINT)
     if not torch.isfinite(hidden).all():
         raise BadUpload("the frame holds a number that is not finite", HINT)
-    return Activations(hidden, lengths.numpy(), int(about[0]), pooled)
+    return Activations(hidden, lengths.numpy(), int(about[0]), pooled, None if mixed is None else mixed.numpy())
+
+
+def _add_up(counts: torch.Tensor, rows: int, most: int) -> bool:
+    """Whether each is from 1 to `most`, and together they are the rows; checked in this order, no sum overflows."""
+    possible = not len(counts) or (int(counts.min()) >= 1 and int(counts.max()) <= most)
+    return possible and int(counts.sum()) == rows

@@ -60,6 +60,11 @@ def _stack(body: Any) -> Any:
     return body.encoder if hasattr(body, "encoder") else body.transformer
 
 
+def first_layer(upper: Upper) -> torch.nn.Module:
+    """The first layer above the cut."""
+    return _stack(upper.model.base_model).layer[0]
+
+
 class Lower(torch.nn.Module):
     """The embeddings and the first layers, which the client runs."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +19,14 @@ from milkglass.threat.observations import Activations, Observation, Weights
 
 
 class EncoderServer(Server):
+    """The server half.
+
+    Attributes:
+        mixed: whether it takes mixtures of rows.
+    """
+
+    mixed: ClassVar[bool] = False
+
     def __init__(self, folder: Path, upper: torch.nn.Module, about: Mapping[str, Any]) -> None:
         self.folder, self._upper, self._about = folder, upper.eval(), about
 
@@ -41,6 +49,11 @@ class EncoderServer(Server):
         if (one.layer, one.pooled) != expected:
             raise UsageError(
                 f"states after layer {one.layer}, pooled {one.pooled}; {expected[0]}, {expected[1]} needed",
+                "use two halves of one split",
+            )
+        if (one.mixed is not None) != self.mixed:
+            raise UsageError(
+                f"the rows are {'' if one.mixed is not None else 'not '}mixed, and this half takes the other kind",
                 "use two halves of one split",
             )
         return one

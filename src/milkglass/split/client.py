@@ -65,7 +65,7 @@ class ClientHalf:
     ) -> NDArray[np.float64]:
         """(texts, classes) probabilities. Raises CodecError for a text that cannot be sent, before any is."""
         self.require(info, pairs is not None)
-        lengths = self.client.reader.encode(texts, pairs).ids.lengths
+        lengths = self.client.rows(self.client.reader.encode(texts, pairs).ids.lengths)
         result = []
         for part in parts(lengths, min(BATCH, info.max_texts), info.max_rows):
             frame = self.client.frame(texts[part], None if pairs is None else pairs[part])

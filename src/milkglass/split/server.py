@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from milkglass.errors import BadUpload, CorruptCheckpoint
 from milkglass.hidden_states import frames, halves
 from milkglass.hidden_states.catalogue import restored
+from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.server import EncoderServer
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.split import folders
@@ -51,7 +52,8 @@ class ServerHalf:
                 f"{halves.CONFIG} in {folder.name} lacks an entry", "copy the folder again"
             ) from error
         info = ServerInfo(known.method, layer, pooled, width, classes, length, weights=folders.weights_digest(folder))
-        return cls(EncoderServer(folder, _upper(folder, known, config, classes), about), info)
+        defence = restored(known.method, known.parameters)
+        return cls(defence.server(folder, _served(folder, defence, config, classes), about), info)
 
     def answer(self, frame: bytes) -> NDArray[np.float32]:
         """(texts, outputs) logits. Raises BadUpload, UsageError."""
@@ -74,14 +76,13 @@ class ServerHalf:
             raise BadUpload(f"a text is {longest} tokens long, at most {info.max_length} fit", "shorten it")
 
 
-def _upper(folder: Path, known: folders.ServerAbout, config: dict[str, Any], classes: int) -> torch.nn.Module:
-    """The upper half as its method cuts it, filled from the folder."""
-    defence = restored(known.method, known.parameters)
+def _served(folder: Path, defence: HiddenStateDefence, config: dict[str, Any], classes: int) -> torch.nn.Module:
+    """What the method leaves to the server, filled from the folder."""
     cut = Checkpoint(folder, config, None, {})  # a method asks it how many layers there are, and nothing else
     with torch.random.fork_rng(devices=[]):  # weights are drawn, then overwritten
-        upper = defence.upper(halves.shell(config, halves.layers_of(config), classes), cut, classes)
-        halves.fill(folder, upper)
-    return upper
+        served = defence.served(defence.upper(halves.shell(config, halves.layers_of(config), classes), cut, classes))
+        halves.fill(folder, served)
+    return served
 
 
 def _width(config: dict[str, Any]) -> int:

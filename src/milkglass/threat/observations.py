@@ -55,12 +55,15 @@ class Activations(Observation):
 
     Attributes:
         pooled: one row a text, and every length is 1.
+        mixed: (texts,) how many rows stand for each text, where they are linear combinations of what enters the next
+            layer's attention and of rows that stand for nothing; None: a row is a token's.
     """
 
     hidden: torch.Tensor
     lengths: Ids
     layer: int
     pooled: bool = False
+    mixed: Ids | None = None
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import numpy as np
 from milkglass import papers
 from milkglass.attacks.gradients.free_tokens import MOST, NOT_SHARED, dealt, table_gradient
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
-from milkglass.attacks.hidden_states.float_holes import FEWEST, Holes
+from milkglass.attacks.noise_holes import FEWEST, Holes
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
 from milkglass.threat.knowledge import required

@@ -4,10 +4,14 @@ The gradient of W in y = W x over the positions of a batch is dY^T X. Its rows a
 that each vector that entered lies in their span, and another one of the vocabulary does not:
 
     |v - R R^T v| / |v|,     R an orthonormal basis of the span
+
+Where the rows themselves were sent, each of their numbers wrong by rounding or by noise of a known size, a vector v =
+c U of the span is off by |c| times that error. `Span.distances` is then in units of what the error explains.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +20,9 @@ from torch import Tensor
 
 SCREEN = 0.1  # single precision is enough to see that a vector is farther away than this
 ROUNDING = 64.0  # a singular value of so many units of rounding, relative to the largest, may be rounding
+SUMS = 4.0  # what is sent in fp32 is rounded at every step of a sum; in 16 bits, where it is sent
+EDGE = 2.0  # times the largest singular value of the errors alone: larger ones are of the rows
+FORWARD = 2.5e-5  # a public vector is computed anew, and differs by this share at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,30 +34,43 @@ class Span:
         through: (m, d) what vectors pass before they are compared; None: m = d, they are compared as they are.
         full: whether the rank is as large as it can be, so that there may have been more vectors than the span
             shows.
+        values: (r,) singular values of the rows, where their errors are known; else None.
+        error: the largest singular value of these errors, in the same units.
     """
 
     basis: Tensor
     through: Tensor | None
     full: bool
+    values: Tensor | None = None
+    error: float = 0.0
 
     @property
     def rank(self) -> int:
         return self.basis.shape[1]
 
     def distances(self, vectors: Tensor) -> Tensor:
-        """(...) for vectors (..., d): from 0, in the span, to 1; exact where it is below SCREEN."""
+        """(...) for vectors (..., d): from 0, in the span, to 1; exact where it is below SCREEN. With `values`, in
+        units of what the errors explain."""
         flat = vectors.reshape(-1, vectors.shape[-1])
-        result = self._screened(flat.float()).double()
+        rows = flat.float() if self.through is None else flat.float() @ self.through.float().T
+        inside, sizes = rows @ self.basis.float(), rows.square().sum(-1).clamp_min(1e-30)
+        # By what lies in the span: wrong by 1e-3 where little lies outside.
+        result = (1 - inside.square().sum(-1) / sizes).clamp_min(0).sqrt().double()
         near = (result < SCREEN).nonzero()[:, 0]
         result[near] = self._exact(flat[near].double())
+        if self.values is not None:
+            result = result / self._explained(inside, sizes, self.values)
         return result.reshape(vectors.shape[:-1])
 
-    def _screened(self, rows: Tensor) -> Tensor:
-        """By what lies in the span: one pass, and wrong by 1e-3 where little lies outside."""
-        if self.through is not None:
-            rows = rows @ self.through.float().T
-        inside = (rows @ self.basis.float()).square().sum(-1) / rows.square().sum(-1).clamp_min(1e-30)
-        return (1 - inside).clamp_min(0).sqrt()
+    def _explained(self, inside: Tensor, sizes: Tensor, values: Tensor) -> Tensor:
+        """(k,) how far from the span a row of it lies by the errors: |c| times these, relative to the row.
+
+        Args:
+            inside: (k, r) coordinates of the rows in the basis.
+            sizes: (k,) their squared lengths.
+        """
+        off = self.error * (inside / values.float()).norm(dim=-1) / sizes.sqrt()
+        return torch.hypot(off, torch.tensor(FORWARD)).double()
 
     def _exact(self, rows: Tensor) -> Tensor:
         """By what lies outside."""
@@ -74,6 +94,25 @@ def row_space(rows: Sequence[Tensor], through: Tensor | None = None) -> Span:
     _, values, right = torch.linalg.svd(stacked, full_matrices=False)
     rank = numerical_rank(values, eps)
     return Span(right[:rank].T.contiguous(), through, rank == min(stacked.shape))
+
+
+def sent_rows(rows: Tensor, noise: float = 0.0) -> Span:
+    """The span of rows (m, d) that were sent as they are, of the directions that errors do not drown.
+
+    The errors are those of rounding to the rows' dtype, uniform in half a unit of the last place, and of added noise.
+    As a random matrix they have singular values of at most about s (sqrt(m) + sqrt(d)), s their standard deviation
+    (Vershynin 2018, theorem 4.4.5).
+
+    Args:
+        noise: standard deviation of what was added to each number.
+    """
+    wide = rows.double()
+    steps = SUMS if rows.dtype in (torch.float32, torch.float64) else 1.0
+    rounding = steps * torch.finfo(rows.dtype).eps * float(wide.square().mean().sqrt()) / 12**0.5
+    error = math.hypot(rounding, noise) * (len(rows) ** 0.5 + rows.shape[1] ** 0.5)
+    _, values, right = torch.linalg.svd(wide, full_matrices=False)
+    rank = int((values > EDGE * error).sum())
+    return Span(right[:rank].T.contiguous(), None, rank == rows.shape[1], values[:rank], error)
 
 
 def numerical_rank(values: Tensor, eps: float) -> int:

@@ -42,6 +42,8 @@ class BagOfWords(LinearWords):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if (required(knowledge.corpus).lengths > 0).sum() < 2:
             return "fewer than two public texts hold a token: their vectors cannot be distinguished from others"
+        if any(one.mixed is not None for one in transcript.all(Activations)):
+            return "the rows of each text are mixed with random signs, and their mean says nothing"
         widths = {one.hidden.shape[1] for one in transcript.all(Activations)}
         return None if len(widths) == 1 else f"the states have {len(widths)} different widths"
 

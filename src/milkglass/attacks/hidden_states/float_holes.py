@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.attacks.forward import body
 from milkglass.attacks.hidden_states.nearest_state import embedded, frame, hidden_of
+from milkglass.attacks.noise_holes import FEWEST, Floats, Holes
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.noise.grid import AddedNoise
@@ -33,59 +34,12 @@ from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Activations, Transcript
 
-FEWEST = 0.01  # a width with fewer holes rules nothing out
 BLOCK = 16  # coordinates looked at before tokens are dropped
 PIECE = 1 << 16  # factors at a time, which a processor's cache holds
 SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
 CLOSE = 3  # coordinates by which a token may be behind the best and is kept
 TRIED, LOOKED = 9, 2  # factors that the first row does not separate, and rows that do
 SPARSE = 1 << 10  # of so many factors one is tried where none fits
-
-
-Floats = NDArray[np.float32]
-Mask = NDArray[np.bool_]
-
-UP, DOWN = np.float32(np.inf), np.float32(-np.inf)
-
-
-@dataclass(frozen=True)
-class Holes:
-    """The numbers that noise of one width cannot reach: fl(x + fl(s z)) for fp32 numbers z has holes (Mironov 2012).
-
-    The product of s and an fp32 number is rounded to one of 2^23 numbers between two powers of two, and where the
-    mantissa of s is above 1 some of these are never met: 17 % of those between s's mantissa and 2 for s = 1.2. A number
-    that is sent and lies in such a hole, seen from a guess x, rules the guess out; the true x is never ruled out.
-
-    Attributes:
-        width: s, the width of the noise, as fp32 has it.
-    """
-
-    width: np.float32
-
-    @property
-    def share(self) -> float:
-        """Of the numbers between two powers of two, the share that noise alone never is, by a sample of them."""
-        sample = np.linspace(1, 2, 20_001, dtype=np.float32)[:-1]
-        return 1 - float(self.noise(sample).mean())
-
-    def noise(self, n: Floats) -> Mask:
-        """Where n = fl(s z) for some fp32 number z."""
-        z = (n.astype(np.float64) / np.float64(self.width)).astype(np.float32)
-        hit = (self.width * z) == n
-        for direction in (UP, DOWN):
-            hit |= (self.width * np.nextafter(z, direction)) == n
-        return hit
-
-    def reachable(self, x: Floats, y: Floats) -> Mask:
-        """Where y = fl(x + n) for a noise n that there is."""
-        x, y = np.broadcast_arrays(x, y)
-        middle = (y.astype(np.float64) - x.astype(np.float64)).astype(np.float32)
-        up, down = np.nextafter(middle, UP), np.nextafter(middle, DOWN)
-        hit = np.zeros(x.shape, np.bool_)
-        for n in (middle, up, down, np.nextafter(up, UP), np.nextafter(down, DOWN)):
-            part = ~hit & ((x + n) == y)
-            hit[part] = self.noise(n[part])
-        return hit
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ def hidden_of(transcript: Transcript, width: int) -> str | None:
     for one in transcript.all(Activations):
         if one.pooled:
             return "the states are one for a text, and say nothing of single tokens"
+        if one.mixed is not None:
+            return "the rows of each text are mixed, and stand for no single token"
         if len(one.hidden) != one.lengths.sum():
             return "the states are not one for each token"
         if len(one.hidden) and one.hidden.shape[1] != width:

@@ -94,7 +94,7 @@ def _why(scene: Scene) -> str:
     if enclave_findings.sends(scene):
         return enclave_findings.WHY
     if scene.of_states:
-        return state_findings.WHY
+        return state_findings.why(scene)
     if scene.symbols is not None:
         return (
             f"An id is one of {scene.transcript.size:,} symbols, for many tokens each. The symbols beside it reveal "

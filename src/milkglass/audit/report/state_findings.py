@@ -14,7 +14,16 @@ WHY = (
     "A hidden state says much of the token that it stands for and of those beside it. An attacker with text and a "
     "client half trains a model to read states, disturbed as they are, and reads yours with it."
 )
+MIXED = (
+    "Mixing the rows of a text hides which row is whose and leaves their span. A public embedding lies in it or does "
+    "not: no text, no key and no training is needed to test that."
+)
 CHANGE = "More noise lowers this figure, and accuracy with it: train again and compare."
+
+
+def why(scene: Scene) -> str:
+    """Why what is sent reveals text."""
+    return MIXED if any(one.mixed is not None for one in scene.transcript.all(Activations)) else WHY
 
 
 def words(who: Mapping[str, str], cells: tuple[AttackResult, ...]) -> str:

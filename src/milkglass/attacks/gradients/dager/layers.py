@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.spans import Span, row_space
 from milkglass.errors import UnsupportedModel
+from milkglass.models.readers import readers
 from milkglass.threat.training_step import SharedStep
 
 
@@ -86,14 +87,12 @@ def entrance(step: SharedStep, layer: int) -> Entrance:
     every = layers(step.module)
     if layer >= len(every):
         raise UnsupportedModel(f"layer {layer + 1} is asked for, the model has {len(every)}", "give a deeper model")
-    calls = _calls(step, every[layer])
-    if not calls:
+    reading = readers(every[layer], lambda: _embed_two(step))
+    if not reading:
         raise UnsupportedModel(f"layer {layer + 1} multiplies its input by no matrix", "give a model of another family")
-    first = calls[0][1]
-    readers = [one for one, x in calls if x.shape == first.shape and x.data_ptr() == first.data_ptr()]
     names = {id(one): name for name, one in step.module.named_parameters()}
-    matrices = tuple(_matrix(step.module, module, names) for module in readers)
-    return Entrance(step, matrices, readers[0])
+    matrices = tuple(_matrix(step.module, module, names) for module in reading)
+    return Entrance(step, matrices, reading[0])
 
 
 def layers(module: Any) -> nn.ModuleList:
@@ -105,21 +104,9 @@ def layers(module: Any) -> nn.ModuleList:
     raise UnsupportedModel(f"no list of {count} layers is in this model", "give a model of another family")
 
 
-def _calls(step: SharedStep, layer: nn.Module) -> list[tuple[nn.Module, Tensor]]:
-    """The matrices of a layer in the order in which they are used, and what each was given."""
-    calls: list[tuple[nn.Module, Tensor]] = []
-
-    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        calls.append((module, args[0]))
-
-    handles = [one.register_forward_pre_hook(note) for one in layer.modules() if isinstance(one, nn.Linear | Conv1D)]
-    try:
-        with torch.no_grad():
-            _run(step, step.embedded(torch.zeros(1, 2, dtype=torch.long)))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls
+@torch.no_grad()
+def _embed_two(step: SharedStep) -> None:
+    _run(step, step.embedded(torch.zeros(1, 2, dtype=torch.long)))
 
 
 def _matrix(model: nn.Module, module: nn.Module, names: dict[int, str]) -> Matrix:

@@ -35,6 +35,7 @@ from milkglass.hidden_states.halves import Upper
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.noise.mixing import rotation
 from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
@@ -76,13 +77,7 @@ def keys_of(root: NoiseRoot, mixing: str, places: int, width: int) -> list[torch
     drawn = [root.draws("mixing", place) for place in range(places)]
     if mixing == "hadamard":
         return [one.gaussian(width) for one in drawn]
-    return [_rotation(one.gaussian(width, width)) for one in drawn]
-
-
-def _rotation(gaussian: torch.Tensor) -> torch.Tensor:
-    """Orthogonal, uniform: the signs make the factorisation unique (Mezzadri 2007)."""
-    q, r = torch.linalg.qr(gaussian)
-    return q * r.diagonal().sign()
+    return [rotation(one.gaussian(width, width)) for one in drawn]
 
 
 class Mixing(EncoderClient):
@@ -183,7 +178,7 @@ class TextMixer(HiddenStateDefence):
         selected[draws.below(self.inputs, 1)[0]] = own
         return selected
 
-    def kept(self, encoded: TokenizedTexts, root: NoiseRoot) -> dict[str, torch.Tensor]:
+    def kept(self, encoded: TokenizedTexts, root: NoiseRoot, upper: torch.nn.Module) -> dict[str, torch.Tensor]:
         """OTHERS texts, with repetition where there are fewer, padded to the longest that is allowed."""
         selected = encoded.ids.chosen(root.draws("others").below(len(encoded), OTHERS))
         ids = torch.zeros(OTHERS, self.training.max_length, dtype=torch.int64)

@@ -1,0 +1,177 @@
+"""Span membership: which public embeddings lie in the span of rows that were mixed by a secret matrix.
+
+U = A [H; S] hides which row is whose and, for any A, has the span of H and of the shields S (GELO,
+hidden_states/mixing/gelo.py). Whether a public vector lies in it is a test without secrets:
+
+    v in span(U)  <=>  |v - v R R^T| explained by rounding,     R an orthonormal basis of U's rows
+
+1. Every token of the vocabulary, at every place where places enter as vectors, is put through the public embeddings
+   and norm and held against the span of one text (`spans.sent_rows`, and DAGER's `layers.tokens`).
+2. Where positions are added (BERT, GPT-2) each place has its tokens, and the text is read in order. Rotary positions
+   enter later: then the *set* of tokens is read, neither order nor how often. Fewer directions than rows betray that
+   some are repeated.
+3. Where the next layer's rows are mixed and seen as well, a decoder's text is put in order: a prefix is in the second
+   span or is not, whatever follows (DAGER's `prefixes`).
+
+A shield is one more direction: nothing changes while rows and shields are fewer than dimensions. From there on the span
+is everything, and the attack refuses. Noise on U ends it where it is as large as what separates two tokens; `noise`
+tells the attack of it. Texts that are mixed together in one batch are read as one bag; with added positions, places are
+then ambiguous, since w_i + p_j is in the span with any chain of w_i + p_k, w_l + p_k, w_l + p_j.
+
+Out of scope: states after layers of an encoder, which follow from whole texts; language, which would resolve ties.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from milkglass.attacks.forward import body
+from milkglass.attacks.gradients.dager import prefixes
+from milkglass.attacks.gradients.dager.layers import SpanTokens, depends_on_position, entrance, tokens
+from milkglass.attacks.gradients.spans import EDGE, Span, sent_rows
+from milkglass.models.view import Model
+from milkglass.papers import ours
+from milkglass.parameters import limited, require
+from milkglass.sequences import Ids
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.guess import NO_BELIEF, Guess
+from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.observations import Activations, Transcript
+from milkglass.threat.training_step import SharedStep
+
+
+@dataclass(frozen=True)
+class SpanMembership(Attack):
+    """Span membership: which public embeddings lie in the span of rows that were mixed by a secret matrix.
+
+    Attributes:
+        k: how many ranks the guess has, where places are read.
+        tolerance: how far a vector of the span may lie from it, in units of what errors explain.
+        noise: standard deviation of noise that is known to be on each number sent.
+        most: prefixes at a time.
+    """
+
+    k: int = limited(10, least=1)
+    tolerance: float = limited(EDGE, above=0)
+    noise: float = limited(0.0)
+    most: int = limited(256, least=1)
+
+    name = "span-membership"
+    title = "Public embeddings in the span of mixed rows"
+    paper = ours("Mixing rows by a secret matrix leaves their span, in which public embeddings lie or do not")
+    sees = frozenset({Activations})
+    assumes = frozenset({"public_model"})
+    min_seconds = 5.0  # seconds for a text of MiniLM
+
+    def __post_init__(self) -> None:
+        require(self)
+
+    def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
+        seen = [one for one in transcript.all(Activations) if one.mixed is not None]
+        if not seen:
+            return "no rows are mixed: other attacks read each state"
+        bottom = [one for one in seen if one.layer == 0]
+        if not bottom:
+            return "the states follow from whole texts, and no list of texts is tried"
+        width = required(knowledge.public_model).width
+        if other := [one.hidden.shape[1] for one in bottom if one.hidden.shape[1] != width]:
+            return f"the rows have {other[0]} dimensions, the public model {width}"
+        least = min((int(_counts(one).min()) for one in bottom if len(one.lengths)), default=0)
+        if least >= width:
+            return f"every text is mixed to {least} rows or more in {width} dimensions: their span is everything"
+        return None
+
+    def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+        mixed = [one for one in transcript.all(Activations) if one.mixed is not None]
+        first = [part for one in mixed if one.layer == 0 for part in _texts(one)]
+        second = [part for one in mixed if one.layer == 1 for part in _texts(one)]
+        reader = SpanReader(required(knowledge.public_model), self)
+        ordered = reader.decoder and len(second) == len(first)
+        readings = list[Ids]()
+        for number, (rows, length) in enumerate(first):
+            if budget.left() <= 0:
+                break
+            if ordered:
+                readings.append(reader.in_order(rows, second[number][0], length, budget))
+            else:
+                readings.append(reader.in_place(rows, length) if reader.placed else reader.bag(rows, length))
+            budget.progress((number + 1) / len(first))
+        if not ordered and not reader.placed:
+            none = np.empty(0, np.int64)
+            return Guess(bags=(*readings, *(none for _ in first[len(readings) :])))
+        lengths, width = [length for _, length in first], 1 if ordered else min(self.k, reader.size)
+        guess = np.full((sum(lengths), width), NO_BELIEF, np.int64)
+        for found, end, length in zip(readings, np.cumsum(lengths).tolist(), lengths, strict=False):
+            guess[end - length : end] = found
+        return Guess(running=guess)
+
+
+class SpanReader:
+    """Holds the public model's tokens against the rows of one batch after the other.
+
+    Attributes:
+        size: of the vocabulary.
+        placed: whether what enters the first layer depends on the place.
+        decoder: whether a state depends on what came before it only.
+    """
+
+    def __init__(self, public: Model, attack: SpanMembership) -> None:
+        self.attack, self.step = attack, SharedStep(body(public, 2))
+        self.low = entrance(self.step, 0)
+        self.size, self.decoder = len(self.step.table), self.step.kind == "decoder"
+        self.placed = depends_on_position(self.low)
+
+    def spanned(self, rows: torch.Tensor, places: int) -> SpanTokens:
+        """The tokens in the span of rows (m, d) at each of so many places, nearest first; no more than there are
+        directions, since different tokens' vectors are independent. None where the span is everything."""
+        span = self._span(rows)
+        if span is None:
+            return SpanTokens(((),) * places, (), self.placed)
+        found = tokens(self.low, [span], places, self.attack.tolerance, self.size)
+        assert found is not None  # only where more than the whole vocabulary is at one place
+        return SpanTokens(tuple(one[: span.rank] for one in found.tokens), found.nearest, found.placed)
+
+    def bag(self, rows: torch.Tensor, places: int) -> Ids:
+        """(b,) the different tokens in the span of rows (m, d), of texts of at most so many tokens."""
+        found = self.spanned(rows, places)
+        return np.array(sorted({token for one in found.tokens for token in one}), np.int64)
+
+    def in_place(self, rows: torch.Tensor, length: int) -> Ids:
+        """(length, k) the tokens of one text, nearest first, NO_BELIEF where there are fewer."""
+        found, k = self.spanned(rows, length), min(self.attack.k, self.size)
+        result = np.full((length, k), NO_BELIEF, np.int64)
+        for place in range(length):
+            there = found.at(place)[:k]
+            result[place, : len(there)] = there
+        return result
+
+    def in_order(self, rows: torch.Tensor, above: torch.Tensor, length: int, budget: Budget) -> Ids:
+        """(length, 1) the text of a decoder from the rows that entered its first layer and its second, NO_BELIEF where
+        no text of the first's tokens is in the second span."""
+        result, span = np.full((length, 1), NO_BELIEF, np.int64), self._span(above)
+        found = self.spanned(rows, length)
+        if span is None or not found.at(0):
+            return result
+        high, attack = entrance(self.step, 1), self.attack
+        grown = prefixes.grown(high, [span], found, length, attack.tolerance, attack.most, budget)
+        whole = prefixes.chosen(high, grown, 1, [length])
+        if whole and len(whole[0]) == length:
+            result[:, 0] = whole[0]
+        return result
+
+    def _span(self, rows: torch.Tensor) -> Span | None:
+        span = sent_rows(rows, self.attack.noise)
+        return None if span.full or not span.rank else span
+
+
+def _counts(seen: Activations) -> Ids:
+    return seen.lengths if seen.mixed is None else seen.mixed
+
+
+def _texts(seen: Activations) -> list[tuple[torch.Tensor, int]]:
+    """The rows of each text, and how many tokens it has."""
+    parts = seen.hidden.split(_counts(seen).tolist())
+    return list(zip(parts, seen.lengths.tolist(), strict=True))

@@ -1,0 +1,1 @@
+"""Methods that combine rows: of several texts, or of one."""

@@ -1,0 +1,68 @@
+"""Secret matrices that combine the rows of other matrices, and undo it: orthogonal, or with a condition number.
+
+    U = A [H; S]          H (t, d): what is hidden; S (k, d): rows that stand for nothing, shields
+    H W = the first t rows of A^-1 (U W)
+
+A = P diag(s) Q with P and Q uniform orthogonal matrices and s log-uniform from 1 / sqrt(c) to sqrt(c): its condition
+number is at most c, and 1 where A is orthogonal. All of it is fp64, so that only U and the answer are rounded.
+
+Out of scope: why rows are combined, and what that hides. It does not hide their span.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from milkglass.noise.root import NoiseStream
+
+
+@dataclass(frozen=True, eq=False)
+class MixingMatrix:
+    """One matrix, for one batch of rows.
+
+    Attributes:
+        matrix: (t + k, t + k) A, fp64.
+        inverse: likewise.
+        shields: (k, d) S, fp64.
+    """
+
+    matrix: torch.Tensor
+    inverse: torch.Tensor
+    shields: torch.Tensor
+
+    def mixed(self, rows: torch.Tensor) -> torch.Tensor:
+        """(t + k, d) U for rows (t, d), of their dtype."""
+        return (self.matrix @ torch.cat([rows.double(), self.shields])).to(rows.dtype)
+
+    def unmixed(self, answer: torch.Tensor) -> torch.Tensor:
+        """(t, m) H W for the answer (t + k, m) to U, of its dtype."""
+        rows = len(self.matrix) - len(self.shields)
+        return (self.inverse[:rows] @ answer.double()).to(answer.dtype)
+
+
+def drawn(
+    draws: NoiseStream, rows: torch.Tensor, condition: float = 1.0, shields: int = 0, energy: float = 1.0
+) -> MixingMatrix:
+    """A fresh matrix for rows (t, d).
+
+    Args:
+        condition: c, 1 or more; 1: A is orthogonal.
+        shields: k, Gaussian directions.
+        energy: squared length of each shield, in units of the rows' mean squared length.
+    """
+    size, width = len(rows) + shields, rows.shape[1]
+    left, right = (rotation(draws.gaussian(size, size).double()) for _ in range(2))
+    uniform = torch.from_numpy(draws.stream.uniform(size))
+    stretch = (math.log(condition) * (uniform - 0.5)).exp()
+    directions = torch.nn.functional.normalize(draws.gaussian(shields, width).double(), dim=1)
+    length = float(rows.double().square().sum(1).mean() * energy) ** 0.5
+    return MixingMatrix((left * stretch) @ right, (right.T / stretch) @ left.T, directions * length)
+
+
+def rotation(gaussian: torch.Tensor) -> torch.Tensor:
+    """Orthogonal, uniform, from a standard normal (n, n): the signs make the factorisation unique (Mezzadri 2007)."""
+    q, r = torch.linalg.qr(gaussian)
+    return q * r.diagonal().sign()
