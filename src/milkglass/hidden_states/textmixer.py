@@ -35,7 +35,7 @@ from milkglass.hidden_states.halves import Upper
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.noise.root import NoiseRoot, NoiseStream
+from milkglass.noise.root import NoiseRoot, NoiseStream, rotation
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.sequences import Sequences
@@ -76,13 +76,7 @@ def keys_of(root: NoiseRoot, mixing: str, places: int, width: int) -> list[torch
     drawn = [root.draws("mixing", place) for place in range(places)]
     if mixing == "hadamard":
         return [one.gaussian(width) for one in drawn]
-    return [_rotation(one.gaussian(width, width)) for one in drawn]
-
-
-def _rotation(gaussian: torch.Tensor) -> torch.Tensor:
-    """Orthogonal, uniform: the signs make the factorisation unique (Mezzadri 2007)."""
-    q, r = torch.linalg.qr(gaussian)
-    return q * r.diagonal().sign()
+    return [rotation(one.gaussian(width, width)) for one in drawn]
 
 
 class Mixing(EncoderClient):
