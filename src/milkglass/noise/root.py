@@ -56,7 +56,7 @@ class NoiseStream:
 
 
 def rotation(gaussian: torch.Tensor) -> torch.Tensor:
-    """Orthogonal, uniform, from a matrix of standard normals: the signs make the factorisation unique (Mezzadri 2007)."""
+    """Orthogonal, uniform, of standard normals: the signs make the factorisation unique (Mezzadri 2007)."""
     q, r = torch.linalg.qr(gaussian)
     return q * r.diagonal().sign()
 

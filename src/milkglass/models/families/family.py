@@ -65,8 +65,8 @@ class Family:
 
     `pinned` gives the ids that must keep their place, because the architecture uses the *number* itself. `stream` says
     what touches the residual stream, or why its dimensions cannot be mixed. `neurons` is the module of each layer whose
-    outputs enter the nonlinearity of the feed-forward network. `layers` names the parts of each layer, where a scheme may
-    change them all.
+    outputs enter the nonlinearity of the feed-forward network. `layers` names the parts of each layer, where a scheme
+    may change them all.
     """
 
     name: str

@@ -24,7 +24,7 @@ from torch import Tensor
 from milkglass.schemes.covariant.stream_keys import KeyDraws
 from milkglass.schemes.mixture import Ids
 
-Role = Literal["queries", "keys", "values", "output", "gate", "up", "down"]
+Part = Literal["queries", "keys", "values", "output", "gate", "up", "down"]
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class LayerKeys:
     """The secrets of one layer, fp64.
 
     Attributes:
-        matrices: by role, (key_heads, e, e) from the right of queries, keys and values; of "output", U^-1.
+        matrices: by part, (key_heads, e, e) from the right of queries, keys and values; of "output", U^-1.
         key_order: (key_heads,) which key head is in each place.
         query_order: (key_heads, heads / key_heads) which head of its group, by the key head.
         neurons: (f,) which neuron is in each place.
         scales: (f,) of what the gate multiplies.
     """
 
-    matrices: dict[Role, Tensor]
+    matrices: dict[Part, Tensor]
     key_order: Ids
     query_order: Ids
     neurons: Ids
@@ -97,7 +97,7 @@ class LayerKeys:
         cls, shape: LayerShape, pairs: list[Pairs], mixing: list[Tensor], scales: Tensor, draws: KeyDraws
     ) -> LayerKeys:
         """pairs, mixing: for each key head its own, and U. scales: of the neurons."""
-        matrices: dict[Role, Tensor] = {
+        matrices: dict[Part, Tensor] = {
             "queries": torch.stack([one.matrix() for one in pairs]),
             "keys": torch.stack([one.matrix(inverse=True) for one in pairs]),
             "values": torch.stack(mixing),
@@ -107,23 +107,23 @@ class LayerKeys:
         queries = np.stack([draws.order(group) for _ in range(shape.key_heads)])
         return cls(matrices, draws.order(shape.key_heads), queries, draws.order(shape.neurons), scales)
 
-    def rows(self, role: Role, matrix: Tensor) -> Tensor:
+    def rows(self, part: Part, matrix: Tensor) -> Tensor:
         """What reads the stream: (g, ...) of a weight or a bias, fp64, as it becomes."""
-        if role in ("gate", "up"):
-            scaled = matrix if role == "gate" else matrix * self.scales.reshape(-1, *(1,) * (matrix.dim() - 1))
+        if part in ("gate", "up"):
+            scaled = matrix if part == "gate" else matrix * self.scales.reshape(-1, *(1,) * (matrix.dim() - 1))
             return scaled[torch.from_numpy(self.neurons)]
-        keys, e = len(self.key_order), self.matrices[role].shape[1]
+        keys, e = len(self.key_order), self.matrices[part].shape[1]
         heads = matrix.reshape(keys, -1, e, matrix.shape[1] if matrix.dim() == 2 else 1)
-        turned = torch.einsum("kab,kgac->kgbc", self.matrices[role], heads)
-        return self._permuted(turned, role == "queries").reshape(matrix.shape)
+        turned = torch.einsum("kab,kgac->kgbc", self.matrices[part], heads)
+        return self._permuted(turned, part == "queries").reshape(matrix.shape)
 
-    def columns(self, role: Role, matrix: Tensor) -> Tensor:
+    def columns(self, part: Part, matrix: Tensor) -> Tensor:
         """What writes to the stream: (d, g), fp64, as it becomes."""
-        if role == "down":
+        if part == "down":
             return (matrix / self.scales)[:, torch.from_numpy(self.neurons)]
-        keys, e = len(self.key_order), self.matrices[role].shape[1]
+        keys, e = len(self.key_order), self.matrices[part].shape[1]
         heads = matrix.T.reshape(keys, -1, e, len(matrix))
-        turned = torch.einsum("kba,kgac->kgbc", self.matrices[role], heads)
+        turned = torch.einsum("kba,kgac->kgbc", self.matrices[part], heads)
         return self._permuted(turned, True).reshape(matrix.T.shape).T
 
     def _permuted(self, heads: Tensor, grouped: bool) -> Tensor:
