@@ -146,10 +146,10 @@ def test_no_covariant_scheme_hides_the_ids(name: str, tmp_path: Path) -> None:
 
 
 def test_noise_in_few_directions_is_weighed_down() -> None:
-    """Noise a hundred times as large in two of eight dimensions: cosines of neurons fail, whitened ones do not."""
+    """Noise three hundred times as large in two of eight dimensions: cosines of neurons fail, whitened ones do not."""
     draw = torch.Generator().manual_seed(4)
     clean = torch.randn(400, 8, generator=draw)
-    size = torch.tensor([30.0, 30.0, *(6 * [0.3])])
+    size = torch.tensor([30.0, 30.0, *(6 * [0.1])])
     noisy = [clean + size * torch.randn(400, 8, generator=draw) for _ in range(2)]
     projection = whitening(clean, noisy[0])
 

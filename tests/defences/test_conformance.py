@@ -252,7 +252,7 @@ def test_attacks_run_on_it(case: Case, tmp_path: Path) -> None:
     """Every cell is done or says why not; nothing fails. Without a defence all is read."""
     client, server = case.defence.load(case.base, case.root / "client", case.root / "server")
     scene = scene_of(case.base, client, server, TEXTS, {ALIKE: list(CORPUS.texts[4:])})
-    chosen = {name: ATTACKS[name] for name in ("knn", "channel", "near-hidden", "hidden-words")}
+    chosen = {name: ATTACKS[name] for name in ("knn", "channel", "near-hidden", "hidden-words", "neuron-alignment")}
     work = ResumeStore.open(tmp_path / "work", {"case": case.target.name})
     cells = run(scene, chosen, work, Budget(), 1, rules=RunOptions(threads=1)).cells
     assert {cell.state for cell in cells} <= {"done", "does not apply"}
