@@ -27,7 +27,7 @@ from milkglass.attacks.hidden_states.neuron_alignment import NeuronAlignment
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
-from milkglass.metrics.interval import ratio
+from milkglass.metrics.interval import resampled
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
@@ -62,8 +62,9 @@ def perplexity(folder: Path, ids: torch.Tensor) -> str:
         logits = model(input_ids=one).logits[:, :-1]
         each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), one[:, 1:], reduction="none")
         losses.append(each.sum(1).double())
-    sums = torch.cat(losses).numpy()
-    found = ratio(sums, np.full(len(sums), ids.shape[1] - 1.0), np.random.default_rng(0))
+    means = torch.cat(losses).numpy() / (ids.shape[1] - 1)
+    rng = np.random.default_rng(0)
+    found = resampled(lambda drawn: drawn @ means / drawn.sum(axis=1), len(means), rng)
     return "{:.2f} ({:.2f} to {:.2f})".format(*(math.exp(one) for one in (found.value, found.low, found.high)))
 
 
@@ -90,7 +91,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=40)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--ids", type=int, default=4096)
-    parser.add_argument("--layers", type=int, nargs="+", default=[0])
+    parser.add_argument("--layers", type=int, nargs="*", default=[0])
     parser.add_argument("--variants", nargs="+", default=VARIANTS)
     given = parser.parse_args()
     base = Checkpoint.open(resolve(given.model))
