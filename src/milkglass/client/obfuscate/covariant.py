@@ -9,9 +9,9 @@ Out of scope: what is drawn (schemes/covariant/), which tensor is which (models/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
@@ -129,15 +129,17 @@ class CovariantKeys:
 
 @dataclass(frozen=True)
 class _Changes:
-    """How each tensor becomes what is uploaded, from the tensor as it is."""
+    """How each tensor becomes what is uploaded, from the tensor as it is.
+
+    Attributes:
+        layer: the secrets of a layer by its number. Tensors of a layer follow each other, so that few are kept.
+    """
 
     base: Checkpoint
     residual: Residual
     layout: LayerLayout
     keys: CovariantKeys
-
-    def __post_init__(self) -> None:  # tensors of a layer follow each other: its secrets are drawn about once
-        object.__setattr__(self, "_layer", lru_cache(maxsize=2)(self.keys.layer))
+    layer: Callable[[int], LayerKeys]
 
     def gain(self, norm: str) -> torch.Tensor:
         return self.residual.unit + self.base.read(norm).double()
@@ -145,8 +147,7 @@ class _Changes:
     def inside(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """Rows of what reads the stream, under the secrets of its layer; fp64."""
         number, part = self.layout.places[name]
-        layer: LayerKeys = self._layer(number)  # type: ignore[attr-defined]
-        return layer.rows(part, whole.double())
+        return self.layer(number).rows(part, whole.double())
 
     def reader(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         folded = whole.double() * self.gain(self.residual.readers[name])
@@ -154,8 +155,7 @@ class _Changes:
 
     def writer(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         number, part = self.layout.places[name]
-        layer: LayerKeys = self._layer(number)  # type: ignore[attr-defined]
-        return (self.keys.writing(name).T @ layer.columns(part, whole.double())).to(whole.dtype)
+        return (self.keys.writing(name).T @ self.layer(number).columns(part, whole.double())).to(whole.dtype)
 
     def bias(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """Of what writes to the stream; it may have its own P, as all do."""
@@ -178,7 +178,8 @@ def transformed(
     scheme, layout = scheme_of(key), architecture.layout(base)
     assert isinstance(scheme, Covariant)
     keys = CovariantKeys.of(scheme, key, layout, residual.width)
-    changes, d = _Changes(base, residual, layout, keys), new_width(base, architecture, scheme)
+    changes = _Changes(base, residual, layout, keys, lru_cache(maxsize=2)(keys.layer))
+    d = new_width(base, architecture, scheme)
     result: dict[str, RowBlocks] = {}
     for name in tables:
         share = scheme.head_noise if name == head else scheme.table_noise
@@ -187,15 +188,14 @@ def transformed(
         if name == head:
             matrix = changes.gain(residual.final)[:, None] * keys.reading(name).T
         result[name] = ProjectedRows(noisy, matrix.float())
-    for name in residual.readers:
-        result[name] = ReadOnce(base, name, lambda whole, name=name: changes.reader(name, whole))  # type: ignore[misc]
-    for name in residual.writers:
-        result[name] = ReadOnce(base, name, lambda whole, name=name: changes.writer(name, whole))  # type: ignore[misc]
-    for name in residual.biases:
-        result[name] = ReadOnce(base, name, lambda whole, name=name: changes.bias(name, whole))  # type: ignore[misc]
-    for name in layout.places:
-        if name not in result:
-            result[name] = ReadOnce(base, name, lambda whole, name=name: changes.inner_bias(name, whole))  # type: ignore[misc]
+    kinds = (
+        (residual.readers, changes.reader),
+        (residual.writers, changes.writer),
+        (residual.biases, changes.bias),
+        (sorted(set(layout.places) - {*residual.readers, *residual.writers, *residual.biases}), changes.inner_bias),
+    )
+    for names, change in kinds:
+        result |= {name: ReadOnce(base, name, partial(change, name)) for name in names}
     for name in residual.norms:
         result[name] = ReadOnce(base, name, lambda whole: torch.full((d,), 1 - residual.unit, dtype=whole.dtype))
     return result, _shapes(base, residual, tables, d)

@@ -61,7 +61,7 @@ class AloePri(Covariant):
         "The scale of C and D is not known: their coefficients have variance 1/d, as all other blocks have.",
         "The distributions of the secret scales and of U are not known: scales are log-uniform between 1/2 and 2, U is "
         "drawn as B is.",
-        "h is raised until the number of heads divides d + 2h, which an ordinary Llama config demands.",
+        "h is raised until the number of heads divides d + 2h, which an ordinary config demands.",
         "Noise of the output embeddings is added before the last norm's gain is folded in.",
         "Mixtures of experts and latent attention are left out.",
     )
