@@ -11,6 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from milkglass.attacks.catalogue import ATTACKS
+from milkglass.audit.key_scene import AuditFiles, build
+from milkglass.audit.report.findings import distortion
+from milkglass.audit.resume import ResumeStore
+from milkglass.audit.run import RunOptions, run
+from milkglass.client.codec.codec import Codec
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.covariant import CovariantKeys, NoisyRows
@@ -27,6 +33,7 @@ from milkglass.schemes.covariant.covariant import Covariant
 from milkglass.schemes.covariant.layer_keys import LayerShape, windowed
 from milkglass.schemes.covariant.orthogonal import Orthogonal
 from milkglass.schemes.covariant.permuted import Permuted
+from milkglass.threat.attack import Budget
 from reference import covariant as literal
 from tests import tiny
 
@@ -215,3 +222,17 @@ def test_values_out_of_range_are_refused(tmp_path: Path) -> None:
         AloePri(window=0)
     with pytest.raises(UsageError, match="aloepri changes every layer"):
         require_scramblable(base, AloePri(), True)
+
+
+def test_a_wider_model_is_audited(tmp_path: Path) -> None:
+    """Wider than its layers have neurons; what compares rows says that it cannot, and nothing fails."""
+    base, key = made("llama-tied", AloePri(alpha_e=0.0, alpha_h=0.0, expansion=16), tmp_path)
+    text = tmp_path / "texts.txt"
+    text.write_text("\n".join(f"{line} {n}" for n, line in enumerate(tiny.TEXTS * 8)) + "\n", "utf-8")
+    scene = build(key, Codec.open(key, base.folder), base.folder, AuditFiles(text))
+    names = ("knn", "known-weight", "sorted-rows", "neuron-alignment")
+    chosen, work = {name: ATTACKS[name] for name in names}, ResumeStore.open(tmp_path / "work", {})
+    cells = {cell.attack: cell for cell in run(scene, chosen, work, Budget(), 1, rules=RunOptions(threads=1)).cells}
+    assert cells["neuron-alignment"].state == "done"
+    assert all(cells[name].state == "does not apply" and "dimensions" in cells[name].reason for name in names[:3])
+    assert np.isnan(distortion(scene))

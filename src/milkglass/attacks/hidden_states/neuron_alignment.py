@@ -147,15 +147,16 @@ class NeuronAlignment(NearestRows):
         "The attack is ours; the matching of two models' neurons is the paper's.",
         "Neurons are matched by correlations over the vocabulary, not by weights or by activations on common inputs.",
     )
-    min_seconds = 120.0
+    min_seconds = 60.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if knowledge.shared:
             return "an id stands for several tokens, so that no neuron sees a token alone"
-        seen, public = _matrix(transcript.model, self.layer), _matrix(required(knowledge.public_model), self.layer)
+        models = transcript.model, required(knowledge.public_model)
+        seen, public = (_matrix(one, self.layer) for one in models)
         if seen is None or public is None:
             return f"the {'public' if public is None else 'scrambled'} model has no layer {self.layer} of neurons"
-        here, there = max(seen.shape), max(public.shape)
+        here, there = (sum(one.shape) - model.width for one, model in zip((seen, public), models, strict=True))
         if here != there:
             return f"layer {self.layer} of the scrambled model has {here} neurons, the public one {there}"
         return "the layers are the public ones: rows can be compared" if torch.equal(seen, public) else None
