@@ -18,10 +18,10 @@ SCHEMES: Catalogue[Scheme] = Catalogue(
     "scheme",
     ObfusLM(),
     Coarse(),
-    SentinelLMs(),
     AloePri(),
     Orthogonal(),
     Permuted(),
+    SentinelLMs(),
 )
 
 
