@@ -186,6 +186,8 @@ def test_heads_divide_the_new_width() -> None:
     assert AloePri().stream_width(576, 9) == 846  # h = 128 would give 832, which 9 does not divide
     assert AloePri().stream_width(2048, 32) == 2304
     assert Orthogonal().stream_width(576, 9) == 576
+    with pytest.raises(UsageError, match="a stream of 63 dimensions cannot be widened"):
+        AloePri().stream_width(63, 4)
 
 
 def test_half_precision_is_verified_too(tmp_path: Path) -> None:

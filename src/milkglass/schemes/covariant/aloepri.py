@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from milkglass import papers
+from milkglass.errors import UsageError
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.schemes.covariant.covariant import Covariant
@@ -78,8 +79,15 @@ class AloePri(Covariant):
         return width + 2 * self._expansion(width, heads)
 
     def _expansion(self, width: int, heads: int) -> int:
-        """At most `heads` steps: width is a multiple of the heads, so h rounded up to one is enough."""
-        return next(h for h in range(self.expansion, self.expansion + heads + 1) if (width + 2 * h) % heads == 0)
+        """The least h from `expansion` on with which the heads divide d + 2h. Raises UsageError where none does."""
+        fitting = (h for h in range(self.expansion, self.expansion + heads) if (width + 2 * h) % heads == 0)
+        result = next(fitting, None)
+        if result is None:
+            raise UsageError(
+                f"a stream of {width} dimensions cannot be widened by an even number so that {heads} heads divide it",
+                "use orthogonal for this model",
+            )
+        return result
 
     def mixing(self, size: int, draws: KeyDraws) -> Tensor:
         """B of Algorithm 1: orthogonal, with `spread` of a Gaussian matrix."""
