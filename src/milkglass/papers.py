@@ -68,6 +68,12 @@ SENTINEL_LMS = Paper(
     2024,
     "AAAI",
 )
+ALOEPRI = Paper(
+    "Towards Privacy-Preserving LLM Inference via Covariant Obfuscation (Technical Report)",
+    "Lin, Zhang, Ruan, Zhang, Hong, Wu, Xia, Mao, Zhong",
+    2026,
+    "arXiv 2603.01499",
+)
 
 # Attacks on embeddings, ids and hidden states.
 PRIVACY_BERT = Paper(

@@ -7,9 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from milkglass.attacks.hidden_states.neuron_alignment import NeuronAlignment, aligned, correlations, entering
+from milkglass.attacks.hidden_states.neuron_alignment import (
+    NeuronAlignment,
+    NeuronReader,
+    aligned,
+    correlations,
+    whitening,
+)
+from milkglass.client.key.generate import new_key
+from milkglass.client.obfuscate.scramble import scramble
+from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
+from milkglass.schemes.covariant.aloepri import AloePri
+from milkglass.schemes.covariant.orthogonal import Orthogonal
+from milkglass.schemes.covariant.permuted import Permuted
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Budget, why_not
 from milkglass.threat.knowledge import Knowledge
@@ -62,6 +75,10 @@ def right(public: Model, noise: float, attack: NeuronAlignment) -> float:
     return float((table[sigma, 0] == np.arange(public.size)).mean())
 
 
+def entering(model: Model, layer: int) -> torch.Tensor:
+    return NeuronReader.of(model, layer)(torch.arange(model.size))
+
+
 @pytest.mark.parametrize("layer", [0, 1])
 def test_without_noise_every_id_is_read(tmp_path: Path, layer: int) -> None:
     assert right(held("llama-untied", tmp_path), 0.0, NeuronAlignment(layer=layer, noise=(0.0,))) == 1
@@ -98,6 +115,56 @@ def test_a_table_alone_decides_what_enters_the_first_layer_of_a_llama(tmp_path: 
     gate = public.tensors["model.layers.0.mlp.gate_proj.weight"]
     found = entering(Model({**public.tensors, **values}, public.config), 0)
     assert torch.allclose(found, normed @ gate.T, atol=1e-4)
+
+
+SCHEMES = {
+    "permuted": (Permuted(), 1.0),
+    "orthogonal": (Orthogonal(), 1.0),
+    "aloepri without noise": (AloePri(alpha_e=0.0, alpha_h=0.0, expansion=8), 0.99),
+    "aloepri, noise 0.3": (AloePri(alpha_e=0.3, expansion=8), 0.9),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_no_covariant_scheme_hides_the_ids(name: str, tmp_path: Path) -> None:
+    """From the folder that would be uploaded, without a word of text."""
+    scheme, least = SCHEMES[name]
+    public = held("llama-untied", tmp_path)
+    base = Checkpoint.open(tmp_path / "llama-untied")
+    save_file(
+        {n: one.contiguous() for n, one in public.tensors.items()}, base.folder / "model.safetensors", {"format": "pt"}
+    )
+    base = Checkpoint.open(base.folder)
+    key = new_key(base, "x", scheme, base.digest(), bytes(range(32)))
+    scramble(base, key, tmp_path / "out")
+    transcript = Transcript((Weights(Model.open(tmp_path / "out")), Tokens(Sequences.of([[1, 2]]))), public.size)
+    attack = NeuronAlignment()
+    assert why_not(attack, transcript, Knowledge(public_model=Model.open(base.folder))) is None
+    table = attack(transcript, Knowledge(public_model=public), Budget(), np.random.default_rng(1)).table
+    assert table is not None
+    assert (table[key.sigma, 0] == np.arange(public.size)).mean() >= least
+
+
+def test_noise_in_few_directions_is_weighed_down() -> None:
+    """Noise three hundred times as large in two of eight dimensions: cosines of neurons fail, whitened ones do not."""
+    draw = torch.Generator().manual_seed(4)
+    clean = torch.randn(400, 8, generator=draw)
+    size = torch.tensor([30.0, 30.0, *(6 * [0.1])])
+    noisy = [clean + size * torch.randn(400, 8, generator=draw) for _ in range(2)]
+    projection = whitening(clean, noisy[0])
+
+    def right(one: torch.Tensor, other: torch.Tensor) -> float:
+        unit = torch.nn.functional.normalize
+        return float(((unit(one) @ unit(other).T).argmax(1) == torch.arange(400)).float().mean())
+
+    assert right(noisy[1], clean) < 0.1 and right(noisy[1] @ projection, clean @ projection) > 0.9
+
+
+def test_without_noise_nothing_is_scaled() -> None:
+    flat = torch.randn(50, 3, generator=torch.Generator().manual_seed(4)) @ torch.ones(3, 9).tril()
+    projection = whitening(flat, flat)
+    assert projection.shape == (9, 3)
+    assert torch.allclose(projection.T @ projection, torch.eye(3), atol=1e-5)
 
 
 def test_it_says_why_it_does_not_apply(tmp_path: Path) -> None:

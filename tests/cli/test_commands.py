@@ -769,6 +769,24 @@ def test_obfuscate_with_plus(decoder: Owner, encoder: Owner, tmp_path: Path) -> 
     assert not (tmp_path / "k3").exists() and not (tmp_path / "bert").exists()
 
 
+def test_obfuscate_with_a_covariant_scheme(decoder: Owner, encoder: Owner, tmp_path: Path) -> None:
+    run = ("obfuscate", decoder.model, tmp_path / "out", "--key", tmp_path / "k", "--scheme", "aloepri")
+    refused(call(*run, "--set", "alpha_e=-1"), 2, "alpha_e=-1: a finite number of 0 or more")
+    refused(call(*run, "--delta"), 2, "aloepri changes every layer")
+    refused(call(*run, "--set", "beta=0.9"), 2, "aloepri has no parameter 'beta'")
+    assert not (tmp_path / "k").exists() and not (tmp_path / "out").exists()
+    found = document(call(*run, "--set", "expansion=8", "--json"))
+    assert found["scheme"]["name"] == "aloepri" and found["scheme"]["alpha_e"] == 1.0
+    assert call("verify", tmp_path / "out", "--key", tmp_path / "k").exit_code == 0
+    for name in ("orthogonal", "permuted"):
+        result = call("obfuscate", decoder.model, tmp_path / name, "--key", tmp_path / f"{name}.k", "--scheme", name)
+        assert result.exit_code == 0 and "is broken" in result.stderr and "is broken" in result.stdout
+    reads = ("obfuscate", encoder.model, tmp_path / "bert", "--key", tmp_path / "bert.k", "--scheme")
+    refused(call(*reads, "aloepri"), 3, "for decoders of the Llama family")
+    refused(call(*reads, "orthogonal"), 3, "for decoders of the Llama family")
+    assert not (tmp_path / "bert.k").exists()
+
+
 def test_obfuscate_with_a_broken_scheme_says_so(encoder: Owner, tmp_path: Path) -> None:
     run = ("obfuscate", encoder.model, tmp_path / "out", "--key", tmp_path / "k")
     refused(call(*run, "--scheme", "sentinel", "--k", 3), 2, "sentinel has no parameter 'k'")

@@ -62,6 +62,9 @@ VARIANTS = (
     Target("obfuslm, aliases", {**SMALL, "aliases": 2}),
     Target("obfuslm, shared rows", {**SMALL, "rows": "shared"}),
     Target("obfuslm+", {**SMALL, "plus": {"k": 4, "beta": 0.8}}, "llama-untied", "bert", "norms come after"),
+    Target("aloepri", {"scheme": "aloepri", "expansion": 8}, "llama-tied", "bert", "for decoders of the Llama family"),
+    Target("orthogonal", {"scheme": "orthogonal"}, "llama-untied", "gpt2", "for decoders of the Llama family"),
+    Target("permuted", {"scheme": "permuted"}, "llama-tied", "roberta", "for decoders of the Llama family"),
     Target("sentinel", {"scheme": "sentinel", "reflections": 3}),
     Target("santext", {"sanitizer": "santext", "epsilon": 1.0, "words": GLOVE}),
     Target("santext+", {"sanitizer": "santext+", "epsilon": 1.0, "words": GLOVE}),
@@ -250,7 +253,8 @@ def test_attacks_run_on_it(case: Case, tmp_path: Path) -> None:
     """Every cell is done or says why not; nothing fails. Without a defence all is read."""
     client, server = case.defence.load(case.base, case.root / "client", case.root / "server")
     scene = scene_of(case.base, client, server, TEXTS, {ALIKE: list(CORPUS.texts[4:])})
-    chosen = {name: ATTACKS[name] for name in ("knn", "channel", "near-hidden", "hidden-words", "span-membership")}
+    names = ("knn", "channel", "near-hidden", "hidden-words", "span-membership", "neuron-alignment")
+    chosen = {name: ATTACKS[name] for name in names}
     work = ResumeStore.open(tmp_path / "work", {"case": case.target.name})
     cells = run(scene, chosen, work, Budget(), 1, rules=RunOptions(threads=1)).cells
     assert {cell.state for cell in cells} <= {"done", "does not apply"}

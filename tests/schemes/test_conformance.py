@@ -25,6 +25,9 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.bands import Bands
 from milkglass.schemes.catalogue import SCHEMES, scheme_named
 from milkglass.schemes.coarse import Coarse
+from milkglass.schemes.covariant.aloepri import AloePri
+from milkglass.schemes.covariant.orthogonal import Orthogonal
+from milkglass.schemes.covariant.permuted import Permuted
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.obfuslm_plus import Plus
 from milkglass.schemes.scheme import Scheme
@@ -68,6 +71,9 @@ VARIANTS = (
     Target("obfuslm+", ObfusLM(4, 1.0, 0.9, plus=Plus(k=4, beta=0.8)), "llama-untied"),
     Target("coarse", Coarse(20, map=kept_map()), "bert"),
     Target("coarse, an id that must not move", Coarse(20, map=kept_map()), "roberta"),
+    Target("aloepri", AloePri(expansion=8), "llama-tied"),
+    Target("orthogonal", Orthogonal(), "llama-untied"),
+    Target("permuted", Permuted(), "qwen2"),
     Target("sentinel, encoder", SentinelLMs(), "bert"),
     Target("sentinel, decoder", SentinelLMs(3), "gpt2"),
 )

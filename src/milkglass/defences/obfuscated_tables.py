@@ -16,6 +16,7 @@ import numpy as np
 from milkglass.client.codec.codec import Codec, Encoded
 from milkglass.client.key.generate import new_key, scheme_of
 from milkglass.client.key.key import Key
+from milkglass.client.obfuscate.covariant import require_layers
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.symbols import counted_corpus, mapped
 from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
@@ -125,9 +126,7 @@ class TableDefence(Defence):
         if reason := unreadable(base):
             return reason
         try:
-            architecture = of(base)
-            if self.scheme.needs_whole_layers:
-                architecture.residual(base)
+            require_layers(base, of(base), self.scheme)
         except UnsupportedModel as error:
             return error.message
         return None

@@ -7,6 +7,7 @@ delta and its base together again (this is what a server does with a delta).
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -96,6 +97,16 @@ def resized(base: Checkpoint, names: Iterable[str], rows: int) -> Checkpoint:
         if ref.shape[0] != rows:
             stop = ref.start + ref.bytes // ref.shape[0] * rows
             tensors[name] = replace(ref, shape=(rows, *ref.shape[1:]), stop=stop)
+    return replace(base, tensors=tensors)
+
+
+def reshaped(base: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
+    """The checkpoint with room for tensors of these shapes: each must then be replaced."""
+    tensors = dict(base.tensors)
+    for name, shape in shapes.items():
+        ref = tensors[name]
+        stop = ref.start + ref.bytes // math.prod(ref.shape) * math.prod(shape)
+        tensors[name] = replace(ref, shape=shape, stop=stop)
     return replace(base, tensors=tensors)
 
 

@@ -54,15 +54,9 @@ def drawn(
         energy: squared length of each shield, in units of the rows' mean squared length.
     """
     size, width = len(rows) + shields, rows.shape[1]
-    left, right = (rotation(draws.gaussian(size, size).double()) for _ in range(2))
+    left, right = (draws.orthogonal(size) for _ in range(2))
     uniform = torch.from_numpy(draws.stream.uniform(size))
     stretch = (math.log(condition) * (uniform - 0.5)).exp()
     directions = torch.nn.functional.normalize(draws.gaussian(shields, width).double(), dim=1)
     length = float(rows.double().square().sum(1).mean() * energy) ** 0.5
     return MixingMatrix((left * stretch) @ right, (right.T / stretch) @ left.T, directions * length)
-
-
-def rotation(gaussian: torch.Tensor) -> torch.Tensor:
-    """Orthogonal, uniform, from a standard normal (n, n): the signs make the factorisation unique (Mezzadri 2007)."""
-    q, r = torch.linalg.qr(gaussian)
-    return q * r.diagonal().sign()

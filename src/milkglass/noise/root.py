@@ -38,6 +38,10 @@ class NoiseStream:
         flat = ndtri(self.stream.uniform(math.prod(shape))).astype(np.float32)
         return torch.from_numpy(flat).reshape(shape)
 
+    def orthogonal(self, size: int) -> torch.Tensor:
+        """(size, size) fp64, uniform over the orthogonal group."""
+        return rotation(self.gaussian(size, size).double())
+
     def order(self, count: int) -> Ids:
         """A uniform order of 0 to count - 1."""
         return self.stream.order(count)
@@ -49,6 +53,12 @@ class NoiseStream:
     def seed(self) -> int:
         """For PyTorch's generator, which draws the first weights of the halves: these are no secret."""
         return int(self.stream.words(1)[0])
+
+
+def rotation(gaussian: torch.Tensor) -> torch.Tensor:
+    """Orthogonal, uniform, of standard normals: the signs make the factorisation unique (Mezzadri 2007)."""
+    q, r = torch.linalg.qr(gaussian)
+    return q * r.diagonal().sign()
 
 
 class NoiseRoot:

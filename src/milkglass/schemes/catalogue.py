@@ -7,6 +7,9 @@ from typing import Any
 
 from milkglass.catalogue import Catalogue
 from milkglass.schemes.coarse import Coarse
+from milkglass.schemes.covariant.aloepri import AloePri
+from milkglass.schemes.covariant.orthogonal import Orthogonal
+from milkglass.schemes.covariant.permuted import Permuted
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.scheme import Scheme
 from milkglass.schemes.sentinel import SentinelLMs
@@ -15,6 +18,9 @@ SCHEMES: Catalogue[Scheme] = Catalogue(
     "scheme",
     ObfusLM(),
     Coarse(),
+    AloePri(),
+    Orthogonal(),
+    Permuted(),
     SentinelLMs(),
 )
 

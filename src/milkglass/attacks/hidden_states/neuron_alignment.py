@@ -11,12 +11,14 @@ Correlations between two neurons over the vocabulary are then the same numbers o
 neurons. Noise on the table averages out over n tokens, and the attacker adds noise of the same size to the public table
 when it computes A, so that the correlations shrink alike:
 
-    1  C_A, C_B (f, f) correlations; sort each row; match rows by their distance (Hungarian)
-    2  with that order p: match rows of C_B with rows of C_A[:, p], whose columns now correspond; repeat
-    3  standardise each neuron, order A's by p, and read each id as the token whose neurons are nearest
+    1  try sizes of noise, and keep the one under which C_A has the entries that C_B has, whatever their order
+    2  C_A, C_B (f, f) correlations; sort each row; match rows by their distance (Hungarian)
+    3  with that order p: match rows of C_B with rows of C_A[:, p], whose columns now correspond; repeat
+    4  order A's neurons by p, and read each id as the token whose neurons are nearest, in coordinates in which the
+       noise that the attacker added itself is as large in each direction (Mahalanobis)
 
-How much noise was added is not known: each of `noise` is tried, in standard deviations of the public table, and the one
-whose correlations agree best is kept.
+Steps 1 to 3 take a sample of ids, another one on each side. Which tokens the samples share is not known and not needed.
+What enters the nonlinearity is linear in the d dimensions of the stream, so that of f neurons d directions remain.
 
 **What defeats it.** Rows that hold several tokens' embeddings, or layers that were trained far from the public ones.
 **What it does not know.** Any text, any id that was sent, the key, the width of the transformed stream.
@@ -30,10 +32,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from milkglass import papers
 from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures
-from milkglass.attacks.embeddings.known_weight import OverlaidTensors
 from milkglass.attacks.forward import body
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
@@ -42,26 +44,48 @@ from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
 IDS = 1024  # run at a time, each as a text of its own
+LEVELS = 1001  # quantiles by which two sets of correlations are compared
+PROBE = 4  # a sample over this is enough for them
+LEAST = 1e-6  # share of the largest variance below which a direction holds rounding errors alone
 
 
-def entering(model: Model, layer: int) -> Tensor:
-    """(n, f) what enters the nonlinearity of that feed-forward layer, counted from 0, for each id alone."""
-    network, names = body(model, layer + 1), family_of(model.config).neurons
-    matrices = [one for name, one in network.named_modules() if name.endswith(names)]
-    rows: list[Tensor] = []
-    hook = matrices[layer].register_forward_hook(lambda _, inputs, output: rows.append(output[:, 0].float()))
-    with torch.inference_mode():
-        for ids in torch.arange(model.size).split(IDS):
-            network(input_ids=ids[:, None])
-    hook.remove()
-    return torch.cat(rows)
+@dataclass(frozen=True)
+class NeuronReader:
+    """A model that is cut after one feed-forward layer, which reads each id as a text of its own.
+
+    Attributes:
+        network: the model's first layers.
+        matrix: whose outputs enter the nonlinearity.
+    """
+
+    network: PreTrainedModel
+    matrix: torch.nn.Module
+
+    @classmethod
+    def of(cls, model: Model, layer: int) -> NeuronReader:
+        """layer: counted from 0."""
+        network, end = body(model, layer + 1), family_of(model.config).neurons
+        return cls(network, [one for name, one in network.named_modules() if name.endswith(end)][layer])
+
+    def __call__(self, ids: Tensor, noise: Tensor | None = None) -> Tensor:
+        """(n, f) what enters the nonlinearity for each of `ids` (n,). noise: (n, d) on their embeddings, this once."""
+        rows: list[Tensor] = []
+        hook = self.matrix.register_forward_hook(lambda _, inputs, output: rows.append(output[:, 0].float()))
+        table = self.network.get_input_embeddings().weight
+        with torch.no_grad():
+            kept = table[ids]
+            table[ids] = kept if noise is None else kept + noise
+            for some in ids.split(IDS):
+                self.network(input_ids=some[:, None], use_cache=False)
+            table[ids] = kept
+        hook.remove()
+        return torch.cat(rows)
 
 
 def correlations(neurons: Tensor) -> Tensor:
     """(f, f) over the ids; a neuron that never changes correlates with none."""
-    centred = neurons - neurons.mean(0)
-    unit = centred / centred.norm(dim=0).clamp_min(1e-12)
-    return unit.T @ unit
+    unit = _standard(neurons)
+    return unit.T @ unit / (len(unit) - 1)
 
 
 def aligned(seen: Tensor, public: Tensor, rounds: int) -> Ids:
@@ -82,6 +106,23 @@ def _matched(one: Tensor, other: Tensor) -> Ids:
     return np.asarray(linear_sum_assignment(torch.cdist(one, other).numpy())[1], np.int64)
 
 
+def levels(neurons: Tensor) -> Tensor:
+    """Quantiles of all correlations between neurons (n, f), which say nothing of their order."""
+    values = correlations(neurons).flatten().sort().values
+    return values[torch.linspace(0, len(values) - 1, LEVELS).long()]
+
+
+def whitening(clean: Tensor, noisy: Tensor) -> Tensor:
+    """(f, r) a projection after which the noise has variance 1 in each direction, so that nearest is likeliest. clean,
+    noisy: (n, f) the same tokens. Without noise, the r directions in which neurons vary at all, unscaled."""
+    shrunk = (clean * noisy).sum() / clean.square().sum()  # a norm divides by the noise as well
+    noise = noisy - shrunk * clean
+    none = float(noise.square().mean()) <= LEAST * float(clean.square().mean())
+    values, directions = torch.linalg.eigh(torch.cov((clean if none else noise).T.double(), correction=0))
+    held = values > LEAST * values[-1]
+    return (directions[:, held] / (1.0 if none else values[held].sqrt())).float()
+
+
 @dataclass(frozen=True)
 class NeuronAlignment(NearestRows):
     """Neuron alignment: a nonlinearity acts on each neuron separately, so no scheme hides what the neurons do.
@@ -89,13 +130,15 @@ class NeuronAlignment(NearestRows):
     Attributes:
         layer: whose neurons are read, counted from 0.
         noise: sizes that are tried, in standard deviations of the public table.
-        rounds: of step 2 at most.
+        rounds: of step 3 at most.
+        sample: of how many ids correlations are taken.
         k: how many ranks the guess has.
     """
 
     layer: int = 0
-    noise: tuple[float, ...] = (0.0, 0.3, 1.0)
+    noise: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5)
     rounds: int = 5
+    sample: int = 8192
     k: int = 10
 
     name = "neuron-alignment"
@@ -104,29 +147,46 @@ class NeuronAlignment(NearestRows):
         "The attack is ours; the matching of two models' neurons is the paper's.",
         "Neurons are matched by correlations over the vocabulary, not by weights or by activations on common inputs.",
     )
-    min_seconds = 120.0
+    min_seconds = 60.0
 
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if knowledge.shared:
             return "an id stands for several tokens, so that no neuron sees a token alone"
-        seen, public = _matrix(transcript.model, self.layer), _matrix(required(knowledge.public_model), self.layer)
+        models = transcript.model, required(knowledge.public_model)
+        seen, public = (_matrix(one, self.layer) for one in models)
         if seen is None or public is None:
             return f"the {'public' if public is None else 'scrambled'} model has no layer {self.layer} of neurons"
-        here, there = max(seen.shape), max(public.shape)
+        here, there = (sum(one.shape) - model.width for one, model in zip((seen, public), models, strict=True))
         if here != there:
             return f"layer {self.layer} of the scrambled model has {here} neurons, the public one {there}"
         return "the layers are the public ones: rows can be compared" if torch.equal(seen, public) else None
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
         public = required(knowledge.public_model)
-        neurons, own = entering(transcript.model, self.layer), entering(public, self.layer)
-        found, best = correlations(neurons), (np.inf, np.arange(0))
-        for size in self.noise:
-            noisy = correlations(entering(_noisy(public, size, rng), self.layer) if size else own)
-            order = aligned(found, noisy, self.rounds)
-            apart = float((found - noisy[order][:, order]).square().mean())
-            best = min(best, (apart, order), key=lambda one: one[0])
-        return RowFeatures(_standard(neurons), _standard(own)[:, torch.from_numpy(best[1])], "cosine")
+        neurons = NeuronReader.of(transcript.model, self.layer)(torch.arange(transcript.model.size))
+        read, some = NeuronReader.of(public, self.layer), _some(public.size, self.sample, rng)
+        deviation = public.table.std()
+        drawn = deviation * torch.from_numpy(rng.standard_normal((len(some), public.width), dtype=np.float32))
+        probe = _some(len(some), max(1, len(some) // PROBE), rng)
+        known = levels(neurons[_some(len(neurons), len(probe), rng)])
+
+        def unlike(size: float) -> float:
+            return float((levels(read(some[probe], size * drawn[probe])) - known).square().mean())
+
+        noisy = read(some, min(self.noise, key=unlike) * drawn)
+        found = correlations(neurons[_some(len(neurons), self.sample, rng)])
+        order = torch.from_numpy(aligned(found, correlations(noisy), self.rounds))
+        own = read(torch.arange(public.size))
+        projection = whitening(own[some][:, order], noisy[:, order])
+        scale = noisy.std(0)[order]  # gains that a scheme gave its neurons are taken back by their spread
+        return RowFeatures(
+            (_standard(neurons) * scale) @ projection, (own - own.mean(0))[:, order] @ projection, "cosine"
+        )
+
+
+def _some(size: int, most: int, rng: np.random.Generator) -> Tensor:
+    """Numbers below `size`, at most so many, ascending."""
+    return torch.from_numpy(np.sort(rng.permutation(size)[:most]))
 
 
 def _matrix(model: Model, layer: int) -> Tensor | None:
@@ -137,10 +197,3 @@ def _matrix(model: Model, layer: int) -> Tensor | None:
 
 def _standard(neurons: Tensor) -> Tensor:
     return (neurons - neurons.mean(0)) / neurons.std(0).clamp_min(1e-12)
-
-
-def _noisy(model: Model, size: float, rng: np.random.Generator) -> Model:
-    """With Gaussian noise of `size` standard deviations of the table on its rows."""
-    name, table = model.table_name, model.table
-    drawn = torch.from_numpy(rng.standard_normal(tuple(table.shape), dtype=np.float32))
-    return Model(OverlaidTensors(model.tensors, {name: table + size * table.std() * drawn}), model.config)

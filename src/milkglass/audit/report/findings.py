@@ -314,8 +314,8 @@ def _limits(cells: tuple[AttackResult, ...]) -> Finding | None:
 
 def distortion(scene: Scene) -> float:
     """How far the scheme moves embeddings: mean cosine of the mixed embeddings with their originals, over the ordinary
-    vocabulary. 1: nothing changed; nan where the server has no table. What that costs in accuracy is known only after
-    training both models."""
+    vocabulary. 1: nothing changed; nan where the server has no table, or a wider one. What that costs in accuracy is
+    known only after training both models."""
     import torch
 
     public = scene.adversaries[0].knowledge.public_model
@@ -323,6 +323,8 @@ def distortion(scene: Scene) -> float:
     if not any(one.model.has_table for one in scene.transcript.all(Weights)):
         return float("nan")  # the table is in the client's half
     mixed, plain = scene.transcript.table, public.table
+    if mixed.shape[1] != plain.shape[1]:
+        return float("nan")
     symbols = scene.symbols
     if symbols is not None:
         tokens = torch.from_numpy(np.flatnonzero(scene.truth.ordinary))

@@ -119,7 +119,8 @@ def require_delta(scheme: Scheme, delta: bool) -> None:
     if delta and not scheme.supports_delta:
         why = "coarse makes a smaller table, which no delta can hold"
         if scheme.needs_whole_layers:
-            why = "ObfusLM+ changes every layer: a delta would be the whole model"
+            what = "ObfusLM+" if scheme.plus else scheme.name
+            why = f"{what} changes every layer: a delta would be the whole model"
         raise UsageError(why, "leave --delta out")
 
 

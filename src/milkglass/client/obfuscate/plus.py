@@ -69,7 +69,7 @@ def _times(rows: torch.Tensor, matrix: torch.Tensor, gain: torch.Tensor | None =
 
 
 @dataclass
-class _Read:
+class ReadOnce:
     """A tensor that is read and changed when its first row is asked for, and let go after its last one."""
 
     base: Checkpoint
@@ -99,9 +99,9 @@ def turned(
         else:
             result[name] = TransformedRows(rows, turn.tables) if len(base.tensors[name].shape) == 2 else rows
     for name, norm in residual.readers.items():
-        result[name] = _Read(base, name, lambda whole, norm=norm: _times(whole, turn.readers, gain[norm]))  # type: ignore[misc]
+        result[name] = ReadOnce(base, name, lambda whole, norm=norm: _times(whole, turn.readers, gain[norm]))  # type: ignore[misc]
     for name in (*residual.writers, *residual.biases):
-        result[name] = _Read(base, name, lambda whole: (turn.writers @ whole.float()).to(whole.dtype))
+        result[name] = ReadOnce(base, name, lambda whole: (turn.writers @ whole.float()).to(whole.dtype))
     for name in residual.norms:
-        result[name] = _Read(base, name, lambda whole: torch.full_like(whole, 1 - residual.unit))
+        result[name] = ReadOnce(base, name, lambda whole: torch.full_like(whole, 1 - residual.unit))
     return result

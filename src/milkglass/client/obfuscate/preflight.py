@@ -10,6 +10,7 @@ import numpy as np
 
 from milkglass.client.key.generate import require_delta, require_kind, reserved_ids, single_ids, tokenizer_digest
 from milkglass.client.layout import unknown
+from milkglass.client.obfuscate.covariant import new_width, require_layers
 from milkglass.client.obfuscate.scramble import mapped_configs
 from milkglass.errors import ModelError, UsageError
 from milkglass.models.checkpoint import Checkpoint
@@ -41,8 +42,7 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
             f"{len(odd)} tensors have names that no supported model has, the first is {odd[0]!r}",
             "save the model with save_pretrained of its own class",
         )
-    if scheme.needs_whole_layers:
-        architecture.residual(base)
+    require_layers(base, architecture, scheme)
     scheme.require_tokens(architecture.vocab_size, len(reserved_ids(base, architecture.vocab_size)))
     _require_tokenizer(base.folder, architecture.vocab_size)
     size = architecture.vocab_size
@@ -68,7 +68,8 @@ def written(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
     tables = sum(base.tensors[name].bytes for name in architecture.touched)
     kept = 0 if delta else sum(tensor.bytes for tensor in base.tensors.values()) - tables
     untied = scheme.needs_whole_layers and not architecture.heads
-    return kept + tables * scheme.copies * (2 if untied else 1)
+    same = kept + tables * scheme.copies * (2 if untied else 1)
+    return same * new_width(base, architecture, scheme) // base.tensors[architecture.table].shape[1]
 
 
 def largest(base: Checkpoint, scheme: Scheme) -> int:

@@ -22,13 +22,15 @@ from milkglass.client.config_ids import config_entries, generation_entries, rema
 from milkglass.client.key.generate import require_delta, require_finite, reserved_ids, scheme_of, visited
 from milkglass.client.key.key import Key
 from milkglass.client.layout import KEY_ID, MARKED, MARKER
+from milkglass.client.obfuscate.covariant import new_width, require_layers, transformed
 from milkglass.client.obfuscate.plus import turn_of, turned, with_head
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, write_json
 from milkglass.models.families import Architecture, of
 from milkglass.models.safetensors_file import RowBlocks
-from milkglass.models.staging import Configs, Staging, resized, rewrite, write_delta
+from milkglass.models.staging import Configs, Staging, reshaped, resized, rewrite, write_delta
 from milkglass.progress import Stage, no_stage
+from milkglass.schemes.covariant.covariant import Covariant
 from milkglass.schemes.mixture import Promise, RowMap
 from milkglass.schemes.obfuslm_plus import Turn
 
@@ -73,9 +75,20 @@ def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
     """The base's configs with ids re-mapped and names left out; config.json also says which key it was."""
     first, choices = key.first, AliasChoices.of(key)
     result = mapped_configs(base, first, None if choices is None else choices.counts)
-    untied = {"tie_word_embeddings": False} if scheme_of(key).plus else {}
-    resized = {"vocab_size": len(key.sigma)} if len(key.sigma) != len(first) else {}
-    return Configs({**result.config, KEY_ID: key.identifier} | untied | resized, result.generation)
+    untied = {"tie_word_embeddings": False} if scheme_of(key).needs_whole_layers else {}
+    sizes = {"vocab_size": len(key.sigma)} if len(key.sigma) != len(first) else {}
+    return Configs({**result.config, KEY_ID: key.identifier} | untied | sizes | _widened(base, key), result.generation)
+
+
+def _widened(base: Checkpoint, key: Key) -> dict[str, int]:
+    """Sizes of a stream with more dimensions, of which a head's no longer follows."""
+    scheme, architecture = scheme_of(key), of(base)
+    if not isinstance(scheme, Covariant):
+        return {}
+    return {
+        "hidden_size": new_width(base, architecture, scheme),
+        "head_dim": architecture.layout(base).head_size,
+    }
 
 
 def mapped_configs(base: Checkpoint, first: NDArray[np.int32], counts: NDArray[np.int64] | None) -> Configs:
@@ -122,18 +135,23 @@ def replacements(
 ) -> Replacement:
     """What the scrambled checkpoint has instead of the base's tensors; `mixture` and `turn` override the key's own (for
     tests)."""
-    plus = scheme_of(key).plus
-    residual = architecture.residual(base) if plus else None  # refused before the work begins
+    scheme = scheme_of(key)
+    plus = scheme.plus
+    require_layers(base, architecture, scheme)  # refused before the work begins
     table = base.read(architecture.table)
     mixture = mixture or mix(base, key, table, stage)
     inverse = np.argsort(key.sigma).astype(np.int64)
-    if plus is None or residual is None:
+    if not scheme.needs_whole_layers:
         tables = _Tables(base, mixture, inverse, architecture.table, table)
         rows = {name: _Scrambled(tables, name) for name in architecture.touched}
         return Replacement(resized(base, rows, len(inverse)), rows, mixture)
     wider, head = with_head(base, architecture)
     tables = _Tables(wider, mixture, inverse, architecture.table, table)
     rows = {name: _Scrambled(tables, name) for name in dict.fromkeys((*architecture.touched, head))}
+    residual = architecture.residual(base)
+    if plus is None:
+        replaced, shapes = transformed(wider, architecture, residual, key, rows, head)
+        return Replacement(reshaped(wider, shapes), replaced, mixture)
     turn = turn or turn_of(plus, key, rows[architecture.table], len(inverse), residual.width)
     created = turned(wider, residual, turn, rows, head)
     return Replacement(resized(wider, rows, len(inverse)), created, mixture, turn.condition)

@@ -36,6 +36,7 @@ def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_stage) ->
     delta = (out / DELTA_CONFIG).is_file()
     created = read_header(out / DELTA_WEIGHTS) if delta else Checkpoint.open(out).tensors
     result = replacements(base, of(base), key, progress)
+    expected = scrambled_configs(base, key)  # from the sizes that the base has, not from those of the replacement
     base, replaced = result.base, result.rows
     kept = set() if delta else set(base.tensors) - set(replaced)
     total = sum(base.tensors[name].bytes for name in (*replaced, *kept))
@@ -50,7 +51,7 @@ def verify(base: Checkpoint, key: Key, out: Path, progress: Stage = no_stage) ->
         _check("tensors", odd, f"{len(created)}, none missing, none more"),
         _check(
             "configs",
-            _wrong_configs(out, scrambled_configs(base, key), None if delta else index_of(base)),
+            _wrong_configs(out, expected, None if delta else index_of(base)),
             "special ids re-mapped, the key's identifier, no names",
         ),
         _check("files", [*_strays(base, out, delta), *noted], "none but the model's, no notes in them"),

@@ -35,8 +35,7 @@ from milkglass.hidden_states.halves import Upper
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.noise.mixing import rotation
-from milkglass.noise.root import NoiseRoot, NoiseStream
+from milkglass.noise.root import NoiseRoot, NoiseStream, rotation
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.sequences import Sequences

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families.layers import LayerLayout, LayerNames
 from milkglass.models.families.residual import Residual, StreamNames
 from milkglass.models.safetensors_file import DTYPES
 
@@ -47,6 +48,16 @@ class Architecture:
             )
         return Residual.of(self.family.stream, checkpoint, self.touched)
 
+    def layout(self, checkpoint: Checkpoint) -> LayerLayout:
+        """Heads and neurons of its layers. Raises UnsupportedModel, with the reason, where they cannot be changed."""
+        names = self.family.layers
+        if names is None:
+            raise UnsupportedModel(
+                f"the layers of {self.family.name} cannot be changed: only decoders of the Llama family can",
+                "use obfuslm for this model",
+            )
+        return LayerLayout.of(names, checkpoint, self.touched)
+
 
 @dataclass(frozen=True)
 class Family:
@@ -54,7 +65,8 @@ class Family:
 
     `pinned` gives the ids that must keep their place, because the architecture uses the *number* itself. `stream` says
     what touches the residual stream, or why its dimensions cannot be mixed. `neurons` is the module of each layer whose
-    outputs enter the nonlinearity of the feed-forward network.
+    outputs enter the nonlinearity of the feed-forward network. `layers` names the parts of each layer, where a scheme
+    may change them all.
     """
 
     name: str
@@ -66,6 +78,7 @@ class Family:
     heads: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
     pinned: Callable[[Mapping[str, Any]], tuple[int, ...]] = _none
+    layers: LayerNames | None = None
 
     def locate(self, checkpoint: Checkpoint) -> Architecture:
         tables = _matching(checkpoint, self.table)

@@ -5,6 +5,7 @@ about it here.
 """
 
 from milkglass.models.families.family import Family
+from milkglass.models.families.layers import LayerNames
 from milkglass.models.families.residual import StreamNames
 
 _ATTENTION, _MLP = "input_layernorm.weight", "post_attention_layernorm.weight"
@@ -33,6 +34,20 @@ STREAM = StreamNames(
     unit={"gemma": 1.0},
     without={"gemma2": _SANDWICH, "gemma3_text": _SANDWICH},
 )
+_GEMMA = "it multiplies embeddings by the square root of the stream's width, which a scheme may change"
+_NORMED = "it norms queries and keys, which scales of their own would not survive"
+LAYERS = LayerNames(
+    parts={
+        "self_attn.q_proj": "queries",
+        "self_attn.k_proj": "keys",
+        "self_attn.v_proj": "values",
+        "self_attn.o_proj": "output",
+        "mlp.gate_proj": "gate",
+        "mlp.up_proj": "up",
+        "mlp.down_proj": "down",
+    },
+    without={"gemma": _GEMMA, "gemma2": _SANDWICH, "gemma3_text": _SANDWICH, "qwen3": _NORMED},
+)
 
 LLAMA = Family(
     name="Llama family",
@@ -42,4 +57,5 @@ LLAMA = Family(
     stream=STREAM,
     neurons="mlp.gate_proj",
     heads=("lm_head.weight",),
+    layers=LAYERS,
 )

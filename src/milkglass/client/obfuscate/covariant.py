@@ -1,0 +1,214 @@
+"""A covariant scheme on a checkpoint: every tensor of a decoder, under coordinates that the key draws.
+
+Tensor by tensor: what is held beside one of them are the family of key matrices and the secrets of its layer. Gains of
+norms and kappa are folded into what reads after them and become ones, so a head that is tied to the table gets a tensor
+of its own. Noise is drawn in blocks of rows, so that any block can be written again.
+
+Out of scope: what is drawn (schemes/covariant/), which tensor is which (models/families/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import torch
+
+from milkglass.client.key.generate import scheme_of
+from milkglass.client.key.key import Key
+from milkglass.client.obfuscate.plus import ReadOnce
+from milkglass.errors import UnsupportedModel
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import Architecture
+from milkglass.models.families.layers import LayerLayout
+from milkglass.models.families.residual import Residual
+from milkglass.models.safetensors_file import RowBlocks
+from milkglass.noise.root import NoiseStream
+from milkglass.noise.stream import Stream
+from milkglass.schemes.covariant.covariant import Covariant
+from milkglass.schemes.covariant.layer_keys import LayerKeys, LayerShape
+from milkglass.schemes.covariant.stream_keys import StreamKeys
+from milkglass.schemes.scheme import Scheme
+
+NOISE_ROWS = 512  # that one block of noise is for; another number would be another noise
+
+
+def require_layers(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> None:
+    """Raises UnsupportedModel, with the reason, where a scheme cannot change the layers that it has to."""
+    if isinstance(scheme, Covariant) and architecture.family.layers is None:
+        raise UnsupportedModel(
+            f"{scheme.name} is for decoders of the Llama family, and this model is of {architecture.family.name}",
+            "use obfuslm for this model",
+        )
+    if scheme.needs_whole_layers:
+        architecture.residual(base)
+    if isinstance(scheme, Covariant):
+        architecture.layout(base)
+
+
+def new_width(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> int:
+    """Dimensions of the scrambled stream."""
+    width = base.tensors[architecture.table].shape[1]
+    if not isinstance(scheme, Covariant):
+        return width
+    return scheme.stream_width(width, int(base.config["num_attention_heads"]))
+
+
+@dataclass(frozen=True)
+class NoisyRows:
+    """Rows of another replacement with normal noise.
+
+    Attributes:
+        size: standard deviation.
+        stream: whose sub-streams the blocks are drawn from.
+    """
+
+    source: RowBlocks
+    size: float
+    stream: Stream
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        rows = self.source.rows(start, stop)
+        if not self.size or not len(rows):
+            return rows
+        first, last = start // NOISE_ROWS, (stop - 1) // NOISE_ROWS
+        drawn = torch.cat([self._block(number, rows.shape[1]) for number in range(first, last + 1)])
+        at = start - first * NOISE_ROWS
+        return (rows.float() + self.size * drawn[at : at + len(rows)]).to(rows.dtype)
+
+    def _block(self, number: int, width: int) -> torch.Tensor:
+        return NoiseStream(self.stream.keyed(number.to_bytes(8, "little"))).gaussian(NOISE_ROWS, width)
+
+
+@dataclass(frozen=True)
+class ProjectedRows:
+    """Rows of another replacement (n, d), times a matrix (d, D) in fp32, in the dtype of the rows."""
+
+    source: RowBlocks
+    matrix: torch.Tensor
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        rows = self.source.rows(start, stop)
+        return (rows.float() @ self.matrix).to(rows.dtype)
+
+
+@dataclass(frozen=True)
+class CovariantKeys:
+    """What a key draws for one model.
+
+    Attributes:
+        stream: the family of P and Q.
+    """
+
+    scheme: Covariant
+    key: Key
+    shape: LayerShape
+    stream: StreamKeys
+
+    @classmethod
+    def of(cls, scheme: Covariant, key: Key, layout: LayerLayout, width: int) -> CovariantKeys:
+        shape = LayerShape(layout.heads, layout.key_heads, layout.head_size, layout.neurons, layout.rotary_base)
+        draws = NoiseStream(key.stream("covariant/stream"))
+        return cls(scheme, key, shape, scheme.stream_keys(width, layout.heads, draws))
+
+    def draws(self, purpose: str) -> NoiseStream:
+        return NoiseStream(self.key.stream(f"covariant/{purpose}"))
+
+    def writing(self, name: str) -> torch.Tensor:
+        """P (d, D) of the tensor that writes."""
+        return self.stream.writing(self.draws(f"P/{name}"))
+
+    def reading(self, name: str) -> torch.Tensor:
+        """Q (D, d) of the tensor that reads, times kappa."""
+        return self.stream.kappa * self.stream.reading(self.draws(f"Q/{name}"))
+
+    def layer(self, number: int) -> LayerKeys:
+        return self.scheme.layer_keys(self.shape, self.draws(f"layer/{number}"))
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """How each tensor becomes what is uploaded, from the tensor as it is.
+
+    Attributes:
+        layer: the secrets of a layer by its number. Tensors of a layer follow each other, so that few are kept.
+    """
+
+    base: Checkpoint
+    residual: Residual
+    layout: LayerLayout
+    keys: CovariantKeys
+    layer: Callable[[int], LayerKeys]
+
+    def gain(self, norm: str) -> torch.Tensor:
+        return self.residual.unit + self.base.read(norm).double()
+
+    def inside(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """Rows of what reads the stream, under the secrets of its layer; fp64."""
+        number, part = self.layout.places[name]
+        return self.layer(number).rows(part, whole.double())
+
+    def reader(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        folded = whole.double() * self.gain(self.residual.readers[name])
+        return (self.inside(name, folded) @ self.keys.reading(name).T).to(whole.dtype)
+
+    def writer(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        number, part = self.layout.places[name]
+        return (self.keys.writing(name).T @ self.layer(number).columns(part, whole.double())).to(whole.dtype)
+
+    def bias(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """Of what writes to the stream; it may have its own P, as all do."""
+        return (whole.double() @ self.keys.writing(name)).to(whole.dtype)
+
+    def inner_bias(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        return self.inside(name, whole).to(whole.dtype)
+
+
+def transformed(
+    base: Checkpoint,
+    architecture: Architecture,
+    residual: Residual,
+    key: Key,
+    tables: Mapping[str, RowBlocks],
+    head: str,
+) -> tuple[dict[str, RowBlocks], dict[str, tuple[int, ...]]]:
+    """What the scrambled checkpoint has instead, and the new shapes. base: with a place for each of `tables`, those
+    indexed by token id as they are permuted, `head` among them. residual: of the checkpoint as it was."""
+    scheme, layout = scheme_of(key), architecture.layout(base)
+    assert isinstance(scheme, Covariant)
+    keys = CovariantKeys.of(scheme, key, layout, residual.width)
+    changes = _Changes(base, residual, layout, keys, lru_cache(maxsize=2)(keys.layer))
+    d = new_width(base, architecture, scheme)
+    result: dict[str, RowBlocks] = {}
+    for name in tables:
+        share = scheme.head_noise if name == head else scheme.table_noise
+        noisy = NoisyRows(tables[name], _deviation(base, name, share), key.stream(f"covariant/noise/{name}"))
+        matrix = keys.writing(name)
+        if name == head:
+            matrix = changes.gain(residual.final)[:, None] * keys.reading(name).T
+        result[name] = ProjectedRows(noisy, matrix.float())
+    kinds = (
+        (residual.readers, changes.reader),
+        (residual.writers, changes.writer),
+        (residual.biases, changes.bias),
+        (sorted(set(layout.places) - {*residual.readers, *residual.writers, *residual.biases}), changes.inner_bias),
+    )
+    for names, change in kinds:
+        result |= {name: ReadOnce(base, name, partial(change, name)) for name in names}
+    for name in residual.norms:
+        result[name] = ReadOnce(base, name, lambda whole: torch.full((d,), 1 - residual.unit, dtype=whole.dtype))
+    return result, _shapes(base, residual, tables, d)
+
+
+def _deviation(base: Checkpoint, name: str, share: float) -> float:
+    """`share` standard deviations of a table's entries."""
+    return share * float(base.read(name).float().std()) if share else 0.0
+
+
+def _shapes(
+    base: Checkpoint, residual: Residual, tables: Mapping[str, RowBlocks], width: int
+) -> dict[str, tuple[int, ...]]:
+    old = {name: base.tensors[name].shape for name in base.tensors}
+    last = {name: (*old[name][:-1], width) for name in (*tables, *residual.readers, *residual.norms, *residual.biases)}
+    return last | {name: (width, *old[name][1:]) for name in residual.writers}

@@ -1,0 +1,80 @@
+"""A covariant scheme: all weights of a decoder change under a secret, and its function stays.
+
+What the scheme decides is here: coordinates of the residual stream, coordinates inside each layer, and how much noise
+the tables get. Writing a checkpoint of it is client/obfuscate/covariant.py, the same for all schemes of this folder.
+
+**None of them hides which id is which.** A nonlinearity acts on each neuron separately, so neurons can be permuted and
+no more: anyone who runs each id alone aligns them with the public model's (attacks/hidden_states/neuron_alignment.py).
+
+Out of scope: fine-tuning, mixtures of rows.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from milkglass.progress import Progress
+from milkglass.schemes.aliases import Slots
+from milkglass.schemes.covariant.layer_keys import LayerKeys, LayerShape, Pairs
+from milkglass.schemes.covariant.stream_keys import KeyDraws, OrthogonalKeys, StreamKeys
+from milkglass.schemes.mixture import Draws, Ids, Mixture
+from milkglass.schemes.scheme import Scheme
+
+
+class Covariant(Scheme):
+    """A scheme that changes every layer and keeps what the model computes."""
+
+    @property
+    def k(self) -> int:
+        return 1
+
+    @property
+    def needs_whole_layers(self) -> bool:
+        return True
+
+    @property
+    def table_noise(self) -> float:
+        """Of the input embeddings, in standard deviations of their entries."""
+        return 0.0
+
+    @property
+    def head_noise(self) -> float:
+        """Of the output embeddings, in standard deviations of their entries."""
+        return 0.0
+
+    def stream_width(self, width: int, heads: int) -> int:
+        """D, the dimensions of the new stream. width: d. heads: must divide D, as configs of some models demand."""
+        return width
+
+    @abc.abstractmethod
+    def mixing(self, size: int, draws: KeyDraws) -> Tensor:
+        """(size, size) fp64, invertible: of the stream's own dimensions, or of a head's values."""
+
+    def stream_keys(self, width: int, heads: int, draws: KeyDraws) -> StreamKeys:
+        return OrthogonalKeys(self.mixing(width, draws))
+
+    @abc.abstractmethod
+    def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
+        """What is done to the queries and keys of one key head."""
+
+    def neuron_scales(self, count: int, draws: KeyDraws) -> Tensor:
+        """(count,) fp64, none of them 0."""
+        return torch.ones(count, dtype=torch.float64)
+
+    def layer_keys(self, shape: LayerShape, draws: KeyDraws) -> LayerKeys:
+        heads = range(shape.key_heads)
+        pairs = [self.pairs(shape, draws) for _ in heads]
+        mixing = [self.mixing(shape.head_size, draws) for _ in heads]
+        return LayerKeys.of(shape, pairs, mixing, self.neuron_scales(shape.neurons, draws), draws)
+
+    def row_map(
+        self, table: Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
+        slots: Slots, groups: list[Ids] | None = None,
+    ) -> Mixture:  # fmt: skip
+        """No row is mixed with another."""
+        progress(len(order))
+        return Mixture.identity(len(table))

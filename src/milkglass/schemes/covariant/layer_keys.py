@@ -1,0 +1,152 @@
+"""Secret coordinates inside a decoder's layer: of each head's queries, keys and values, of heads, and of neurons.
+
+AloePri, Algorithm 2 (section 5.2.3) and the feed-forward network (5.2.4). Rows are vectors; the heads of a group read
+one key head, and what is drawn for its keys holds for all their queries:
+
+    q T, k T^-T     T = R H Z: each pair of dimensions that rotary positions turn together is turned by a secret angle
+                    (R) and scaled (H), which commutes with rotary positions; pairs are permuted in windows (Z)
+    v U, U^-1 W_o   U (e, e) invertible
+    heads           key heads are permuted, and inside each group the queries' heads
+    neurons         gate Z', up H' Z', (H' Z')^-1 down: permuted, and scaled where nothing nonlinear follows
+
+Z is exact where the pairs of a window turn equally fast, and an approximation elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from milkglass.schemes.covariant.stream_keys import KeyDraws
+from milkglass.schemes.mixture import Ids
+
+Part = Literal["queries", "keys", "values", "output", "gate", "up", "down"]
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Sizes of a decoder's layer.
+
+    Attributes:
+        heads: of queries.
+        key_heads: of keys and values; divides `heads`.
+        head_size: e, even. Dimension i and i + e/2 are a pair.
+        neurons: of the feed-forward network.
+        rotary_base: pair i turns by base^(-2i/e) a token.
+    """
+
+    heads: int
+    key_heads: int
+    head_size: int
+    neurons: int
+    rotary_base: float
+
+    @property
+    def frequencies(self) -> Tensor:
+        """(e/2,) radians a token."""
+        return self.rotary_base ** (-torch.arange(0, self.head_size, 2, dtype=torch.float64) / self.head_size)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What is done to the pairs of one key head's dimensions.
+
+    Attributes:
+        angles: (e/2,) of R, radians.
+        scales: (e/2,) of H, positive.
+        order: (e/2,) of Z: place i has pair order[i].
+    """
+
+    angles: Tensor
+    scales: Tensor
+    order: Ids
+
+    def matrix(self, inverse: bool = False) -> Tensor:
+        """T, or T^-T: (e, e) fp64."""
+        sizes = 1 / self.scales if inverse else self.scales
+        cosine, sine = torch.diag(self.angles.cos() * sizes), torch.diag(self.angles.sin() * sizes)
+        turned = torch.cat([torch.cat([cosine, sine], dim=1), torch.cat([-sine, cosine], dim=1)])
+        places = torch.from_numpy(self.order)
+        return turned[:, torch.cat([places, places + len(places)])]
+
+
+@dataclass(frozen=True)
+class LayerKeys:
+    """The secrets of one layer, fp64.
+
+    Attributes:
+        matrices: by part, (key_heads, e, e) from the right of queries, keys and values; of "output", U^-1.
+        key_order: (key_heads,) which key head is in each place.
+        query_order: (key_heads, heads / key_heads) which head of its group, by the key head.
+        neurons: (f,) which neuron is in each place.
+        scales: (f,) of what the gate multiplies.
+    """
+
+    matrices: dict[Part, Tensor]
+    key_order: Ids
+    query_order: Ids
+    neurons: Ids
+    scales: Tensor
+
+    @classmethod
+    def of(
+        cls, shape: LayerShape, pairs: list[Pairs], mixing: list[Tensor], scales: Tensor, draws: KeyDraws
+    ) -> LayerKeys:
+        """pairs, mixing: for each key head its own, and U. scales: of the neurons."""
+        matrices: dict[Part, Tensor] = {
+            "queries": torch.stack([one.matrix() for one in pairs]),
+            "keys": torch.stack([one.matrix(inverse=True) for one in pairs]),
+            "values": torch.stack(mixing),
+            "output": torch.stack([torch.linalg.inv(one) for one in mixing]),
+        }
+        group = shape.heads // shape.key_heads
+        queries = np.stack([draws.order(group) for _ in range(shape.key_heads)])
+        return cls(matrices, draws.order(shape.key_heads), queries, draws.order(shape.neurons), scales)
+
+    def rows(self, part: Part, matrix: Tensor) -> Tensor:
+        """What reads the stream: (g, ...) of a weight or a bias, fp64, as it becomes."""
+        if part in ("gate", "up"):
+            scaled = matrix if part == "gate" else matrix * self.scales.reshape(-1, *(1,) * (matrix.dim() - 1))
+            return scaled[torch.from_numpy(self.neurons)]
+        keys, e = len(self.key_order), self.matrices[part].shape[1]
+        heads = matrix.reshape(keys, -1, e, matrix.shape[1] if matrix.dim() == 2 else 1)
+        turned = torch.einsum("kab,kgac->kgbc", self.matrices[part], heads)
+        return self._permuted(turned, part == "queries").reshape(matrix.shape)
+
+    def columns(self, part: Part, matrix: Tensor) -> Tensor:
+        """What writes to the stream: (d, g), fp64, as it becomes."""
+        if part == "down":
+            return (matrix / self.scales)[:, torch.from_numpy(self.neurons)]
+        keys, e = len(self.key_order), self.matrices[part].shape[1]
+        heads = matrix.T.reshape(keys, -1, e, len(matrix))
+        turned = torch.einsum("kba,kgac->kgbc", self.matrices[part], heads)
+        return self._permuted(turned, True).reshape(matrix.T.shape).T
+
+    def _permuted(self, heads: Tensor, grouped: bool) -> Tensor:
+        """(key_heads, group, ...): heads inside each group, then groups."""
+        if grouped:
+            heads = torch.stack([one[torch.from_numpy(self.query_order[k])] for k, one in enumerate(heads)])
+        return heads[torch.from_numpy(self.key_order)]
+
+
+def uniform(count: int, draws: KeyDraws) -> Tensor:
+    """(count,) between 0 and 1, fp64."""
+    return torch.special.ndtr(draws.gaussian(count).double())
+
+
+def windowed(frequencies: Tensor, most: int, sharpness: float, draws: KeyDraws) -> Ids:
+    """(e/2,) an order of the pairs: windows one after another, each permuted. A window at pair t has w of `most` pairs,
+    with odds exp(sharpness (frequency of its last pair - frequency of t)): wide ones where pairs turn alike."""
+    count = len(frequencies)
+    result: list[int] = []
+    while len(result) < count:
+        start = len(result)
+        ahead = frequencies[start : start + most]
+        odds = torch.softmax(sharpness * (ahead - ahead[0]), 0).cumsum(0)
+        size = min(len(ahead), 1 + int((odds < uniform(1, draws)).sum()))
+        result += (start + draws.order(size)).tolist()
+    return np.array(result, np.int64)

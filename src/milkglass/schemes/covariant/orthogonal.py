@@ -1,0 +1,42 @@
+"""Orthogonal conjugation: the stream and each head's values in secret orthogonal coordinates, without noise.
+
+The idea of ConjFormer: an orthogonal change of coordinates commutes with RMSNorm once its gains are folded away, so the
+model's function is kept exactly. Queries and keys are turned pair by pair, heads, neurons and the vocabulary permuted.
+
+**Broken**, as all covariant schemes are (covariant.py); the lengths and products of the table's rows stay as well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from milkglass.papers import Paper, ours
+from milkglass.schemes.covariant.covariant import Covariant
+from milkglass.schemes.covariant.layer_keys import LayerShape, Pairs, uniform
+from milkglass.schemes.covariant.stream_keys import KeyDraws
+
+
+@dataclass(frozen=True)
+class Orthogonal(Covariant):
+    """The scheme; it has no parameters."""
+
+    name: ClassVar[str] = "orthogonal"
+    broken: ClassVar[str | None] = "orthogonal conjugation is broken: it keeps all products of embeddings, and neurons"
+    paper: ClassVar[Paper] = ours("A decoder in secret orthogonal coordinates; after the idea of ConjFormer")
+
+    def mixing(self, size: int, draws: KeyDraws) -> Tensor:
+        return draws.orthogonal(size)
+
+    def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
+        count = shape.head_size // 2
+        return Pairs(
+            2 * math.pi * uniform(count, draws),
+            torch.ones(count, dtype=torch.float64),
+            np.arange(count, dtype=np.int64),
+        )

@@ -1,0 +1,41 @@
+"""Permutation only: the vocabulary, the stream's dimensions, heads, each head's values and neurons are permuted.
+
+The mildest covariant scheme: no entry of a tensor changes but for the folded gains. The dimensions of queries and keys
+keep their places, since rotary positions turn each pair at a speed of its own.
+
+**Broken**: sorting a row's entries names its token (attacks/embeddings/sorted_rows.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from milkglass.papers import Paper, ours
+from milkglass.schemes.covariant.covariant import Covariant
+from milkglass.schemes.covariant.layer_keys import LayerShape, Pairs
+from milkglass.schemes.covariant.stream_keys import KeyDraws
+
+
+@dataclass(frozen=True)
+class Permuted(Covariant):
+    """The scheme; it has no parameters."""
+
+    name: ClassVar[str] = "permuted"
+    broken: ClassVar[str | None] = "permuting all weights is broken: the sorted entries of a row name its token"
+    paper: ClassVar[Paper] = ours("A decoder whose dimensions, heads and neurons are permuted")
+
+    def mixing(self, size: int, draws: KeyDraws) -> Tensor:
+        return torch.eye(size, dtype=torch.float64)[torch.from_numpy(draws.order(size))]
+
+    def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
+        count = shape.head_size // 2
+        return Pairs(
+            torch.zeros(count, dtype=torch.float64),
+            torch.ones(count, dtype=torch.float64),
+            np.arange(count, dtype=np.int64),
+        )
