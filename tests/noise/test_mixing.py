@@ -69,5 +69,5 @@ def test_other_draws_are_another_matrix_and_the_same_are_the_same() -> None:
 
 def test_rotations_are_uniform_in_sign() -> None:
     """By Mezzadri's correction the first entry is symmetric about 0; without it, it never changes its sign."""
-    first = [float(mixing.rotation(draws(key).gaussian(4, 4))[0, 0]) for key in range(60)]
+    first = [float(draws(key).orthogonal(4)[0, 0]) for key in range(60)]
     assert 15 < sum(one > 0 for one in first) < 45
