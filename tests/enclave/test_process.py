@@ -242,11 +242,10 @@ def test_rows_that_do_not_exist_are_refused(enclave: Enclave, ids: list[int]) ->
         enclave.rows(ids)
 
 
-def test_a_corpus_decides_what_is_sensitive(built: Path, tmp_path: Path, enclave: Enclave) -> None:
-    other = shutil.copytree(built, tmp_path / "copy")
-    corpus = tmp_path / "corpus.txt"
+def test_a_corpus_decides_what_is_sensitive(served: Served, tmp_path: Path, enclave: Enclave) -> None:
+    other, corpus = tmp_path / "other", tmp_path / "corpus.txt"
     corpus.write_text("\n".join([PRIVATE] * 5 + tiny.TEXTS), "utf-8")
-    at_rest.count(other, corpus)
+    at_rest.build(other, "process", "tiny", 8, served.server.package, corpus)
     settings = RnmSettings(3.0, p=0.0, share=0.2)
     with at_rest.opened(other) as running:
         assert running.text(PRIVATE, "", 100, settings).changed < enclave.text("zq zq", "", 100, settings).private
