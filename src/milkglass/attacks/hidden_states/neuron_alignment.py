@@ -20,7 +20,7 @@ when it computes A, so that the correlations shrink alike:
 Steps 1 to 3 take a sample of ids, another one on each side. Which tokens the samples share is not known and not needed.
 What enters the nonlinearity is linear in the d dimensions of the stream, so that of f neurons d directions remain.
 
-**What defeats it.** Rows that hold several tokens' embeddings: it refuses. Not tried: layers that were trained afterwards.
+**What defeats it.** Rows that hold several tokens' embeddings: it refuses. Not tried: layers that were trained after.
 **What it does not know.** Any text, any id that was sent, the key, the width of the transformed stream.
 """
 
