@@ -48,17 +48,35 @@ def test_smollm2_answers_as_the_unsplit_model_does(tmp_path: Path) -> None:
             assert len(answer) == 16 and answer == greedy(folder, prompt, 16)
 
 
-def test_eight_sessions_at_once_answer_as_each_would_alone(served: Served, folder: Path) -> None:
+def at_once(served: Served, prompts: list[list[int]], most: int) -> dict[int, list[int]]:
+    """The answers of as many sessions at a time, by number: number n has `most` - n tokens at most."""
     results: dict[int, list[int]] = {}
     threads = [
-        threading.Thread(target=lambda n=n: results.__setitem__(n, served.answer(PROMPTS[n], 20 - n))) for n in range(8)
+        threading.Thread(target=lambda n=n: results.__setitem__(n, served.answer(prompts[n], most - n)))
+        for n in range(len(prompts))
     ]
     for one in threads:
         one.start()
     for one in threads:
-        one.join(120)
-    assert results == {n: greedy(folder, PROMPTS[n], 20 - n) for n in range(8)}
-    assert served.settled()
+        one.join(300)
+    return results
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "gpt2"])
+def test_eight_sessions_at_once_answer_as_each_would_alone(name: str, tmp_path: Path) -> None:
+    folder = tiny.save(name, tmp_path / "model")
+    with serving(folder, tmp_path / "home") as served:
+        assert at_once(served, PROMPTS[:8], 20) == {n: greedy(folder, PROMPTS[n], 20 - n) for n in range(8)}
+        assert served.settled()
+
+
+@pytest.mark.slow
+def test_eight_sessions_of_smollm2_answer_as_each_would_alone(tmp_path: Path) -> None:
+    folder = resolve("demo:smollm2")
+    tokenizer = load_tokenizer(folder)
+    prompts = [tokenizer(f"{count} people came to the meeting on")["input_ids"] for count in range(3, 11)]
+    with serving(folder, tmp_path / "home") as served:
+        assert at_once(served, prompts, 16) == {n: greedy(folder, one, 16 - n) for n, one in enumerate(prompts)}
 
 
 def test_draws_depend_on_the_seed_and_not_on_the_company(served: Served) -> None:
