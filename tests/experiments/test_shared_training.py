@@ -214,7 +214,7 @@ def test_a_language_model_s_loss_is_that_of_all_predicted_tokens(data: Path) -> 
     with torch.no_grad():
         whole = float(step.loss(step.embedded(ids), mask, ids))
     assert found["loss"] == pytest.approx(whole, rel=1e-5) and found["perplexity"] == pytest.approx(np.exp(whole))
-    assert found["loss +-"] > 0
+    assert 0 < found["loss +-"] < 1  # two rows of nearly one loss, however large it is
 
 
 def test_of_each_class_alike_many_are_held_out() -> None:

@@ -46,7 +46,8 @@ def _draws(units: int, rng: np.random.Generator) -> Iterator[NDArray[np.float64]
 
 
 def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.random.Generator) -> Interval:
-    """sum(hits) / sum(weights), both (u,), one entry an independent unit (a sentence), which are what is resampled.
+    """sum(hits) / sum(weights), both (u,), one entry an independent unit (a sentence), which are what is resampled. A
+    share: of what can be above 1, such as a loss, take `resampled`.
 
     Tokens of one sentence fall together: resampling tokens would promise too much. No weight at all: the measure does
     not exist, and is nan.

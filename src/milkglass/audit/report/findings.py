@@ -265,7 +265,7 @@ def _small(scene: Scene) -> Finding | None:
         f"a token is in a cluster smaller than k: here {scene.promise.below_k:,}, of which "
         f"{scene.promise.singletons:,} are alone and sent verbatim",
         "The paper's clustering leaves small clusters behind.",
-        "Make the key with --leftover merge (the default).",
+        "Make a new key without --set leftover=paper.",
     )
 
 

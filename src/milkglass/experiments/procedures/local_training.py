@@ -20,7 +20,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments.procedures.private_rows import PrivateRows
 from milkglass.gradient_defences.defence import GradientDefence, share
 from milkglass.metrics import glue
-from milkglass.metrics.interval import Interval, ratio
+from milkglass.metrics.interval import Interval, resampled
 from milkglass.noise.stream import Stream
 from milkglass.progress import Log
 from milkglass.sequences import Ids
@@ -106,8 +106,9 @@ def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> dict[str, flo
             ids, mask = batch([one.tolist()], 0)
             tokens[place] = len(one) - 1
             losses[place] = float(step.loss(step.embedded(ids), mask, ids)) * tokens[place]
-    result = ratio(losses, tokens, np.random.default_rng(seed))
-    return {**_spread("loss", result), "perplexity": math.exp(result.value)}
+    losses, tokens = losses[tokens > 0], tokens[tokens > 0]
+    drawn = resampled(lambda counts: (counts @ losses) / (counts @ tokens), len(tokens), np.random.default_rng(seed))
+    return {**_spread("loss", drawn), "perplexity": math.exp(drawn.value)}
 
 
 def constant(labels: Ids, seed: int) -> dict[str, float]:
