@@ -259,7 +259,12 @@ def test_attacks_run_on_it(case: Case, tmp_path: Path) -> None:
     cells = run(scene, chosen, work, Budget(), 1, rules=RunOptions(threads=1)).cells
     assert {cell.state for cell in cells} <= {"done", "does not apply"}
     assert all(cell.reason for cell in cells if cell.state != "done")
-    assert [cell for cell in cells if cell.state == "done"]
+    done = {cell.attack: cell for cell in cells if cell.state == "done"}
+    assert done
+    if case.target.name in ("aloepri", "orthogonal"):
+        assert done["neuron-alignment"].value("tokens top-1") > 0.5
+    if case.target.name == "gelo":
+        assert done["span-membership"].value("tokens top-1") > 0.3  # texts as long as the model is wide are not read
     if not case.target.entry:
         assert next(cell for cell in cells if cell.attack == "knn").value("tokens top-1") == 1.0
 

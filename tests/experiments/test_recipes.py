@@ -64,7 +64,12 @@ def test_a_run_folder_is_its_owners_alone(there: bool, tmp_path: Path) -> None:
 
 
 SHARED = {"gradients": GradientRecipe, "shared-training": SharedTraining}
-OF_BENCHES = {"cmif_figure4": "bench/split_decoder.py"}  # what is measured of the product, not of a training
+OF_BENCHES = {  # what is measured of the product, not of a training
+    "cmif_figure4": "bench/split_decoder.py",
+    "covariant": "bench/covariant.py",
+    "span_membership": "bench/span_membership.py",
+    "span_membership_minilm": "bench/span_membership.py",
+}
 OF_GHOST = [path for path in ALL if tomllib.loads(path.read_text("utf-8"))["kind"] in SHARED]
 
 

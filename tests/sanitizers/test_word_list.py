@@ -85,3 +85,17 @@ def test_the_real_list() -> None:
     assert 80_000 < len(words) < 120_000 and next(iter(words)) == "the"
     assert not any(one.isdigit() for word in words for one in word) and min(words.values()) >= 1e-7
     assert words["house"] > words["gonorrhoea"]
+
+
+@pytest.mark.parametrize(
+    ("token", "blanks", "spells"),
+    [
+        ("a", False, False), ("##a", False, True), ("##wo", False, False), ("!", False, True),
+        ("Ġa", True, False), ("a", True, True), ("▁x", True, True), ("Ġthe", True, False), ("<0xE7>", True, True),
+    ],
+)  # fmt: skip
+def test_single_characters_are_rare_unless_the_list_has_them_as_words(
+    monkeypatch: pytest.MonkeyPatch, token: str, blanks: bool, spells: bool
+) -> None:
+    monkeypatch.setattr(word_list, "english", lambda: {"a": 0.02, "the": 0.05})
+    assert word_list._spells(token, blanks) is spells

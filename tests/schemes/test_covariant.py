@@ -235,6 +235,6 @@ def test_a_wider_model_is_audited(tmp_path: Path) -> None:
     names = ("knn", "known-weight", "sorted-rows", "neuron-alignment")
     chosen, work = {name: ATTACKS[name] for name in names}, ResumeStore.open(tmp_path / "work", {})
     cells = {cell.attack: cell for cell in run(scene, chosen, work, Budget(), 1, rules=RunOptions(threads=1)).cells}
-    assert cells["neuron-alignment"].state == "done"
+    assert cells["neuron-alignment"].value("tokens top-1") > 0.95
     assert all(cells[name].state == "does not apply" and "dimensions" in cells[name].reason for name in names[:3])
     assert np.isnan(distortion(scene))

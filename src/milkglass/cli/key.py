@@ -122,12 +122,12 @@ def rate_words(rate: Mapping[str, float]) -> list[str]:
         f"{rate['bits']:.2f} bits in your data, by how often each id occurs",
         f"naming the commonest token of each id reads {100 * rate['running']:.1f} % of the running and "
         f"{100 * rate['content']:.1f} % of the content tokens of your data; this is the weakest guess: an audit can "
-        "read several times as much",
+        "read twenty times as much of the content",
     ]
     if rate["unmet"]:
         lines.append(
             f"warning: {rate['unmet']:,.0f} symbols with {100 * rate['unmet_running']:.1f} % of the running tokens do "
-            "not keep the limits on what they hide; give fewer --symbols, or name those words as --function-words"
+            "not keep the limits on what they hide; give fewer --symbols"
         )
     return lines
 

@@ -16,7 +16,7 @@ from milkglass.progress import Progress
 if TYPE_CHECKING:
     from milkglass.enclave.inside import Inside
 
-INNER = "MILKGLASS_ENCLAVE_NAMESPACES"  # set by whoever gave the process namespaces already
+INNER = "MILKGLASS_ENCLAVE_NAMESPACES"  # set where the process was given namespaces already
 
 
 def main(kind: str) -> None:

@@ -73,7 +73,7 @@ def read_header(path: Path) -> dict[str, TensorRef]:
 
 
 def has_notes(path: Path) -> bool:
-    """Whether a file carries notes of whoever wrote it. Raises CorruptCheckpoint as `read_header` does."""
+    """Whether a file carries notes of its writer. Raises CorruptCheckpoint as `read_header` does."""
     return read_all(path)[1] != PLAIN
 
 

@@ -127,7 +127,7 @@ def rewrite(
     """Write the whole model. Nothing else of the base folder comes along: no tokenizer, no README, no metadata.
 
     links: shards without a replaced tensor and without notes may be hard links to the base's. Only where nobody writes
-    into the folder later: whoever does would change the base.
+    into the folder later: that would change the base.
     """
     for file in base.files:
         refs = [ref for ref in base.tensors.values() if ref.file == file]

@@ -14,8 +14,8 @@ when it computes A, so that the correlations shrink alike:
     1  try sizes of noise, and keep the one under which C_A has the entries that C_B has, whatever their order
     2  C_A, C_B (f, f) correlations; sort each row; match rows by their distance (Hungarian)
     3  with that order p: match rows of C_B with rows of C_A[:, p], whose columns now correspond; repeat
-    4  order A's neurons by p, and read each id as the token whose neurons are nearest, in coordinates in which the
-       noise that the attacker added itself is as large in each direction (Mahalanobis)
+    4  order A's neurons by p, and read each id as the token whose neurons have the largest cosine, in coordinates in
+       which the noise that the attacker added itself is as large in each direction
 
 Steps 1 to 3 take a sample of ids, another one on each side. Which tokens the samples share is not known and not needed.
 What enters the nonlinearity is linear in the d dimensions of the stream, so that of f neurons d directions remain.
@@ -113,7 +113,7 @@ def levels(neurons: Tensor) -> Tensor:
 
 
 def whitening(clean: Tensor, noisy: Tensor) -> Tensor:
-    """(f, r) a projection after which the noise has variance 1 in each direction, so that nearest is likeliest. clean,
+    """(f, r) a projection after which the noise has variance 1 in each direction, so that none counts too much. clean,
     noisy: (n, f) the same tokens. Without noise, the r directions in which neurons vary at all, unscaled."""
     shrunk = (clean * noisy).sum() / clean.square().sum()  # a norm divides by the noise as well
     noise = noisy - shrunk * clean

@@ -197,13 +197,16 @@ class SymbolDecoder(Attack):
     def refuses(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if not knowledge.shared:
             return "an id is the same token wherever it occurs: decipherment uses that"
-        return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
+        corpus = required(knowledge.corpus)
+        if not len(corpus.ids):
+            return "the public text holds no token"
+        return None if len(corpus) > 1 else "one public text cannot be trained on and held out"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         public, corpus = required(knowledge.public_model), required(knowledge.corpus)
         symbols = Symbols.of(required(knowledge.candidates), transcript.size, public.size)
         order = rng.permutation(len(corpus))
-        apart = corpus.chosen(order[: int(self.held_out * len(corpus))])
+        apart = corpus.chosen(order[: max(1, int(self.held_out * len(corpus)))])
         corpus = corpus.chosen(order[len(apart) :])
         reader = SymbolReader(public, symbols, corpus.counts(public.size).astype(np.float64) + UNSEEN)
         self._train(reader, symbols, corpus, budget.part(TRAINING, budget.progress), rng)

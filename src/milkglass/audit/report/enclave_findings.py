@@ -7,8 +7,8 @@ from milkglass.audit.scene import Scene
 
 WHY = (
     "Anyone with the table, the provider first, finds the row of each vector that crosses: a token that was not "
-    "replaced is read there, without any text of yours. A substitute is near to its token in the table, and who has "
-    "text like yours guesses which was meant."
+    "replaced is read there, without any text of yours. A substitute is near to its token in the table, and an "
+    "attacker with text like yours guesses which was meant."
 )
 CHANGE = (
     "A smaller --epsilon and a larger --p replace more, and cost answers. Ask again and compare; an enclave that is "

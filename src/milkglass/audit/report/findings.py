@@ -44,9 +44,9 @@ def verdict(best: AttackResult | None, who: Mapping[str, str], cells: tuple[Atta
 
 
 def unfinished(cells: tuple[AttackResult, ...]) -> list[str]:
-    """Titles of attacks that failed, were cut or had no turn, of those that every audit begins; where one that starts
-    from the clusters ended, of those only, since the others read less."""
-    begun = [cell for cell in cells if not cell.costly]
+    """Titles of attacks that failed, were cut or had no turn, of those that every audit begins, and of costly ones that
+    were cut; where one that starts from the clusters ended, of those only, since the others read less."""
+    begun = [cell for cell in cells if not cell.costly or cell.cut]
     if any(cell.joint and cell.state == "done" and not cell.cut for cell in begun):
         begun = [cell for cell in begun if cell.joint]
     return sorted({cell.title for cell in begun if cell.cut or cell.state in ("failed", "not run")})
@@ -119,7 +119,7 @@ def _why(scene: Scene) -> str:
 def _running(scene: Scene, best: AttackResult | None, spent: Mapping[str, Mapping[str, int]]) -> Finding | None:
     if best is None or not best.value("content top-1") >= 0.1:  # nan, where no content token was sent, included
         return None
-    advice = state_findings.CHANGE
+    advice = state_findings.change(scene)
     if enclave_findings.sends(scene):
         advice = enclave_findings.CHANGE
     elif scene.symbols is not None:

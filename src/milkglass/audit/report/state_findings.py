@@ -19,11 +19,17 @@ MIXED = (
     "not: no text, no key and no training is needed to test that."
 )
 CHANGE = "More noise lowers this figure, and accuracy with it: train again and compare."
+NO_CHANGE = "No parameter of this method lowers it: choose another."
 
 
 def why(scene: Scene) -> str:
     """Why what is sent reveals text."""
-    return MIXED if any(one.mixed is not None for one in scene.transcript.all(Activations)) else WHY
+    return MIXED if _mixed(scene) else WHY
+
+
+def change(scene: Scene) -> str:
+    """What lowers the figure."""
+    return NO_CHANGE if _mixed(scene) else CHANGE
 
 
 def words(who: Mapping[str, str], cells: tuple[AttackResult, ...]) -> str:
@@ -61,6 +67,10 @@ def lengths(scene: Scene) -> Finding | None:
         "How many tokens a text has is not hidden, and no guarantee of these methods speaks of it.",
         "Send texts of one length, or a method that sends one vector a text (cape).",
     )
+
+
+def _mixed(scene: Scene) -> bool:
+    return any(one.mixed is not None for one in scene.transcript.all(Activations))
 
 
 def _best(cells: tuple[AttackResult, ...]) -> AttackResult | None:

@@ -176,7 +176,7 @@ def _joined(guesses: Sequence[Guess]) -> Guess:
 
 
 def _as_they_are(site: AuditedSite, seed: int) -> AttackResult:
-    """By whoever takes the shadows for the texts."""
+    """By an attacker who takes the shadows for the texts."""
     truth = site.truth([*site.batches.values()])
     return AttackResult(
         AS_THEY_ARE, AS_THEY_ARE, SERVER, "done", measures=measured(Guess(texts=truth.sent), truth, seed)

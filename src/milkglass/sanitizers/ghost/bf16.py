@@ -1,7 +1,7 @@
 """A look at all candidates in bf16, so that only those that may be among the best are measured in fp32.
 
 Used on processors that multiply bf16 faster than fp32 (AMX, AVX-512 BF16). A loss in bf16 differs from that in fp32
-by about 0.01 % of it, and the candidates of a place by 2 to 4 %: with whoever is within MARGIN of the best measured
+by about 0.01 % of it, and the candidates of a place by 2 to 4 %: with all that are within MARGIN of the best measured
 again, the choices are those of fp32, unless bf16 is wrong by half of MARGIN (not proven, tested; `bench/ghost.py
 --bf16` tells how far it was wrong). Out of scope: models, beams' sequences.
 """

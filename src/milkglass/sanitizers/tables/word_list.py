@@ -1,16 +1,16 @@
 """How common words are in English, by a published list: for users without a corpus of their own (CMIF, section 4.1).
 
 The list is that of the package wordfreq (Speer 2022, version 3.1.1: books, news, subtitles, the web, until 2021), its
-words of at least 1e-7, 99 % of all running words. Words with a digit are left out: the list counts numbers by their
-shape, and a number is never common here. There is no punctuation in it.
+words of at least 1e-7 without a digit, 96 % of its running words. Words with a digit are left out, since the list
+counts numbers by their shape: a number is never common here. There is no punctuation in it.
 
 For a model's tokens each word is tokenized as texts have it, and its frequency is shared out among the four ways:
 
     after a blank 0.93, at the start of a text 0.07; in small letters 0.9, capitalised 0.1
 
 which is near to Enron's e-mails (0.07 of the words are capitalised, and 0.07 follow no blank). A token that no word of
-the list needs has 0, and so do tokens of one byte or one character: digits, punctuation, and what spells rare names. A
-name that longer pieces of English words spell is as common as these.
+the list needs has 0, and so do tokens of one byte, and of one character unless that is a word of the list ("a"):
+digits, punctuation, and what spells rare names. A name that longer pieces of English words spell is as common as these.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ CAPITAL, START = 0.1, 0.07
 BLOCK = 8192  # words tokenized at a time
 SCALE = 1e12  # counts are of so many running words: the rarest piece of the rarest word still counts
 BEFORE = "a"  # a word that others follow
+BLANKS, INSIDE = "\u0120\u2581", "##"  # what stands for the blank before a word, and for none
 BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte of a character that has no token (SentencePiece)
 
 
@@ -55,7 +56,7 @@ def token_counts(
     progress: of `len(english())` words. Raises CorruptCheckpoint where what is kept is damaged.
     """
     keep = Kept("word_list", {"counts": np.int64}, folder)
-    about = ["milkglass-token-counts/1", version("wordfreq"), LEAST, CAPITAL, START, rows]
+    about = ["milkglass-token-counts/2", version("wordfreq"), LEAST, CAPITAL, START, rows]
     digest = digest_of([*about, tokenizer.backend_tokenizer.to_str()])
 
     def whole(found: Arrays) -> bool:
@@ -75,8 +76,18 @@ def _counted(tokenizer: Any, rows: int, progress: Progress) -> NDArray[np.int64]
         progress(len(words))
     known = min(len(tokenizer), rows)
     tokens = tokenizer.convert_ids_to_tokens(range(known))
-    result[:known][[token is None or len(token) == 1 or bool(BYTE.fullmatch(token)) for token in tokens]] = 0
+    blanks = any(token and token[0] in BLANKS for token in tokens)  # else pieces inside of a word have the mark
+    result[:known][[token is None or _spells(token, blanks) for token in tokens]] = 0
     return np.ceil(result * SCALE).astype(np.int64)
+
+
+def _spells(token: str, blanks: bool) -> bool:
+    """Whether a token is one byte, or one character that is not a word of the list."""
+    if BYTE.fullmatch(token):
+        return True
+    bare = token.removeprefix(INSIDE).lstrip(BLANKS)
+    begins = token[:1] in BLANKS if blanks else not token.startswith(INSIDE)
+    return len(bare) == 1 and not (begins and bare.lower() in english())
 
 
 def _ways(tokenizer: Any, words: list[str]) -> Iterator[tuple[Sequences, float]]:

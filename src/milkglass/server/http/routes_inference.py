@@ -115,7 +115,7 @@ async def completions(body: Completion, request: Request, shared: Shared) -> Res
     require_new(body.max_tokens, shared.settings)
     require_rows(run.prompts, model, shared.settings, extra=body.max_tokens)
     entry = shared.loader.acquire(model, "generate")
-    release = ExitStack()  # which is done once, whoever closes it first
+    release = ExitStack()  # which is done once, by the first that closes it
     release.callback(shared.loader.release, entry)
     run.on_over = release.close  # a reader who has stopped reading must not keep the model
 
