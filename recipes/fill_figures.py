@@ -20,7 +20,10 @@ PAGES = ("README.md", "THREATS.md", "docs/*.md")
 FRONTIER = (
     "coarse_frontier", "coarse_frontier.quick", "mitigations.quick", "obfuslm_table2.quick", "cmif_equal_share.quick",
 )  # fmt: skip
-ABOUT = "MiniLM, 8,000 rows of SST-2, one epoch, one seed; bars: 95 % intervals where the result has them"
+ABOUT = (
+    "MiniLM, 8,000 rows of SST-2, one epoch, one seed; each result has its own attacks and attacked texts. Bars: 95 % "
+    "intervals, where a result has them."
+)
 FIGURE = re.compile(r"(<!-- figure ([^:>]+):([^>]+?) -->)([^<]*)(<!-- end -->)")
 STATE = re.compile(r"(<!-- state (\w+) -->)[^<]*(<!-- end -->)")
 
@@ -44,7 +47,7 @@ def filled(text: str, results: Path) -> str:
 
 
 def frontier_plot(results: Path) -> str:
-    """The plot of the results of `FRONTIER` that there are; of a defence in two of them, the first."""
+    """The plot of the results of `FRONTIER` that there are; of a defence in two of them, the one read more."""
     files = [results / f"{name}.json" for name in FRONTIER]
     return frontier.of([json.loads(one.read_text("utf-8")) for one in files if one.is_file()], "sst2", ABOUT)
 

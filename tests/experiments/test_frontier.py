@@ -25,13 +25,13 @@ def figures(**defences: tuple[float, float]) -> dict[str, float]:
 
 
 FIRST = figures(plain=(85.0, 100.0), good=(80.0, 10.0), worse=(79.0, 20.0))
-SECOND = figures(plain=(85.0, 100.0), good=(70.0, 1.0), careful=(75.0, 5.0))
+SECOND = figures(plain=(85.0, 100.0), good=(70.0, 1.0), careful=(75.0, 5.0))  # "good" is read less here
 
 
 def test_a_defence_is_on_the_frontier_where_no_other_is_better_in_both() -> None:
     every = frontier.points([FIRST, SECOND], "sst2")
     assert [one.defence for one in every] == ["plain", "good", "worse", "careful"]
-    assert every[1] == FrontierPoint("good", 80.0, 10.0, 2.5, 1.5)  # of the first result that has it
+    assert every[1] == FrontierPoint("good", 80.0, 10.0, 2.5, 1.5)  # as it is read more
     assert {one.defence for one in every if not one.beaten(every)} == {"plain", "good", "careful"}
 
 
@@ -41,13 +41,26 @@ def test_results_of_other_trainings_are_refused() -> None:
 
 
 def test_the_best_that_a_client_does_alone_is_a_line() -> None:
-    own = {"accuracy, sst2, client alone, logistic": 78.0, "accuracy, sst2, client alone, bayes": 79.5}
-    assert frontier.alone([FIRST | own], "sst2") == 79.5
+    own = {"accuracy, sst2, client alone, logistic": 78.0, "accuracy, sst2, client alone, bayes": 80.0}
+    assert frontier.alone([FIRST | own], "sst2") == 80.0
     assert frontier.alone([FIRST], "sst2") is None
-    svg = frontier.drawn(frontier.points([FIRST], "sst2"), 79.5, "about <this>")
-    assert "the client alone, 79.5" in svg
+    svg = frontier.drawn(frontier.points([FIRST], "sst2"), 80.0, "about <this>")
+    assert "the client alone, 80.0" in svg
     assert "about &lt;this&gt;" in svg
-    assert "stroke-dasharray" not in frontier.drawn(frontier.points([FIRST], "sst2"), None, "")
+    bare = frontier.drawn(frontier.points([FIRST], "sst2"), None, "")
+    assert "stroke-dasharray" not in bare and "No result here has a row of the client alone." in bare
+    assert svg.count(frontier.ON) < bare.count(frontier.ON)  # "good" is not on it where a client alone is as good
+
+
+def test_a_defence_that_sends_one_vector_a_text_is_named_below() -> None:
+    pooled = {
+        "accuracy, sst2, cape": 86.0,
+        "accuracy, sst2, commonest class": 50.0,
+        "accuracy, sst2, client alone, x": 70.0,
+    }
+    assert frontier.unplaced([FIRST | pooled], "sst2") == ["cape"]
+    result = {"figures": {name: {"measured": value} for name, value in (FIRST | pooled).items()}}
+    assert "one vector crosses for a text: cape." in frontier.of([result], "sst2", "")
 
 
 def test_points_lie_by_their_figures_and_those_on_the_frontier_have_a_colour_of_their_own() -> None:

@@ -1,9 +1,9 @@
 """The frontier: of every defence what it costs in utility against what of the content the strongest attack reads.
 
 The rows of several comparisons on one data set, all with the same model, rows and training, so that "plain" has the
-same utility in each; a defence that is in two of them is taken from the first. A defence is on the frontier where no
-other has both more utility and less content read. A dashed line is the best that the client does alone: below it a
-defence is of no use to anybody.
+same utility in each. Their attacks and attacked texts may differ; of a defence in two of them the one that is read more
+is taken. A dashed line is the best that the client does alone: below it a defence is of no use to anybody. A defence is
+on the frontier where it is above that line and no other has both more utility and less content read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from milkglass.experiments.report.glossary import SPREAD
 from milkglass.experiments.report.panels import GREY, Axis, svg_text
 from milkglass.experiments.report.summary import CONTENT, rows
 
-PLAIN, ALONE = "plain", "client alone"
+PLAIN, ALONE, CONSTANT = "plain", "client alone", "commonest class"
 ON, OFF = "#b4530a", "#0b4f6c"
 LEFT, TOP, ACROSS, UP, NAMES = 52, 34, 560, 360, 300  # of the drawing: margins, axes, room for names, in pixels
 
@@ -49,7 +49,8 @@ class FrontierPoint:
 
 
 def points(results: Sequence[Mapping[str, float]], data: str) -> list[FrontierPoint]:
-    """The defences of several results' figures. Raises UsageError where "plain" differs: they are not comparable."""
+    """The defences of several results' figures that send something for each token. Raises UsageError where "plain"
+    differs: they are not comparable."""
     found: dict[str, FrontierPoint] = {}
     plain: set[float] = set()
     for figures in results:
@@ -60,7 +61,8 @@ def points(results: Sequence[Mapping[str, float]], data: str) -> list[FrontierPo
             if row.content is not None:
                 widths = (f"{row.measure}{SPREAD}, {where}", f"{CONTENT.replace(', ', f'{SPREAD}, ', 1)}{where}")
                 spreads = [figures.get(name, 0.0) for name in widths]
-                found.setdefault(row.defence, FrontierPoint(row.defence, row.utility, row.content, *spreads))
+                one = FrontierPoint(row.defence, row.utility, row.content, *spreads)
+                found[row.defence] = max(found.get(row.defence, one), one, key=lambda point: point.content)
     if len(plain) > 1:
         raise UsageError(f"plain has {sorted(plain)} in these results", "give results of one model and one training")
     return list(found.values())
@@ -73,12 +75,20 @@ def alone(results: Sequence[Mapping[str, float]], data: str) -> float | None:
     return max(values, default=None)
 
 
-def drawn(every: Sequence[FrontierPoint], level: float | None, about: str) -> str:
-    """As SVG. level: the client alone. about: one line on what was measured."""
+def unplaced(results: Sequence[Mapping[str, float]], data: str) -> list[str]:
+    """Defences with a utility and no place among the points: one vector crosses for a text."""
+    start, seen = f"accuracy, {data}, ", {one.defence for one in points(results, data)}
+    names = dict.fromkeys(name.removeprefix(start) for figures in results for name in figures if name.startswith(start))
+    return [one for one in names if one not in seen and one != CONSTANT and not one.startswith(ALONE)]
+
+
+def drawn(every: Sequence[FrontierPoint], level: float | None, about: str, notes: Sequence[str] = ()) -> str:
+    """As SVG. level: the client alone. about: one line on what was measured. notes: further lines below it."""
     utilities = [one.utility + sign * one.utility_spread for one in every for sign in (-1, 1)]
     x, y = Axis(0.0, 100.0, ACROSS), Axis.over([*utilities, *([] if level is None else [level])], UP)
     bottom, listed = TOP + UP, sorted(every, key=lambda one: one.content)
-    high = max(bottom + 64, TOP + 18 * len(listed) + 40)
+    notes = [*notes, *([] if level is not None else ["No result here has a row of the client alone."])]
+    high = max(bottom + 64 + 16 * len(notes), TOP + 18 * len(listed) + 40)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + ACROSS + NAMES} {high}" role="img" '
         f'font-family="sans-serif" font-size="11" fill="#1c2126"><title>{escape(about)}</title>'
@@ -90,13 +100,16 @@ def drawn(every: Sequence[FrontierPoint], level: float | None, about: str) -> st
     parts.append(
         svg_text(LEFT + ACROSS / 2, bottom + 34, "content tokens that the strongest attack reads, %", "middle")
     )
-    parts.append(svg_text(LEFT, bottom + 54, about, "start", GREY))
+    parts += [
+        svg_text(LEFT, bottom + 54 + 16 * number, one, "start", GREY) for number, one in enumerate([about, *notes])
+    ]
     if level is not None:
         at = bottom - y.at(level)
         parts.append(f'<path d="M{LEFT} {at:.1f}h{ACROSS}" stroke="{GREY}" stroke-dasharray="5 4"/>')
         parts.append(svg_text(LEFT + ACROSS - 4, at - 5, f"the client alone, {level:.1f}", "end", GREY))
     for number, one in enumerate(listed, 1):
-        parts += _point(number, one, ON if not one.beaten(every) else OFF, x, y)
+        useful = level is None or one.utility > level
+        parts += _point(number, one, ON if useful and not one.beaten(every) else OFF, x, y)
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -118,4 +131,6 @@ def _point(number: int, one: FrontierPoint, colour: str, x: Axis, y: Axis) -> li
 def of(results: Sequence[Mapping[str, Any]], data: str, about: str) -> str:
     """Of results as their files have them."""
     figures = [{name: one["measured"] for name, one in result["figures"].items()} for result in results]
-    return drawn(points(figures, data), alone(figures, data), about)
+    left = unplaced(figures, data)
+    notes = [f"Not drawn, since one vector crosses for a text: {', '.join(left)}."] if left else []
+    return drawn(points(figures, data), alone(figures, data), about, notes)
