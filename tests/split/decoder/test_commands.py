@@ -116,7 +116,7 @@ def test_an_audit_reads_what_crosses(enclave: Path, folder: Path, tmp_path: Path
     explained = raised["An attacker reads your text"]
     assert "finds the row of each vector" in explained["explanation"] and "--epsilon" in explained["change"]
     assert "cipher" not in explained["explanation"] and "key" not in explained["change"]
-    assert "a risk of the provider's" in (tmp_path / "audit" / "audit.html").read_text("utf-8")
+    assert "bears that risk" in (tmp_path / "audit" / "audit.html").read_text("utf-8")
     for path in (tmp_path / "audit" / "audit.json", tmp_path / "audit" / "audit.html"):
         assert "NOT ATTESTED" in path.read_text("utf-8"), path.name
 

@@ -224,16 +224,18 @@ def _serve_decoder(
     from milkglass.server.storage.data_dir import DataDir
     from milkglass.split.decoder.app import serve as run
     from milkglass.split.decoder.gate import Gate
-    from milkglass.split.decoder.server import opened
+    from milkglass.split.decoder.server import decoder_of, opened
 
     folder = resolve(model)
     prepare()
+    checkpoint = Checkpoint.open(folder)
+    decoder_of(checkpoint)
     note(f"loading {model} ...")
     name = kept_name(model, folder).rsplit("/", 1)[-1]
     # In a thread that ends: OpenMP's threads of this one would stay, and with more threads than cores it no longer
     # waits by spinning, which makes a token take twice as long
     with ThreadPoolExecutor(1) as loading:
-        serving = loading.submit(opened, Checkpoint.open(folder), name, policy).result()
+        serving = loading.submit(opened, checkpoint, name, policy).result()
     if token is None:
         holder = DataDir(home.resolve(), ServerSettings(home).spare_disk)
         holder.claim()

@@ -15,7 +15,7 @@ from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.package import TablePackage
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, end_ids
-from milkglass.models.families import family_of
+from milkglass.models.families import Architecture, family_of
 from milkglass.models.torch_model import language_model
 from milkglass.server.inference.model_runner import TransformersRunner
 from milkglass.split.decoder.generator import SplitGenerator
@@ -41,6 +41,14 @@ class DecoderServing:
     package: TablePackage
 
 
+def decoder_of(checkpoint: Checkpoint) -> Architecture:
+    """Its layout. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
+    architecture = family_of(checkpoint.config).locate(checkpoint)
+    if architecture.kind != "decoder":
+        raise UnsupportedModel("this model is an encoder", "`milkglass split train` cuts encoders")
+    return architecture
+
+
 def opened(
     checkpoint: Checkpoint,
     name: str,
@@ -51,9 +59,7 @@ def opened(
 ) -> DecoderServing:
     """All layers of a decoder, in memory. policy: how many rows may leave an enclave. network: the model, where it
     is in memory already. Raises UnsupportedModel for an encoder, CorruptCheckpoint."""
-    architecture = family_of(checkpoint.config).locate(checkpoint)
-    if architecture.kind != "decoder":
-        raise UnsupportedModel("this model is an encoder", "`milkglass split train` cuts encoders")
+    architecture = decoder_of(checkpoint)
     if network is None:
         network = language_model(checkpoint).eval().to("cuda" if torch.cuda.is_available() else "cpu")
     table = checkpoint.read(architecture.table)
