@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.files import new_dir
@@ -35,6 +37,8 @@ class EncoderClient(Client):
     Attributes:
         sent: how many texts were sent before.
     """
+
+    _pending: Any = None  # what `receive` needs of the texts last sent, where a method keeps something
 
     def __init__(
         self, defence: Mechanism, base: Checkpoint, reader: PublicTokenizer, lower: Lower, secret: bytes, sent: int,
@@ -61,8 +65,15 @@ class EncoderClient(Client):
 
     def observe(self, ids: Sequences, seed: int) -> Activations:
         """What this half sends for public ids under an attacker's own secret: `threat.Knowledge.observe`."""
-        own = self.defence.root(b"attacker" + seed.to_bytes(SECRET - 8, "big"))
-        return self._represented(TokenizedTexts(ids), own, 0)
+        own, pending = self.defence.root(b"attacker" + seed.to_bytes(SECRET - 8, "big")), self._pending
+        result = self._represented(TokenizedTexts(ids), own, 0)
+        self._pending = pending
+        return result
+
+    def _require_answers(self, answer: NDArray[np.float32], count: int, what: str) -> None:
+        """Raises UsageError where this does not answer what was last sent."""
+        if len(answer) != count:
+            raise UsageError(f"{len(answer)} answers to the {count} {what} last sent", "receive before sending again")
 
     @torch.inference_mode()
     def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:

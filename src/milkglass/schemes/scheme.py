@@ -77,6 +77,15 @@ class Scheme(abc.ABC):
         return self.plus is not None
 
     @property
+    def needs_heads(self) -> bool:
+        """Whether heads and neurons are rewritten too, so that the parts of a layer must be known."""
+        return False
+
+    def stream_width(self, width: int, heads: int) -> int:
+        """D, the dimensions of the new stream. width: d. heads: must divide D, as configs of some models demand."""
+        return width
+
+    @property
     def supports_delta(self) -> bool:
         """Whether most of the model is unchanged, so that a delta is smaller than the whole."""
         return not self.needs_whole_layers

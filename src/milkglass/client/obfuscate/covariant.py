@@ -36,23 +36,21 @@ NOISE_ROWS = 512  # that one block of noise is for; another number would be anot
 
 def require_layers(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> None:
     """Raises UnsupportedModel, with the reason, where a scheme cannot change the layers that it has to."""
-    if isinstance(scheme, Covariant) and architecture.family.layers is None:
+    if scheme.needs_heads and architecture.family.layers is None:
         raise UnsupportedModel(
             f"{scheme.name} is for decoders of the Llama family, and this model is of {architecture.family.name}",
             "use obfuslm for this model",
         )
     if scheme.needs_whole_layers:
         architecture.residual(base)
-    if isinstance(scheme, Covariant):
+    if scheme.needs_heads:
         architecture.layout(base)
 
 
 def new_width(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> int:
     """Dimensions of the scrambled stream."""
     width = base.tensors[architecture.table].shape[1]
-    if not isinstance(scheme, Covariant):
-        return width
-    return scheme.stream_width(width, int(base.config["num_attention_heads"]))
+    return scheme.stream_width(width, int(base.config["num_attention_heads"])) if scheme.needs_heads else width
 
 
 @dataclass(frozen=True)

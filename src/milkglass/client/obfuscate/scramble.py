@@ -30,7 +30,6 @@ from milkglass.models.families import Architecture, of
 from milkglass.models.safetensors_file import RowBlocks
 from milkglass.models.staging import Configs, Staging, reshaped, resized, rewrite, write_delta
 from milkglass.progress import Stage, no_stage
-from milkglass.schemes.covariant.covariant import Covariant
 from milkglass.schemes.mixture import Promise, RowMap
 from milkglass.schemes.obfuslm_plus import Turn
 
@@ -83,7 +82,7 @@ def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
 def _widened(base: Checkpoint, key: Key) -> dict[str, int]:
     """Sizes of a stream with more dimensions, of which a head's no longer follows."""
     scheme, architecture = scheme_of(key), of(base)
-    if not isinstance(scheme, Covariant):
+    if not scheme.needs_heads:
         return {}
     return {
         "hidden_size": new_width(base, architecture, scheme),

@@ -31,7 +31,6 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.errors import UsageError
 from milkglass.hidden_states import halves
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import HiddenStateDefence
@@ -46,7 +45,7 @@ from milkglass.noise.mixing import MixingMatrix
 from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper
 from milkglass.parameters import limited
-from milkglass.sequences import Ids, Sequences
+from milkglass.sequences import Ids
 from milkglass.threat.observations import Activations
 
 
@@ -106,20 +105,11 @@ class OffloadingClient(EncoderClient):
     def rows(self, lengths: Ids) -> Ids:
         return np.array([one + self.defence.shields_of(one) for one in lengths.tolist()], np.int64)
 
-    def observe(self, ids: Sequences, seed: int) -> Activations:
-        pending = self._pending
-        result = super().observe(ids, seed)
-        self._pending = pending
-        return result
-
     @torch.inference_mode()
     def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
         """(texts, classes) from the products (rows, m) of the texts last sent."""
         sizes = [len(matrix.matrix) for _, matrix in self._pending]
-        if len(answer) != sum(sizes):
-            raise UsageError(
-                f"{len(answer)} answers to the {sum(sizes)} rows last sent", "receive before sending again"
-            )
+        self._require_answers(answer, sum(sizes), "rows")
         upper, received = self._whole()
         lengths = np.array([len(states) for states, _ in self._pending], np.int64)
         out = torch.empty(len(lengths), int(self.kept["classes"]))

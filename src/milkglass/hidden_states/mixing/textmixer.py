@@ -28,7 +28,6 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.errors import UsageError
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.halves import Upper
@@ -83,22 +82,13 @@ class Mixing(EncoderClient):
     """A client that mixes, and keeps the place of each of the texts last sent."""
 
     defence: TextMixer
-    _places: NDArray[np.int64] = np.empty(0, np.int64)
+    _pending: NDArray[np.int64] = np.empty(0, np.int64)
 
     def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
-        if len(answer) != len(self._places):
-            raise UsageError(
-                f"{len(answer)} answers to the {len(self._places)} texts last sent", "receive before sending again"
-            )
+        self._require_answers(answer, len(self._pending), "texts")
         if not len(answer):
             return answer
-        return answer.reshape(len(answer), self.defence.inputs, -1)[np.arange(len(answer)), self._places]
-
-    def observe(self, ids: Sequences, seed: int) -> Activations:
-        places = self._places
-        result = super().observe(ids, seed)
-        self._places = places
-        return result
+        return answer.reshape(len(answer), self.defence.inputs, -1)[np.arange(len(answer)), self._pending]
 
     @torch.inference_mode()
     def _represented(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
@@ -106,11 +96,11 @@ class Mixing(EncoderClient):
         states = self._all(encoded)
         others = self._all(self._others()) if root is self._root else states
         keys = keys_of(root, self.defence.mixing, self.defence.inputs, self.lower.width)
-        parts, self._places = [], np.empty(len(states), np.int64)
+        parts, self._pending = [], np.empty(len(states), np.int64)
         for number, (own, ids) in enumerate(zip(states, encoded.ids, strict=True)):
             draws = root.of_text(ids, "send", first + number)
             selected = [others[j] for j in draws.below(len(others), self.defence.inputs)]
-            self._places[number] = place = int(draws.below(self.defence.inputs, 1)[0])
+            self._pending[number] = place = int(draws.below(self.defence.inputs, 1)[0])
             selected[place] = own
             parts.append(mixed(selected, keys, len(own)))
         return Activations(self._joined(parts), encoded.ids.lengths, self.defence.cut(self.base))

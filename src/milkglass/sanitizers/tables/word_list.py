@@ -77,11 +77,11 @@ def _counted(tokenizer: Any, rows: int, progress: Progress) -> NDArray[np.int64]
     known = min(len(tokenizer), rows)
     tokens = tokenizer.convert_ids_to_tokens(range(known))
     blanks = any(token and token[0] in BLANKS for token in tokens)  # else pieces inside of a word have the mark
-    result[:known][[token is None or _spells(token, blanks) for token in tokens]] = 0
+    result[:known][[token is None or spells(token, blanks) for token in tokens]] = 0
     return np.ceil(result * SCALE).astype(np.int64)
 
 
-def _spells(token: str, blanks: bool) -> bool:
+def spells(token: str, blanks: bool) -> bool:
     """Whether a token is one byte, or one character that is not a word of the list."""
     if BYTE.fullmatch(token):
         return True

@@ -37,6 +37,10 @@ class Covariant(Scheme):
         return True
 
     @property
+    def needs_heads(self) -> bool:
+        return True
+
+    @property
     def table_noise(self) -> float:
         """Of the input embeddings, in standard deviations of their entries."""
         return 0.0
@@ -45,10 +49,6 @@ class Covariant(Scheme):
     def head_noise(self) -> float:
         """Of the output embeddings, in standard deviations of their entries."""
         return 0.0
-
-    def stream_width(self, width: int, heads: int) -> int:
-        """D, the dimensions of the new stream. width: d. heads: must divide D, as configs of some models demand."""
-        return width
 
     @abc.abstractmethod
     def mixing(self, size: int, draws: KeyDraws) -> Tensor:

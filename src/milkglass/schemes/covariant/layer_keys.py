@@ -65,6 +65,15 @@ class Pairs:
     scales: Tensor
     order: Ids
 
+    @classmethod
+    def unchanged(cls, count: int) -> Pairs:
+        """Of so many pairs, none turned, scaled or moved."""
+        return cls(
+            torch.zeros(count, dtype=torch.float64),
+            torch.ones(count, dtype=torch.float64),
+            np.arange(count, dtype=np.int64),
+        )
+
     def matrix(self, inverse: bool = False) -> Tensor:
         """T, or T^-T: (e, e) fp64."""
         sizes = 1 / self.scales if inverse else self.scales

@@ -9,11 +9,9 @@ model's function is kept exactly. Queries and keys are turned pair by pair, head
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from milkglass.papers import Paper, ours
@@ -35,8 +33,4 @@ class Orthogonal(Covariant):
 
     def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
         count = shape.head_size // 2
-        return Pairs(
-            2 * math.pi * uniform(count, draws),
-            torch.ones(count, dtype=torch.float64),
-            np.arange(count, dtype=np.int64),
-        )
+        return replace(Pairs.unchanged(count), angles=2 * math.pi * uniform(count, draws))

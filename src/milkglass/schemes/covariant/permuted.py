@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,9 +32,4 @@ class Permuted(Covariant):
         return torch.eye(size, dtype=torch.float64)[torch.from_numpy(draws.order(size))]
 
     def pairs(self, shape: LayerShape, draws: KeyDraws) -> Pairs:
-        count = shape.head_size // 2
-        return Pairs(
-            torch.zeros(count, dtype=torch.float64),
-            torch.ones(count, dtype=torch.float64),
-            np.arange(count, dtype=np.int64),
-        )
+        return Pairs.unchanged(shape.head_size // 2)
