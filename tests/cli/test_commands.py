@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from cryptography.hazmat.primitives.serialization import (
@@ -508,7 +509,8 @@ def test_finetune_sends_ids_and_keeps_names(stub: Stub, encoder: Owner, tickets:
     found = document(call(*words))
     assert found["model"] == "ft-77aa" and found["metrics"] == {"loss": 0.5}
     assert asked["hyperparameters"] == {
-        "n_epochs": 2.0, "learning_rate": 0.001, "max_length": 130, "task": "classification", "num_labels": 2,
+        "n_epochs": 2.0, "learning_rate": 0.001, "warmup_ratio": 0.06, "max_length": 130, "task": "classification",
+        "num_labels": 2,
     }  # fmt: skip
     raw = stub.content[asked["training_file"]]
     table = pq.read_table(io.BytesIO(raw))
@@ -521,6 +523,40 @@ def test_finetune_sends_ids_and_keeps_names(stub: Stub, encoder: Owner, tickets:
     plain = json.dumps(encoder.codec.tokenizer([f"{SECRET} {tiny.TEXTS[0]}"])["input_ids"][0][:6])
     for private in (SECRET, "urgent", "billing", "tickets", plain[1:-1], PASSPHRASE):
         assert private.encode() not in wire
+
+
+def test_a_tenth_is_held_out_and_each_class_is_shown(stub: Stub, encoder: Owner, tmp_path: Path) -> None:
+    """The evaluation whose weights are kept is shown, which is not the last one."""
+    encoder.reset()
+    asked = job_server(stub)
+    rows, names = tmp_path / "rows.jsonl", ("urgent", "billing", "billing")
+    texts = [{"text": f"{i} is it urgent", "label": names[i % 3]} for i in range(600)]
+    rows.write_text("".join(json.dumps(one) + "\n" for one in texts))
+    run = ("finetune", "mine", rows, "--key", encoder.path)
+    assert "60 of 600 rows of rows.jsonl are held out" in call(*run, "--detach").stderr
+    assert asked["hyperparameters"]["early_stopping"] == 3 and asked["hyperparameters"]["n_epochs"] == 10
+    sent = [pq.read_table(io.BytesIO(stub.content[asked[one]])) for one in ("training_file", "validation_file")]
+    assert [one.num_rows for one in sent] == [540, 60]
+    numbers = encoder.about["labels"]
+    counts = np.zeros((2, 2), int)
+    urgent, billing = numbers["urgent"], numbers["billing"]
+    counts[urgent, urgent], counts[urgent, billing], counts[billing, billing] = 12, 8, 40
+    kept = {"step": 17, "eval_loss": 0.25, "accuracy": 52 / 60, "confusion": counts.tolist()}
+    last = {"step": 34, "eval_loss": 0.5, "accuracy": 0.5, "confusion": [[15, 15], [15, 15]]}
+    lines = [f"data: {json.dumps({'message': 'x', 'data': one})}\n\n" for one in (kept, last)]
+    lines.append("event: done\ndata: {}\n\n")
+    stub.replies["GET /v1/fine_tuning/jobs/ftjob-77aa/events"] = lambda h: h.events(lines)
+    done = {"id": "ftjob-77aa", "status": "succeeded", "fine_tuned_model": "ft-77aa", "trained_tokens": 9}
+    done["metrics"] = {"eval_loss": 0.25, "accuracy": 52 / 60}
+    stub.replies["GET /v1/fine_tuning/jobs/ftjob-77aa"] = lambda h: h.answer(200, done)
+    words = call(*run).stdout
+    assert "accuracy 86.7 %" in words and "naming billing for all: 66.7 %" in words
+    assert re.search(r"urgent +20 +100.0 % +60.0 %", words)
+    found = document(call(*run, "--json"))["classes"]["classes"]["billing"]
+    assert found == {"precision": 40 / 48, "recall": 1.0, "taken_for": {"billing": 40, "urgent": 0}}
+    asked.clear()
+    call(*run, "--no-hold-out", "--detach")
+    assert not asked.get("validation_file") and "early_stopping" not in asked["hyperparameters"]
 
 
 def test_a_job_may_be_left_and_found_again(stub: Stub, encoder: Owner, tickets: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import milkglass.cli.ui.terminal as terminal
 from milkglass.cli.main import app
 from milkglass.client.key.file import read_key
+from milkglass.client.training_defaults import MOST_EPOCHS, STEPS, training_defaults
 from milkglass.server.spec import Hyperparameters
 from tests import tiny
 from tests.cli.kit import PASSPHRASE, SMALL, Owner, call, has_model_of, refused
@@ -147,13 +148,17 @@ def shown_default(name: str) -> str:
     return found[1]
 
 
-def test_the_defaults_in_the_help_are_the_servers() -> None:
-    sorting, writing = Hyperparameters(), Hyperparameters(task="causal-lm")
-    names = {"epochs": "n_epochs"} | {
+def test_the_defaults_in_the_help_are_those_that_are_sent() -> None:
+    sorting = Hyperparameters(**training_defaults("classification", 10**6, {}, evaluated=True))
+    writing = Hyperparameters(task="causal-lm")
+    names = {
         name: name
         for name in ("batch_size", "learning_rate", "warmup_ratio", "weight_decay", "adam_beta2", "lora_rank",
                      "lora_alpha", "full_first", "full_last", "seed", "save_steps", "logging_steps")
     }  # fmt: skip
+    assert shown_default("epochs") == "3; for classification up to 10, for 1000 steps"
+    assert (sorting.n_epochs, writing.n_epochs, MOST_EPOCHS, STEPS) == (3, 3, 10, 1000)
+    assert shown_default("early_stopping") == f"{sorting.early_stopping} for classification"
     for option, field in names.items():
         numbers = [float(one) for one in re.findall(r"[0-9.]+(?:e-?[0-9]+)?", shown_default(option))]
         one, other = float(getattr(sorting, field)), float(getattr(writing, field))

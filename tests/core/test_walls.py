@@ -44,8 +44,8 @@ ALLOWED = {
     ),
     "demo": "attacks client models schemes threat",
     "cli": (
-        "attacks audit client datasets demo enclave experiments federated gradient_defences hidden_states models"
-        " sanitizers schemes server split threat"
+        "attacks audit client datasets demo enclave experiments federated gradient_defences hidden_states metrics"
+        " models sanitizers schemes server server.spec split threat"
     ),
     "__init__": "client models schemes",
 }

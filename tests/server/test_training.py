@@ -11,14 +11,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers import EvalPrediction
 
 from milkglass.client.config_ids import NAMES
 from milkglass.errors import UsageError
 from milkglass.server import training
+from milkglass.server.jobs import evaluation
 from milkglass.server.spec import Hyperparameters, JobSpec, Status, hyperparameters_of
 from tests import tiny
 from tests.server.kit import parquet
@@ -223,6 +226,7 @@ def test_defaults_follow_the_task() -> None:
         ({"batch_size": 5000}, "batch_size is 5000, at most 4096 is needed"),
         ({"batch_size": 1.5}, "batch_size is 1.5, a whole number is needed"),
         ({"dtype": "half"}, "dtype is 'half', 'float32' or 'bfloat16' is needed"),
+        ({"max_steps": 9, "early_stopping": 2}, "early_stopping is 2, no epochs can be compared"),
         ({"task": "regression", "num_labels": 3}, "num_labels is 3, must be 1 for regression"),
         ({"rate": 1}, "there is no hyperparameter 'rate'"),
     ],
@@ -232,3 +236,31 @@ def test_a_bad_hyperparameter_is_named_with_its_limit(requested: dict[str, Any],
         hyperparameters_of(requested)
     assert caught.value.message.startswith(message)
     assert caught.value.hint
+
+
+def test_the_best_epoch_is_kept_and_training_stops_early(tmp_path: Path) -> None:
+    """Equal texts with labels of both classes: no epoch is better than the first by accuracy."""
+    ids, labels = [[5, 6, 7]] * 8, [i % 2 for i in range(8)]
+    job = make_job(
+        tmp_path / "job", tiny.save("bert", tmp_path / "model"), False, parquet(ids, labels), max_steps=None,
+        n_epochs=9, early_stopping=2, logging_steps=100,
+    )  # fmt: skip
+    assert training.main(job) == 0
+    told = [json.loads(line)["data"] for line in (job / "events.jsonl").read_text().splitlines()]
+    seen = [one for one in told if "accuracy" in one]
+    assert [one["accuracy"] for one in seen] == [0.5] * 3
+    assert seen[-1]["step"] == 18  # of 54: the first epoch, and two that were no better
+    assert all(sum(map(sum, one["confusion"])) == 8 for one in seen)
+    assert status(job).metrics["accuracy"] == 0.5
+    assert status(job).metrics["eval_loss"] == pytest.approx(seen[0]["eval_loss"])
+    best = load_file(job / "checkpoints" / "checkpoint-6" / "model.safetensors")
+    made = load_file(job / "result" / "model.safetensors")
+    assert all(torch.equal(made[name], best[name]) for name in best)
+
+
+def test_confusion_counts_what_each_class_was_taken_for() -> None:
+    logits = np.array([[2.0, 1, 0], [0, 1, 0], [0, 3, 1], [0, 0, 1]])
+    found = evaluation.classified(EvalPrediction(predictions=logits, label_ids=np.array([0, 0, 1, 2])))
+    assert found == {"accuracy": 0.75, "confusion": [[1, 1, 0], [0, 1, 0], [0, 0, 1]]}
+    many = evaluation.classified(EvalPrediction(predictions=np.eye(51), label_ids=np.arange(51)))
+    assert many == {"accuracy": 1.0}

@@ -27,22 +27,40 @@ SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the server's own rule
 def finetune(
     model_id: Annotated[str, typer.Argument(help="The scrambled model's id on the server.")],
     data: Annotated[Path, typer.Argument(help="Training data: .jsonl, .csv or .tsv.")],
-    validation: Annotated[Path | None, typer.Option("--validation", help="Validation data, the same shape.")] = None,
+    validation: Annotated[
+        Path | None,
+        typer.Option(help="Rows by which epochs are compared.  [default: a tenth of DATA, if that is 50 or more]"),
+    ] = None,
+    hold_out: Annotated[
+        bool, typer.Option("--hold-out/--no-hold-out", help="Whether a tenth of DATA may be kept for that.")
+    ] = True,
     task: Annotated[
         Literal["classification", "regression", "causal-lm"] | None,
         typer.Option(help="Must fit the data; `regression`: labels are numbers.  [default: as the data]"),
     ] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the data.  [default: 3]")] = None,
+    epochs: Annotated[
+        float | None,
+        typer.Option(help="Passes over the data.  [default: 3; for classification up to 10, for 1000 steps]"),
+    ] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop after this many steps, whatever --epochs says.")] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Examples a step.  [default: 32 for classification, 8 for causal-lm]")
     ] = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="The highest learning rate.  [default: 2e-5 for classification, 1e-4 for causal-lm]"),
+        typer.Option(help="The highest learning rate.  [default: 1e-4]"),
     ] = None,
     warmup_ratio: Annotated[
-        float | None, typer.Option(help="Share of the steps in which the rate rises.  [default: 0]")
+        float | None,
+        typer.Option(
+            help="Share of the steps in which the rate rises.  [default: 0.06 for classification, 0 for causal-lm]"
+        ),
+    ] = None,
+    early_stopping: Annotated[
+        int | None,
+        typer.Option(
+            help="Stop after so many epochs that are no better, and keep the best.  [default: 3 for classification]"
+        ),
     ] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay.  [default: 0]")] = None,
     adam_beta2: Annotated[
@@ -100,8 +118,9 @@ def finetune(
         )
     hyperparameters: dict[str, Any] = {
         "n_epochs": epochs, "max_steps": max_steps, "batch_size": batch_size, "learning_rate": learning_rate,
-        "warmup_ratio": warmup_ratio, "weight_decay": weight_decay, "method": method, "lora_rank": lora_rank,
-        "lora_alpha": lora_alpha, "full_first": full_first, "full_last": full_last, "train_tables": train_tables,
+        "warmup_ratio": warmup_ratio, "early_stopping": early_stopping, "weight_decay": weight_decay,
+        "method": method, "lora_rank": lora_rank, "lora_alpha": lora_alpha, "full_first": full_first,
+        "full_last": full_last, "train_tables": train_tables,
         "adam_beta2": adam_beta2, "dtype": dtype, "seed": seed, "save_steps": save_steps,
         "logging_steps": logging_steps, "max_length": max_length,
     }  # fmt: skip
@@ -111,14 +130,16 @@ def finetune(
     with open_session(key, server) as session:
         with bars(as_json) as stage:
             job = session.finetune(
-                model_id, data, validation=validation, task=task, suffix=suffix, stage=stage, **hyperparameters
-            )
+                model_id, data, validation=validation, task=task, suffix=suffix, hold_out=hold_out, stage=stage,
+                **hyperparameters,
+            )  # fmt: skip
         if detach:
             emit(as_json, {"job": job.id, "status": job.status}, comeback(job.id, server))
             return
         use = "generate" if job.task == "causal-lm" else "classify"
         most = partial(_largest, session.unlocked, key.model)
-        finish(session.remote, job.id, fetch, server, as_json, (use, str(key)), most)
+        names = session.unlocked.key.info.labels_by_job.get(job.id, {})
+        finish(session.remote, job.id, fetch, server, as_json, (use, str(key)), most, names)
 
 
 def _option(name: str) -> str:

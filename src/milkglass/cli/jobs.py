@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.ui.job_progress import Fetch, finish, steps_of
+from milkglass.cli.ui.job_progress import NUMBERS, Fetch, finish, steps_of
 from milkglass.cli.ui.options import AsJson, ServerOptions, Yes, with_options
 from milkglass.cli.ui.terminal import cell, confirm, emit, moment, table
 from milkglass.errors import UsageError
@@ -55,6 +55,7 @@ def job(
     shown = _document(state)
     words = [("id", cell(shown["id"])), ("model", cell(shown["model"])), ("status", cell(shown["status"]))]
     words += [("steps", steps_of(shown["progress"])), ("loss", _loss(shown["progress"]))]
+    words += [(name, f"{shown['metrics'][name]:.4f}") for name in NUMBERS if shown["metrics"].get(name) is not None]
     error = (shown["error"] or {}).get("message") or ""
     words += [("fine_tuned_model", shown["fine_tuned_model"] or ""), ("error", error)]
     emit(as_json, shown, "\n".join(f"{name}: {value}" for name, value in words if value))
@@ -70,7 +71,7 @@ def _delete(remote: Remote, job_id: str, yes: bool, as_json: bool) -> None:
 
 
 def _document(job: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("id", "model", "status", "created_at", "fine_tuned_model", "error", "progress")
+    names = ("id", "model", "status", "created_at", "fine_tuned_model", "error", "progress", "metrics")
     return {name: job.get(name) for name in names}
 
 

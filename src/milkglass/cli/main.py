@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from milkglass.cli.audit import audit
 from milkglass.cli.codec import decode, encode
+from milkglass.cli.compare import compare
 from milkglass.cli.federated.commands import federated
 from milkglass.cli.finetune import finetune
 from milkglass.cli.inference import chat, classify, generate
@@ -116,7 +117,7 @@ def demo(
 
 
 for command in (
-    *(models, obfuscate, verify, encode, decode, sanitize, serve, upload, uploads, finetune, jobs, job),
+    *(models, obfuscate, verify, encode, decode, sanitize, serve, upload, uploads, finetune, compare, jobs, job),
     *(classify, generate, chat, audit, reproduce, data, demo),
 ):
     app.command()(command)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from milkglass.client.codec.codec import Codec
+    from milkglass.client.data.dataset import Summary
     from milkglass.client.data.training_rows import Numbers, WrittenParquet
 
 BATCH = 64  # texts a request
@@ -250,6 +251,7 @@ class Session:
         validation: Path | str | None = None,
         task: str | None = None,
         suffix: str | None = None,
+        hold_out: bool = True,
         stage: Stage = no_stage,
         **hyperparameters: Any,
     ) -> Job:
@@ -258,40 +260,63 @@ class Session:
         Args:
             model: the scrambled model's id on the server.
             data: .jsonl, .csv or .tsv; see `milkglass finetune --help` for the shapes of rows.
+            validation: rows by which epochs are compared; the best is kept.
             task: "classification", "regression" or "causal-lm"; None: as the data.
             suffix: ends the fine-tuned model's name.
-            hyperparameters: fields of `server.spec.Hyperparameters`.
+            hold_out: without `validation`, compare epochs by a tenth of the rows, where they have labels and that is
+                50 or more.
+            hyperparameters: fields of `server.spec.Hyperparameters`; what is left out is `training_defaults`'.
 
         Raises:
             CodecError: rows that cannot be read, or that do not fit the model.
             UsageError: a hyperparameter that the server would refuse.
         """
         from milkglass.client.data.training_rows import checked, numbers_of
+        from milkglass.client.training_defaults import training_defaults
         from milkglass.server.spec import hyperparameters_of
 
-        sources = [Path(data), *([] if validation is None else [Path(validation)])]
-        summaries = [checked(sources[0], task)]
-        summaries += [checked(path, summaries[0].task) for path in sources[1:]]
-        numbers = numbers_of(self.unlocked.key, summaries[0])
+        train = checked(Path(data), task)
+        files = [(Path(data), train)]
+        if validation is not None:
+            files.append((Path(validation), checked(Path(validation), train.task)))
+        chosen = None if validation is not None or not hold_out else self._held_out(Path(data), train)
+        numbers = numbers_of(self.unlocked.key, train)
         classes = len(numbers) if isinstance(numbers, Mapping) else None
         length = min(hyperparameters.pop("max_length", None) or self.codec.limit, self.codec.limit)
+        evaluated = validation is not None or chosen is not None
         settings = hyperparameters_of(
-            {**hyperparameters, "max_length": length, "task": summaries[0].task, "num_labels": classes}
-        )
+            {
+                **training_defaults(train.task, train.rows, hyperparameters, evaluated),
+                "max_length": length, "task": train.task, "num_labels": classes,
+            }
+        )  # fmt: skip
         kind = self.describe(model).get("kind")
-        if summaries[0].task == "causal-lm" and kind == "encoder":
+        if train.task == "causal-lm" and kind == "encoder":
             raise CodecError("this data is for generation, and the model is an encoder", "give rows with a label")
         self.unlocked = self.unlocked.remember(numbers)
+        parts: list[tuple[Path, int, NDArray[Any] | None]] = [(path, found.rows, None) for path, found in files]
+        if chosen is not None:
+            parts = [(Path(data), int(one.sum()), one) for one in (~chosen, chosen)]
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
-            names = [Path(scratch) / name for name in ("train.parquet", "val.parquet")]
             sent = []
-            for path, out, summary in zip(sources, names, summaries, strict=False):
-                write_rows(self.unlocked, self.codec, path, out, summary.rows, numbers, length, stage, self._notice)
+            for (path, rows, which), name in zip(parts, ("train.parquet", "val.parquet"), strict=False):
+                out = Path(scratch) / name
+                write_rows(self.unlocked, self.codec, path, out, rows, numbers, length, stage, self._notice, which)
                 sent.append(self.remote.upload(out, stage))
         job = self.remote.create_job(model, sent[0], settings, sent[1] if len(sent) > 1 else None, suffix)
         self._notice(f"job: {job['id']}")  # at once: anyone who is cut off from here on can find it again
         self.unlocked = self.unlocked.remember(numbers, str(job["id"]))
-        return Job(self.remote, str(job["id"]), summaries[0].task, job.get("status"))
+        return Job(self.remote, str(job["id"]), train.task, job.get("status"))
+
+    def _held_out(self, data: Path, train: Summary) -> NDArray[Any] | None:
+        """(rows,) by which of them epochs are compared; None: by none."""
+        from milkglass.client.training_defaults import held_out, held_out_rows
+
+        count = 0 if train.task == "causal-lm" else held_out(train.rows)
+        if not count:
+            return None
+        self._notice(f"{count:,} of {train.rows:,} rows of {data.name} are held out, to find the best epoch")
+        return held_out_rows(self.unlocked.key, train.rows)
 
     def _count(self, texts: int, tokens: int) -> None:
         count(self.unlocked, texts, tokens, self._notice)
@@ -330,11 +355,13 @@ def write_rows(
     max_length: int,
     stage: Stage = no_stage,
     notice: Log = no_log,
+    which: NDArray[Any] | None = None,
 ) -> WrittenParquet:
-    """Scramble `data` into the Parquet file `out`, and count it under the key. Rows that are cut are reported."""
+    """Scramble `data` into the Parquet file `out`, and count it under the key. Rows that are cut are reported. which:
+    as for `write_parquet`."""
     from milkglass.client.data.training_rows import write_parquet
 
-    written = write_parquet(codec, data, out, numbers, max_length, stage(f"scramble {data.name}", rows))
+    written = write_parquet(codec, data, out, numbers, max_length, stage(f"scramble {data.name}", rows), which)
     if written.cut:
         notice(f"{written.cut} of {written.rows} examples of {data.name} were cut to {max_length} tokens")
     count(unlocked, written.rows, written.tokens, notice)

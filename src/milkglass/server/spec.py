@@ -19,13 +19,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from milkglass.errors import UsageError
 
 Task = Literal["classification", "regression", "causal-lm"]
 Method = Literal["full", "lora"]
 MAX_LENGTH = 8192
+LATER = ("early_stopping",)
 # ObfusLM, appendix C.3 and Table 8; what it does not say is transformers' default.
 GENERATION = {"learning_rate": 1e-4, "batch_size": 8, "adam_beta2": 0.95}
 
@@ -58,6 +69,9 @@ class Hyperparameters(BaseModel):
     weight_decay: float = Field(0.0, ge=0, le=1)
     adam_beta2: float = Field(0.999, gt=0, lt=1)
     max_length: int = Field(512, ge=1, le=MAX_LENGTH)  # longer rows are cut
+    early_stopping: int | None = Field(
+        None, ge=1
+    )  # epochs that may be no better, by the validation rows; the best stays
     group_by_length: bool = True  # batches of like lengths: far less padding, and not quite a random order
     seed: int = Field(0, ge=0, lt=2**32)
     save_steps: int = Field(200, ge=1)
@@ -80,6 +94,19 @@ class Hyperparameters(BaseModel):
             raise ValueError("must be 1 for regression: one number a row")
         return value
 
+    @field_validator("early_stopping")
+    @classmethod
+    def _whole_epochs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("max_steps") is not None:
+            raise ValueError("no epochs can be compared where max_steps ends the training")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _without_later(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A setting that came later is left out where it is off, so that a training has the document it always had."""
+        result: dict[str, Any] = fields(self)
+        return {name: value for name, value in result.items() if name not in LATER or value is not None}
+
     @property
     def chosen_method(self) -> Method:
         return self.method or ("lora" if self.task == "causal-lm" else "full")
@@ -99,7 +126,7 @@ class JobSpec(BaseModel):
 
 class Event(BaseModel):
     """`metrics` events carry data: step, total_steps, loss, learning_rate, epoch, eta_seconds; or eval_loss, and
-    accuracy or pearson.
+    accuracy with confusion (counts: a row a class, a column what it was taken for), or pearson.
 
     Nothing in an event comes from the training data itself.
     """

@@ -10,7 +10,6 @@ is ever accepted from outside.
 
 from __future__ import annotations
 
-import math
 import shutil
 import signal
 import sys
@@ -18,13 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    EvalPrediction,
+    EarlyStoppingCallback,
     GenerationConfig,
     PreTrainedModel,
     Trainer,
@@ -38,7 +36,7 @@ from transformers import (
 from milkglass import files
 from milkglass.errors import BadUpload, MilkglassError, lacking
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.server.jobs import lora
+from milkglass.server.jobs import evaluation, lora
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.spec import Event, Hyperparameters, JobSpec, Status
 from milkglass.server.storage.data_dir import FULL, NO_ROOM, nearly_full
@@ -81,8 +79,8 @@ class Reporter(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.global_step >= state.max_steps:
             control.should_log = True  # a run shorter than `logging_steps` has a last loss, too
-        if self.interrupted:
-            control.should_save = True
+        if self.interrupted or (args.load_best_model_at_end and state.global_step % args.save_steps == 0):
+            control.should_save = True  # with the best epoch in view the trainer itself saves at their ends alone
         if self.interrupted or self.cancelled:
             control.should_training_stop = True
 
@@ -112,20 +110,13 @@ class Reporter(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **_: Any
     ) -> None:
-        kept = _kept_metrics(metrics)
-        info = ", ".join(f"{name} {value:.4f}" for name, value in kept.items())
-        self.emit(f"evaluation: {info}", {"step": state.global_step, **kept})
+        info = ", ".join(f"{name} {value:.4f}" for name, value in evaluation.numbers_of(metrics).items())
+        self.emit(f"evaluation: {info}", {"step": state.global_step, **evaluation.event_data(metrics)})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         folder = self.job / "checkpoints" / f"checkpoint-{state.global_step}"
         (folder / COMPLETE).touch()
         self.emit(f"checkpoint at step {state.global_step}")
-
-
-def _kept_metrics(metrics: dict[str, float] | None) -> dict[str, float]:
-    """Numbers only: a loss that is not finite (training diverged, or there was nothing to learn from) is left out."""
-    names = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
-    return {names[n]: float(value) for n, value in (metrics or {}).items() if n in names and math.isfinite(value)}
 
 
 def load(folder: str, chosen: Hyperparameters) -> PreTrainedModel:
@@ -175,6 +166,10 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArg
         logging_steps=chosen.logging_steps,
         logging_first_step=True,
         eval_strategy="epoch" if evaluate and not chosen.max_steps else "no",
+        save_strategy="epoch" if chosen.early_stopping else "steps",
+        load_best_model_at_end=chosen.early_stopping is not None,
+        metric_for_best_model=evaluation.BEST[chosen.task],
+        greater_is_better=chosen.task != "causal-lm",
         prediction_loss_only=chosen.task == "causal-lm",
         train_sampling_strategy="group_by_length" if chosen.group_by_length else "random",
         include_num_input_tokens_seen="non_padding",
@@ -183,22 +178,6 @@ def arguments(job: Path, chosen: Hyperparameters, evaluate: bool) -> TrainingArg
         dataloader_pin_memory=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
     )
-
-
-def accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
-
-
-def pearson(prediction: EvalPrediction) -> dict[str, float]:
-    """Of the one number that the model says of each row; nan where either side is constant, which is not reported."""
-    words = np.asarray(prediction.predictions, np.float64).reshape(-1)
-    expected = np.asarray(prediction.label_ids, np.float64).reshape(-1)
-    words, expected = words - words.mean(), expected - expected.mean()
-    below = float(np.sqrt((words @ words) * (expected @ expected)))
-    return {"pearson": float(words @ expected) / below if below > 0 else math.nan}
-
-
-MEASURES = {"classification": accuracy, "regression": pearson}
 
 
 def newest_checkpoint(job: Path) -> Path | None:
@@ -229,14 +208,17 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
     pad = model.config.pad_token_id
     rows = TrainingDataset(Path(spec.train), selected.task, selected.max_length)
     held_out = TrainingDataset(Path(spec.validation), selected.task, selected.max_length) if spec.validation else None
+    callbacks: list[TrainerCallback] = [reporter]
+    if selected.early_stopping:
+        callbacks.append(EarlyStoppingCallback(selected.early_stopping))
     trainer = Trainer(
         model=model,
         args=arguments(job, selected, held_out is not None),
         train_dataset=rows,
         eval_dataset=held_out,
         data_collator=Collate(0 if pad is None else pad),
-        compute_metrics=MEASURES.get(selected.task),
-        callbacks=[reporter],
+        compute_metrics=evaluation.MEASURES.get(selected.task),
+        callbacks=callbacks,
     )
     checkpoint = newest_checkpoint(job)
     if checkpoint:
@@ -254,9 +236,11 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
 
 
 def final_metrics(trainer: Trainer) -> dict[str, float]:
-    """Those of the last epoch's end, if that is where training ended."""
-    now = [info for info in trainer.state.log_history if info.get("step") == trainer.state.global_step]
-    return _kept_metrics(next((info for info in now if "eval_loss" in info), None) or trainer.evaluate())
+    """Those of the epoch whose weights are kept: the last one, or the best. Without any, they are measured now."""
+    state = trainer.state
+    kept = state.best_global_step if trainer.args.load_best_model_at_end else state.global_step
+    then = [info for info in state.log_history if info.get("step") == kept and "eval_loss" in info]
+    return evaluation.numbers_of(then[0] if then else trainer.evaluate())
 
 
 def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:

@@ -6,18 +6,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from milkglass.cli.ui import label_report
 from milkglass.cli.ui.options import ServerOptions
 from milkglass.cli.ui.terminal import LINES_APART, bars, duration, emit, note, watched
+from milkglass.metrics.confusion import Confusion
 
 if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
 
 Fetch = Annotated[Path | None, typer.Option("--fetch", help="Download the result, which is scrambled, to this folder.")]
-NUMBERS = ("loss", "train_loss", "eval_loss", "accuracy", "eval_accuracy")
+NUMBERS = ("loss", "train_loss", "eval_loss", "accuracy", "pearson", "eval_accuracy")
 Show = Callable[[Mapping[str, Any]], None]
 
 
@@ -29,16 +32,19 @@ def finish(
     as_json: bool,
     use: tuple[str, str] | None = None,
     largest: Callable[[], int] | None = None,
+    labels: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Watch to the end; fetch; say what the model is called.
+    """Watch to the end; fetch; say what the model is called, and what it makes of each class.
 
     use: the command that comes next, and its options. largest: bytes that the model can have at most, where the
-    original is known here."""
+    original is known here. labels: numbers of the classes by name; {}: unknown."""
     last: dict[str, Any] = {}
+    evaluations: list[Mapping[str, Any]] = []
     try:
         with _board(as_json) as show:
             for event in remote.follow(job_id):
                 last.update(event["data"])
+                evaluations += [event["data"]] if "eval_loss" in event["data"] else []
                 show(event)
     except KeyboardInterrupt:
         _interrupted(remote, job_id, way)
@@ -48,18 +54,23 @@ def finish(
     if fetch is not None:
         with bars(as_json) as stage:
             remote.fetch_model(tuned, fetch, stage, None if largest is None else largest())
-    metrics = {name: value for name, value in last.items() if name in NUMBERS}
+    kept = state["metrics"]  # of the weights that are kept, which may not be those of the last epoch
+    metrics = {name: value for name, value in {**last, **kept}.items() if name in NUMBERS}
+    best = next((one for one in evaluations if one["eval_loss"] == kept.get("eval_loss")), {})
+    found = Confusion.read(best.get("confusion"), {number: name for name, number in labels.items()})
     document = {
         "job": job_id,
         "model": tuned,
         "trained_tokens": state.get("trained_tokens"),
         "steps": last.get("step"),
         "metrics": metrics,
+        **({} if found is None else {"classes": label_report.document(found)}),
         "fetched": None if fetch is None else str(fetch),
     }
     words = [f"fine-tuned model: {tuned}"]
     words += [f"  steps: {steps_of(last)}"] if "step" in last else []
     words += [f"  {name}: {value:.4f}" for name, value in metrics.items() if value is not None]
+    words += [] if found is None else ["", *label_report.words(found), ""]
     words += [f"  fetched to {fetch}"] if fetch else []
     words += [f"next: milkglass {use[0]} {tuned} TEXT {use[1]} {way}"] if use else []
     emit(as_json, document, "\n".join(words))

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +106,11 @@ def write_parquet(
     labels: Mapping[str, int] | Scale | None = None,
     max_length: int = 512,
     progress: Progress = no_progress,
+    which: NDArray[np.bool_] | None = None,
 ) -> WrittenParquet:
     """Scramble `source` into `out`: input_ids, attention_mask, token_type_ids where the model has them, and labels:
-    their numbers, or given a Scale, for a regression, the scores (float32) as it sends them.
+    their numbers, or given a Scale, for a regression, the scores (float32) as it sends them. which: (rows,) those that
+    are written; None: all.
 
     Too long rows are cut to `max_length` tokens and counted. `out` appears under its name only when it is complete;
     then marked_rows.py marks it as scrambled, unless the codec does not scramble.
@@ -116,7 +118,8 @@ def write_parquet(
     counts: list[WrittenParquet] = []
     with files.atomic_write(out, "wb") as file, ExitStack() as writers:
         writer: pq.ParquetWriter | None = None
-        for batch in _batches(read_examples(source, scores=isinstance(labels, Scale))):
+        examples = read_examples(source, scores=isinstance(labels, Scale))
+        for batch in _batches(examples if which is None else compress(examples, which)):
             table, cut = _encoded(codec, source, batch, labels, max_length)
             writer = writer or writers.enter_context(pq.ParquetWriter(file, table.schema))
             writer.write_table(table)

@@ -85,13 +85,13 @@ _JOB = RecordShape("a job", ("id", "model", "status", "fine_tuned_model"), ("tra
 _PROGRESS = RecordShape(
     "the progress",
     wholes=("step", "total_steps"),
-    numbers=("loss", "train_loss", "eval_loss", "accuracy", "eval_accuracy", "eta_seconds"),
+    numbers=("loss", "train_loss", "eval_loss", "accuracy", "pearson", "eval_accuracy", "eta_seconds"),
 )
 _EVENT = RecordShape("an event", ("message",))
 
 
 def job(record: Any) -> dict[str, Any]:
-    """`progress` is an object, and `error` null or {"message": text}; the rest as in RecordShape."""
+    """`progress` and `metrics` are objects, and `error` null or {"message": text}; the rest as in RecordShape."""
     result = _JOB.read(record)
     error = result.get("error")
     message = error.get("message") if isinstance(error, dict) else error
@@ -101,6 +101,7 @@ def job(record: Any) -> dict[str, Any]:
         **result,
         "error": None if error is None else error if isinstance(error, dict) else {"message": message},
         "progress": _PROGRESS.read(result.get("progress") or {}),
+        "metrics": _PROGRESS.read(result.get("metrics") or {}),
     }
 
 

@@ -52,6 +52,10 @@ class Jobs:
         self, model: str, training: str, validation: str | None, suffix: str | None, chosen: Hyperparameters
     ) -> JobRecord:
         """Queue a job. Raises NotFound, UsageError or IdOutOfRange when the data cannot belong to the model."""
+        if chosen.early_stopping is not None and validation is None:
+            raise UsageError(
+                "early_stopping needs rows to compare epochs by", "give a validation_file, or leave it out"
+            )
         self._require(model, (training, validation), chosen)
         job = JobRecord(
             id=new_id("ftjob"), model=model, training_file=training, validation_file=validation, suffix=suffix,

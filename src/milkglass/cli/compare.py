@@ -1,0 +1,107 @@
+"""`milkglass compare`: what a scheme costs on your rows, beside no defence and what you do alone. Nothing is sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milkglass.cli.ui.options import AsJson, require_file
+from milkglass.cli.ui.terminal import emit, note, resumable, table
+
+if TYPE_CHECKING:
+    from milkglass.experiments.procedures.own_rows import Compared
+
+SEND_NOTHING = "{name} is not better than what you do alone in seconds, with nothing sent: don't send anything"
+NO_DIFFERENCE = "what {name} costs cannot be told from chance with these {rows:,} rows"
+COSTS = "{name} costs {gap:.1f} points of accuracy ({low:.1f} to {high:.1f})"
+GAINS = "and is {gap:.1f} points above what you do alone ({low:.1f} to {high:.1f})"
+
+
+def compare(
+    model: Annotated[str, typer.Argument(help="The public model: a folder, a hub id (hf:owner/name), or demo:minilm.")],
+    data: Annotated[Path, typer.Argument(help="Your rows with labels: .jsonl, .csv or .tsv.")],
+    validation: Annotated[
+        Path | None, typer.Option(help="Rows to ask about.  [default: a fifth of DATA, not trained with]")
+    ] = None,
+    scheme: Annotated[str, typer.Option(help="The scheme; an unknown name lists them.")] = "obfuslm",
+    words: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A parameter of the scheme, such as k=10; repeatable."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where trained models are kept, for a second run.")] = Path(
+        "milkglass-compare"
+    ),
+    epochs: Annotated[float | None, typer.Option(help="As for `milkglass finetune`.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="As for `milkglass finetune`.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="As for `milkglass finetune`.")] = None,
+    max_length: Annotated[int, typer.Option(help="Longer texts are cut to this many tokens.")] = 512,
+    seed: Annotated[int, typer.Option(help="Of the rows that are held out, and of both trainings.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train MODEL plain and scrambled on DATA with the same settings, on this machine, and print what each is worth.
+
+    Beside them stand the commonest class and a linear model over your own words, which needs no server. No epoch is
+    chosen by the held-out rows.
+    """
+    for path in (data, validation):
+        if path is not None:
+            require_file(path, "give .jsonl, .csv or .tsv with the columns text (or sentence) and label")
+    from milkglass.client.key.generate import scheme_for
+    from milkglass.client.obfuscate.preflight import require_scramblable
+    from milkglass.client.training_defaults import training_defaults
+    from milkglass.experiments.procedures.own_rows import OwnRows
+    from milkglass.experiments.procedures.own_rows import compare as compared
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
+    from milkglass.parameters import read_words
+    from milkglass.schemes.catalogue import SCHEMES
+    from milkglass.server.spec import hyperparameters_of
+
+    values = read_words(type(SCHEMES[scheme]), words or [], scheme, without=["bands", "map"])
+    rows = OwnRows.read(data, validation, seed)
+    given = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
+    settings = hyperparameters_of(training_defaults("classification", len(rows.train.texts), given, False))
+    base = Checkpoint.open(resolve(model))
+    chosen = scheme_for(base, scheme, **values)
+    require_scramblable(base, chosen, False)
+    with resumable(out):
+        found = compared(base, chosen, scheme, rows, settings, seed, out, note)
+    emit(as_json, _document(found, scheme, settings), lambda: "\n".join(_words(found, scheme)))
+
+
+def _words(found: Compared, scheme: str) -> list[str]:
+    from milkglass.cli.ui import label_report
+    from milkglass.experiments.procedures.own_rows import PLAIN
+
+    rows: list[tuple[str, ...]] = [("", "accuracy", "95 % interval")]
+    for name in found.answers:
+        one = found.confusion(name).accuracy()
+        rows.append((name, f"{100 * one.value:.1f} %", f"{100 * one.low:.1f} to {100 * one.high:.1f}"))
+    lost, won = found.gap(PLAIN, scheme), found.gap(scheme, found.alone)
+    about = {"name": scheme, "rows": len(found.truth)}
+    lines = [table(rows), ""]
+    if lost.low <= 0 <= lost.high:
+        lines.append(NO_DIFFERENCE.format(**about))
+    else:
+        lines.append(COSTS.format(**about, gap=100 * lost.value, low=100 * lost.low, high=100 * lost.high))
+    if won.low > 0:
+        lines.append(GAINS.format(gap=100 * won.value, low=100 * won.low, high=100 * won.high))
+    else:
+        lines.append(SEND_NOTHING.format(**about))
+    return [*lines, "", f"{scheme}:", *label_report.words(found.confusion(scheme))]
+
+
+def _document(found: Compared, scheme: str, settings: dict[str, Any]) -> dict[str, Any]:
+    from milkglass.cli.ui import label_report
+    from milkglass.experiments.procedures.own_rows import PLAIN
+
+    gaps = {"loss": found.gap(PLAIN, scheme), "gain over alone": found.gap(scheme, found.alone)}
+    return {
+        "training": settings,
+        "rows": {name: label_report.document(found.confusion(name)) for name in found.answers},
+        **{
+            name: {"points": 100 * one.value, "interval": [100 * one.low, 100 * one.high]} for name, one in gaps.items()
+        },
+    }

@@ -1,0 +1,152 @@
+"""What a scheme costs on a user's own rows: one model trained plain and scrambled with the same settings, on this
+machine, beside what the client does alone and what naming the commonest class is worth.
+
+All are asked about the same held-out rows, which choose nothing: no epoch, and no model of the client's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.client.data.dataset import Example, read_examples
+from milkglass.client.data.training_rows import checked
+from milkglass.defences.obfuscated_tables import Plain, TableDefence
+from milkglass.errors import CodecError
+from milkglass.experiments import data_refs
+from milkglass.experiments.procedures.trials import ALONE, BAGS, TrialData, trained
+from milkglass.experiments.runs import require_same_run, unpacked
+from milkglass.metrics.confusion import Confusion
+from milkglass.metrics.interval import Interval, resampled
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.progress import Log, no_log
+from milkglass.schemes.scheme import Scheme
+from milkglass.server.spec import Hyperparameters
+from milkglass.system import cores
+from milkglass.threat.defence import LabelledTexts
+
+PLAIN, COMMONEST = "no defence", "commonest class"
+SHARE, LEAST = 0.2, 40  # of the rows held out, and how many at least
+
+
+@dataclass(frozen=True, eq=False)
+class OwnRows:
+    """A user's rows, some of them held out.
+
+    Attributes:
+        names: of the classes, by number.
+    """
+
+    names: tuple[str, ...]
+    train: LabelledTexts = field(repr=False)
+    held_out: LabelledTexts = field(repr=False)
+    digest: str
+
+    @classmethod
+    def read(cls, data: Path, validation: Path | None, seed: int) -> OwnRows:
+        """validation: the rows that are held out; None: a fifth of the data, drawn by the seed. Raises CodecError for
+        rows without labels, or too few."""
+        files = [data] if validation is None else [data, validation]
+        summary = checked(data, "classification")
+        for path in files[1:]:
+            checked(path, "classification")
+        rows = list(read_examples(data))
+        order = np.random.default_rng(seed).permutation(len(rows))
+        count = max(LEAST, round(SHARE * len(rows)))
+        if validation is None and len(rows) < 2 * LEAST:
+            raise CodecError(f"{data.name} has {len(rows)} rows, {2 * LEAST} are needed", "give --validation too")
+        kept = [rows[i] for i in (order if validation is not None else order[count:])]
+        apart = list(read_examples(validation)) if validation is not None else [rows[i] for i in order[:count]]
+        numbers = {name: number for number, name in enumerate(summary.labels)}
+        digest = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
+        return cls(summary.labels, _labelled(kept, numbers), _labelled(apart, numbers), digest)
+
+    def problem(self, seed: int) -> TrialData:
+        nobody = LabelledTexts([], [])
+        sums = {"rows": self.digest, "train": len(self.train.texts), "seed": seed}
+        return TrialData("own", self.train, self.held_out, nobody, ("accuracy",), len(self.names), sums)
+
+
+def _labelled(rows: Sequence[Example], numbers: Mapping[str, int]) -> LabelledTexts:
+    return data_refs.labelled(rows, numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """Answers to the same held-out rows.
+
+    Attributes:
+        truth: (u,) numbers of classes.
+        answers: (u,) of each row of the table, by its name: COMMONEST, the client's own, PLAIN, the scheme's.
+        alone: the name of the client's own.
+    """
+
+    names: tuple[str, ...]
+    truth: NDArray[np.int64]
+    answers: Mapping[str, NDArray[np.int64]]
+    alone: str
+
+    def confusion(self, row: str) -> Confusion:
+        return Confusion.between(self.names, self.truth.tolist(), self.answers[row].tolist())
+
+    def gap(self, row: str, other: str) -> Interval:
+        """By how much the accuracy of `row` is above that of `other`: the same rows, resampled together."""
+        gaps = (self.answers[row] == self.truth).astype(np.float64) - (self.answers[other] == self.truth)
+        return resampled(lambda counts: counts @ gaps / len(gaps), len(gaps), np.random.default_rng(0))
+
+
+def compare(
+    base: Checkpoint, scheme: Scheme, name: str, rows: OwnRows, settings: Mapping[str, Any], seed: int, out: Path,
+    progress: Log = no_log,
+) -> Compared:  # fmt: skip
+    """Train both, here. What is done lies in `out`, which a second run goes on from.
+
+    Args:
+        name: the scheme's, in the table.
+        settings: hyperparameters of both trainings.
+
+    Raises:
+        UnsupportedModel, UsageError: before anything is trained. JobFailed.
+    """
+    training = Hyperparameters(**{**settings, "task": "classification", "num_labels": len(rows.names), "seed": seed})
+    problem, digest = rows.problem(seed), base.digest()
+    defences = {PLAIN: Plain(), name: TableDefence(scheme)}
+    about = {"base": digest, "rows": rows.digest, "scheme": scheme.document(), "training": training.model_dump()}
+    require_same_run(out, {"compare": 1, **about})
+    progress(f"train {len(rows.train.texts):,} rows twice, ask about {len(rows.held_out.texts):,}; all on this machine")
+    answers, alone = own_answers(rows)
+    for row, defence in defences.items():
+        cell = trained(
+            base, digest, problem, defence, training, seed, out / "cells", cores(),
+            lambda text, row=row: progress(f"{row}: {text}"),  # type: ignore[misc]
+        )  # fmt: skip
+        answers[row] = unpacked(cell.predictions).astype(np.int64)
+    return Compared(rows.names, np.asarray(rows.held_out.labels, np.int64), answers, alone)
+
+
+def own_answers(rows: OwnRows) -> tuple[dict[str, NDArray[np.int64]], str]:
+    """Of the commonest class, and of the best of the client's own models, chosen on a fifth of the training rows."""
+    train, labels = rows.train, np.asarray(rows.train.labels, np.int64)
+    whole = np.full(len(rows.held_out.labels), np.bincount(labels).argmax())
+    cut = max(1, round(SHARE * len(labels)))
+    first, last = (_part(train, part) for part in (slice(cut, None), slice(0, cut)))
+
+    def right(kind: str) -> float:
+        if len(set(first.labels)) < 2:
+            return 0.0
+        guess = BAGS[kind].fit(first.texts, first.labels, first.pairs).predict(last.texts, last.pairs)
+        return float((guess == np.asarray(last.labels)).mean())
+
+    best = max(BAGS, key=right)
+    own = BAGS[best].fit(train.texts, train.labels, train.pairs).predict(rows.held_out.texts, rows.held_out.pairs)
+    return {COMMONEST: whole, f"{ALONE}, {best}": own.astype(np.int64)}, f"{ALONE}, {best}"
+
+
+def _part(rows: LabelledTexts, part: slice) -> LabelledTexts:
+    return LabelledTexts(rows.texts[part], rows.labels[part], None if rows.pairs is None else rows.pairs[part])

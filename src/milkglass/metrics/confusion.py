@@ -1,0 +1,73 @@
+"""What the counts of a classification say: of each class and of all, and what naming the commonest class is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from milkglass.metrics.interval import Interval, share
+
+
+@dataclass(frozen=True, eq=False)
+class Confusion:
+    """How often texts of each class were taken for each.
+
+    Attributes:
+        names: of the classes.
+        counts: (c, c) a row for each class, a column for what its texts were taken for.
+    """
+
+    names: tuple[str, ...]
+    counts: NDArray[np.int64] = field(repr=False)
+
+    @classmethod
+    def between(cls, names: Sequence[str], truth: Sequence[int], guess: Sequence[int]) -> Confusion:
+        """truth, guess: (u,) numbers of classes."""
+        c = len(names)
+        flat = np.asarray(truth, np.int64) * c + np.asarray(guess, np.int64)
+        return cls(tuple(names), np.bincount(flat, minlength=c * c).reshape(c, c))
+
+    @classmethod
+    def read(cls, counts: Any, names: Mapping[int, str]) -> Confusion | None:
+        """As a server reports it, with the names that the client knows by number. None for what is no such table."""
+        if not isinstance(counts, list) or not counts or sorted(names) != list(range(len(counts))):
+            return None
+        if any(not isinstance(row, list) or len(row) != len(counts) for row in counts):
+            return None
+        if any(type(one) is not int or not 0 <= one < 1 << 53 for row in counts for one in row):
+            return None
+        found = cls(tuple(names[number] for number in range(len(counts))), np.array(counts, np.int64))
+        return found if found.rows else None
+
+    @property
+    def rows(self) -> int:
+        return int(self.counts.sum())
+
+    def accuracy(self) -> Interval:
+        """Seeded, so that the same counts have the same interval."""
+        right = int(np.trace(self.counts))
+        return share(np.arange(self.rows) < right, np.random.default_rng(0))
+
+    @property
+    def commonest(self) -> tuple[str, float]:
+        """The class with most texts, and its share: the accuracy of naming it for all."""
+        each = self.counts.sum(1)
+        return self.names[int(each.argmax())], float(each.max() / each.sum())
+
+    @property
+    def recall(self) -> NDArray[np.float64]:
+        """(c,) the share of each class that was found; nan for one without texts."""
+        return _shares(np.diag(self.counts), self.counts.sum(1))
+
+    @property
+    def precision(self) -> NDArray[np.float64]:
+        """(c,) the share of what was taken for each class that is so; nan where nothing was."""
+        return _shares(np.diag(self.counts), self.counts.sum(0))
+
+
+def _shares(above: NDArray[np.int64], below: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.divide(above, below, out=np.full(len(below), np.nan), where=below > 0)

@@ -1,0 +1,77 @@
+"""`milkglass compare`: both models are trained here, rows are held out from both, and the words follow the figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from milkglass.cli.compare import _words
+from milkglass.experiments.procedures.own_rows import COMMONEST, PLAIN, Compared, OwnRows, own_answers
+from tests import tiny
+from tests.cli.kit import call, document, refused
+from tests.cli.test_coarse import rows, written
+
+
+def test_rows_are_held_out_once(tmp_path: Path) -> None:
+    data = written(tmp_path / "rows.jsonl", rows(0, 400))
+    found = OwnRows.read(data, None, 3)
+    assert (len(found.train.texts), len(found.held_out.texts)) == (320, 80)
+    assert sorted([*found.train.texts, *found.held_out.texts]) == sorted(one["text"] for one in rows(0, 400))
+    assert OwnRows.read(data, None, 3).held_out.texts == found.held_out.texts
+    given = OwnRows.read(data, written(tmp_path / "more.jsonl", rows(1, 50)), 3)
+    assert (len(given.train.texts), len(given.held_out.texts)) == (400, 50)
+    assert given.names == ("billing-desk", "clinic-desk")
+
+
+def test_the_client_alone_learns_what_words_say(tmp_path: Path) -> None:
+    found = OwnRows.read(written(tmp_path / "rows.jsonl", rows(0, 400)), None, 0)
+    answers, alone = own_answers(found)
+    truth = np.asarray(found.held_out.labels)
+    assert (answers[alone] == truth).mean() > 0.9 > (answers[COMMONEST] == truth).mean()
+
+
+def compared(plain: float, scrambled: float, alone: float) -> Compared:
+    """1,000 rows of two classes with these accuracies."""
+    truth = np.arange(1000) % 2
+    answers = {
+        name: np.where(np.arange(1000) < 1000 * share, truth, 1 - truth)
+        for name, share in ((COMMONEST, 0.5), ("client alone, words", alone), (PLAIN, plain), ("obfuslm", scrambled))
+    }
+    return Compared(("no", "yes"), truth, answers, "client alone, words")
+
+
+def test_the_words_follow_the_figures() -> None:
+    words = "\n".join(_words(compared(0.9, 0.8, 0.85), "obfuslm"))
+    assert "obfuslm costs 10.0 points of accuracy" in words and "don't send anything" in words
+    words = "\n".join(_words(compared(0.9, 0.9, 0.7), "obfuslm"))
+    assert "cannot be told from chance with these 1,000 rows" in words
+    assert "20.0 points above what you do alone" in words
+
+
+def test_both_are_trained_here_and_a_second_run_takes_them(tmp_path: Path) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
+    run = ("compare", model, data, "--out", tmp_path / "out", "--epochs", 2, "--learning-rate", "1e-3", "--json")
+    small = ("--set", "k=4", "--set", "beta=0.9")
+    first = call(*run, *small)
+    found = document(first)
+    assert "obfuslm: " in first.stderr and "no defence: " in first.stderr
+    assert list(found["rows"]) == [COMMONEST, next(n for n in found["rows"] if "alone" in n), PLAIN, "obfuslm"]
+    assert all(one["rows"] == 60 for one in found["rows"].values())
+    assert found["training"] == {"learning_rate": 1e-3, "n_epochs": 2.0, "warmup_ratio": 0.06, "max_length": 512}
+    again = call(*run, *small)
+    assert document(again) == found and "step" not in again.stderr
+    refused(call(*run[:-1], "--set", "k=3", "--set", "beta=0.9"), 2, "holds a run of other settings")
+
+
+def test_what_cannot_be_compared_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    model = tiny.save("bert", tmp_path / "model")
+    few = written(tmp_path / "few.jsonl", rows(0, 40))
+    refused(call("compare", model, few), 5, "few.jsonl has 40 rows, 80 are needed")
+    refused(call("compare", model, tmp_path / "none.jsonl"), 2, "there is no file")
+    data = written(tmp_path / "rows.jsonl", rows(0, 100))
+    refused(call("compare", model, data, "--scheme", "xyz"), 2, "xyz")
+    refused(call("compare", model, data, "--learning-rate", "-1"), 2, "learning_rate is -1")
+    other = written(tmp_path / "other.jsonl", [{"text": "a", "label": "new"}, {"text": "b", "label": "newer"}])
+    refused(call("compare", model, data, "--validation", other), 2, "not among the training rows'")
+    assert not list(tmp_path.glob("milkglass-compare"))
