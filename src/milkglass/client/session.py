@@ -27,11 +27,13 @@ from milkglass.client.remote.responses import require_key
 from milkglass.client.results import Answer, Classified, Conversation, Job
 from milkglass.errors import CodecError, EmptyText, UnsupportedModel, UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage
+from milkglass.rows.place import listed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from milkglass.client.codec.codec import Codec
+    from milkglass.client.data.data_file import Source
     from milkglass.client.data.training_rows import Numbers, WrittenParquet
 
 BATCH = 64  # texts a request
@@ -245,11 +247,12 @@ class Session:
     def finetune(
         self,
         model: str,
-        data: Path | str,
+        data: Source | str,
         *,
-        validation: Path | str | None = None,
+        validation: Source | str | None = None,
         task: str | None = None,
         suffix: str | None = None,
+        skip_long: bool = False,
         stage: Stage = no_stage,
         **hyperparameters: Any,
     ) -> Job:
@@ -257,19 +260,22 @@ class Session:
 
         Args:
             model: the scrambled model's id on the server.
-            data: .jsonl, .csv or .tsv; see `milkglass finetune --help` for the shapes of rows.
+            data: a file, or a `DataFile` that names its columns. `milkglass finetune --help` has the shapes of rows.
             task: "classification", "regression" or "causal-lm"; None: as the data.
             suffix: ends the fine-tuned model's name.
+            skip_long: leave out rows of more than `max_length` tokens; otherwise they are cut.
             hyperparameters: fields of `server.spec.Hyperparameters`.
 
         Raises:
             CodecError: rows that cannot be read, or that do not fit the model.
             UsageError: a hyperparameter that the server would refuse.
         """
+        from milkglass.client.data.data_file import DataFile
+        from milkglass.client.data.dataset import unlabelled
         from milkglass.client.data.training_rows import checked, numbers_of
         from milkglass.server.spec import hyperparameters_of
 
-        sources = [Path(data), *([] if validation is None else [Path(validation)])]
+        sources = [DataFile.of(data), *([] if validation is None else [DataFile.of(validation)])]
         summaries = [checked(sources[0], task)]
         summaries += [checked(path, summaries[0].task) for path in sources[1:]]
         numbers = numbers_of(self.unlocked.key, summaries[0])
@@ -280,13 +286,16 @@ class Session:
         )
         kind = self.describe(model).get("kind")
         if summaries[0].task == "causal-lm" and kind == "encoder":
-            raise CodecError("this data is for generation, and the model is an encoder", "give rows with a label")
-        self.unlocked = self.unlocked.remember(numbers)
+            error = unlabelled(sources[0], summaries[0])
+            raise CodecError(f"{error.message}, and the model is an encoder, which classifies", error.hint)
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
             names = [Path(scratch) / name for name in ("train.parquet", "val.parquet")]
             sent = []
-            for path, out, summary in zip(sources, names, summaries, strict=False):
-                write_rows(self.unlocked, self.codec, path, out, summary.rows, numbers, length, stage, self._notice)
+            for source, out, summary in zip(sources, names, summaries, strict=False):
+                rows = (out, summary.rows, numbers, length)
+                write_rows(self.unlocked, self.codec, source, *rows, stage, self._notice, skip_long)
+            self.unlocked = self.unlocked.remember(numbers)
+            for out in names[: len(sources)]:  # a fault of any file was found by now
                 sent.append(self.remote.upload(out, stage))
         job = self.remote.create_job(model, sent[0], settings, sent[1] if len(sent) > 1 else None, suffix)
         self._notice(f"job: {job['id']}")  # at once: anyone who is cut off from here on can find it again
@@ -323,18 +332,26 @@ def count(unlocked: UnlockedKey, texts: int, tokens: int, notice: Log) -> None:
 def write_rows(
     unlocked: UnlockedKey,
     codec: Codec,
-    data: Path,
+    data: Source,
     out: Path,
     rows: int,
     numbers: Numbers,
     max_length: int,
     stage: Stage = no_stage,
     notice: Log = no_log,
+    skip_long: bool = False,
 ) -> WrittenParquet:
-    """Scramble `data` into the Parquet file `out`, and count it under the key. Rows that are cut are reported."""
+    """Scramble `data` into the Parquet file `out`, and count it under the key. Rows that are cut or left out are
+    reported."""
     from milkglass.client.data.training_rows import write_parquet
 
-    written = write_parquet(codec, data, out, numbers, max_length, stage(f"scramble {data.name}", rows))
+    advance = stage(f"scramble {data.name}", rows)
+    written = write_parquet(codec, data, out, numbers, max_length, advance, skip_long)
+    if written.left_out:
+        notice(
+            f"left out: {len(written.left_out):,} of {rows:,} rows of {data.name}, longer than {max_length} tokens "
+            f"({listed(written.left_out)})"
+        )
     if written.cut:
         notice(f"{written.cut} of {written.rows} examples of {data.name} were cut to {max_length} tokens")
     count(unlocked, written.rows, written.tokens, notice)
