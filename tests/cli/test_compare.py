@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from milkglass.cli.compare import _words
+from milkglass.client.data.data_file import DataFile
 from milkglass.experiments.procedures.own_rows import COMMONEST, PLAIN, Compared, OwnRows, own_answers
 from tests import tiny
 from tests.cli.kit import call, document, refused
@@ -15,17 +16,17 @@ from tests.cli.test_coarse import rows, written
 
 def test_rows_are_held_out_once(tmp_path: Path) -> None:
     data = written(tmp_path / "rows.jsonl", rows(0, 400))
-    found = OwnRows.read(data, None, 3)
+    found = OwnRows.read(DataFile(data), None, 3)
     assert (len(found.train.texts), len(found.held_out.texts)) == (320, 80)
     assert sorted([*found.train.texts, *found.held_out.texts]) == sorted(one["text"] for one in rows(0, 400))
-    assert OwnRows.read(data, None, 3).held_out.texts == found.held_out.texts
-    given = OwnRows.read(data, written(tmp_path / "more.jsonl", rows(1, 50)), 3)
+    assert OwnRows.read(DataFile(data), None, 3).held_out.texts == found.held_out.texts
+    given = OwnRows.read(DataFile(data), DataFile(written(tmp_path / "more.jsonl", rows(1, 50))), 3)
     assert (len(given.train.texts), len(given.held_out.texts)) == (400, 50)
     assert given.names == ("billing-desk", "clinic-desk")
 
 
 def test_the_client_alone_learns_what_words_say(tmp_path: Path) -> None:
-    found = OwnRows.read(written(tmp_path / "rows.jsonl", rows(0, 400)), None, 0)
+    found = OwnRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 400))), None, 0)
     answers, alone = own_answers(found)
     truth = np.asarray(found.held_out.labels)
     assert (answers[alone] == truth).mean() > 0.9 > (answers[COMMONEST] == truth).mean()

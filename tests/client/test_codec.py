@@ -107,7 +107,7 @@ def test_a_batch_is_not_padded(minilm: Codec) -> None:
     """MiniLM's tokenizer.json asks for padding to 128, and cuts at 128."""
     found = minilm.encode(["short", "a little longer text", "word " * 300])
     assert [len(one) for one in found.ids] == [3, 6, 302]
-    assert found.cut == 0
+    assert found.long == ()
 
 
 def test_pairs_have_types(minilm: Codec) -> None:
@@ -120,7 +120,7 @@ def test_pairs_have_types(minilm: Codec) -> None:
 def test_cutting_keeps_the_special_tokens(minilm: Codec) -> None:
     found = minilm.encode(["word " * 600, "short"], truncate=True)
     assert [len(one) for one in found.ids] == [512, 3]
-    assert found.cut == 1
+    assert len(found.long) == 1
     assert minilm.inverse[found.ids[0][-1]] == minilm.tokenizer.sep_token_id
 
 
@@ -251,12 +251,12 @@ def test_a_conversation_that_loses_its_answer_is_refused(smollm: Codec) -> None:
     with pytest.raises(TooLong, match="conversation 1 has no answer within"):
         smollm.encode_examples([[{"role": "user", "content": "word " * 50}, TALK[1]]], max_length=40, truncate=True)
     cut = smollm.encode_examples([[TALK[0], {"role": "assistant", "content": "word " * 50}]], 60, truncate=True)
-    assert cut.cut == 1 and len(cut.ids[0]) == 60 == len(cut.labels[0])
+    assert cut.long == (0,) and len(cut.ids[0]) == 60 == len(cut.labels[0])
 
 
 def test_plain_texts_end_with_the_end_token(small: Codec) -> None:
     found = small.encode_plain(["the nurse called", "please " * 40], max_length=20, truncate=True)
-    assert [len(one) for one in found.ids][1] == 20 and found.cut == 1
+    assert [len(one) for one in found.ids][1] == 20 and found.long == (1,)
     assert all(one[-1] == small.stop_ids[0] for one in found.ids)
     assert all((one == other).all() for one, other in zip(found.ids, found.labels, strict=True))
 

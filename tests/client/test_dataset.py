@@ -84,10 +84,10 @@ def test_csv_with_quotes_and_a_byte_order_mark(tmp_path: Path) -> None:
         ("[" * 100_000, "line 2 of data.jsonl is not JSON"),
         ('["zanzibar"]', "line 2 of data.jsonl is not a JSON object"),
         ({"txt": SECRET, "label": "a"}, "line 2 of data.jsonl has no text"),
-        ({"text": 5, "label": "a"}, "line 2 of data.jsonl has no text"),
+        ({"text": 5, "label": "a"}, "line 2 of data.jsonl has a text that is not a string"),
         ({"text": " ", "label": SECRET}, "line 2 of data.jsonl has an empty text"),
         ({"text": SECRET, "label": None}, "line 2 of data.jsonl has a label that is neither a name"),
-        ({"text": SECRET, "label": True}, "line 2 of data.jsonl has a label that is neither a name"),
+        ({"text": SECRET, "label": [True]}, "line 2 of data.jsonl has a label that is neither a name"),
         ({"text": SECRET, "label": 0.5}, "line 2 of data.jsonl has a label that is neither a name"),
         ({"text": SECRET}, "line 2 of data.jsonl holds another kind of row than line 1"),
         ({"text": SECRET, "text_pair": SECRET, "label": "a"}, "line 2 of data.jsonl holds another kind of row"),
@@ -111,7 +111,7 @@ def test_broken_lines_are_named_and_never_quoted(tmp_path: Path, row: Any, told:
     ("name", "content", "told"),
     [
         ("a.tsv", "body\tlabel\nx\ty\n", "the header of a.tsv names no column text"),
-        ("a.tsv", "text\tlabel\nzanzibar\n", "line 2 of a.tsv has 1 cells, the header 2"),
+        ("a.tsv", "text\tlabel\nzanzibar\n", "line 2 of a.tsv has 1 cells, and there are 2 columns"),
         ("a.csv", 'text,label\n"zanzibar" x,y\n', "line 2 of a.csv is not a row"),
         ("a.csv", "", "a.csv is empty"),
         ("a.jsonl", "", "a.jsonl is empty"),
@@ -201,7 +201,39 @@ def test_nothing_but_scrambled_ids_is_written(tmp_path: Path, codec: Codec) -> N
     assert out.stat().st_mode & 0o077 == 0
 
 
-def test_a_conversation_without_room_names_its_lines(tmp_path: Path, codec: Codec) -> None:
-    talk = {"messages": [{"role": "user", "content": "please " * 60}, {"role": "assistant", "content": "no"}]}
-    with pytest.raises(TooLong, match=r"line 1 of a\.jsonl has no answer within"):
-        write_parquet(codec, lines(tmp_path / "a.jsonl", talk), tmp_path / "out.parquet", max_length=20)
+def talk(words: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "please " * words}, {"role": "assistant", "content": "no"}]}
+
+
+def test_conversations_without_room_are_refused_all_at_once(tmp_path: Path, codec: Codec) -> None:
+    """The hint's length is the smallest that keeps them all: one token less refuses the longest again."""
+    rows = [talk(1)] + [talk(6 + n % 7) for n in range(BATCH + 3)] + [talk(1)]
+    path, out = lines(tmp_path / "a.jsonl", *rows), tmp_path / "out.parquet"
+    with pytest.raises(TooLong) as caught:
+        write_parquet(codec, path, out, max_length=30)
+    assert caught.value.message == (
+        f"{BATCH + 3:,} of the {BATCH + 5:,} rows of a.jsonl have no answer within 30 tokens: "
+        f"lines 2, 3, 4 and {BATCH:,} more"
+    )
+    assert "--skip-long" in caught.value.hint
+    least = int(caught.value.hint.split("more than ")[1].split()[0])
+    assert write_parquet(codec, path, out, max_length=least + 1).rows == BATCH + 5
+    longest = sum(n % 7 == 6 for n in range(BATCH + 3))
+    with pytest.raises(TooLong, match=f"^{longest} of the "):
+        write_parquet(codec, path, out, max_length=least)
+
+
+def test_long_rows_are_left_out_and_counted(tmp_path: Path, codec: Codec) -> None:
+    """What is left is what a file without them gives, to the byte."""
+    for name, long, short in (
+        ("chat", talk(60), talk(1)),
+        ("text", {"text": "please " * 50}, {"text": "please"}),
+        ("labelled", {"text": "please " * 50, "label": "a"}, {"text": "no", "label": "a"}),
+    ):
+        mixed = lines(tmp_path / f"{name}.jsonl", long, short, long, short)
+        done = write_parquet(codec, mixed, tmp_path / "mixed", {"a": 0}, 30, skip_long=True)
+        assert (done.rows, done.cut, [one.number for one in done.left_out]) == (2, 0, [1, 3])
+        write_parquet(codec, lines(tmp_path / "short.jsonl", short, short), tmp_path / "short", {"a": 0}, 30)
+        assert (tmp_path / "mixed").read_bytes() == (tmp_path / "short").read_bytes()
+        with pytest.raises(TooLong, match="all 1 rows of only.jsonl are longer than 30 tokens"):
+            write_parquet(codec, lines(tmp_path / "only.jsonl", long), tmp_path / "out", {"a": 0}, 30, skip_long=True)

@@ -20,17 +20,18 @@ GROUND = {
 }
 ALLOWED = {
     "models": "",
+    "rows": "",
     "noise": "",
     "metrics": "",
     "schemes": "",
     "threat": "metrics models noise",
-    "sanitizers": "metrics models noise",
+    "sanitizers": "metrics models noise rows",
     "gradient_defences": "noise threat",
     "hidden_states": "models noise threat",
     "attacks": "models noise threat",
-    "client": "models noise schemes server.spec",
+    "client": "models noise rows schemes server.spec",
     "server": "models threat",
-    "datasets": "client",
+    "datasets": "client rows",
     "defences": "client hidden_states models noise sanitizers schemes threat",
     "federated": "client gradient_defences models noise sanitizers threat",
     "audit": (
@@ -45,7 +46,7 @@ ALLOWED = {
     "demo": "attacks client models schemes threat",
     "cli": (
         "attacks audit client datasets demo enclave experiments federated gradient_defences hidden_states metrics"
-        " models sanitizers schemes server server.spec split threat"
+        " models rows sanitizers schemes server server.spec split threat"
     ),
     "__init__": "client models schemes",
 }

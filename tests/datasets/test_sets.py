@@ -151,9 +151,9 @@ def broken(name: str, split: str, folder: Path) -> CodecError:
         ("dolly", "train.jsonl", f'{{"instruction": "{SECRET}"}}\n', "line 1 of train.jsonl has no response",
          "the columns there are: instruction"),
         ("dolly", "train.jsonl", f'{{"instruction": 7, "response": "{SECRET}"}}\n',
-         "line 1 of train.jsonl has a instruction that is not text", "string"),
+         "line 1 of train.jsonl has a instruction that is not a string", "string"),
         ("dolly", "train.jsonl", f'{{"instruction": "a", "context": 3, "response": "{SECRET}"}}\n',
-         "line 1 of train.jsonl has a context that is not text", "string"),
+         "line 1 of train.jsonl has a context that is not a string", "string"),
         ("alpaca", "alpaca_data.json", f'{{"instruction": "{SECRET}"}}', "alpaca_data.json is not a JSON list",
          "write"),
         ("alpaca", "alpaca_data.json", f'["{SECRET}"]', "entry 1 of alpaca_data.json is not a JSON object", "write"),
@@ -174,11 +174,12 @@ def test_a_broken_file_is_told_without_its_text(
 
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     put(tmp_path, "train.tsv", f"sentence\tlabel\n{SECRET} caf\xe9\t1\n", "latin-1")
-    assert broken("sst2", "train", tmp_path).message == "train.tsv is not UTF-8 text"
+    latin = "looks like Latin-1 (ISO-8859-1)"
+    assert broken("sst2", "train", tmp_path).message == f"train.tsv is not UTF-8 text: line 2 {latin}"
     put(tmp_path, "train.csv", f'"1","{SECRET} \xe9","b"\n', "latin-1")
-    assert broken("ag_news", "train", tmp_path).message == "train.csv is not UTF-8 text"
+    assert broken("ag_news", "train", tmp_path).message == f"train.csv is not UTF-8 text: line 1 {latin}"
     put(tmp_path, "sentences.json", f'["{SECRET} \xe9"]', "latin-1")
-    assert broken("enron", "train", tmp_path).message == "sentences.json is not UTF-8 text"
+    assert broken("enron", "train", tmp_path).message == f"sentences.json is not UTF-8 text: line 1 {latin}"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def test_rows_stream(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 20])
 def test_a_json_list_is_read_in_blocks_of_any_size(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkglass.datasets.rows.BLOCK", block)
+    monkeypatch.setattr("milkglass.rows.tables.BLOCK", block)
     put(tmp_path, "sentences.json", ' [ "a, b]" , "\\u00e9\\n\\"", "c" ]\n')
     assert [one.text for one in load("enron", tmp_path, "train")] == ["a, b]", '\xe9\n"', "c"]
     put(tmp_path, "sentences.json", '["a", "b"')

@@ -17,6 +17,7 @@ from milkglass.attacks.embeddings.known_weight import OverlaidTensors
 from milkglass.audit.decontaminate import without_private
 from milkglass.audit.scene import ALIKE, KNOWN, LEAST, MODEL_ONLY, OTHER, WORDS, Adversary, Scene, require_texts
 from milkglass.client.codec.codec import Codec
+from milkglass.client.data.data_file import Source
 from milkglass.client.data.texts import PrivateTexts, pieces, read, unmarked
 from milkglass.client.key.generate import new_key, scheme_of
 from milkglass.client.key.key import Key
@@ -47,9 +48,9 @@ class AuditFiles:
         seed: which half is private.
     """
 
-    text: Path
-    public: Path | None = None
-    known: Path | None = None
+    text: Source
+    public: Source | None = None
+    known: Source | None = None
     rows: int | None = None
     seed: int = 1
 
@@ -139,7 +140,7 @@ def build(
     return scene
 
 
-def _unread(seen: Transcript, held: Sequences, codec: Codec, text: Path) -> Transcript:
+def _unread(seen: Transcript, held: Sequences, codec: Codec, text: Source) -> Transcript:
     """The transcript without the texts that an attacker has word for word, in original ids in `held`: anyone with the
     very text needs no attack, and to take them from the attacker instead might leave none."""
     known = {one.tobytes() for one in held}

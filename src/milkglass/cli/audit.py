@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass import files
-from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, ModelRef, PassphraseFile, require_file
+from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, ModelRef, PassphraseFile, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, note, resumable, table
 from milkglass.errors import UsageError
 from milkglass.progress import Stage
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from milkglass.audit.scene import Scene
 
 
+@with_options
 def audit(
     key: KeyFile,
-    text: Annotated[Path, typer.Option("--text", help="Your texts: .jsonl, .csv, .tsv, or .txt with one a line.")],
+    text: Annotated[Path, typer.Option("--text", help=f"Your texts: {ROWS}, or .txt with one a line.")],
     out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit"),
     public: Annotated[
         Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")
@@ -46,6 +48,8 @@ def audit(
     seed: Annotated[int, typer.Option(help="Decides which half of the texts is private, and every random draw.")] = 1,
     model: ModelRef = None,
     passphrase_file: PassphraseFile = None,
+    *,
+    columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
     """Attack your own model, key and text, and write what is recovered into OUT. Nothing is sent anywhere."""
@@ -53,6 +57,7 @@ def audit(
     require_audit(out, budget, *texts.values())
     if rows is not None and rows < 20:
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
+    sources = columns.texts(text), columns.others(public), columns.others(known)
     opened = KeyOptions(key, model, passphrase_file).open()
 
     from milkglass.audit.key_scene import AuditFiles, build
@@ -70,10 +75,11 @@ def audit(
         "transcript": None if server_transcript is None else transcript_file.digest(server_transcript),
         "rows": rows,
         "seed": seed,
+        **columns.decides(),
     }
 
     def staged(stage: Stage) -> Scene:
-        return build(opened.key, codec, folder, AuditFiles(text, public, known, rows, seed), stage, seen)
+        return build(opened.key, codec, folder, AuditFiles(*sources, rows, seed), stage, seen)
 
     result, page = attacked(staged, about, out, budget, seed, as_json)
     if set(result.spent) == set(result.public):

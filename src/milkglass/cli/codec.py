@@ -16,13 +16,17 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from milkglass import files
+from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyOptions, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, json_text, note, shown
 from milkglass.cli.ui.text_input import InputRow, arguments, line_name, named, pairs_of, require_no_messages, row_of
 from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.rows.encoding import lines
 
 if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec, Encoded
+    from milkglass.client.data.data_file import DataFile
+    from milkglass.client.data.dataset import Summary
     from milkglass.client.key.file import UnlockedKey
 
 BATCH = 1000
@@ -52,6 +56,7 @@ def encode(
         typer.Option(help="Of training rows: must fit the data; `regression`: labels are numbers."),
     ] = None,
     *,
+    columns: ColumnOptions,
     key: KeyOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -69,8 +74,11 @@ def encode(
             raise UsageError(
                 f"{out.name} would be training rows", "give --in DATA, and no text, --pair, --chat, --truncate"
             )
-        _training_rows(key.open(), source, out, task, max_length or 512, key.model, as_json)
+        train = columns.training(source, task)
+        _training_rows(key.open(), *train, out, max_length or 512, key.model, as_json)
         return
+    if columns.decides():
+        raise UsageError("columns are for training rows", "write them with --out FILE.parquet")
     if text and source:
         raise UsageError("texts and --in were both given", "give one of them")
     if pair and (chat or not text or len(pair) != len(text)):
@@ -137,13 +145,13 @@ def _is_table(out: Path | None) -> bool:
 
 
 def _training_rows(
-    unlocked: UnlockedKey, source: Path, out: Path, task: str | None, max_length: int, model: str | None, as_json: bool
-) -> None:
-    from milkglass.client.data.training_rows import checked, numbers_of
+    unlocked: UnlockedKey, source: DataFile, train: Summary, out: Path, max_length: int, model: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from milkglass.client.data.training_rows import numbers_of
     from milkglass.client.session import codec_of, write_rows
 
     codec = codec_of(unlocked, model)
-    train = checked(source, task)
     numbers = numbers_of(unlocked.key, train)
     unlocked = unlocked.remember(numbers)
     length = min(max_length, codec.limit)
@@ -209,8 +217,7 @@ def _reading(source: Path | None) -> Iterator[Iterable[str]]:
         yield sys.stdin
         return
     require_file(source, "give a text file, or JSON Lines")
-    with source.open(encoding="utf-8") as file:
-        yield file
+    yield (line for _, line in lines(source))
 
 
 @contextmanager

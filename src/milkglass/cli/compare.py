@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, require_file
+from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.ui.options import AsJson, with_options
 from milkglass.cli.ui.terminal import emit, note, resumable, table
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ COSTS = "{name} costs {gap:.1f} points of accuracy ({low:.1f} to {high:.1f})"
 GAINS = "and is {gap:.1f} points above what you do alone ({low:.1f} to {high:.1f})"
 
 
+@with_options
 def compare(
     model: Annotated[str, typer.Argument(help="The public model: a folder, a hub id (hf:owner/name), or demo:minilm.")],
-    data: Annotated[Path, typer.Argument(help="Your rows with labels: .jsonl, .csv or .tsv.")],
+    data: Annotated[Path, typer.Argument(help=f"Your rows with labels: {ROWS}.")],
     validation: Annotated[
         Path | None, typer.Option(help="Rows to ask about.  [default: a fifth of DATA, not trained with]")
     ] = None,
@@ -38,6 +40,8 @@ def compare(
     batch_size: Annotated[int | None, typer.Option(help="As for `milkglass finetune`.")] = None,
     max_length: Annotated[int, typer.Option(help="Longer texts are cut to this many tokens.")] = 512,
     seed: Annotated[int, typer.Option(help="Of the rows that are held out, and of both trainings.")] = 0,
+    *,
+    columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
     """Train MODEL plain and scrambled on DATA with the same settings, on this machine, and print what each is worth.
@@ -45,9 +49,6 @@ def compare(
     Beside them stand the commonest class and a linear model over your own words, which needs no server. No epoch is
     chosen by the held-out rows.
     """
-    for path in (data, validation):
-        if path is not None:
-            require_file(path, "give .jsonl, .csv or .tsv with the columns text (or sentence) and label")
     from milkglass.client.key.generate import scheme_for
     from milkglass.client.obfuscate.preflight import require_scramblable
     from milkglass.client.training_defaults import training_defaults
@@ -60,7 +61,7 @@ def compare(
     from milkglass.server.spec import hyperparameters_of
 
     values = read_words(type(SCHEMES[scheme]), words or [], scheme, without=["bands", "map"])
-    rows = OwnRows.read(data, validation, seed)
+    rows = OwnRows.read(columns.file(data), None if validation is None else columns.file(validation), seed)
     given = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
     settings = hyperparameters_of(training_defaults("classification", len(rows.train.texts), given, False))
     base = Checkpoint.open(resolve(model))

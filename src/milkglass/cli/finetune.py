@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.job_progress import Fetch, comeback, finish
 from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, open_session, with_options
 from milkglass.cli.ui.terminal import bars, emit
@@ -26,7 +27,7 @@ SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the server's own rule
 @with_options
 def finetune(
     model_id: Annotated[str, typer.Argument(help="The scrambled model's id on the server.")],
-    data: Annotated[Path, typer.Argument(help="Training data: .jsonl, .csv or .tsv.")],
+    data: Annotated[Path, typer.Argument(help=f"Training data: {ROWS}.")],
     validation: Annotated[
         Path | None,
         typer.Option(help="Rows by which epochs are compared.  [default: a tenth of DATA, if that is 50 or more]"),
@@ -84,6 +85,7 @@ def finetune(
         ),
     ] = None,
     max_length: Annotated[int, typer.Option(help="Longer examples are cut to this many tokens.")] = 512,
+    skip_long: Annotated[bool, typer.Option("--skip-long", help="Leave longer examples out instead.")] = False,
     dtype: Annotated[
         Literal["float32", "bfloat16"] | None, typer.Option(help="Arithmetic of the training.  [default: float32]")
     ] = None,
@@ -101,14 +103,15 @@ def finetune(
     fetch: Fetch = None,
     detach: Annotated[bool, typer.Option("--detach", help="Don't wait: print the job's id.")] = False,
     *,
+    columns: ColumnOptions,
     key: KeyOptions,
     server: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a scrambled model on your DATA. Text becomes scrambled ids here; only those are uploaded.
 
-    DATA: {"text", "label"} (or "text_pair"), {"messages": [...]}, {"instruction", "input", "output"} or {"text"} in
-    JSON Lines, or CSV/TSV with the columns text (or sentence) and label. With --task regression labels are numbers; the
+    DATA: rows with text and label (or text_pair), messages, instruction, input and output, or text alone; --text-column
+    and --label-column name other columns. A .txt has a text a line. With --task regression labels are numbers; the
     server sees them standardised, and in their order.
     """
     if suffix is not None and not SUFFIX.fullmatch(suffix):  # it would cross the wire to be refused there
@@ -127,10 +130,13 @@ def finetune(
     from milkglass.client.session import require_hyperparameters
 
     require_hyperparameters(hyperparameters, _option)
+    train, about = columns.training(data, task)
+    judged = None if validation is None else columns.training(validation, about.task)[0]
     with open_session(key, server) as session:
         with bars(as_json) as stage:
             job = session.finetune(
-                model_id, data, validation=validation, task=task, suffix=suffix, hold_out=hold_out, stage=stage,
+                model_id, train, validation=judged, task=task, suffix=suffix, hold_out=hold_out, skip_long=skip_long,
+                stage=stage,
                 **hyperparameters,
             )  # fmt: skip
         if detach:

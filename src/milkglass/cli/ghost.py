@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from milkglass.cli.ui.options import require_file
+from milkglass.cli.sanitize_text import read_shape
 from milkglass.cli.ui.terminal import bars, emit, note, table
 from milkglass.errors import UsageError
 
@@ -15,7 +15,7 @@ SIMILARITIES = ("indirect", "direct", "lemma")
 
 def sanitize_by_ghost(
     source: str, out: Path | None, model: str, options: Mapping[str, Any], seed: int | None,
-    also: Sequence[str] | None, keep: Sequence[str] | None, as_json: bool,
+    also: Sequence[str] | None, keep: Sequence[str] | None, delimiter: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """options: k, overlap, without, language, selection, beams, threshold; None: the default."""
     from milkglass.client.obfuscate.preflight import require_writable
@@ -25,18 +25,17 @@ def sanitize_by_ghost(
     from milkglass.sanitizers.ghost.ghost import Ghost
     from milkglass.sanitizers.ghost.search import Search
     from milkglass.sanitizers.ghost.selection import Selection
-    from milkglass.sanitizers.rows import shape_of
 
     if source == "-":
         raise UsageError("ghost does not read stdin: lines of text have no room for ids", "give a file IN and an OUT")
     path = Path(source)
-    require_file(path, "give a .jsonl, .csv or .tsv file, or text lines")
     if out is None:
         raise UsageError("no OUT was given", "name the file to write")
     search = Search(**_set(options, "k", "overlap", "language") | _switches(options["without"] or ()))
     provided = _set(options, "selection", "beams", "threshold")
     selection = Selection(**{"way" if name == "selection" else name: value for name, value in provided.items()})
-    plan = GhostJob.of(path, shape_of(path, frozenset(also or ()), frozenset(keep or ())), out)
+    shape = read_shape(path, frozenset(also or ()), frozenset(keep or ()), delimiter=delimiter)
+    plan = GhostJob.of(path, shape, out)
     plan.require_free()
     require_writable(out)
     require_texts(plan)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import (
     AsJson,
     BeamOptions,
@@ -40,7 +41,9 @@ def classify(
     model_id: ModelId,
     text: Annotated[list[str] | None, typer.Argument(help="Texts; none: each line of stdin or of --in.")] = None,
     pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each pair, in order.")] = None,
-    source: Annotated[Path | None, typer.Option("--in", help="Read this file, not stdin.")] = None,
+    source: Annotated[
+        Path | None, typer.Option("--in", help="Read this file, not stdin: lines, JSON Lines, CSV, TSV or Parquet.")
+    ] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
     labels_of: Annotated[
         str | None,
@@ -51,17 +54,19 @@ def classify(
         ),
     ] = None,
     *,
+    columns: ColumnOptions,
     key: KeyOptions,
     server: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
     """Classify texts: a line "label <tab> probability" for each; for a regression its number.
 
-    A line of stdin or --in is a text, {"text": ...} or {"text": ..., "text_pair": ...}.
+    A line of stdin or --in is a text, {"text": ...} or {"text": ..., "text_pair": ...}. Of a table the columns of texts
+    are read, and no labels.
     """
     if text and source:
         raise UsageError("texts and --in were both given", "give one of them")
-    rows = to_classify(text, source)
+    rows = to_classify(text, source, columns)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
     with open_session(key, server) as session, bars(as_json) as stage, named(rows):
         results = session.classify(model_id, texts, pairs, truncate=truncate, labels_of=labels_of, stage=stage)

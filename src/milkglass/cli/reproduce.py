@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, require_file
-from milkglass.cli.ui.terminal import emit, note, resumable
-from milkglass.cli.ui.terminal import table as columns
+from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_blank
+from milkglass.cli.ui.options import AsJson, require_file, with_options
+from milkglass.cli.ui.terminal import emit, note, resumable, table
 from milkglass.errors import UsageError
-
-if TYPE_CHECKING:
-    from milkglass.datasets.own import Columns
-
-OWN = (".jsonl", ".csv", ".tsv", ".parquet")
 
 
 def reproduce(
@@ -53,10 +48,9 @@ def reproduce(
     emit(as_json, {"files": pages, **result}, lambda: "\n".join([table.words(table.read(result)), "", *pages]))
 
 
+@with_options
 def data(
-    name: Annotated[
-        str | None, typer.Argument(help="A data set's name, or a .jsonl, .csv, .tsv or .parquet file of yours.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help=f"A data set's name, or a file of yours: {ROWS}.")] = None,
     source: Annotated[Path | None, typer.Option("--from", help="The folder that has the data set's own files.")] = None,
     hub: Annotated[bool, typer.Option("--hub", help="Fetch it from the hub, by the library datasets.")] = False,
     split: Annotated[
@@ -64,9 +58,11 @@ def data(
     ] = "train",
     out: Annotated[Path | None, typer.Option("--out", help="The JSON Lines file to write.")] = None,
     rows: Annotated[int | None, typer.Option("--rows", min=1, help="Write only this many rows.")] = None,
-    text_column: Annotated[str | None, typer.Option("--text-column", help="Your file's column of texts.")] = None,
-    label_column: Annotated[str | None, typer.Option("--label-column", help="Its column of labels.")] = None,
-    pair_column: Annotated[str | None, typer.Option("--pair-column", help="Its column of second texts.")] = None,
+    pair_column: Annotated[
+        str | None, typer.Option("--pair-column", help="Your file's column of second texts.")
+    ] = None,
+    *,
+    columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
     """Write a data set, or a table of yours, as the JSON Lines that `finetune` and `audit` read. No name: list them.
@@ -85,17 +81,20 @@ def data(
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent}", "make it first")
 
-    from milkglass.datasets import own, sets
+    from milkglass.client.data.data_file import KINDS
+    from milkglass.client.data.dataset import read_examples
+    from milkglass.datasets import sets
 
-    requested = (text_column, label_column, pair_column)
-    score, columns = False, None
-    if Path(name).suffix.lower() in OWN or Path(name).is_file():
+    score, taken = False, None
+    blank: list[int] = []
+    if Path(name).suffix.lower() in {*KINDS} - {""} or Path(name).is_file():
         if source is not None or hub:
             raise UsageError(f"{name} is a file: --from and --hub are for data sets by name", "leave them out")
-        columns = _columns(Path(name), *requested)
-        result = own.read(Path(name), columns)
+        file = columns.file(Path(name), pair_column)
+        taken = file.taken()
+        result = read_examples(file, blank=blank.append)
     else:
-        if any(requested):
+        if columns.decides() or pair_column:
             raise UsageError("columns are for files of your own", f"{name} has its own")
         score = sets.describe(name).task == "regression"
         if (source is None) != hub:
@@ -103,22 +102,17 @@ def data(
             raise UsageError(words, "give --from FOLDER, or --hub")
         result = sets.load(name, source, split, note)
     count = sets.write(result, out, score, rows)
-    taken = {} if columns is None else {"columns": columns.document()}
-    emit(as_json, {"out": str(out), "rows": count, **taken}, f"{count:,} rows in {out}{_taken(columns)}")
+    say_blank(Path(name).name, len(blank))
+    document = {"out": str(out), "rows": count, **({} if taken is None else {"columns": taken})}
+    emit(as_json, document, f"{count:,} rows in {out}{_taken(taken)}")
 
 
-def _columns(path: Path, text: str | None, label: str | None, pair: str | None) -> Columns:
-    from milkglass.datasets.own import Columns, columns_of
-
-    return columns_of(path, label, pair) if text is None else Columns(text, label, pair)
-
-
-def _taken(columns: Columns | None) -> str:
+def _taken(columns: dict[str, str | None] | None) -> str:
     """No one should learn from a training that a column was left out."""
     if columns is None:
         return ""
-    named = ", ".join(f"{what} from {name}" for what, name in columns.document().items() if name is not None)
-    return f"; {named}" + ("" if columns.label else "; no labels (--label-column)")
+    named = ", ".join(f"{what} from {name}" for what, name in columns.items() if name is not None)
+    return f"; {named}" + ("" if columns["label"] else "; no labels (--label-column)")
 
 
 def _list(as_json: bool) -> None:
@@ -130,4 +124,4 @@ def _list(as_json: bool) -> None:
         for one in SETS.values()
     ]  # fmt: skip
     rows = [(one.name, one.task, ", ".join(one.splits), one.licence, one.about) for one in SETS.values()]
-    emit(as_json, {"data_sets": result}, columns([("name", "task", "splits", "licence", "about"), *rows]))
+    emit(as_json, {"data_sets": result}, table([("name", "task", "splits", "licence", "about"), *rows]))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from milkglass.cli.sanitize_text import FILES, answer_lines, over_table, read_shape, reader_of, write_file
+from milkglass.cli.ui.columns import Delimiter
 from milkglass.cli.ui.options import AsJson, require_file
 from milkglass.errors import UsageError
 
@@ -46,6 +47,7 @@ def sanitize(
         typer.Option(min=1, help="Processes; their number does not change the result.  [default: by size and cores]"),
     ] = None,
     text_column: Annotated[list[str] | None, typer.Option(help="A further field that contains text.")] = None,
+    delimiter: Delimiter = None,
     keep_column: Annotated[list[str] | None, typer.Option(help="A field to leave unchanged.")] = None,
     role: Annotated[
         list[str] | None, typer.Option(help="Of conversations, whose messages are sanitized.  [default: everyone's]")
@@ -113,7 +115,7 @@ def sanitize(
             "by": by, "role": role, "instruction": instruction,
         }  # fmt: skip
         _require_unused(method, others)
-        sanitize_by_ghost(source, out, embeddings, {"k": k, **own}, seed, text_column, keep_column, as_json)
+        sanitize_by_ghost(source, out, embeddings, {"k": k, **own}, seed, text_column, keep_column, delimiter, as_json)
         return
     selected = _method(method, own | {
         "epsilon": epsilon, "k": k, "p": p, "sensitive": sensitive, "metric": metric, "guarantee": guarantee,
@@ -123,7 +125,7 @@ def sanitize(
         selected.require_by_tokens()
     also, keep, roles = frozenset(text_column or ()), frozenset(keep_column or ()), frozenset(role or ())
     if source == "-":
-        if out is not None or also or keep or roles or instruction or as_json:
+        if out is not None or also or keep or roles or instruction or delimiter or as_json:
             raise UsageError("stdin is read as lines and answered on stdout", "give a file IN to write an OUT")
         counted = None if corpus is None else (corpus, read_shape(corpus))
         answer_lines(over_table(selected, reader_of(embeddings, by), counted, 1), seed)
@@ -131,7 +133,7 @@ def sanitize(
     from milkglass.sanitizers.rows import require_rows
 
     _require_files(Path(source), out)
-    shape = read_shape(Path(source), also, keep, roles, instruction or "")
+    shape = read_shape(Path(source), also, keep, roles, instruction or "", delimiter)
     require_rows(Path(source), shape)
     write_file(selected, Path(source), shape, out, reader_of(embeddings, by), seed, workers, corpus, as_json)
 

@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 MANY = 0.2  # share of unknown words that is reported
 NEARLY_ALL = 0.95  # share of replaced words that is reported
 SMALL = 1 << 22  # bytes of a file that one process is soon done with
-FILES = "give a .jsonl, .csv or .tsv file, or text lines"
+FILES = "give a .jsonl, .json, .csv or .tsv file, or text lines"
 
 
 def read_shape(
     path: Path, also: frozenset[str] = frozenset(), keep: frozenset[str] = frozenset(),
-    roles: frozenset[str] = frozenset(), instruction: str = "",
+    roles: frozenset[str] = frozenset(), instruction: str = "", delimiter: str | None = None,
 ) -> FileShape:  # fmt: skip
     """What a file's rows are, and what of them is sanitized. Raises UsageError, CodecError."""
     from dataclasses import replace
 
+    from milkglass.rows.delimiter import delimiter_named
     from milkglass.sanitizers.rows import shape_of
 
     require_file(path, FILES)
-    shape = shape_of(path, also, keep)
+    shape = shape_of(path, also, keep, None if delimiter is None else delimiter_named(delimiter))
     if roles and shape.kind != "json":
         raise UsageError(f"{path.name} has no conversations, and so no roles", "leave out --role")
     return replace(shape, roles=roles, instruction=instruction)

@@ -27,11 +27,13 @@ from milkglass.client.remote.responses import require_key
 from milkglass.client.results import Answer, Classified, Conversation, Job
 from milkglass.errors import CodecError, EmptyText, UnsupportedModel, UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage
+from milkglass.rows.place import listed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from milkglass.client.codec.codec import Codec
+    from milkglass.client.data.data_file import DataFile, Source
     from milkglass.client.data.dataset import Summary
     from milkglass.client.data.training_rows import Numbers, WrittenParquet
 
@@ -246,12 +248,13 @@ class Session:
     def finetune(
         self,
         model: str,
-        data: Path | str,
+        data: Source | str,
         *,
-        validation: Path | str | None = None,
+        validation: Source | str | None = None,
         task: str | None = None,
         suffix: str | None = None,
         hold_out: bool = True,
+        skip_long: bool = False,
         stage: Stage = no_stage,
         **hyperparameters: Any,
     ) -> Job:
@@ -259,31 +262,37 @@ class Session:
 
         Args:
             model: the scrambled model's id on the server.
-            data: .jsonl, .csv or .tsv; see `milkglass finetune --help` for the shapes of rows.
+            data: a file, or a `DataFile` that names its columns. `milkglass finetune --help` has the shapes of rows.
             validation: rows by which epochs are compared; the best is kept.
             task: "classification", "regression" or "causal-lm"; None: as the data.
             suffix: ends the fine-tuned model's name.
             hold_out: without `validation`, compare epochs by a tenth of the rows, where they have labels and that is
                 50 or more.
+            skip_long: leave out rows of more than `max_length` tokens; otherwise they are cut.
             hyperparameters: fields of `server.spec.Hyperparameters`; what is left out is `training_defaults`'.
 
         Raises:
             CodecError: rows that cannot be read, or that do not fit the model.
             UsageError: a hyperparameter that the server would refuse.
         """
+        from milkglass.client.data.data_file import DataFile
+        from milkglass.client.data.dataset import unlabelled
         from milkglass.client.data.training_rows import checked, numbers_of
         from milkglass.client.training_defaults import training_defaults
         from milkglass.server.spec import hyperparameters_of
 
-        train = checked(Path(data), task)
-        files = [(Path(data), train)]
+        source = DataFile.of(data)
+        train = checked(source, task)
+        parts: list[tuple[DataFile, int, NDArray[Any] | None]] = [(source, train.rows, None)]
         if validation is not None:
-            files.append((Path(validation), checked(Path(validation), train.task)))
-        chosen = None if validation is not None or not hold_out else self._held_out(Path(data), train)
+            judged = DataFile.of(validation)
+            parts.append((judged, checked(judged, train.task).rows, None))
+        elif hold_out and (chosen := self._held_out(source, train)) is not None:
+            parts = [(source, int(one.sum()), one) for one in (~chosen, chosen)]
         numbers = numbers_of(self.unlocked.key, train)
         classes = len(numbers) if isinstance(numbers, Mapping) else None
         length = min(hyperparameters.pop("max_length", None) or self.codec.limit, self.codec.limit)
-        evaluated = validation is not None or chosen is not None
+        evaluated = len(parts) > 1
         settings = hyperparameters_of(
             {
                 **training_defaults(train.task, train.rows, hyperparameters, evaluated),
@@ -292,23 +301,22 @@ class Session:
         )  # fmt: skip
         kind = self.describe(model).get("kind")
         if train.task == "causal-lm" and kind == "encoder":
-            raise CodecError("this data is for generation, and the model is an encoder", "give rows with a label")
-        self.unlocked = self.unlocked.remember(numbers)
-        parts: list[tuple[Path, int, NDArray[Any] | None]] = [(path, found.rows, None) for path, found in files]
-        if chosen is not None:
-            parts = [(Path(data), int(one.sum()), one) for one in (~chosen, chosen)]
+            error = unlabelled(source, train)
+            raise CodecError(f"{error.message}, and the model is an encoder, which classifies", error.hint)
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
-            sent = []
-            for (path, rows, which), name in zip(parts, ("train.parquet", "val.parquet"), strict=False):
-                out = Path(scratch) / name
-                write_rows(self.unlocked, self.codec, path, out, rows, numbers, length, stage, self._notice, which)
-                sent.append(self.remote.upload(out, stage))
+            written = []
+            for (file, rows, which), name in zip(parts, ("train.parquet", "val.parquet"), strict=False):
+                written.append(out := Path(scratch) / name)
+                about = (out, rows, numbers, length, stage, self._notice, skip_long, which)
+                write_rows(self.unlocked, self.codec, file, *about)
+            self.unlocked = self.unlocked.remember(numbers)
+            sent = [self.remote.upload(out, stage) for out in written]  # a fault of any file was found by now
         job = self.remote.create_job(model, sent[0], settings, sent[1] if len(sent) > 1 else None, suffix)
         self._notice(f"job: {job['id']}")  # at once: anyone who is cut off from here on can find it again
         self.unlocked = self.unlocked.remember(numbers, str(job["id"]))
         return Job(self.remote, str(job["id"]), train.task, job.get("status"))
 
-    def _held_out(self, data: Path, train: Summary) -> NDArray[Any] | None:
+    def _held_out(self, data: DataFile, train: Summary) -> NDArray[Any] | None:
         """(rows,) by which of them epochs are compared; None: by none."""
         from milkglass.client.training_defaults import held_out, held_out_rows
 
@@ -348,20 +356,27 @@ def count(unlocked: UnlockedKey, texts: int, tokens: int, notice: Log) -> None:
 def write_rows(
     unlocked: UnlockedKey,
     codec: Codec,
-    data: Path,
+    data: Source,
     out: Path,
     rows: int,
     numbers: Numbers,
     max_length: int,
     stage: Stage = no_stage,
     notice: Log = no_log,
+    skip_long: bool = False,
     which: NDArray[Any] | None = None,
 ) -> WrittenParquet:
-    """Scramble `data` into the Parquet file `out`, and count it under the key. Rows that are cut are reported. which:
-    as for `write_parquet`."""
+    """Scramble `data` into the Parquet file `out`, and count it under the key. Rows that are cut or left out are
+    reported. which: as for `write_parquet`."""
     from milkglass.client.data.training_rows import write_parquet
 
-    written = write_parquet(codec, data, out, numbers, max_length, stage(f"scramble {data.name}", rows), which)
+    advance = stage(f"scramble {data.name}", rows)
+    written = write_parquet(codec, data, out, numbers, max_length, advance, skip_long, which)
+    if written.left_out:
+        notice(
+            f"left out: {len(written.left_out):,} of {rows:,} rows of {data.name}, longer than {max_length} tokens "
+            f"({listed(written.left_out)})"
+        )
     if written.cut:
         notice(f"{written.cut} of {written.rows} examples of {data.name} were cut to {max_length} tokens")
     count(unlocked, written.rows, written.tokens, notice)

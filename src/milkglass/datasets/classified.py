@@ -16,8 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 from milkglass.datasets.description import Description, Hub, LabelledColumn, Layout, ScoredPair
-from milkglass.datasets.rows import Place, comma, lines, texts, tsv
 from milkglass.errors import CodecError
+from milkglass.rows.encoding import lines
+from milkglass.rows.place import Place
+from milkglass.rows.tables import comma, stripped_lines, tsv
 
 FILES = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
 HUB = {"train": "train", "validation": "validation"}
@@ -153,7 +155,7 @@ def _tweets() -> Description:
 
 def two_sides(negative: Path, positive: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     """Latin-1, as it was published; every second row is of the other side, so that a part of them is of both."""
-    sides = (texts(negative, "latin-1"), texts(positive, "latin-1"))
+    sides = (stripped_lines(negative, "latin-1"), stripped_lines(positive, "latin-1"))
     for pair in zip_longest(*sides):
         for name, result in zip(SIDES, pair, strict=True):
             if result is not None:

@@ -9,13 +9,8 @@ dialogue: the first is taken. IFEval has no answers: metrics/ifeval.py grades it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 from milkglass.datasets.description import Description, Hub, Layout, NonBlank, PlainText, QuestionAnswer
-from milkglass.datasets.rows import Place, json_lines, json_list, texts
-from milkglass.errors import CodecError
+from milkglass.rows.tables import json_lines, json_list, json_objects, stripped_lines
 
 ROUGE = ("rouge-1", "rouge-2", "rouge-l")
 SUMMARISE = "Summarize the following dialogue.\n\n"
@@ -35,7 +30,8 @@ def _wikitext2() -> Description:
     names = {"train": "train", "validation": "valid", "test": "test"}
     splits = {
         split: tuple(
-            Layout((file,), texts, build) for file in (f"wiki.{name}.tokens", f"{name}.txt", f"wiki.{name}.raw")
+            Layout((file,), stripped_lines, build)
+            for file in (f"wiki.{name}.tokens", f"{name}.txt", f"wiki.{name}.raw")
         )
         for split, name in names.items()
     }
@@ -46,21 +42,13 @@ def _wikitext2() -> Description:
     )  # fmt: skip
 
 
-def objects(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The entries of a JSON list, which must be objects."""
-    for place, value in json_list(path):
-        if not isinstance(value, dict):
-            raise CodecError(f"{place} is not a JSON object", 'write [{"instruction": ...}, ...]')
-        yield place, value
-
-
 def _alpaca() -> Description:
     build = QuestionAnswer("instruction", "output", "input", flawed=True)
     files = ("alpaca_data.json", "alpaca_data_cleaned.json", "alpaca_5000.json")
     train = (
-        *(Layout((file,), objects, build) for file in files),
+        *(Layout((file,), json_objects, build) for file in files),
         Layout(("train.jsonl",), json_lines, build),
-        Layout(("train.json",), objects, build),
+        Layout(("train.json",), json_objects, build),
     )
     splits = {"train": train, "validation": (Layout(("validation.jsonl",), json_lines, build),)}
     return Description(
@@ -73,7 +61,10 @@ def _dolly() -> Description:
     build = QuestionAnswer("instruction", "response", "context")
     files = ("databricks-dolly-15k.jsonl", "dolly_6400.jsonl", "train.jsonl")
     splits = {
-        "train": (*(Layout((file,), json_lines, build) for file in files), Layout(("train.json",), objects, build)),
+        "train": (
+            *(Layout((file,), json_lines, build) for file in files),
+            Layout(("train.json",), json_objects, build),
+        ),
         "validation": (Layout(("validation.jsonl",), json_lines, build),),
     }
     return Description(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milkglass.client.data.dataset import Example
-from milkglass.datasets.rows import Place, Row, text_of
 from milkglass.errors import CodecError, EmptyText
+from milkglass.rows.place import Place, Row, text_of
 
 Task = Literal["classification", "regression", "chat", "prompts", "text"]
 # None: a row that the published files are known to hold and nobody can use.
@@ -159,7 +159,7 @@ class QuestionAnswer:
         requested = self.before + text_of(place, row, self.question)
         more = row.get(self.extra) if self.extra else None
         if more is not None and not isinstance(more, str):
-            raise CodecError(f"{place} has a {self.extra} that is not text", "give a string")
+            raise CodecError(f"{place} has a {self.extra} that is not a string", "give a string")
         requested = f"{requested}\n\n{more}" if more and more.strip() else requested
         answer = {"role": "assistant", "content": text_of(place, row, self.answer)}
         return Example(place.number, "chat", messages=({"role": "user", "content": requested}, answer))

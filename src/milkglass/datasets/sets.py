@@ -14,10 +14,10 @@ from milkglass.client.data.dataset import Example
 from milkglass.datasets.classified import TASKS, TOPICS
 from milkglass.datasets.corpora import CORPORA, INSTRUCTIONS
 from milkglass.datasets.description import Build, Description, Hub, Layout
-from milkglass.datasets.rows import Place
 from milkglass.errors import EmptyText, UsageError
 from milkglass.files import atomic_write
 from milkglass.progress import Log, no_log
+from milkglass.rows.place import Place
 
 SETS: dict[str, Description] = {one.name: one for one in (*TASKS, *INSTRUCTIONS, *TOPICS, *CORPORA)}
 

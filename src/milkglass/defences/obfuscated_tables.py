@@ -47,7 +47,8 @@ class TableClient(TokenClient):
             for text, pair in zip(texts, pairs or repeat(None), strict=False)
         ]
         types = [one for part in result for one in part.token_type_ids or ()]
-        return Encoded([one for part in result for one in part.ids], types or None, sum(one.cut for one in result))
+        long = tuple(place for place, part in enumerate(result) if part.long)
+        return Encoded([one for part in result for one in part.ids], types or None, long)
 
     def _drawn(self, text: str, pair: str | None) -> Codec:
         whole = hashlib.sha256(b"milkglass choices\0" + self.secret + text.encode() + b"\0" + (pair or "").encode())

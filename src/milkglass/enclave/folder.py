@@ -223,7 +223,7 @@ def token_counts_of(tokenizer: Any, rows: int, corpus: Path | None, stage: Stage
 def texts_of(corpus: Path) -> list[str]:
     """A text a line. Raises UsageError where there is none."""
     try:
-        lines = [line for line in corpus.read_text("utf-8").splitlines() if line.strip()]
+        lines = [line for line in corpus.read_text("utf-8-sig").splitlines() if line.strip()]
     except UnicodeDecodeError:
         raise UsageError(f"{corpus.name} is not text in UTF-8", "save it as UTF-8, with a text a line") from None
     if not lines:

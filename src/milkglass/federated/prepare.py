@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from milkglass import files
-from milkglass.client.data.dataset import Example, read_examples, summarise
+from milkglass.client.data.data_file import Source
+from milkglass.client.data.dataset import Example, read_examples, summarise, unlabelled
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError
 from milkglass.federated.ghost_stage import passed, remove_finished, require_no_parts
 from milkglass.federated.rows import BYTES, ROWS, SiteRows, Stamp, load, of_texts, save, stamp_of
@@ -25,6 +26,7 @@ from milkglass.sanitizers.tables.vocabulary import opened
 from milkglass.sequences import Ids, Sequences
 
 GHOST = "ghost"
+SITES, SHOWN = (".jsonl", ".json", ".csv", ".tsv", ".parquet"), ".jsonl, .json, .csv, .tsv or .parquet"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 ALLOWED = "1 to 40 of A-Z, a-z, 0-9, - and _, with a letter or a digit first"
 
@@ -32,10 +34,10 @@ ALLOWED = "1 to 40 of A-Z, a-z, 0-9, - and _, with a letter or a digit first"
 def files_of(folder: Path) -> dict[str, Path]:
     """Each site's file in a folder, by the site's name, which is the file's. Raises UsageError."""
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}", "give a folder with a .jsonl, .csv or .tsv file a site")
+        raise UsageError(f"there is no folder {folder}", f"give a folder with a {SHOWN} file a site")
     result: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        if path.suffix.lower() not in (".jsonl", ".csv", ".tsv"):
+        if path.suffix.lower() not in SITES or not path.is_file():
             continue
         if not NAME.fullmatch(path.stem):
             raise UsageError(f"{path.name!r} cannot name a site: {ALLOWED}", "rename the file")
@@ -45,9 +47,7 @@ def files_of(folder: Path) -> dict[str, Path]:
         result[name] = path
     if len(result) < 2:
         names = f" ({', '.join(result)})" if result else ""
-        raise UsageError(
-            f"{folder} has files of {len(result)} sites{names}, at least 2 are needed", "give .jsonl, .csv or .tsv"
-        )
+        raise UsageError(f"{folder} has files of {len(result)} sites{names}, at least 2 are needed", f"give {SHOWN}")
     return result
 
 
@@ -58,13 +58,15 @@ def require_name(name: str) -> str:
     return name
 
 
-def labels_of(paths: Sequence[Path]) -> dict[str, int]:
+def labels_of(sources: Sequence[Source]) -> dict[str, int]:
     """A number for each class that occurs at some site; whole numbers by value. Raises CodecError."""
     names: set[str] = set()
-    for path in paths:
-        result = summarise(path)
-        if result.task != "classification" or result.pairs:
-            raise CodecError(f"{path.name} has no rows of a text and a label", 'give rows with a "text" and a "label"')
+    for source in sources:
+        result = summarise(source)
+        if result.task != "classification":
+            raise unlabelled(source, result)
+        if result.pairs:
+            raise CodecError(f"{source.name} has pairs of texts", "a site's row is one text and a label")
         names |= {*result.labels}
     if len(names) < 2:
         raise CodecError("all sites have 1 label only", "classification needs at least 2")
@@ -73,20 +75,20 @@ def labels_of(paths: Sequence[Path]) -> dict[str, int]:
     return {name: number for number, name in enumerate(ordered)}
 
 
-def examples_of(source: Path, labels: Mapping[str, int]) -> list[Example]:
+def examples_of(source: Source, labels: Mapping[str, int]) -> list[Example]:
     """A site's rows, each with a label that was agreed. Raises CodecError, naming the line."""
     result = list(read_examples(source))
     for one in result:
         if one.label not in labels:
             raise CodecError(
-                f"line {one.line} of {source.name} has another label than was agreed",
+                f"{one.place(source)} has another label than was agreed",
                 "mend that row, or name all sites' classes",
             )
     return result
 
 
 def prepare(
-    source: Path, folder: Path, labels: Mapping[str, int], model: Path, ghost: Ghost | None, seed: int | None,
+    source: Source, folder: Path, labels: Mapping[str, int], model: Path, ghost: Ghost | None, seed: int | None,
     progress: Progress = no_progress,
 ) -> SiteRows:  # fmt: skip
     """Write a site's folder, which appears when it is complete, with a stamp of what GHOST was and a report of what it
@@ -118,14 +120,14 @@ def prepare(
 
 
 @contextmanager
-def _named(examples: Sequence[Example], source: Path) -> Iterator[None]:
+def _named(examples: Sequence[Example], source: Source) -> Iterator[None]:
     """A text that is refused is reported by its line."""
     try:
         yield
     except CodecError as error:
         if error.place is None:
             raise
-        raise error.renamed(f"line {examples[error.place].line} of {source.name}") from None
+        raise error.renamed(str(examples[error.place].place(source))) from None
 
 
 def _stamp(ghost: Ghost, rows: SiteRows) -> Stamp:
@@ -133,7 +135,7 @@ def _stamp(ghost: Ghost, rows: SiteRows) -> Stamp:
     return Stamp(GHOST, model, rows.digest(), ghost.searching.document(), ghost.selection.document())
 
 
-def matches(source: Path, folder: Path, labels: Mapping[str, int], plain: bool, model: Path) -> None:
+def matches(source: Source, folder: Path, labels: Mapping[str, int], plain: bool, model: Path) -> None:
     """Whether a site's folder is of this file's texts and classes, and of this model, if it has a stamp. Raises
     UsageError; a damaged folder is reported by `load`."""
     if not (folder / ROWS).is_file():

@@ -1,6 +1,7 @@
 """Rows of a file as texts that can be written back: JSON Lines, CSV and TSV with a header, or a text a line.
 
-Raw rows are read in blocks that depend on the file alone. Messages name file and line, and never quote it.
+One JSON list is read as JSON Lines are, and written as them. Raw rows are read in blocks that depend on the file alone.
+Messages name file and line, and never quote it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.rows.delimiter import delimiter_of, quotes_are_text
+from milkglass.rows.encoding import not_utf8
+from milkglass.rows.place import Place, columns_there
+from milkglass.rows.tables import is_json_list, json_list
 
 Kind = Literal["lines", "json", "csv", "tsv"]
 KINDS: dict[str, Kind] = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv"}
@@ -57,6 +62,8 @@ class FileShape:
         file: its name, for messages.
         roles: of the messages that are sanitized; none: of all.
         instruction: with which a text may begin, and which is then unchanged.
+        delimiter: of CSV.
+        noun: what messages call a row.
     """
 
     kind: Kind
@@ -65,6 +72,8 @@ class FileShape:
     file: str = ""
     roles: frozenset[str] = frozenset()
     instruction: str = ""
+    delimiter: str = ","
+    noun: str = "line"
 
     def divided(self, text: str) -> tuple[str, str]:
         """The instruction, where the text begins with it, and what is sanitized."""
@@ -82,7 +91,7 @@ class FileShape:
                 row: Any = [text, raw[len(text) :]]
                 slots.append((row, 0))
             elif self.kind == "json":
-                where = f"line {line} of {self.file}"
+                where = str(Place(self.file, line, self.noun))
                 row = _object(where, raw)
                 if row is not None:
                     slots += self._fields(where, row, left)
@@ -101,7 +110,7 @@ class FileShape:
         if self.kind == "tsv":
             return "".join("\t".join(row) + "\n" for row in rows)
         out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows(rows)
+        csv.writer(out, delimiter=self.delimiter, lineterminator="\n").writerows(rows)
         return out.getvalue()
 
     def _fields(self, where: str, row: dict[str, Any], left: set[str]) -> list[Slot]:
@@ -120,8 +129,11 @@ class FileShape:
         return result
 
 
-def shape_of(path: Path, also: frozenset[str] = frozenset(), keep: frozenset[str] = frozenset()) -> FileShape:
-    """also, keep: fields that are texts besides the known names, and known names that are not texts."""
+def shape_of(
+    path: Path, also: frozenset[str] = frozenset(), keep: frozenset[str] = frozenset(), delimiter: str | None = None
+) -> FileShape:
+    """also, keep: fields that are texts besides the known names, and known names that are not texts. delimiter: of a
+    table; None: found. Raises UsageError, EmptyText, CodecError."""
     if not path.stat().st_size:
         raise EmptyText(f"{path.name} is empty", "give at least one row")
     kind = KINDS.get(path.suffix.lower(), "lines")
@@ -129,16 +141,30 @@ def shape_of(path: Path, also: frozenset[str] = frozenset(), keep: frozenset[str
     if kind == "lines" and also | keep:
         raise UsageError(f"{path.name} has lines of text, and no columns", "leave out --text-column and --keep-column")
     if kind in ("lines", "json"):
+        if delimiter is not None:
+            raise UsageError(f"{path.name} is no table with delimiters", "leave out --delimiter")
         _require_names(path, also | keep)
-        return FileShape(kind, texts, file=path.name)
+        return FileShape(kind, texts, file=path.name, noun="entry" if kind == "json" and is_json_list(path) else "line")
+    sign = delimiter or delimiter_of(path, texts | keep)
+    kind = "tsv" if quotes_are_text(path, sign) else "csv"
     with _opened(path) as file:
-        header = tuple(name.strip() for name in next(_cells(file, kind, path), (0, []))[1])
+        try:
+            header = tuple(name.strip() for name in _header(_cells(file, kind, path, sign)))
+        except UnicodeDecodeError:
+            raise not_utf8(path) from None
     if missing := sorted((also | keep) - set(header)):
         hint = "check --text-column" if missing[0] in also else "check --keep-column"
-        raise CodecError(f"the header of {path.name} has no column {missing[0]!r}", hint)
+        raise CodecError(f"the header of {path.name} has no column {missing[0]!r}", f"{hint}; {columns_there(header)}")
     if not texts & set(header):
-        raise CodecError(f"the header of {path.name} names no column of text", "name it with --text-column")
-    return FileShape(kind, texts, header, path.name)
+        raise CodecError(
+            f"the header of {path.name} names no column of text",
+            f"{columns_there(header)}; name one with --text-column",
+        )
+    return FileShape(kind, texts, header, path.name, delimiter=sign)
+
+
+def _header(cells: Iterator[tuple[int, list[str]]]) -> list[str]:
+    return next((row for _, row in cells if row), [])
 
 
 def _require_names(path: Path, names: frozenset[str]) -> None:
@@ -177,7 +203,7 @@ def blocks_of(path: Path, shape: FileShape) -> Iterator[Block]:
                     yield Block(number, tuple(lines), tuple(raw))
                     number, lines, raw, size = number + 1, [], [], 0
         except UnicodeDecodeError:
-            raise CodecError(f"{path.name} is not UTF-8 text", "convert it to UTF-8") from None
+            raise not_utf8(path) from None
     if raw:
         yield Block(number, tuple(lines), tuple(raw))
     elif not number:
@@ -189,6 +215,10 @@ def _opened(path: Path) -> io.TextIOWrapper:
 
 
 def _raw(file: io.TextIOWrapper, shape: FileShape, path: Path) -> Iterator[tuple[int, Any]]:
+    if shape.noun == "entry":
+        for place, value in json_list(path):
+            yield place.number, json.dumps(value)
+        return
     if shape.kind in ("lines", "json"):
         line = 0
         while text := file.readline(LINE):
@@ -197,8 +227,8 @@ def _raw(file: io.TextIOWrapper, shape: FileShape, path: Path) -> Iterator[tuple
                 raise CodecError(f"line {line} of {path.name} is longer than {LINE:,} characters", "split it")
             yield line, text
         return
-    cells = _cells(file, shape.kind, path)
-    next(cells)
+    cells = _cells(file, shape.kind, path, shape.delimiter)
+    _header(cells)
     for line, row in cells:
         if row and len(row) != len(shape.header):
             hint = "remove tabs from the text" if shape.kind == "tsv" else "quote cells that hold the separator"
@@ -207,13 +237,13 @@ def _raw(file: io.TextIOWrapper, shape: FileShape, path: Path) -> Iterator[tuple
             yield line, tuple(row)
 
 
-def _cells(file: io.TextIOWrapper, kind: Kind, path: Path) -> Iterator[tuple[int, list[str]]]:
+def _cells(file: io.TextIOWrapper, kind: Kind, path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     tabs = kind == "tsv"
     limit = csv.field_size_limit(LINE)
     if tabs:
         reader = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
     else:
-        reader = csv.reader(file, strict=True)
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
     try:
         for row in reader:
             yield reader.line_num, row

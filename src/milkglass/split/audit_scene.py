@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from milkglass.audit.defence_scene import scene_of
 from milkglass.audit.key_scene import AuditFiles
 from milkglass.audit.scene import ALIKE, LEAST, OTHER, Scene, require_texts
+from milkglass.client.data.data_file import Source
 from milkglass.client.data.texts import examples_of
 from milkglass.errors import CodecError, UsageError
 from milkglass.hidden_states.client import EncoderClient
@@ -57,11 +57,11 @@ def build(
     return SplitScene(replace(scene, scheme=info, model=about.model), len(texts) - len(sent))
 
 
-def texts_of(path: Path, most: int | None) -> list[str]:
+def texts_of(source: Source, most: int | None) -> list[str]:
     """The texts of a user's file, `most` at the most. Raises CodecError for conversations."""
-    examples = examples_of(path, most)
+    examples = examples_of(source, most)
     if any(one.messages for one in examples):
-        raise CodecError(f"{path.name} holds conversations", 'a classifier reads {"text": ...}')
+        raise CodecError(f"{source.name} holds conversations", 'a classifier reads {"text": ...}')
     return [one.text for one in examples]
 
 

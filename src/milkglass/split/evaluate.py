@@ -6,11 +6,11 @@ Out of scope: the wire. Nothing is sent, and no number of a text is used up.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from milkglass.client.data.dataset import place, read_examples
+from milkglass.client.data.data_file import Source
+from milkglass.client.data.dataset import read_examples
 from milkglass.errors import CodecError
 from milkglass.progress import Progress
 from milkglass.split.client import ClientHalf, sendable
@@ -41,16 +41,18 @@ class EvaluationTexts:
     numbers: list[int]
 
 
-def read_texts(path: Path, labels: dict[str, int], pairs: bool) -> EvaluationTexts:
+def read_texts(source: Source, labels: dict[str, int], pairs: bool) -> EvaluationTexts:
     """Raises CodecError for a label that the training lacks, or texts of another kind."""
-    examples = list(read_examples(path))
+    examples = list(read_examples(source))
     for one in examples:
         if one.label not in labels:
             raise CodecError(
-                f"{place(path, one.line)} has a label that the training file lacks", "use the same label names"
+                f"{one.place(source)} has a label that the training file lacks", "use the same label names"
             )
     if any((one.pair is not None) != pairs for one in examples):
-        raise CodecError(f"{path.name} has other columns than the training file", "give text_pair in both, or in none")
+        raise CodecError(
+            f"{source.name} has other columns than the training file", "give text_pair in both, or in none"
+        )
     second = [one.pair or "" for one in examples] if pairs else None
     return EvaluationTexts([one.text for one in examples], second, [labels[str(one.label)] for one in examples])
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from milkglass.client.data.dataset import number_labels, place, read_examples, require_classes, summarise
+from milkglass.client.data.data_file import Source
+from milkglass.client.data.dataset import number_labels, read_examples, require_classes, summarise, unlabelled
 from milkglass.client.data.training_rows import in_fresh_order
 from milkglass.errors import CodecError, UsageError
 from milkglass.hidden_states.catalogue import values_of
@@ -50,17 +51,17 @@ class TrainingTexts:
         return self.corpus.pairs is not None
 
 
-def read_data(path: Path) -> TrainingTexts:
+def read_data(source: Source) -> TrainingTexts:
     """Texts with the names of their classes. Raises CodecError where nothing can be learnt of them."""
-    result = summarise(path)
+    result = summarise(source)
     if result.task != "classification":
-        raise CodecError(f"{path.name} has no labels", 'give rows with a "text" and a "label"')
-    require_classes(path, result)
+        raise unlabelled(source, result)
+    require_classes(source, result)
     labels = number_labels(in_fresh_order(result.labels), None)  # kept in the client's split.json
-    examples = list(read_examples(path))
+    examples = list(read_examples(source))
     pairs = [one.pair or "" for one in examples] if result.pairs else None
     corpus = LabelledTexts([one.text for one in examples], [labels[str(one.label)] for one in examples], pairs)
-    return TrainingTexts(corpus, labels, [place(path, one.line) for one in examples])
+    return TrainingTexts(corpus, labels, [str(one.place(source)) for one in examples])
 
 
 def steps_of(defence: HiddenStateDefence, texts: int) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from milkglass.client.data.data_file import Source
 from milkglass.client.data.dataset import Example, read_examples
 from milkglass.errors import UsageError
 from milkglass.federated.checks import searching
@@ -55,7 +56,7 @@ class SiteTexts:
     searched: Search = Search()
 
     @classmethod
-    def of(cls, source: Path, folder: Path, model: Path) -> SiteTexts:
+    def of(cls, source: Source, folder: Path, model: Path) -> SiteTexts:
         """source: the site's file. folder: its rows, as they were prepared for the run.
 
         Raises UsageError where the file, the rows and the model do not belong together, CodecError, CorruptCheckpoint.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, require_file
+from milkglass.cli.ui.columns import ColumnOptions
+from milkglass.cli.ui.options import AsJson, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, table
 from milkglass.errors import UsageError
 
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from milkglass.audit.outcome import AttackResult
     from milkglass.audit.updates.report import Leakage, UpdateReading
     from milkglass.audit.updates.scenes import PublicSource
+    from milkglass.client.data.data_file import DataFile
 
 KNOWN = "attackers know the model in every round, the labels and the lengths, and have"
 
 
+@with_options
 def audit(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of `federated run`, or of a Flower server.")],
     model: Annotated[str, typer.Option(help="The model that was trained, as it was before.")],
@@ -52,6 +55,8 @@ def audit(
         Path | None, typer.Option(help="A new file for what was read, beside the texts: as private as they are.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of attackers' draws and of intervals.")] = 0,
+    *,
+    columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
     """Attack the updates of one site, as a server sees them, and grade what is recovered against the site's own texts
@@ -66,6 +71,7 @@ def audit(
 
     Budget.parse(budget)  # a mistake is reported before anybody waits
     _require_site(run, site, rows)
+    file, other = columns.texts(text), columns.others(public)
     names = None if attacks is None else [one.strip() for one in attacks.split(",")]
     from milkglass.audit.updates.attack import leakage, require_names
     from milkglass.audit.updates.replay import RecordedRun, SiteTexts
@@ -75,8 +81,8 @@ def audit(
     from milkglass.sanitizers.tables.vocabulary import opened
 
     require_names(names, ghost=True)
-    defence, source, folder = gradient_defence_named(shield), _source(public), resolve(model)
-    own = SiteTexts.of(text, rows or run / "sites" / site, folder)
+    defence, source, folder = gradient_defence_named(shield), _source(other), resolve(model)
+    own = SiteTexts.of(file, rows or run / "sites" / site, folder)
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
         audited = AuditedSite(RecordedRun.open(run, site, folder), own, opened(folder)[0], source, defence)
@@ -97,7 +103,7 @@ def _require_site(run: Path, site: str, rows: Path | None) -> None:
         raise UsageError(f"{run} has no rows of a site {site}", hint)
 
 
-def _source(public: Path | None) -> PublicSource:
+def _source(public: DataFile | None) -> PublicSource:
     from milkglass.audit.updates.scenes import PublicSource
     from milkglass.client.data.texts import examples_of
 

@@ -11,7 +11,8 @@ import typer
 
 from milkglass.cli.federated.audit import audit
 from milkglass.cli.federated.prepare import PLAIN, Model, Plain, Seed, prepare, prepared
-from milkglass.cli.ui.options import AsJson
+from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.ui.options import AsJson, with_options
 from milkglass.cli.ui.terminal import bars, duration, emit, note, resumable, table
 from milkglass.errors import UsageError
 
@@ -26,8 +27,9 @@ federated = typer.Typer(help="Train with sites that keep their texts and share g
 
 # --- run --------------------------------------------------------------------------------------------------------------
 @federated.command()
+@with_options
 def run(
-    sites: Annotated[Path, typer.Argument(metavar="SITES", help="A folder with a .jsonl, .csv or .tsv file a site.")],
+    sites: Annotated[Path, typer.Argument(metavar="SITES", help=f"A folder with a file a site: {ROWS}.")],
     model: Model,
     out: Annotated[Path, typer.Option(help="The run's folder. An interrupted run is continued.", show_default=False)],
     rounds: Annotated[
@@ -45,6 +47,8 @@ def run(
     ] = "none",
     plain: Plain = False,
     seed: Seed = None,
+    *,
+    columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
     """Train a classifier over the sites of SITES, in this process, and record every update as a server would see it."""
@@ -66,8 +70,9 @@ def run(
     selected = gradient_defence_named(shield)
     require_ours(out)
     require_writable(out)
-    files = files_of(sites)
-    _require_all(files, out)
+    paths = files_of(sites)
+    _require_all(paths, out)
+    files = {name: columns.second(path) for name, path in paths.items()}
     labels = labels_of(list(files.values()))
     folder = resolve(model)
     digest = Checkpoint.open(folder).digest()
@@ -100,7 +105,7 @@ def run(
         "weights": str(done.place), "seconds": round(time.monotonic() - started, 2),
     }  # fmt: skip
     audit = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
-    site, source = next(iter(files.items()))
+    site, source = next(iter(paths.items()))
     audit += f" --site {site} --text {shlex.quote(str(source))}" + ("" if shield == "none" else f" --shield {shield}")
     emit(as_json, document, lambda: _page(document, done, audit))
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milkglass.cli.ui.options import AsJson, require_file
+from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.ui.options import AsJson, with_options
 from milkglass.cli.ui.terminal import bars, emit, note, resumable
 from milkglass.errors import UsageError
 from milkglass.progress import Stage
@@ -16,6 +17,7 @@ from milkglass.progress import Stage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from milkglass.client.data.data_file import Source
     from milkglass.federated.rows import SiteRows
     from milkglass.sanitizers.ghost.ghost import Ghost
 
@@ -32,17 +34,20 @@ Seed = Annotated[
 ]
 
 
+@with_options
 def prepare(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="A site's labelled texts: .jsonl, .csv or .tsv.")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help=f"A site's labelled texts: {ROWS}.")],
     model: Model,
     out: Annotated[Path, typer.Option(help="The new folder; its name is the site's.", show_default=False)],
     labels: Annotated[str, typer.Option(help="All sites' classes in order, such as no,yes.", show_default=False)],
     plain: Plain = False,
     seed: Seed = None,
+    *,
+    columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
     """Make one site's rows for a run with Flower: labelled texts pass through GHOST, ids and a stamp come out."""
-    require_file(source, "give .jsonl, .csv or .tsv with the columns text (or sentence) and label")
+    file = columns.texts(source)
     from milkglass.federated.prepare import examples_of, require_free
     from milkglass.federated.prepare import prepare as made
     from milkglass.federated.rows import REPORT, report_of
@@ -54,14 +59,14 @@ def prepare(
         raise UsageError("--labels names fewer than 2 classes, or one twice", "give all sites' classes: no,yes")
     agreed = {name: number for number, name in enumerate(names)}
     require_free(out)
-    count = len(examples_of(source, agreed))
+    count = len(examples_of(file, agreed))
     folder = resolve(model)
     if plain:
         note(PLAIN)
     with bars(as_json) as stage:
         ghost = None if plain else _ghost(folder, stage)
         with _resumed(out, plain):
-            rows: SiteRows = made(source, out, agreed, folder, ghost, seed, stage("prepare", count))
+            rows: SiteRows = made(file, out, agreed, folder, ghost, seed, stage("prepare", count))
     document = {"out": str(out), "site": out.name, "texts": len(rows), "classes": len(names), "ghost": not plain}
     report = report_of(out)
     info = f"prepared {len(rows):,} texts for site {out.name} in {out}"
@@ -70,7 +75,7 @@ def prepare(
 
 
 def prepared(
-    files: Mapping[str, Path], into: Path, labels: Mapping[str, int], model: Path, plain: bool, seed: int | None,
+    files: Mapping[str, Source], into: Path, labels: Mapping[str, int], model: Path, plain: bool, seed: int | None,
     stage: Stage,
 ) -> None:  # fmt: skip
     """Each site's rows, except those that an interrupted run has already. Raises UsageError where those are of another
@@ -109,7 +114,7 @@ def _ghost(model: Path, stage: Stage) -> Ghost:
     return result
 
 
-def _lines(path: Path) -> int:
+def _lines(source: Source) -> int:
     from milkglass.client.data.dataset import summarise
 
-    return summarise(path).rows
+    return summarise(source).rows

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.cli.key import rate_words
-from milkglass.cli.ui.options import require_file
+from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.terminal import note
 from milkglass.client.key import usage
 from milkglass.errors import UsageError
@@ -32,14 +32,17 @@ class CoarseFiles:
         data: the user's rows.
         public: public text in which tokens are counted.
         regression: whether labels are numbers.
+        columns: of both.
     """
 
     data: Path | None
     public: Path | None
     regression: bool
+    columns: ColumnOptions
 
     def require(self, scheme: str | None, key: Path) -> None:
-        """Raises UsageError where files and scheme do not go together, before a model is read."""
+        """Raises UsageError where files and scheme do not go together, CodecError for rows that cannot be read: before
+        a model is."""
         given = self.data is not None or self.public is not None or self.regression
         if given and scheme != NAME:
             raise UsageError(
@@ -49,15 +52,20 @@ class CoarseFiles:
             raise UsageError(f"{key} exists already, with the map that was found for it", "leave --data out")
         if scheme == NAME and not key.exists() and self.data is None:
             raise UsageError("--data is missing", "give your training rows: the symbols are found from them")
-        for path in (self.data, self.public):
-            if path is not None:
-                require_file(path, "give .jsonl, .csv or .tsv; public text may be .txt")
+        if self.data is not None:
+            self.columns.training(self.data, self._task)
+        self.columns.others(self.public)
+
+    @property
+    def _task(self) -> str | None:
+        return "regression" if self.regression else None
 
     def read(self, base: Checkpoint) -> CountedTexts:
         from milkglass.client.obfuscate.symbols import counted
 
         assert self.data is not None
-        texts = counted(base, self.data, self.public, self.regression)
+        public = None if self.public is None else self.columns.second(self.public)
+        texts = counted(base, self.columns.file(self.data), public, self.regression)
         if texts.task is None:
             note(UNLABELLED.format(self.data.name))
         if texts.public is None:

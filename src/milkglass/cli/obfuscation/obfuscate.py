@@ -11,17 +11,20 @@ import typer
 
 from milkglass.cli.obfuscation import coarse
 from milkglass.cli.obfuscation.outcome import LOSS, UNMIXED, done, next_steps
-from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, PassphraseFile, kept_name, require_file
+from milkglass.cli.ui.columns import ColumnOptions
+from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, PassphraseFile, kept_name, require_file, with_options
 from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_passphrase
 from milkglass.cli.ui.terminal import bars, emit, note
 from milkglass.client.key import usage
 from milkglass.errors import KeyExists, UnsupportedModel, UsageError
 
 if TYPE_CHECKING:
+    from milkglass.client.data.data_file import DataFile
     from milkglass.client.key.file import UnlockedKey
     from milkglass.models.checkpoint import Checkpoint
 
 
+@with_options
 def obfuscate(
     model: Annotated[str, typer.Argument(help="A folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")],
     out: Annotated[Path, typer.Argument(help="The new folder to write.")],
@@ -75,6 +78,8 @@ def obfuscate(
     passphrase_file: PassphraseFile = None,
     generate_passphrase: GeneratePassphrase = False,
     weak_passphrase: WeakPassphrase = False,
+    *,
+    columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
     """Scramble MODEL into the folder OUT. Makes the key file if it doesn't exist, else uses it."""
@@ -88,15 +93,15 @@ def obfuscate(
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.models.checkpoint import Checkpoint
 
-    _require_bands(bands, band_text)
+    band_file = _band_file(bands, band_text, columns)
     short = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
     selected = _selected(scheme or "obfuslm", words or [], short)
-    files = coarse.CoarseFiles(data, public_text, task is not None)
+    files = coarse.CoarseFiles(data, public_text, task is not None, columns)
     files.require(scheme, key)
     folder = _folder(model, as_json)
     base = Checkpoint.open(folder)
-    if band_text is not None:
-        selected["bands"] = _bands(base, bands, band_text)
+    if band_file is not None:
+        selected["bands"] = _bands(base, bands, band_file)
     ref = kept_name(model, folder)
     asked_for = scheme_for(base, scheme or "obfuslm", **selected)
     # Anyone who is asked for a passphrase is asked before bars are drawn over the question.
@@ -167,7 +172,8 @@ def _require_places(out: Path, key: Path, new_key: bool) -> None:
         require_writable(key)
 
 
-def _require_bands(factor: float | None, text: Path | None) -> None:
+def _band_file(factor: float | None, text: Path | None, columns: ColumnOptions) -> DataFile | None:
+    """Text like the one that will be sent, read once. Raises UsageError, CodecError."""
     from milkglass.schemes.bands import Bands
 
     if (factor is None) != (text is None):
@@ -175,6 +181,7 @@ def _require_bands(factor: float | None, text: Path | None) -> None:
     if factor is not None and text is not None:
         Bands(factor, "")
         require_file(text, "give text like the one that will be sent")
+    return columns.others(text)
 
 
 def _selected(scheme: str, words: list[str], short: dict[str, float | None]) -> dict[str, Any]:
@@ -189,7 +196,7 @@ def _selected(scheme: str, words: list[str], short: dict[str, float | None]) -> 
     return {name: getattr(made, name) for name in values}
 
 
-def _bands(base: Checkpoint, factor: float | None, text: Path) -> Any:
+def _bands(base: Checkpoint, factor: float | None, text: DataFile) -> Any:
     """Tokens are counted as any key would encode them: which one, the count does not depend on."""
     from milkglass.client.codec.codec import Codec
     from milkglass.client.data.texts import read

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import (
     AllowHttp,
     AsJson,
@@ -34,17 +35,22 @@ ServerFolder = Annotated[Path, typer.Argument(metavar="SERVER", help="The server
 
 
 # --- classify ---------------------------------------------------------------------------------------------------------
+@with_options
 def classify(
     client: Client,
     url: Annotated[str | None, typer.Option(help="The split server, such as http://127.0.0.1:8421.")] = None,
     folder: Annotated[Path | None, typer.Option(help="The server's half, run here as well, in place of --url.")] = None,
     text: Annotated[list[str] | None, typer.Option("--text", help="A text; repeatable.")] = None,
     pair: Annotated[list[str] | None, typer.Option("--pair", help="The second text of each, in order.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="A text a line, or a JSON object with a text.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="A text a line, a JSON object with a text, or a table.")
+    ] = None,
     model: ModelRef = None,
     token_file: TokenFile = None,
     certificate: Certificate = None,
     allow_http: AllowHttp = False,
+    *,
+    columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
     """Classify texts: the first layers run here, hidden states cross, a line "label <tab> probability" for each."""
@@ -52,7 +58,7 @@ def classify(
         raise UsageError("give --url or --folder, one of them", "--url for a server, --folder to run both halves here")
     if (text is None) == (file is None):
         raise UsageError("give --text or --file, one of them", "without either there is nothing to classify")
-    rows = to_classify(text, file)
+    rows = to_classify(text, file, columns)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
     require_folder(client, "give the client's half that `milkglass split train` wrote")
     from milkglass.client.results import Classified
@@ -99,6 +105,7 @@ def audit(
     server: ServerFolder,
     *,
     audited: AuditOptions,
+    columns: ColumnOptions,
     model: ModelRef = None,
     as_json: AsJson = False,
 ) -> None:
@@ -111,6 +118,7 @@ def audit(
     require_audit(audited.out, audited.budget, audited.text, audited.public)
     for folder in (client, server):
         require_folder(folder, "give the two halves that `milkglass split train` wrote")
+    files = audited.files(columns)
     from milkglass.hidden_states.catalogue import restored
     from milkglass.hidden_states.client import EncoderClient
     from milkglass.hidden_states.halves import described
@@ -122,14 +130,14 @@ def audit(
     defence = restored(about.method, about.parameters, about.training)
     half, other = defence.load(base, client, server)
     assert isinstance(half, EncoderClient)
-    staged = audit_scene.build(base, about, half, other, audited.files())
+    staged = audit_scene.build(base, about, half, other, files)
     if staged.left_out:
         note(f"{staged.left_out:,} texts are longer than {half.reader.limit} tokens, cannot be sent, and are left out")
     if about.pairs:
         note("this model reads pairs; each text is attacked as if it were sent without its second one")
     decides = {
         "halves": about.server, "parameters": dict(about.parameters), "sent": described(client)["sent"],
-        **audited.decides(),
+        **audited.decides(), **columns.decides(),
     }  # fmt: skip
     result, page = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
     print_audit(result, page, audited.out, as_json)

@@ -12,11 +12,13 @@ import typer
 
 from milkglass.cli.split.client import audit, classify
 from milkglass.cli.split.decoder import enclaves
-from milkglass.cli.ui.options import AsJson, kept_name, read_token, require_file
+from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.ui.options import AsJson, kept_name, read_token, with_options
 from milkglass.cli.ui.terminal import bars, duration, emit, note
 from milkglass.progress import Stage
 
 if TYPE_CHECKING:
+    from milkglass.client.data.data_file import Source
     from milkglass.enclave.budget import RowPolicy
     from milkglass.hidden_states.defence import HiddenStateDefence
     from milkglass.models.checkpoint import Checkpoint
@@ -37,12 +39,13 @@ splits = typer.Typer(help="Cut a model in two: the first layers here, the others
 
 # --- train ------------------------------------------------------------------------------------------------------------
 @splits.command(short_help="Cut a classifier, and train both halves here.")
+@with_options
 def train(
     model: Annotated[str, typer.Argument(help="An encoder: a folder, a hub id (hf:owner/name), or demo:minilm.")],
     method: Annotated[
         str, typer.Option(help="How what is sent is disturbed; an unknown name lists them.", show_default=False)
     ],
-    data: Annotated[Path, typer.Option(help="Texts with labels: .jsonl, .csv or .tsv.", show_default=False)],
+    data: Annotated[Path, typer.Option(help=f"Texts with labels: {ROWS}.", show_default=False)],
     client: Annotated[Path, typer.Option(help="The new folder for your half.", show_default=False)],
     server: Annotated[Path, typer.Option(help="The new folder for the server's half.", show_default=False)],
     validation: Annotated[
@@ -67,6 +70,8 @@ def train(
         int | None,
         typer.Option(help="Tokens; longer texts are cut in training, and refused when sent.  [default: 128]"),
     ] = None,
+    *,
+    columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
     """Cut MODEL in two and train both halves here, on your labelled texts; write a folder for each.
@@ -74,7 +79,7 @@ def train(
     The texts never leave this machine, but the server's half contains what it learnt from them.
     """
     started = time.monotonic()
-    require_file(data, "give .jsonl, .csv or .tsv with the columns text (or sentence) and label")
+    source = columns.texts(data)
     from milkglass.hidden_states.catalogue import from_words
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
@@ -88,8 +93,8 @@ def train(
     train.require_free(client, server)
     if defence.broken:
         note(f"warning: {defence.broken}")
-    training = train.read_data(data)
-    evaluated_on = None if validation is None else _validation(validation, training)
+    training = train.read_data(source)
+    evaluated_on = None if validation is None else _validation(columns.texts(validation), training)
     folder = resolve(model)
     ref = kept_name(model, folder)
     steps = train.steps_of(defence, len(training.corpus.texts))
@@ -108,12 +113,11 @@ def train(
     emit(as_json, document, lambda: _trained(document, data))
 
 
-def _validation(path: Path, data: TrainingTexts) -> EvaluationTexts:
+def _validation(source: Source, data: TrainingTexts) -> EvaluationTexts:
     """Read before the training, so that a mistake in it is reported at once."""
     from milkglass.split.evaluate import read_texts
 
-    require_file(path, "give .jsonl, .csv or .tsv with the columns of the training file")
-    return read_texts(path, data.labels, data.pairs)
+    return read_texts(source, data.labels, data.pairs)
 
 
 def _evaluated(base: Checkpoint, client: Path, server: Path, texts: EvaluationTexts, stage: Stage) -> Evaluation:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import (
     AllowHttp,
     AsJson,
@@ -156,6 +157,7 @@ def audit(
     no_sanitize: Annotated[bool, typer.Option("--no-sanitize", help="Audit what crosses without it.")] = False,
     *,
     audited: AuditOptions,
+    columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
     """Attack the vectors that the enclave gives for your texts, and write what is recovered into the folder OUT.
@@ -167,7 +169,7 @@ def audit(
     from milkglass.enclave.lists import RnmSettings
 
     require_audit(audited.out, audited.budget, audited.text, audited.public)
-    about = enclave_folder.EnclaveAbout.read(folder)
+    about, files = enclave_folder.EnclaveAbout.read(folder), audited.files(columns)
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
     from milkglass.split.decoder import audit_scene
@@ -176,10 +178,10 @@ def audit(
     base = Checkpoint.open(resolve(model))
     with enclave_folder.opened(folder) as enclave:
         note(enclave.notice)
-        staged = audit_scene.build(base, enclave, settings, about.k, audited.files())
+        staged = audit_scene.build(base, enclave, settings, about.k, files)
     if staged.left_out:
         note(f"{staged.left_out:,} texts are too long to be sent, and are left out")
-    decides = {"table": about.table, "settings": asdict(settings), **audited.decides()}
+    decides = {"table": about.table, "settings": asdict(settings), **audited.decides(), **columns.decides()}
     result, page = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
     print_audit(result, page, audited.out, as_json)
 

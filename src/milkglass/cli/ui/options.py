@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.passphrase import passphrase
 from milkglass.cli.ui.terminal import note
 from milkglass.errors import KeyFileError, UsageError
@@ -149,7 +150,7 @@ class BeamOptions:
 class AuditOptions:
     """What an audit of a split model reads, and how long it may take."""
 
-    text: Annotated[Path, typer.Option("--text", help="Your texts: .jsonl, .csv, .tsv, or .txt with one a line.")]
+    text: Annotated[Path, typer.Option("--text", help=f"Your texts: {ROWS}, or .txt with one a line.")]
     out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit")
     public: Annotated[Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")] = (
         None
@@ -160,10 +161,11 @@ class AuditOptions:
         int, typer.Option(min=0, help="Decides which half of the texts is private, and every random draw.")
     ] = 1
 
-    def files(self) -> AuditFiles:
+    def files(self, columns: ColumnOptions) -> AuditFiles:
         from milkglass.audit.key_scene import AuditFiles
 
-        return AuditFiles(self.text, self.public, rows=self.rows, seed=self.seed)
+        text, public = columns.texts(self.text), columns.others(self.public)
+        return AuditFiles(text, public, rows=self.rows, seed=self.seed)
 
     def decides(self) -> dict[str, Any]:
         """What a stopped audit must find unchanged to go on."""
@@ -193,7 +195,7 @@ def with_options(command: Callable[..., None], required: bool = True) -> Callabl
     return run
 
 
-GROUPS = (KeyOptions, ServerOptions, SplitOptions, BeamOptions, AuditOptions)
+GROUPS = (KeyOptions, ServerOptions, SplitOptions, BeamOptions, AuditOptions, ColumnOptions)
 
 
 def _optional(one: inspect.Parameter) -> inspect.Parameter:

@@ -13,11 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import require_file
 from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.rows.encoding import lines
+from milkglass.rows.tables import is_json_list
 
 if TYPE_CHECKING:
     from milkglass.client.codec.conversation import Message
+
+
+MARK = "\ufeff"  # a byte order mark, which Windows puts before a text
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,13 @@ def arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[
     return [InputRow(f"text {n + 1}", text, pairs[n] if pairs else None) for n, text in enumerate(texts)]
 
 
-def to_classify(texts: Sequence[str] | None, source: Path | None) -> list[InputRow]:
-    """The texts, or else each line of a file (None: stdin). A blank one is refused, not skipped: the answers must match
-    the lines. Raises EmptyText, CodecError."""
+def to_classify(texts: Sequence[str] | None, source: Path | None, columns: ColumnOptions) -> list[InputRow]:
+    """The texts, or else each line of a file (None: stdin), or each row of a table. A blank line is refused, not
+    skipped: the answers must match the lines. Raises EmptyText, CodecError, UsageError."""
+    if not texts and source is not None and _is_table(source, columns):
+        return _rows_of(source, columns)
+    if columns.decides():
+        raise UsageError("the texts have no columns", "leave out the options of columns, or give a table")
     rows = arguments(texts) if texts else _lines_of(source)
     for row in rows:
         if not row.text.strip() and not row.messages:
@@ -65,18 +75,30 @@ def to_classify(texts: Sequence[str] | None, source: Path | None) -> list[InputR
 
 
 def _lines_of(source: Path | None) -> list[InputRow]:
-    if source is not None:
-        require_file(source, "give a file with a text a line")
-        if source.suffix.lower() in (".csv", ".tsv", ".parquet"):  # header, labels and all would be read as texts
-            raise UsageError(
-                f"{source.name} is a table, and a text a line is needed",
-                f"milkglass data {source} --out NEW.jsonl writes its texts as lines",
-            )
-    provided = sys.stdin.read() if source is None else source.read_text("utf-8")
-    if not provided:
+    if source is None:
+        provided = sys.stdin.read().removeprefix(MARK)
+        numbered = list(enumerate(provided.removesuffix("\n").split("\n"), 1)) if provided else []
+    else:
+        numbered = list(lines(source))
+    if not numbered:
         raise EmptyText(f"{'stdin' if source is None else source.name} is empty", "write a text a line")
-    lines = provided.removesuffix("\n").split("\n")
-    return [row_of(line_name(number, source), line) for number, line in enumerate(lines, 1)]
+    return [row_of(line_name(number, source), line) for number, line in numbered]
+
+
+def _is_table(source: Path, columns: ColumnOptions) -> bool:
+    """Whether a file has rows with columns: of a table header, labels and all would be read as texts."""
+    require_file(source, "give a file with a text a line, or a table")
+    kind = source.suffix.lower()
+    if kind in (".csv", ".tsv", ".parquet"):
+        return True
+    return kind in (".json", ".jsonl") and (columns.text_column is not None or is_json_list(source))
+
+
+def _rows_of(source: Path, columns: ColumnOptions) -> list[InputRow]:
+    from milkglass.client.data.dataset import read_texts
+
+    file = columns.file(source)
+    return [InputRow(str(one.place(file)), one.text, one.pair) for one in read_texts(file)]
 
 
 @contextmanager

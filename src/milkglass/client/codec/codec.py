@@ -8,7 +8,7 @@ tokens is 40 scrambled tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,24 +32,26 @@ Ids = NDArray[np.int32]
 class Encoded:
     """Scrambled ids, one int32 array a text; `token_type_ids` (int8, same shapes) where the model uses them.
 
-    cut: how many texts were cut to the limit.
+    long: places of the texts that were cut to the limit.
     """
 
     ids: list[Ids]
     token_type_ids: list[NDArray[np.int8]] | None
-    cut: int = 0
+    long: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class LabelledIds:
     """Supervised examples: scrambled ids, and labels (int32, same shapes) that are -100 outside the answers.
 
-    cut: how many examples were cut to the limit.
+    long: places of the examples that were cut to the limit.
+    unanswered: of those that lost all answers by it, by place: how many tokens come before the first answer.
     """
 
     ids: list[Ids]
     labels: list[Ids]
-    cut: int = 0
+    long: tuple[int, ...] = ()
+    unanswered: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -129,10 +131,10 @@ class Codec:
         lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
         if (lengths <= special).any():
             raise EmptyText.of(int((lengths <= special).argmax()), "has no token", "leave empty texts out")
-        over = int((lengths + reserved > limit).sum())
+        long = tuple(np.flatnonzero(lengths + reserved > limit).tolist())
         if not truncate:
             self._refuse(lengths + reserved, limit)
-        elif over:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
+        elif long:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
             batch = self.tokenizer(
                 *requested, padding=False, truncation=True, max_length=limit - reserved, split_special_tokens=True
             )
@@ -141,7 +143,7 @@ class Codec:
         return Encoded(
             self._scrambled(batch["input_ids"]),
             None if types is None else [np.asarray(one, np.int8) for one in types],
-            over,
+            long,
         )
 
     def encode_chat(
@@ -171,6 +173,21 @@ class Codec:
         self, conversations: Sequence[Sequence[Message]], max_length: int | None = None, truncate: bool = False
     ) -> LabelledIds:
         """The same for many. With `truncate`, too long ones lose their end; one that loses all answers is refused."""
+        done, lengths = self._labelled(conversations, max_length)
+        if not truncate:
+            self._refuse(lengths, self._limit(max_length))
+        for place in done.unanswered:
+            raise self._answerless(place, conversations[place], int(lengths[place]), done, self._limit(max_length))
+        return done
+
+    def encode_cut(self, conversations: Sequence[Sequence[Message]], max_length: int | None = None) -> LabelledIds:
+        """The same, with the places of those that lose all answers, which have no label to learn from."""
+        return self._labelled(conversations, max_length)[0]
+
+    def _labelled(
+        self, conversations: Sequence[Sequence[Message]], max_length: int | None
+    ) -> tuple[LabelledIds, NDArray[np.int64]]:
+        """Each cut to the limit, and (n,) how many tokens it has uncut."""
         require_ordinary(self.tokenizer, conversations)
         texts, spans = [], []
         for messages in conversations:
@@ -178,31 +195,26 @@ class Codec:
             texts.append(text)
             spans.append(inside)
         if not texts:
-            return LabelledIds([], [])
+            return LabelledIds([], []), np.empty(0, np.int64)
         batch = self.tokenizer(
             texts, add_special_tokens=False, padding=False, truncation=False, return_offsets_mapping=True, verbose=False
         )
         lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
         limit = self._limit(max_length)
-        if not truncate:
-            self._refuse(lengths, limit)
         ids = [one[:limit] for one in self._scrambled(batch["input_ids"])]
         labels = [
             np.where(_inside(offsets[:limit], inside), one, np.int32(IGNORED)).astype(np.int32)
             for one, offsets, inside in zip(ids, batch["offset_mapping"], spans, strict=True)
         ]
-        for number, one in enumerate(labels):
-            if (one == IGNORED).all():
-                raise self._answerless(
-                    number, conversations[number], batch["offset_mapping"][number], spans[number], limit
-                )
-        return LabelledIds(ids, labels, int((lengths > limit).sum()))
+        lost = [place for place, one in enumerate(labels) if (one == IGNORED).all()]
+        before = {place: int(_inside(batch["offset_mapping"][place], spans[place]).argmax()) for place in lost}
+        return LabelledIds(ids, labels, tuple(np.flatnonzero(lengths > limit).tolist()), before), lengths
 
     def encode_plain(self, texts: Sequence[str], max_length: int | None = None, truncate: bool = False) -> LabelledIds:
         """Texts for causal training: an end-of-sequence token after each, and a loss on every token."""
         encoded = self.encode(texts, None, max_length, truncate, reserved=len(self.stop_ids))
         ids = [np.concatenate([one, self.stop_ids]).astype(np.int32) for one in encoded.ids]
-        return LabelledIds(ids, [one.copy() for one in ids], encoded.cut)
+        return LabelledIds(ids, [one.copy() for one in ids], encoded.long)
 
     # --- ids without text ------------------------------------------------------------------------------------------
     @property
@@ -263,20 +275,14 @@ class Codec:
             raise TooLong.of(first, fault, "shorten it, or allow it to be cut")
 
     def _answerless(
-        self,
-        number: int,
-        messages: Sequence[Message],
-        offsets: Sequence[tuple[int, int]],
-        spans: Sequence[tuple[int, int]],
-        limit: int,
+        self, place: int, messages: Sequence[Message], length: int, done: LabelledIds, limit: int
     ) -> TooLong:
         contents = self.tokenizer([one["content"] for one in messages], add_special_tokens=False, verbose=False)
-        template = len(offsets) - sum(map(len, contents["input_ids"]))
-        before = int(_inside(offsets, spans).argmax())
+        template, before = length - sum(map(len, contents["input_ids"])), done.unanswered[place]
         return TooLong.of(
-            number,
+            place,
             f"has no answer within {limit} tokens: its answer begins after {before}, and the chat template itself "
-            f"adds {max(0, template)} of all {len(offsets)}",
+            f"adds {max(0, template)} of all {length}",
             f"set --max-length to more than {before}, or shorten what comes before the answer",
             "conversation",
         )

@@ -1,39 +1,38 @@
 """The user's own data, read and checked row by row.
 
-JSON Lines, one of these shapes throughout a file:
+Rows of one of these shapes throughout a file, in any kind of file that data_file.py reads:
 
     {"text": ..., "label": ...}                      {"text": ..., "text_pair": ..., "label": ...}
     {"messages": [{"role": ..., "content": ...}]}    {"instruction": ..., "input": ..., "output": ...}
     {"text": ...}
 
-or TSV/CSV with a header of the same names (also `sentence` for `text`). TSV is read without quoting, as GLUE writes it.
-Files are read a row at a time, so they may be of any size. Messages name the file and the line, and never quote it: a
-traceback or a log must not hold private text. Label names stay on the client; the server sees their numbers. For a
-regression the labels are numbers, 2.5 or "2.5"; the server sees them standardised (label_scale.py).
+with `sentence` or a column that the user names for `text`. TSV is read without quoting, as GLUE writes it. Files are
+read a row at a time, so they may be of any size. Messages name the file and the line, and never quote it: a traceback
+or a log must not hold private text. Label names stay on the client; the server sees their numbers. For a regression
+the labels are numbers, 2.5 or "2.5"; the server sees them standardised (label_scale.py).
 """
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from milkglass.client.codec.conversation import Message
+from milkglass.client.data.data_file import DataFile, Source
 from milkglass.client.label_scale import Scale, score_of
-from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.errors import CodecError, EmptyText
+from milkglass.progress import Progress, no_progress
+from milkglass.rows.place import Place, Row, columns_there, text_of
 
 Kind = Literal["labelled", "chat", "text"]
-KINDS = (".jsonl", ".json", ".csv", ".tsv", "")  # of training data; what has no kind is read as JSON Lines
-MAX_FIELD = 1 << 24  # characters of one CSV field
-SYNONYMS = {"sentence": "text", "sentence1": "text", "sentence2": "text_pair"}
+WHAT: dict[Kind, str] = {"labelled": "texts with labels", "chat": "conversations", "text": "texts alone"}
 
 
 @dataclass(frozen=True)
 class Example:
-    """One row. `line` counts from 1, for messages; either `text` (and perhaps `pair`, `label`) or `messages`."""
+    """One row. `line` counts from 1, for messages, and `noun` says of what (an entry of a JSON list, a row of Parquet);
+    either `text` (and perhaps `pair`, `label`) or `messages`."""
 
     line: int
     kind: Kind
@@ -41,18 +40,29 @@ class Example:
     pair: str | None = None
     label: str | None = None
     messages: tuple[Message, ...] = ()
+    noun: str = "line"
+
+    def place(self, source: Source) -> Place:
+        """How messages name it."""
+        return Place(source.name, self.line, self.noun)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a file holds. labels: the names that occur, in order (numbers by value). scale: of the scores, where it was
-    read as data for a regression; there are no labels then."""
+    """What a file holds.
+
+    Attributes:
+        labels: the names that occur, in order (numbers by value).
+        scale: of the scores, where it was read as data for a regression; there are no labels then.
+        blank: how many blank lines were skipped.
+    """
 
     kind: Kind
     rows: int
     pairs: bool
     labels: tuple[str, ...]
     scale: Scale | None = None
+    blank: int = 0
 
     @property
     def task(self) -> Literal["classification", "regression", "causal-lm"]:
@@ -61,48 +71,45 @@ class Summary:
         return "classification" if self.scale is None else "regression"
 
 
-def read_examples(path: Path, scores: bool = False) -> Iterator[Example]:
-    """scores: labels are the numbers of a regression. Raises CodecError, naming file and line, for a row that is not of
-    the file's shape, EmptyText for a file without rows."""
-    rows = _table_rows(path) if path.suffix.lower() in (".csv", ".tsv") else _json_rows(path)
+def read_examples(source: Source, scores: bool = False, blank: Progress = no_progress) -> Iterator[Example]:
+    """scores: labels are the numbers of a regression. blank: receives a 1 for each blank line, which is skipped.
+
+    Raises CodecError, naming file and line, for a row that is not of the file's shape, EmptyText for a file without
+    rows, UsageError for a file of another kind."""
+    file = DataFile.of(source)
     first: Example | None = None
-    try:
-        for line, row in rows:
-            example = _example(path, line, row, scores)
-            first = first or example
-            if (example.kind, example.pair is None) != (first.kind, first.pair is None):
-                raise CodecError(
-                    f"{place(path, line)} holds another kind of row than line {first.line}",
-                    "give one kind of row a file",
-                )
-            yield example
-    except UnicodeDecodeError as error:
-        raise CodecError(f"{path.name} is not UTF-8 text", "convert it to UTF-8") from error
+    for place, row in file.rows(blank):
+        example = _example(file, place, row, scores)
+        first = first or example
+        if (example.kind, example.pair is None) != (first.kind, first.pair is None):
+            raise CodecError(
+                f"{place} holds another kind of row than {first.noun} {first.line}", "give one kind of row a file"
+            )
+        yield example
     if first is None:
-        raise EmptyText(f"{path.name} has no rows", "give at least one")
+        raise EmptyText(f"{file.name} has no rows", "give at least one")
 
 
-def place(path: Path, line: int) -> str:
-    """How messages name a row."""
-    return f"line {line} of {path.name}"
+def read_texts(source: Source, blank: Progress = no_progress) -> Iterator[Example]:
+    """The texts alone, and second texts: labels are not looked at. Errors as of `read_examples`."""
+    file, empty = DataFile.of(source), True
+    for place, row in file.rows(blank):
+        empty = False
+        column = file.pair_column(row)
+        pair = None if column is None else text_of(place, row, column)
+        yield Example(place.number, "text", text_of(place, row, file.text_column(place, row)), pair, noun=place.noun)
+    if empty:
+        raise EmptyText(f"{file.name} has no rows", "give at least one")
 
 
-def summarise(path: Path, scores: bool = False) -> Summary:
-    """Read the whole file once, checking every row. scores: as for `read_examples`. Raises UsageError for a file of
-    another kind by its name."""
-    kind = path.suffix.lower()
-    if kind not in KINDS:
-        raise UsageError(
-            f"training data must be .jsonl, .csv or .tsv; {path.name} is {kind}",
-            f"`milkglass data {path.name} --out NEW.jsonl` makes it of a Parquet file"
-            if kind == ".parquet"
-            else 'write one JSON object a line: {"text": "...", "label": "..."}',
-        )
+def summarise(source: Source, scores: bool = False) -> Summary:
+    """Read the whole file once, checking every row. scores: as for `read_examples`, whose errors it raises."""
     if scores:
-        return _scored(path)
+        return _scored(source)
     names: set[str] = set()
+    blank: list[int] = []
     rows, example = 0, None
-    for example in read_examples(path):
+    for example in read_examples(source, blank=blank.append):
         rows += 1
         if example.label is not None:
             names.add(example.label)
@@ -110,38 +117,47 @@ def summarise(path: Path, scores: bool = False) -> Summary:
     numeric = all(name.isascii() and name.isdigit() for name in names)
     # by value without `int`, which refuses more than 4,300 digits
     ordered = sorted(names, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name) if numeric else name)
-    return Summary(example.kind, rows, example.pair is not None, tuple(ordered))
+    return Summary(example.kind, rows, example.pair is not None, tuple(ordered), blank=len(blank))
 
 
-def require_classes(path: Path, found: Summary) -> None:
+def require_classes(source: Source, found: Summary) -> None:
     """Raises CodecError for labels of which nothing can be learnt: one alone, or another in each of the rows, as where
     numbers of rows were taken for labels."""
     count = len(found.labels)
+    column = f"the column {DataFile.of(source).label or 'label'} of {source.name}"
     if count < 2:
-        raise CodecError(f"the column label of {path.name} has 1 label only", "classification needs at least 2")
+        raise CodecError(f"{column} has 1 label only", "classification needs at least 2")
     if count == found.rows > 2:
         raise CodecError(
-            f"the column label of {path.name} has {count:,} labels in {found.rows:,} rows, and no class has two rows",
-            "does it hold ids? `milkglass data FILE --label-column NAME --out NEW.jsonl` takes another column",
+            f"{column} has {count:,} labels in {found.rows:,} rows, and no class has two rows",
+            "does it hold ids? --label-column NAME takes another column",
         )
 
 
-def _scored(path: Path) -> Summary:
+def unlabelled(source: Source, found: Summary) -> CodecError:
+    """The error for data without labels where labels are needed; it names the columns that there are."""
+    hint = 'give rows with a "text" and a "label"'
+    if found.kind == "text" and DataFile.of(source).kind != ".txt":
+        _, row = next(DataFile.of(source).rows())
+        hint = f"{columns_there(list(row))}; --label-column names the column of labels"
+    return CodecError(f"{source.name} has no labels: its rows are {WHAT[found.kind]}", hint)
+
+
+def _scored(source: Source) -> Summary:
     rows, first = 0, None
+    blank: list[int] = []
 
     def numbers() -> Iterator[float]:
         nonlocal rows, first
-        for example in read_examples(path, scores=True):
+        for example in read_examples(source, scores=True, blank=blank.append):
             if example.label is None:
-                raise CodecError(
-                    f"{place(path, example.line)} has no label", "a regression needs a number in every row"
-                )
+                raise CodecError(f"{example.place(source)} has no label", "a regression needs a number in every row")
             rows, first = rows + 1, first or example
             yield float(example.label)
 
     scale = Scale.of(numbers())
     assert first is not None  # read_examples refuses an empty file
-    return Summary("labelled", rows, first.pair is not None, (), scale)
+    return Summary("labelled", rows, first.pair is not None, (), scale, len(blank))
 
 
 def number_labels(names: Sequence[str], known: Mapping[str, int] | None) -> dict[str, int]:
@@ -153,103 +169,59 @@ def number_labels(names: Sequence[str], known: Mapping[str, int] | None) -> dict
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
-def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    _require_bytes(path)
-    with path.open(encoding="utf-8-sig") as file:
-        for line, text in enumerate(file, start=1):
-            if not text.strip():
-                continue
-            try:
-                row = json.loads(text)
-            except (ValueError, RecursionError):  # the decoder's own error carries the line's text
-                raise CodecError(f"{place(path, line)} is not JSON", "write one JSON object a line") from None
-            if not isinstance(row, dict):
-                raise CodecError(f"{place(path, line)} is not a JSON object", 'write {"text": ..., "label": ...}')
-            yield line, row
-
-
-def _table_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    _require_bytes(path)
-    tabs = path.suffix.lower() == ".tsv"
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        limit = csv.field_size_limit(MAX_FIELD)
-        try:
-            reader = csv.reader(
-                file, delimiter="\t" if tabs else ",", quoting=csv.QUOTE_NONE if tabs else 0, strict=True
-            )
-            header = [SYNONYMS.get(name.strip(), name.strip()) for name in next(reader, [])]
-            if "text" not in header:
-                raise CodecError(
-                    f"the header of {path.name} names no column text or sentence", "give the columns text and label"
-                )
-            for cells in reader:
-                if len(cells) != len(header) and cells:
-                    raise CodecError(
-                        f"{place(path, reader.line_num)} has {len(cells)} cells, the header {len(header)}",
-                        "quote cells that hold the separator" if not tabs else "remove tabs from the text",
-                    )
-                if cells:
-                    yield reader.line_num, dict(zip(header, cells, strict=True))
-        except csv.Error:
-            raise CodecError(f"{place(path, reader.line_num)} is not a row", "check its quotes") from None
-        finally:
-            csv.field_size_limit(limit)
-
-
-def _require_bytes(path: Path) -> None:
-    """Nothing is said of the columns of a file that has none."""
-    if not path.stat().st_size:
-        raise EmptyText(f"{path.name} is empty", "give at least one row")
-
-
-def _example(path: Path, line: int, row: Mapping[str, Any], scores: bool) -> Example:
-    where = place(path, line)
-    if "messages" in row:
-        return Example(line, "chat", messages=_messages(where, row["messages"]))
-    if "instruction" in row:
-        requested = _string(where, row, "instruction")
-        extra = _string(where, row, "input") if row.get("input") else ""
-        answer = _string(where, row, "output")
-        user = {"role": "user", "content": f"{requested}\n\n{extra}" if extra else requested}
-        return Example(line, "chat", messages=(user, {"role": "assistant", "content": answer}))
-    if "text" not in row and "sentence" in row:
-        row = {**row, "text": row["sentence"]}
-    text = _string(where, row, "text")
-    pair = _string(where, row, "text_pair") if "text_pair" in row else None
-    if "label" not in row:
+def _example(file: DataFile, place: Place, row: Row, scores: bool) -> Example:
+    if file.text is None and ("messages" in row or "instruction" in row):
+        return Example(place.number, "chat", messages=_conversation(place, row), noun=place.noun)
+    text = text_of(place, row, file.text_column(place, row))
+    columns = file.pair_column(row), file.label_column(row)
+    pair = None if columns[0] is None else text_of(place, row, columns[0])
+    if columns[1] is None:
         if pair is not None:
-            raise CodecError(f"{where} has a text_pair and no label", "give a label")
-        return Example(line, "text", text)
-    label = repr(score_of(where, row["label"])) if scores else _label(where, row["label"])
-    return Example(line, "labelled", text, pair, label)
+            raise CodecError(
+                f"{place} has a {columns[0]} and no label",
+                f"{columns_there(list(row))}; --label-column names the column of labels",
+            )
+        return Example(place.number, "text", text, noun=place.noun)
+    return Example(place.number, "labelled", text, pair, _label(place, row, columns[1], scores), noun=place.noun)
 
 
-def _string(where: str, row: Mapping[str, Any], name: str) -> str:
-    value = row.get(name)
-    if not isinstance(value, str):
-        raise CodecError(f"{where} has no {name}", f'each row needs "{name}", a string')
-    if not value.strip():
-        raise EmptyText(f"{where} has an empty {name}", "leave the row out")
-    return value
-
-
-def _label(where: str, value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+def _label(place: Place, row: Row, column: str, scores: bool) -> str:
+    """A name, a whole number, or true or false; of a regression any finite number."""
+    if column not in row:
+        raise CodecError(f"{place} has no {column}", columns_there(list(row)))
+    value: Any = row[column]
+    if scores:
+        return repr(score_of(str(place), value))
+    if isinstance(value, float) and value.is_integer() and place.noun == "row":
+        value = int(value)  # a Parquet column of whole numbers with gaps is one of floats
+    if isinstance(value, float) or not isinstance(value, str | int):
         raise CodecError(
-            f"{where} has a label that is neither a name nor a whole number",
+            f"{place} has a {column} that is neither a name nor a whole number",
             "give a name such as billing; for numbers of a regression say `--task regression`",
         )
-    return str(value).strip()
+    result = str(value).lower() if isinstance(value, bool) else str(value).strip()
+    if not result:
+        raise EmptyText(f"{place} has an empty {column}", "leave the row out")
+    return result
 
 
-def _messages(where: str, value: Any) -> tuple[Message, ...]:
+def _conversation(place: Place, row: Row) -> tuple[Message, ...]:
+    if "messages" in row:
+        return _messages(place, row["messages"])
+    requested, answer = text_of(place, row, "instruction"), text_of(place, row, "output")
+    extra = text_of(place, row, "input") if row.get("input") else ""
+    user = {"role": "user", "content": f"{requested}\n\n{extra}" if extra else requested}
+    return user, {"role": "assistant", "content": answer}
+
+
+def _messages(place: Place, value: Any) -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
-        raise CodecError(f"{where} has no list of messages", 'give [{"role": "user", "content": ...}, ...]')
+        raise CodecError(f"{place} has no list of messages", 'give [{"role": "user", "content": ...}, ...]')
     turns = []
     for turn in value:
         if not isinstance(turn, dict) or turn.get("role") not in ("system", "user", "assistant"):
-            raise CodecError(f"{where} has a message of no known role", "roles: system, user, assistant")
-        turns.append({"role": turn["role"], "content": _string(where, turn, "content")})
+            raise CodecError(f"{place} has a message of no known role", "roles: system, user, assistant")
+        turns.append({"role": turn["role"], "content": text_of(place, turn, "content")})
     if not any(turn["role"] == "assistant" for turn in turns[1:]):
-        raise CodecError(f"{where} has no assistant's answer to learn", "end it with the assistant's message")
+        raise CodecError(f"{place} has no assistant's answer to learn", "end it with the assistant's message")
     return tuple(turns)

@@ -6,15 +6,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec
+from milkglass.client.data.data_file import Source
 from milkglass.client.data.dataset import Example, read_examples
-from milkglass.errors import CodecError, UsageError
+from milkglass.errors import CodecError
 from milkglass.sequences import Sequences
 
 Class = Literal["number", "name", "rare word", "other word", "common word or mark"]
@@ -52,26 +52,21 @@ class PrivateTexts:
         return self.chosen(np.array(fresh, np.int64))
 
 
-def examples_of(path: Path, most: int | None = None) -> list[Example]:
+def examples_of(source: Source, most: int | None = None) -> list[Example]:
     """Every row of a file; of a .txt, every line that is not blank. Raises CodecError, UsageError."""
-    if path.suffix.lower() == ".txt":
-        try:
-            lines = path.read_text("utf-8").splitlines()
-        except UnicodeDecodeError as error:  # its text would quote what it saw
-            raise CodecError(
-                f"{path.name} is not UTF-8 text, from byte {error.start} on", "convert it to UTF-8"
-            ) from None
-        examples = [Example(i, "text", line) for i, line in enumerate(lines, 1) if line.strip()][:most]
-    else:
-        examples = list(islice(read_examples(path), most))
-    if not examples:
-        raise UsageError(f"{path.name} has no texts", "give a file with a text a line")
-    return examples
+    return list(islice(read_examples(source), most))
 
 
-def read(codec: Codec, path: Path, most: int | None = None) -> PrivateTexts:
-    """Every row of a file, as it would be sent; cut to what the model can take. Raises CodecError, UsageError."""
-    return encoded(codec, examples_of(path, most))
+def read(codec: Codec, source: Source, most: int | None = None) -> PrivateTexts:
+    """Every row of a file, as it would be sent; cut to what the model can take. Raises CodecError, naming file and
+    line, UsageError."""
+    examples = examples_of(source, most)
+    try:
+        return encoded(codec, examples)
+    except CodecError as error:
+        if error.place is None:
+            raise
+        raise error.renamed(str(examples[error.place].place(source))) from None
 
 
 def encoded(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:

@@ -23,41 +23,42 @@ from numpy.typing import NDArray
 
 from milkglass import files
 from milkglass.client.codec.codec import Codec, LabelledIds
+from milkglass.client.data.data_file import Source
 from milkglass.client.data.dataset import (
     Example,
     Summary,
     number_labels,
-    place,
     read_examples,
     require_classes,
     summarise,
+    unlabelled,
 )
+from milkglass.client.data.long_rows import EncodedBatch, LongRows
 from milkglass.client.data.marked_rows import List8, List32, mark
 from milkglass.client.key.key import Key, permutation
 from milkglass.client.label_scale import Scale
-from milkglass.errors import CodecError, UsageError
+from milkglass.errors import CodecError, TooLong, UsageError
 from milkglass.noise.stream import subkey
 from milkglass.progress import Progress, no_progress
+from milkglass.rows.place import Place
 
 Numbers = Mapping[str, int] | Scale | None  # of labels, of scores, or none: rows without a label
 
 
-def checked(data: Path, task: str | None) -> Summary:
+def checked(source: Source, task: str | None) -> Summary:
     """Read the whole file, so that a broken line is reported before anything is written or sent.
 
     Raises:
         UsageError: there is no such file.
         CodecError: a row that cannot be read, or data for another task.
     """
-    if data.is_dir():
-        raise UsageError(f"{data} is a folder, not a file", "give .jsonl, .csv or .tsv")
-    if not data.is_file():
-        raise UsageError(f"there is no file {data}", "give .jsonl, .csv or .tsv")
-    result = summarise(data, scores=task == "regression")
+    result = summarise(source, scores=task == "regression")
+    if task == "classification" and result.task != task:
+        raise unlabelled(source, result)
     if task is not None and task != result.task:
-        raise CodecError(f"{data.name} is data for {result.task}, not for {task}", "see `milkglass finetune --help`")
+        raise CodecError(f"{source.name} is data for {result.task}, not for {task}", "see `milkglass finetune --help`")
     if result.task == "classification" and task is None:
-        require_classes(data, result)
+        require_classes(source, result)
     return result
 
 
@@ -93,38 +94,64 @@ BATCH = 1000  # rows tokenised and written at a time
 
 @dataclass(frozen=True)
 class WrittenParquet:
+    """What was written.
+
+    Attributes:
+        cut: rows that were cut to the length limit.
+        left_out: rows that were left out because they are longer.
+    """
+
     rows: int
     tokens: int
     longest: int
-    cut: int  # rows cut to the length limit
+    cut: int
+    left_out: tuple[Place, ...] = ()
 
 
 def write_parquet(
     codec: Codec,
-    source: Path,
+    source: Source,
     out: Path,
     labels: Mapping[str, int] | Scale | None = None,
     max_length: int = 512,
     progress: Progress = no_progress,
+    skip_long: bool = False,
     which: NDArray[np.bool_] | None = None,
 ) -> WrittenParquet:
     """Scramble `source` into `out`: input_ids, attention_mask, token_type_ids where the model has them, and labels:
     their numbers, or given a Scale, for a regression, the scores (float32) as it sends them. which: (rows,) those that
     are written; None: all.
 
-    Too long rows are cut to `max_length` tokens and counted. `out` appears under its name only when it is complete;
-    then marked_rows.py marks it as scrambled, unless the codec does not scramble.
+    Rows of more than `max_length` tokens are cut, or with `skip_long` left out, and counted. `out` appears under its
+    name only when it is complete; then marked_rows.py marks it as scrambled, unless the codec does not scramble.
+
+    Raises CodecError for a row that cannot be encoded, TooLong where conversations have no answer within the limit, or
+    no row is left.
     """
+    long = LongRows(min(max_length, codec.limit), skip_long)
     counts: list[WrittenParquet] = []
+    unanswered: dict[Place, int] = {}
+    rows = 0
     with files.atomic_write(out, "wb") as file, ExitStack() as writers:
         writer: pq.ParquetWriter | None = None
         examples = read_examples(source, scores=isinstance(labels, Scale))
         for batch in _batches(examples if which is None else compress(examples, which)):
-            table, cut = _encoded(codec, source, batch, labels, max_length)
-            writer = writer or writers.enter_context(pq.ParquetWriter(file, table.schema))
-            writer.write_table(table)
-            counts.append(_count(table, cut))
+            done = _encoded(codec, source, batch, labels, long)
+            rows += len(batch)
+            unanswered |= {batch[place].place(source): before for place, before in done.unanswered.items()}
+            if done.table is not None:
+                writer = writer or writers.enter_context(pq.ParquetWriter(file, done.table.schema))
+                writer.write_table(done.table)
+                counts.append(_count(done.table, done.cut))
+            if skip_long:
+                places = tuple(batch[place].place(source) for place in done.left_out)
+                counts.append(WrittenParquet(0, 0, 0, 0, places))
             progress(len(batch))
+        long.require(unanswered, rows, source, codec.limit)
+        if writer is None:
+            raise TooLong(
+                f"all {rows:,} rows of {source.name} are longer than {long.limit} tokens", "give a larger --max-length"
+            )
     if codec.key_id is not None:
         mark(out, codec.key_id)
     return WrittenParquet(
@@ -132,6 +159,7 @@ def write_parquet(
         sum(one.tokens for one in counts),
         max(one.longest for one in counts),
         sum(one.cut for one in counts),
+        tuple(place for one in counts for place in one.left_out),
     )
 
 
@@ -147,53 +175,49 @@ def _batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
 
 
 def _encoded(
-    codec: Codec, source: Path, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, max_length: int
-) -> tuple[pa.Table, int]:
+    codec: Codec, source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, how: LongRows
+) -> EncodedBatch:
+    numbers = _numbers(source, batch, labels) if batch[0].kind == "labelled" else None
     try:
-        if batch[0].kind == "labelled":
-            return _classified(codec, source, batch, labels, max_length)
-        done = _supervised(codec, batch, max_length)
+        if numbers is not None:
+            return _classified(codec, batch, numbers, how)
+        done = _supervised(codec, batch, how.limit)
     except CodecError as error:
-        if error.message.startswith("line "):
-            raise
         if error.place is not None:
-            raise error.renamed(place(source, batch[error.place].line)) from None
-        between = f"between lines {batch[0].line} and {batch[-1].line} of {source.name}"
+            raise error.renamed(str(batch[error.place].place(source))) from None
+        between = f"between {batch[0].noun}s {batch[0].line} and {batch[-1].line} of {source.name}"
         raise type(error)(f"{between}: {error.message}", error.hint) from None
     columns = {**_id_columns(done.ids), "labels": _lists(done.labels, List32)}
-    return pa.table(columns), done.cut
+    return EncodedBatch.of(columns, len(batch), done.long, how, done.unanswered)
 
 
 def _supervised(codec: Codec, batch: Sequence[Example], max_length: int) -> LabelledIds:
     if batch[0].kind == "chat":
-        return codec.encode_examples([one.messages for one in batch], max_length, truncate=True)
+        return codec.encode_cut([one.messages for one in batch], max_length)
     return codec.encode_plain([one.text for one in batch], max_length, truncate=True)
 
 
-def _numbers(source: Path, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None) -> pa.Array:
+def _numbers(source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None) -> pa.Array:
     if labels is None:
         raise UsageError("these rows have labels, and no numbers for them were given", "number them first")
     if isinstance(labels, Scale):
         return pa.array([labels.sent(float(str(one.label))) for one in batch], pa.float32())
-    unknown = next((one.line for one in batch if one.label not in labels), None)
+    unknown = next((one for one in batch if one.label not in labels), None)
     if unknown is not None:
         raise CodecError(
-            f"{place(source, unknown)} has a label that the training file lacks", "use the same label names"
+            f"{unknown.place(source)} has a label that the training file lacks", "use the same label names"
         )
     return pa.array([labels[str(one.label)] for one in batch], pa.int32())
 
 
-def _classified(
-    codec: Codec, source: Path, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, max_length: int
-) -> tuple[pa.Table, int]:
-    numbers = _numbers(source, batch, labels)
+def _classified(codec: Codec, batch: Sequence[Example], numbers: pa.Array, how: LongRows) -> EncodedBatch:
     pairs = None if batch[0].pair is None else [one.pair or "" for one in batch]
-    encoded = codec.encode([one.text for one in batch], pairs, max_length, truncate=True)
+    encoded = codec.encode([one.text for one in batch], pairs, how.limit, truncate=True)
     columns = _id_columns(encoded.ids)
     if encoded.token_type_ids is not None:
         columns["token_type_ids"] = _lists(encoded.token_type_ids, List8)
     columns["labels"] = numbers
-    return pa.table(columns), encoded.cut
+    return EncodedBatch.of(columns, len(batch), encoded.long, how)
 
 
 def _id_columns(ids: Sequence[NDArray[np.int32]]) -> dict[str, pa.Array]:

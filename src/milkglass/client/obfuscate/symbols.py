@@ -11,12 +11,12 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.codec.codec import Codec
+from milkglass.client.data.data_file import Source
 from milkglass.client.data.dataset import Example, read_examples
 from milkglass.client.data.texts import encoded, examples_of
 from milkglass.client.data.training_rows import checked
@@ -60,7 +60,7 @@ class CountedTexts:
         return self.own if self.public is None else self.public
 
 
-def counted(base: Checkpoint, data: Path, public: Path | None, regression: bool = False) -> CountedTexts:
+def counted(base: Checkpoint, data: Source, public: Source | None, regression: bool = False) -> CountedTexts:
     """Read the client's rows, and public text of any kind.
 
     Raises CodecError, EmptyText or UsageError for rows that cannot be read, or that are for generation.
@@ -81,7 +81,7 @@ def counted(base: Checkpoint, data: Path, public: Path | None, regression: bool 
     return CountedTexts(task, own, _ordinary(counts, special, public), special)
 
 
-def _ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Path) -> NDArray[np.int64]:
+def _ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Source) -> NDArray[np.int64]:
     """(n,) without special tokens. Raises UsageError where nothing is left."""
     counts[special] = 0
     if not counts.any():

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.client.data.data_file import DataFile
 from milkglass.client.data.dataset import Example, read_examples
 from milkglass.client.data.training_rows import checked
 from milkglass.defences.obfuscated_tables import Plain, TableDefence
@@ -49,13 +50,13 @@ class OwnRows:
     digest: str
 
     @classmethod
-    def read(cls, data: Path, validation: Path | None, seed: int) -> OwnRows:
+    def read(cls, data: DataFile, validation: DataFile | None, seed: int) -> OwnRows:
         """validation: the rows that are held out; None: a fifth of the data, drawn by the seed. Raises CodecError for
         rows without labels, or too few."""
         files = [data] if validation is None else [data, validation]
         summary = checked(data, "classification")
-        for path in files[1:]:
-            checked(path, "classification")
+        for one in files[1:]:
+            checked(one, "classification")
         rows = list(read_examples(data))
         order = np.random.default_rng(seed).permutation(len(rows))
         count = max(LEAST, round(SHARE * len(rows)))
@@ -64,7 +65,7 @@ class OwnRows:
         kept = [rows[i] for i in (order if validation is not None else order[count:])]
         apart = list(read_examples(validation)) if validation is not None else [rows[i] for i in order[:count]]
         numbers = {name: number for number, name in enumerate(summary.labels)}
-        digest = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
+        digest = hashlib.sha256(b"".join(hashlib.sha256(one.path.read_bytes()).digest() for one in files)).hexdigest()
         return cls(summary.labels, _labelled(kept, numbers), _labelled(apart, numbers), digest)
 
     def problem(self, seed: int) -> TrialData:

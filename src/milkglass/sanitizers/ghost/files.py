@@ -56,7 +56,7 @@ class GhostJob:
         header = (*shape.header, *(_ids_name(name, len(texts)) for name in texts)) if shape.header else ()
         if len({*header}) < len(header):
             raise UsageError(f"{source.name} has a column of ids already", "rename that column")
-        return cls(source, shape, out, FileShape(kind, shape.texts, header))
+        return cls(source, shape, out, FileShape(kind, shape.texts, header, delimiter=shape.delimiter))
 
     @property
     def folder(self) -> Path:
@@ -117,7 +117,8 @@ def job_of(ghost: Ghost, plan: GhostJob, seed: int | None) -> str:
     """Names a run by its source, its model, its parameters and, where one was given, its seed."""
     with plan.source.open("rb") as file:
         source = hashlib.file_digest(file, "sha256").hexdigest()
-    shape = [plan.shape.kind, sorted(plan.shape.texts), plan.shape.header]
+    shape: list[object] = [plan.shape.kind, sorted(plan.shape.texts), plan.shape.header]
+    shape += [plan.shape.delimiter] if plan.shape.kind == "csv" and plan.shape.delimiter != "," else []
     base = Checkpoint.open(ghost.folder)
     info = [ROWS, source, shape, base.digest(), base.config, ghost.searched, ghost.document(), seed]
     return hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,93 @@
+"""Options of every command that reads rows: which columns are read, and what stands between the cells of a table.
+
+Files are read whole before a key is opened or a model is loaded, so that a fault of a line is reported at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from milkglass.cli.ui.terminal import note
+
+if TYPE_CHECKING:
+    from milkglass.client.data.data_file import DataFile
+    from milkglass.client.data.dataset import Summary
+
+ROWS = "JSON Lines or a JSON list, CSV, TSV or Parquet"
+Delimiter = Annotated[
+    str | None,
+    typer.Option(
+        "--delimiter",
+        help="Between the cells of a table: a sign, or comma, semicolon, tab or pipe.  [default: found from its rows]",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ColumnOptions:
+    """Which columns of the user's files are read."""
+
+    text_column: Annotated[
+        str | None, typer.Option("--text-column", help="The column of texts.  [default: text or sentence]")
+    ] = None
+    label_column: Annotated[
+        str | None, typer.Option("--label-column", help="The column of labels.  [default: label]")
+    ] = None
+    delimiter: Delimiter = None
+
+    def file(self, path: Path, pair: str | None = None) -> DataFile:
+        """The file with these columns. pair: the column of second texts. Raises UsageError where there is no such file
+        or none with columns, EmptyText for an empty one."""
+        from milkglass.client.data.data_file import DataFile
+        from milkglass.rows.delimiter import delimiter_named
+
+        sign = None if self.delimiter is None else delimiter_named(self.delimiter)
+        result = DataFile(path, self.text_column, self.label_column, pair, sign)
+        result.require()
+        return result
+
+    def training(self, path: Path, task: str | None = None) -> tuple[DataFile, Summary]:
+        """Training data, read once. Errors as of `checked`."""
+        from milkglass.client.data.training_rows import checked
+
+        file = self.file(path)
+        result = checked(file, task)
+        say_blank(file.name, result.blank)
+        return file, result
+
+    def texts(self, path: Path) -> DataFile:
+        """Rows of any kind, or lines of text, read once. Errors as of `summarise`."""
+        return _read(self.file(path))
+
+    def others(self, path: Path | None) -> DataFile | None:
+        """The same of a further file of the command, which may have no columns."""
+        return None if path is None else _read(self.second(path))
+
+    def second(self, path: Path) -> DataFile:
+        """A further file of the command, with those of the options that its kind has. Errors as of `file`."""
+        from milkglass.client.data.data_file import TABLES
+
+        kind = path.suffix.lower()
+        if kind == ".txt":
+            return ColumnOptions().file(path)
+        return (self if kind in TABLES else ColumnOptions(self.text_column, self.label_column)).file(path)
+
+    def decides(self) -> dict[str, str]:
+        """What a stopped command must find unchanged to go on; nothing where no option was given."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+def _read(file: DataFile) -> DataFile:
+    from milkglass.client.data.dataset import summarise
+
+    say_blank(file.name, summarise(file).blank)
+    return file
+
+
+def say_blank(name: str, count: int) -> None:
+    if count:
+        note(f"{count:,} blank line{'s' if count > 1 else ''} of {name} skipped")

@@ -1,0 +1,135 @@
+"""A file of the user's, and which of its columns are read.
+
+JSON Lines, one JSON list, CSV, TSV, Parquet, or lines of text. Columns that are not named are found by their names. The
+delimiter of a table is found from its first rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.progress import Progress, no_progress
+from milkglass.rows.delimiter import delimiter_of, quotes_are_text
+from milkglass.rows.place import Place, Row, Rows, columns_there
+from milkglass.rows.tables import comma, json_rows, parquet, text_lines, tsv
+
+TEXTS, PAIRS, LABELS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
+CHATS = ("messages", "instruction")
+TABLES, JSON = (".csv", ".tsv"), (".jsonl", ".json", "")  # what has no kind is read as JSON
+KINDS = (*JSON, *TABLES, ".parquet", ".txt")
+SHOWN = ".jsonl, .json, .csv, .tsv, .parquet or .txt"
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file, and the columns that somebody named.
+
+    Attributes:
+        text: the column of texts; None: found by its name, as the others are.
+        label: the column of labels.
+        pair: the column of second texts.
+        delimiter: one sign, of a table; None: found.
+    """
+
+    path: Path
+    text: str | None = None
+    label: str | None = None
+    pair: str | None = None
+    delimiter: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(set(self.named)) < len(self.named):
+            raise UsageError("two of the columns are one and the same", "give each its own")
+
+    @classmethod
+    def of(cls, source: Source | str) -> DataFile:
+        return source if isinstance(source, DataFile) else cls(Path(source))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.text, self.pair, self.label) if name is not None)
+
+    @property
+    def kind(self) -> str:
+        """The suffix of its name. Raises UsageError for one that is not read."""
+        result = self.path.suffix.lower()
+        if result not in KINDS:
+            raise UsageError(
+                f"{self.name} is of no kind that is read",
+                f'give {SHOWN}, for example lines such as {{"text": "...", "label": "..."}}',
+            )
+        return result
+
+    def require(self) -> None:
+        """Raises UsageError where there is no such file, or where columns or a delimiter were named and it has none,
+        EmptyText for an empty one."""
+        if self.path.is_dir():
+            raise UsageError(f"{self.path} is a folder, not a file", f"give {SHOWN}")
+        if not self.path.is_file():
+            raise UsageError(f"there is no file {self.path}", f"give {SHOWN}")
+        if self.kind == ".txt" and (self.named or self.delimiter):
+            raise UsageError(f"{self.name} has a text a line and no columns", "leave out the options of columns")
+        if self.kind not in TABLES and self.delimiter is not None:
+            raise UsageError(f"{self.name} is no table with delimiters", "leave out --delimiter")
+        if not self.path.stat().st_size:
+            raise EmptyText(f"{self.name} is empty", "give at least one row")
+
+    def rows(self, blank: Progress = no_progress) -> Rows:
+        """Its rows with all columns, one at a time. blank: receives a 1 for each blank line that is skipped.
+
+        Raises UsageError, CodecError, EmptyText, when a row that cannot be read is reached.
+        """
+        self.require()
+        texts = () if self.text else (*TEXTS, *CHATS)
+        if self.kind in TABLES:
+            sign = self.delimiter or delimiter_of(self.path, (*self.named, *TEXTS, *PAIRS, *LABELS, *CHATS))
+            if quotes_are_text(self.path, sign):
+                return tsv(self.path, self.named, blank=blank, texts=texts)
+            return comma(self.path, self.named, delimiter=sign, blank=blank, texts=texts)
+        if self.kind == ".parquet":
+            return parquet(self.path, self.named, texts)
+        return text_lines(self.path, blank) if self.kind == ".txt" else json_rows(self.path, blank)
+
+    # --- columns of a row ---------------------------------------------------------------------------------------------
+    def text_column(self, place: Place, row: Row) -> str:
+        """Raises CodecError where a row has no column of texts."""
+        result = self.text or found(row, TEXTS)
+        if result is None:
+            raise CodecError(
+                f"{place} has no text", f"{columns_there(list(row))}; --text-column names the column of texts"
+            )
+        return result
+
+    def label_column(self, row: Row) -> str | None:
+        return self.label or found(row, LABELS, self.named)
+
+    def pair_column(self, row: Row) -> str | None:
+        return self.pair or found(row, PAIRS, self.named)
+
+    def taken(self) -> dict[str, str | None]:
+        """The columns that are read, by what they are. Raises EmptyText for a file without rows, CodecError."""
+        place, row = next(self.rows(), (None, None))
+        if place is None or row is None:
+            raise EmptyText(f"{self.name} has no rows", "give at least one")
+        if self.text is None and (chat := found(row, CHATS)):
+            return {"text": chat, "label": None, "text_pair": None}
+        return {
+            "text": self.text_column(place, row),
+            "label": self.label_column(row),
+            "text_pair": self.pair_column(row),
+        }
+
+
+Source = Path | DataFile
+
+
+def found(row: Row, names: Collection[str], but: Collection[str] = ()) -> str | None:
+    """The first of these columns that a row has."""
+    return next((name for name in names if name in row and name not in but), None)

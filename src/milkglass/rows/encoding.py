@@ -1,0 +1,57 @@
+"""Text files are UTF-8, with or without a byte order mark. Another encoding is refused, and named as far as it shows.
+
+A guess is not acted upon: text that is read by the wrong table of characters is wrong without a sign of it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from milkglass.errors import CodecError
+
+UTF8 = "utf-8-sig"  # a byte order mark is no part of the text
+_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_UNUSED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # bytes that Windows-1252 does not define
+_NAMES = {"UTF-16": "UTF-16", "WINDOWS-1252": "Windows-1252", "ISO-8859-1": "Latin-1 (ISO-8859-1)"}
+
+
+def lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
+    """Each line and its number. Only a line feed ends one: texts hold other characters that Python would split at."""
+    try:
+        with path.open(encoding=encoding, newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                yield number, line.rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise not_utf8(path) from None
+
+
+def not_utf8(path: Path) -> CodecError:
+    """The error for a file that is not UTF-8: its first line that is not, the encoding that its bytes look like, and
+    the command that converts it."""
+    number, bad = _first(path)
+    with path.open("rb") as file:
+        name = _MARKS.get(file.read(2)) or _table(bad)
+    likely = f"{_NAMES[name]} by its first bytes" if name == "UTF-16" else f"line {number} looks like {_NAMES[name]}"
+    new = path.with_name(f"{path.stem}.utf8{path.suffix}").name
+    return CodecError(
+        f"{path.name} is not UTF-8 text: {likely}",
+        f"convert it: iconv -f {name} -t UTF-8 {shlex.quote(path.name)} > {shlex.quote(new)}",
+    )
+
+
+def _first(path: Path) -> tuple[int, bytes]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number, line
+    return 1, b""  # cut in the middle of a character that a reader met: the caller knows that it is not UTF-8
+
+
+def _table(line: bytes) -> str:
+    """Latin-1 has control characters where Windows-1252 has quotes, dashes and the euro sign."""
+    found = set(line)
+    return "WINDOWS-1252" if found & set(range(0x80, 0xA0)) and not found & _UNUSED else "ISO-8859-1"

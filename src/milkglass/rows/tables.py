@@ -1,0 +1,212 @@
+"""Rows of files: TSV, CSV, JSON Lines, one JSON list, plain lines, Parquet. One row at a time, as they were written.
+
+What is raised here names the file, the line and the column, and never a cell's content. blank: receives a 1 for each
+blank line that is skipped. needed, texts: columns that a header must have all of, or one of.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from milkglass.errors import CodecError, EmptyText
+from milkglass.progress import Progress, no_progress
+from milkglass.rows.encoding import UTF8, lines, not_utf8
+from milkglass.rows.place import Place, Rows, require_columns
+
+MAX_FIELD = 1 << 24  # characters of one CSV cell
+BLOCK = 1 << 20  # characters of a JSON list read at a time
+BATCH = 1024  # rows of Parquet read at a time
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def stripped_lines(path: Path, encoding: str = UTF8) -> Rows:
+    """Every line that is not blank, as the column "text"."""
+    for number, line in lines(path, encoding):
+        if line.strip():
+            yield Place(path.name, number), {"text": line.strip()}
+
+
+def text_lines(path: Path, blank: Progress = no_progress) -> Rows:
+    """The same, with the white space at the ends of each line."""
+    for number, line in lines(path):
+        if line.strip():
+            yield Place(path.name, number), {"text": line}
+        else:
+            blank(1)
+
+
+def tsv(
+    path: Path, needed: Sequence[str], header: Sequence[str] | None = None, flawed: bool = False,
+    blank: Progress = no_progress, texts: Sequence[str] = (),
+) -> Rows:  # fmt: skip
+    """Quoting off, as GLUE writes it. header: of a file without one. flawed: the published file is known to hold rows
+    with another number of cells; they come out empty, for the caller to leave out and to count."""
+    names = header
+    for number, line in lines(path):
+        cells = line.split("\t")
+        if not line:
+            blank(1)
+        elif names is None:
+            names = [name.strip() for name in cells]
+            require_columns(path.name, names, needed, texts)
+        elif len(cells) == len(names):
+            yield Place(path.name, number), dict(zip(names, cells, strict=True))
+        elif flawed:
+            yield Place(path.name, number), {}
+        else:
+            raise uneven(Place(path.name, number), len(cells), len(names))
+    if names is None:
+        raise EmptyText(f"{path.name} is empty", "give at least one row")
+
+
+def comma(
+    path: Path, needed: Sequence[str], header: Sequence[str] | None = None, delimiter: str = ",",
+    blank: Progress = no_progress, texts: Sequence[str] = (),
+) -> Rows:  # fmt: skip
+    """CSV, quotes doubled inside quotes. header: of a file without one."""
+    names = header
+    limit = csv.field_size_limit(MAX_FIELD)
+    number = 0
+    try:
+        with path.open(encoding=UTF8, newline="") as file:
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            for cells in reader:
+                number = reader.line_num
+                if not cells:
+                    blank(1)
+                elif names is None:
+                    names = [name.strip() for name in cells]
+                    require_columns(path.name, names, needed, texts)
+                elif len(cells) == len(names):
+                    yield Place(path.name, number), dict(zip(names, cells, strict=True))
+                else:
+                    raise uneven(Place(path.name, number), len(cells), len(names))
+    except UnicodeDecodeError:
+        raise not_utf8(path) from None
+    except csv.Error:
+        raise CodecError(f"{Place(path.name, number + 1)} is not a row", "check its quotes") from None
+    finally:
+        csv.field_size_limit(limit)
+    if names is None:
+        raise EmptyText(f"{path.name} is empty", "give at least one row")
+
+
+def json_lines(path: Path, blank: Progress = no_progress) -> Rows:
+    for number, line in lines(path):
+        if not line.strip():
+            blank(1)
+            continue
+        place = Place(path.name, number)
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):  # the decoder's own error carries the text
+            raise CodecError(f"{place} is not JSON", "write one JSON object a line, or one list of them") from None
+        yield place, _object(place, value)
+
+
+def json_rows(path: Path, blank: Progress = no_progress) -> Rows:
+    """JSON Lines, or one list of objects, whatever the file is called."""
+    return json_objects(path) if is_json_list(path) else json_lines(path, blank)
+
+
+def is_json_list(path: Path) -> bool:
+    with path.open(encoding=UTF8, errors="replace") as file:
+        while (head := file.read(BLOCK)).isspace():
+            pass
+    return head.lstrip().startswith("[")
+
+
+def json_objects(path: Path) -> Rows:
+    """The entries of a JSON list, which must be objects."""
+    for place, value in json_list(path):
+        yield place, _object(place, value)
+
+
+def _object(place: Place, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise CodecError(f"{place} is not a JSON object", 'write one object a row, such as {"text": "..."}')
+    return value
+
+
+def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
+    """The entries of a file that is one JSON list; a block of it is held at a time, and one entry."""
+    try:
+        with path.open(encoding=UTF8) as file:
+            buffer = file.read(BLOCK)
+            while buffer.isspace():
+                buffer = file.read(BLOCK)
+            at = _skip(buffer, 0)
+            if buffer[at : at + 1] != "[":
+                raise CodecError(f"{path.name} is not a JSON list", 'write [{"instruction": ...}, ...]')
+            at, number, more = _skip(buffer, at + 1), 1, BLOCK
+            while True:
+                place = Place(path.name, number, "entry")
+                result = _entry(buffer, at)
+                if result is None:  # the block ends inside the entry, or this is no JSON: only more text can tell
+                    ahead = file.read(more)
+                    if not ahead:
+                        raise CodecError(f"{place} is not JSON", "save the list again: it is cut off or broken")
+                    buffer, more = buffer[at:] + ahead, more * 2
+                    at = _skip(buffer, 0)
+                    continue
+                value, at, last = result
+                if value is not _END:
+                    yield place, value
+                if last:
+                    return
+                number, more = number + 1, BLOCK
+    except UnicodeDecodeError:
+        raise not_utf8(path) from None
+
+
+_END = object()
+_DECODER = json.JSONDecoder()
+
+
+def _entry(buffer: str, at: int) -> tuple[Any, int, bool] | None:
+    """The entry that begins at `at`, where the next one begins, and whether it is the last. None: not to be read."""
+    if buffer[at : at + 1] == "]":
+        return _END, at + 1, True
+    try:
+        value, end = _DECODER.raw_decode(buffer, at)
+    except (ValueError, RecursionError):
+        return None
+    end = _skip(buffer, end)
+    mark = buffer[end : end + 1]
+    return (value, _skip(buffer, end + 1), mark == "]") if mark in (",", "]") and mark else None
+
+
+def _skip(buffer: str, at: int) -> int:
+    result = _SPACE.match(buffer, at)
+    assert result is not None  # it matches nothing as well
+    return result.end()
+
+
+def parquet(path: Path, needed: Sequence[str], texts: Sequence[str] = ()) -> Rows:
+    """needed: columns that must be there. All are read, so that messages can name them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid:
+        raise CodecError(f"{path.name} is not a Parquet file", "give .parquet, .jsonl, .csv or .tsv") from None
+    with file:
+        require_columns(path.name, file.schema_arrow.names, needed, texts)
+        number = 0
+        for batch in file.iter_batches(BATCH):
+            for row in batch.to_pylist():
+                number += 1
+                yield Place(path.name, number, "row"), row
+
+
+def uneven(place: Place, cells: int, columns: int) -> CodecError:
+    return CodecError(
+        f"{place} has {cells} cells, and there are {columns} columns",
+        "check its tabs or quotes: a cell that holds the delimiter needs quotes",
+    )

@@ -1,0 +1,209 @@
+"""Files as people have them: columns of any name, any delimiter, lists, Parquet, lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from milkglass.client.data.data_file import DataFile
+from milkglass.client.data.dataset import Example, read_examples, read_texts, summarise, unlabelled
+from milkglass.errors import CodecError, EmptyText, UsageError
+
+SECRET = "zanzibar"
+ROWS = [
+    {"id": "7", "body": 'my "left", arm', "asks": "why?", "kind": "wound"},
+    {"id": "8", "body": "the invoice", "asks": "how much?", "kind": "money"},
+]
+SUFFIXES = [".jsonl", ".json", ".csv", ".tsv", ".parquet"]
+
+
+def write(folder: Path, suffix: str, rows: list[dict[str, Any]], mark: str = "") -> Path:
+    path = folder / f"mine{suffix}"
+    if suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    elif suffix == ".json":
+        path.write_text(json.dumps(rows, indent=2), "utf-8")
+    elif suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        mark = mark or ("," if suffix == ".csv" else "\t")
+        plain = suffix == ".tsv" and mark == "\t"
+        quoted = [[str(cell) if plain else '"' + str(cell).replace('"', '""') + '"' for cell in row.values()]
+                  for row in rows]  # fmt: skip
+        path.write_text("\n".join(mark.join(cells) for cells in [list(rows[0]), *quoted]) + "\n", "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_table_of_any_kind(suffix: str, tmp_path: Path) -> None:
+    path = write(tmp_path, suffix, ROWS)
+    found = list(read_examples(DataFile(path, "body", "kind", "asks")))
+    first = 2 if suffix in (".csv", ".tsv") else 1  # under the header
+    noun = {".json": "entry", ".parquet": "row"}.get(suffix, "line")
+    assert found == [
+        Example(first + n, "labelled", row["body"], row["asks"], row["kind"], noun=noun) for n, row in enumerate(ROWS)
+    ]
+    plain = list(read_examples(DataFile(path, "body")))
+    assert [(one.kind, one.text, one.label) for one in plain] == [("text", row["body"], None) for row in ROWS]
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_the_delimiter_is_found(mark: str, suffix: str, tmp_path: Path) -> None:
+    """Excel writes semicolons in much of Europe, whatever it calls the file."""
+    rows = [{"text": f"one, two; {n}", "label": "ab"[n % 2]} for n in range(30)]
+    path = write(tmp_path, suffix, rows, mark)
+    assert [(one.text, one.label) for one in read_examples(path)] == [(row["text"], row["label"]) for row in rows]
+    assert summarise(DataFile(path, delimiter=mark)).labels == ("a", "b")
+    other = ";" if mark != ";" else ","
+    with pytest.raises(CodecError, match="names no column text or sentence"):
+        summarise(DataFile(path, delimiter=other))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_column_that_is_not_there(suffix: str, tmp_path: Path) -> None:
+    with pytest.raises(CodecError, match="no (column )?subject") as caught:
+        list(read_examples(DataFile(write(tmp_path, suffix, ROWS), "body", "subject")))
+    assert caught.value.hint == "the columns there are: id, body, asks, kind"
+    assert "arm" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_columns_of_known_names_are_found(suffix: str, tmp_path: Path) -> None:
+    pairs = [{"id": "7", "sentence1": "a", "sentence2": "b", "label": "x"}]
+    path = write(tmp_path, suffix, pairs)
+    assert DataFile(path).taken() == {"text": "sentence1", "label": "label", "text_pair": "sentence2"}
+    assert DataFile(path, label="id").taken() == {"text": "sentence1", "label": "id", "text_pair": "sentence2"}
+    assert DataFile(path, text="sentence2").taken() == {"text": "sentence2", "label": "label", "text_pair": None}
+    with pytest.raises(CodecError, match="no text|no column text") as caught:
+        DataFile(write(tmp_path, suffix, ROWS)).taken()
+    assert caught.value.hint == "the columns there are: id, body, asks, kind; --text-column names the column of texts"
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_missing_label_column_is_answered_with_those_there_are(suffix: str, tmp_path: Path) -> None:
+    """`airline_sentiment,text` is read as text alone, and whoever needs labels says which columns there are."""
+    path = write(tmp_path, suffix, [{"mood": "good", "text": SECRET}])
+    error = unlabelled(path, summarise(path))
+    assert error.message == f"mine{suffix} has no labels: its rows are texts alone"
+    assert error.hint == "the columns there are: mood, text; --label-column names the column of labels"
+    assert summarise(DataFile(path, label="mood")).labels == ("good",)
+
+
+@pytest.mark.parametrize(
+    ("value", "label"), [("billing", "billing"), (3, "3"), (3.0, "3"), (True, "true"), (" a ", "a"), (0, "0")]
+)
+def test_labels(value: Any, label: str, tmp_path: Path) -> None:
+    path = write(tmp_path, ".parquet", [{"t": "x", "l": value}])
+    assert [one.label for one in read_examples(DataFile(path, "t", "l"))] == [label]
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "message"),
+    [
+        ({"t": SECRET, "l": 2.5}, CodecError, "line 2 of mine.jsonl has a l that is neither a name nor a whole number"),
+        ({"t": SECRET, "l": 2.0}, CodecError, "line 2 of mine.jsonl has a l that is neither a name nor a whole number"),
+        ({"t": SECRET, "l": None}, CodecError, "line 2 of mine.jsonl has a l that is neither a name"),
+        ({"t": SECRET, "l": [SECRET]}, CodecError, "line 2 of mine.jsonl has a l that is neither a name"),
+        ({"t": SECRET, "l": " "}, EmptyText, "line 2 of mine.jsonl has an empty l"),
+        ({"t": " ", "l": SECRET}, EmptyText, "line 2 of mine.jsonl has an empty t"),
+        ({"t": 7, "l": SECRET}, CodecError, "line 2 of mine.jsonl has a t that is not a string"),
+        ({"l": SECRET}, CodecError, "line 2 of mine.jsonl has no t"),
+        ({"t": SECRET}, CodecError, "line 2 of mine.jsonl has no l"),
+    ],
+)
+def test_rows_that_cannot_be(row: dict[str, Any], error: type[CodecError], message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, ".jsonl", [{"t": "fine", "l": "a"}, row])
+    rows = read_examples(DataFile(path, "t", "l"))
+    assert next(rows).text == "fine"
+    with pytest.raises(error, match=message.replace(".", r"\.")) as caught:
+        next(rows)
+    assert SECRET not in str(caught.value)
+
+
+def test_alpacas_own_file(tmp_path: Path) -> None:
+    """One JSON list, pretty or on one line, read as JSON Lines are; a fault names the entry."""
+    rows = [{"instruction": "Sum up.", "input": "A text.", "output": "Sum."}] * 3
+    for indent in (None, 2):
+        path = tmp_path / "alpaca_data.json"
+        path.write_text(json.dumps(rows, indent=indent), "utf-8-sig")
+        lined = write(tmp_path, ".jsonl", rows)
+        assert [one.messages for one in read_examples(path)] == [one.messages for one in read_examples(lined)]
+    path.write_text(json.dumps([*rows, {**rows[0], "output": ""}]), "utf-8")
+    with pytest.raises(EmptyText, match="entry 4 of alpaca_data.json has an empty output"):
+        summarise(path)
+    path.write_text(json.dumps(["zanzibar"]), "utf-8")
+    with pytest.raises(CodecError, match="entry 1 of alpaca_data.json is not a JSON object"):
+        summarise(path)
+
+
+def test_lines_of_text(tmp_path: Path) -> None:
+    """WikiText begins with a byte order mark and a blank line: neither is a text, and blank lines are counted."""
+    path = tmp_path / "valid.txt"
+    path.write_text("\n = Robert = \n\nhe said\x85so\n \nlast", "utf-8-sig")
+    assert [(one.line, one.text) for one in read_examples(path)] == [
+        (2, " = Robert = "),
+        (4, "he said\x85so"),
+        (6, "last"),
+    ]
+    assert (summarise(path).rows, summarise(path).blank, summarise(path).task) == (3, 3, "causal-lm")
+    with pytest.raises(UsageError, match="valid.txt has a text a line and no columns"):
+        summarise(DataFile(path, "text"))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv"])
+def test_blank_lines_are_skipped_and_counted(suffix: str, tmp_path: Path) -> None:
+    path = write(tmp_path, suffix, [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}])
+    content = path.read_text("utf-8").splitlines()
+    path.write_text("\n\n".join(content) + "\n\n\n", "utf-8-sig")
+    found = summarise(path)
+    assert (found.rows, found.blank) == (2, len(content) + 1)
+
+
+def test_a_headless_file_does_not_show_its_first_text(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(f"my {SECRET} left,0\n", "utf-8")
+    for columns in (DataFile(path, "body"), DataFile(path)):
+        with pytest.raises(CodecError) as caught:
+            list(read_examples(columns))
+        assert SECRET not in str(caught.value)
+        assert "looks like no header" in caught.value.hint or path.read_text().count("\n") == 1
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "mine.docx").write_text("a\n")
+    with pytest.raises(UsageError, match=r"mine\.docx is of no kind that is read"):
+        summarise(tmp_path / "mine.docx")
+    with pytest.raises(UsageError, match="there is no file"):
+        summarise(tmp_path / "other.csv")
+    with pytest.raises(UsageError, match="is a folder"):
+        summarise(tmp_path)
+    (tmp_path / "mine.parquet").write_text(SECRET)
+    with pytest.raises(CodecError, match=r"mine\.parquet is not a Parquet file") as caught:
+        summarise(tmp_path / "mine.parquet")
+    assert SECRET not in str(caught.value)
+    with pytest.raises(UsageError, match="is no table with delimiters"):
+        summarise(DataFile(write(tmp_path, ".jsonl", ROWS), "body", delimiter=";"))
+
+
+def test_texts_alone_do_not_look_at_labels(tmp_path: Path) -> None:
+    path = write(tmp_path, ".csv", [{"text": "a", "label": ""}, {"text": "b", "label": "7"}])
+    assert [(str(one.place(path)), one.text, one.label) for one in read_texts(path)] == [
+        ("line 2 of mine.csv", "a", None), ("line 3 of mine.csv", "b", None),
+    ]  # fmt: skip
+    with pytest.raises(EmptyText, match="line 2 of mine.csv has an empty label"):
+        summarise(path)
+
+
+def test_columns_that_make_no_sense(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="one and the same"):
+        DataFile(tmp_path / "a.csv", "t", "t")
+    path = write(tmp_path, ".jsonl", ROWS)
+    with pytest.raises(CodecError, match="has a asks and no label") as caught:
+        summarise(DataFile(path, "body", pair="asks"))
+    assert caught.value.hint.endswith("--label-column names the column of labels")

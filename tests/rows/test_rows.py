@@ -1,0 +1,89 @@
+"""Encodings, delimiters and places: what a message may say of a file, and what it must not guess."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from milkglass.errors import CodecError, UsageError
+from milkglass.rows.delimiter import delimiter_named, delimiter_of
+from milkglass.rows.encoding import lines
+from milkglass.rows.place import Place, listed
+
+KNOWN = ("text", "label")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text", "told", "name"),
+    [
+        ("latin-1", "fine\ngr\u00fcn\n", "line 2 looks like Latin-1 (ISO-8859-1)", "ISO-8859-1"),
+        (
+            "cp1252",
+            "fine\nfine\n\u201cgr\u00fcn\u201d \u2013 5 \u20ac\n",
+            "line 3 looks like Windows-1252",
+            "WINDOWS-1252",
+        ),
+        ("utf-16", "gr\u00fcn\n", "UTF-16 by its first bytes", "UTF-16"),
+    ],
+)
+def test_the_likely_encoding_is_named_and_iconv_converts(
+    encoding: str, text: str, told: str, name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "my data.txt"
+    path.write_bytes(text.encode(encoding))
+    with pytest.raises(CodecError) as caught:
+        list(lines(path))
+    assert caught.value.message == f"my data.txt is not UTF-8 text: {told}"
+    command = caught.value.hint.removeprefix("convert it: ")
+    assert command.startswith(f"iconv -f {name} ")
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    assert [line for _, line in lines(tmp_path / "my data.utf8.txt")] == text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "delimiter"),
+    [
+        ("a.csv", "text,label\na;b,1\n", ","),
+        ("a.csv", "text;label\na, b;1\nc, d;2\n", ";"),
+        ("a.csv", "body;kind\na, b;1\nc;2\n", ";"),
+        ("a.csv", "text;label\na;b;1\nc;2\n", ";"),  # a broken row: the header decides, and the row is reported
+        ("a.csv", "text,label\na\n", ","),
+        ("a.csv", "text\na, b\n", ","),
+        ("a.csv", 'text|label\n"a|b\nc"|1\n', "|"),
+        ("a.csv", "text\tlabel\na\t1\n", "\t"),
+        ("a.tsv", 'text\tlabel\n"a\t1\n', "\t"),
+        ("a.tsv", "text;label\na;1\n", ";"),
+        ("a.tsv", "text\tlabel\na;b\tc;d\n", "\t"),
+        ("a.csv", "\ufefftext;label\n\na;1\n", ";"),
+        ("a.csv", "", ","),
+    ],
+)
+def test_the_delimiter_by_the_first_rows(name: str, content: str, delimiter: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content, "utf-8")
+    assert delimiter_of(tmp_path / name, KNOWN) == delimiter
+
+
+def test_half_a_row_at_the_end_of_what_is_looked_at_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("body;kind\n" + f"{'x' * 20_000};1\n" * 9, "utf-8")
+    assert delimiter_of(path, KNOWN) == ";"
+
+
+def test_delimiters_by_name() -> None:
+    assert [delimiter_named(one) for one in ("tab", "\\t", "\t", "semicolon", ";", "pipe", "|", "comma")] == [
+        "\t", "\t", "\t", ";", ";", "|", "|", ",",
+    ]  # fmt: skip
+    for bad in ("", "ab", '"', "x", "\n", "3"):
+        with pytest.raises(UsageError, match="is not one sign"):
+            delimiter_named(bad)
+
+
+def test_places_are_listed() -> None:
+    places = [Place("a.jsonl", number) for number in (3, 7, 9, 11, 12)]
+    assert listed(places[:1]) == "line 3"
+    assert listed(places[:2]) == "lines 3 and 7"
+    assert listed(places[:3]) == "lines 3, 7 and 9"
+    assert listed(places) == "lines 3, 7, 9 and 2 more"
+    assert listed([Place("a.json", 1, "entry"), Place("a.json", 2, "entry")]) == "entries 1 and 2"
