@@ -2,8 +2,8 @@
 
 A figure is written as `<!-- figure RECIPE:NAME -->98<!-- end -->`: RECIPE is a file of recipes/results, no suffix,
 NAME a figure in it. The number of decimals stays. `<!-- state RECIPE -->result<!-- end -->` is what a recipe has: a
-result, a quick result, or none. docs/frontier.svg is drawn from the results of `FRONTIER`, which have one model, one
-training and the same rows. With --check nothing is written, and the exit status is 1 where anything differs.
+result, a quick result, or none. Each plot of `PLOTS` is drawn from results that have one model, one training and the
+same rows. With --check nothing is written, and the exit status is 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -11,18 +11,41 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from milkglass.experiments.report import frontier
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "THREATS.md", "docs/*.md")
-FRONTIER = (
+SST2 = (
     "coarse_frontier", "coarse_frontier.quick", "mitigations.quick", "obfuslm_table2.quick", "cmif_equal_share.quick",
 )  # fmt: skip
-ABOUT = (
-    "MiniLM, 8,000 rows of SST-2, one epoch, one seed; each result has its own attacks and attacked texts. Bars: 95 % "
-    "intervals, where a result has them."
+TASKS = ("coarse_tasks", "coarse_tasks.quick")
+BARS = "Bars: 95 % intervals, where a result has them."
+OWN = "each result has its own attacks and attacked texts."
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot of docs.
+
+    Attributes:
+        data: the data set, as the recipes name it.
+        results: files of recipes/results; those that are not there are left out.
+        about: what was measured.
+    """
+
+    name: str
+    data: str
+    results: tuple[str, ...]
+    about: str
+
+
+PLOTS = (
+    Plot("frontier", "sst2", SST2, f"MiniLM, 8,000 rows of SST-2, one epoch, one seed; {OWN} {BARS}"),
+    Plot("frontier-tweets", "tweets", TASKS, f"MiniLM, 3,000 tweets of three classes, three epochs, one seed. {BARS}"),
+    Plot("frontier-news", "ag_news", TASKS, f"MiniLM, 4,000 news of four topics, three epochs, one seed. {BARS}"),
 )
 FIGURE = re.compile(r"(<!-- figure ([^:>]+):([^>]+?) -->)([^<]*)(<!-- end -->)")
 STATE = re.compile(r"(<!-- state (\w+) -->)[^<]*(<!-- end -->)")
@@ -46,20 +69,22 @@ def filled(text: str, results: Path) -> str:
     return STATE.sub(state, FIGURE.sub(figure, text))
 
 
-def frontier_plot(results: Path) -> str:
-    """The plot of the results of `FRONTIER` that there are; of a defence in two of them, the one read more."""
-    files = [results / f"{name}.json" for name in FRONTIER]
-    return frontier.of([json.loads(one.read_text("utf-8")) for one in files if one.is_file()], "sst2", ABOUT)
+def frontier_plot(results: Path, plot: Plot) -> str | None:
+    """The plot of the results that there are; of a defence in two of them, the one read more. None: there is none."""
+    files = [one for name in plot.results if (one := results / f"{name}.json").is_file()]
+    found = [json.loads(one.read_text("utf-8")) for one in files]
+    return frontier.of(found, plot.data, plot.about) if found else None
 
 
 def main() -> int:
     stale = 0
-    plot, drawn = ROOT / "docs" / "frontier.svg", frontier_plot(ROOT / "recipes" / "results")
-    if not plot.is_file() or plot.read_text("utf-8") != drawn:
-        stale += 1
-        print(f"{plot.relative_to(ROOT)}: differs from recipes/results")
-        if "--check" not in sys.argv:
-            plot.write_text(drawn, "utf-8")
+    for plot in PLOTS:
+        path, drawn = ROOT / "docs" / f"{plot.name}.svg", frontier_plot(ROOT / "recipes" / "results", plot)
+        if drawn is not None and (not path.is_file() or path.read_text("utf-8") != drawn):
+            stale += 1
+            print(f"{path.relative_to(ROOT)}: differs from recipes/results")
+            if "--check" not in sys.argv:
+                path.write_text(drawn, "utf-8")
     for pattern in PAGES:
         for page in sorted(ROOT.glob(pattern)):
             old = page.read_text("utf-8")

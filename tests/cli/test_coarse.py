@@ -51,8 +51,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     written(home / "train.jsonl", rows(1, 240))
     written(home / "held-out.jsonl", rows(2, 120))
     (home / "public.txt").write_text("\n".join(tiny.TEXTS) + "\n", "utf-8")
-    files = ["--data", home / "train.jsonl", "--public-text", home / "public.txt"]
-    told = document(call("obfuscate", home / "model", home / "out", "--key", home / "k", *MAP, *files, "--json"))
+    files = ["--data", home / "train.jsonl", "--public-text", home / "public.txt"]  # and so coarse is the default
+    told = document(call("obfuscate", home / "model", home / "out", "--key", home / "k", *MAP[2:], *files, "--json"))
     (home / "told.json").write_text(json.dumps(told))
     return home
 
@@ -148,8 +148,9 @@ def test_refusals_come_before_long_work(made: Path, tmp_path: Path) -> None:
     new = ("obfuscate", made / "model", tmp_path / "o", "--key", tmp_path / "k")
     data = ("--data", made / "train.jsonl")
     refused(call(*new, "--scheme", "coarse"), 2, "--data is missing")
-    refused(call(*new, *data), 2, "go with --scheme coarse")
+    refused(call(*new, "--scheme", "obfuslm", *data), 2, "go with --scheme coarse")
     refused(call(*new, "--symbols", "9"), 2, "obfuslm has no parameter 'symbols'")
+    refused(call(*new, *data, "--k", "9"), 2, "coarse has no parameter 'k'")
     refused(call(*new, "--scheme", "coarse", *data, "--k", "9"), 2, "coarse has no parameter 'k'")
     refused(call(*new, "--scheme", "coarse", *data, "--symbols", "1"), 2, "2 or more")
     refused(call(*new, "--scheme", "coarse", *data, "--symbols", "250"), 2, "left for 250 symbols")

@@ -57,7 +57,7 @@ class Coarse(Scheme):
         map: the map; None: it is not found yet.
     """
 
-    symbols: int = limited(256, least=2)
+    symbols: int = limited(16, least=2)
     function_words: int = limited(0)
     least_bits: float = limited(1.0)
     most_share: float = limited(0.8, above=0, most=1)

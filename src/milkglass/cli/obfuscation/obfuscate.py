@@ -30,7 +30,8 @@ def obfuscate(
     out: Annotated[Path, typer.Argument(help="The new folder to write.")],
     key: KeyFile,
     scheme: Annotated[
-        str | None, typer.Option(help="The scheme; an unknown name lists them.  [default: obfuslm]")
+        str | None,
+        typer.Option(help="The scheme; an unknown name lists them.  [default: coarse with --data, else obfuslm]"),
     ] = None,
     k: Annotated[int | None, typer.Option(help="Cluster size.  [default: 10]")] = None,
     epsilon: Annotated[
@@ -45,7 +46,7 @@ def obfuscate(
         Path | None, typer.Option("--band-text", help="Text like yours, for --bands: .jsonl, .csv, .tsv or .txt.")
     ] = None,
     symbols: Annotated[
-        int | None, typer.Option(help="With --scheme coarse: how many symbols stand for all tokens.  [default: 256]")
+        int | None, typer.Option(help="With --scheme coarse: how many symbols stand for all tokens.  [default: 16]")
     ] = None,
     function_words: Annotated[
         int | None,
@@ -92,9 +93,12 @@ def obfuscate(
     from milkglass.client.obfuscate.preflight import require_room, require_scramblable
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.families import of
 
     band_file = _band_file(bands, band_text, columns)
     short = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
+    if scheme is None and data is not None:
+        scheme = coarse.NAME
     selected = _selected(scheme or "obfuslm", words or [], short)
     files = coarse.CoarseFiles(data, public_text, task is not None, columns)
     files.require(scheme, key)
@@ -110,6 +114,8 @@ def obfuscate(
     require_scramblable(base, expected, delta)
     require_room(base, expected, out, delta)
     texts = files.read(base) if old is None and files.data is not None else None
+    if old is None and scheme is None and of(base).kind == "encoder":
+        note(coarse.BETTER)
     if warning := expected.broken or (UNMIXED if expected.k == 1 and not expected.shares else None):
         note(f"warning: {warning}")
     secret = new_passphrase(passphrase_file, weak_passphrase, generate_passphrase) if old is None else old.passphrase
