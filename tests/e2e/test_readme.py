@@ -51,6 +51,22 @@ def test_the_lines_of_the_readme_run(
     assert label in TEXTS and 0.5 <= float(probability) <= 1
 
 
+def test_the_python_page_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny.save("bert", tmp_path / "my-model")
+    rows = [{"text": text, "label": label} for label, text in TEXTS.items()] * 4
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    worker = (sys.executable, "-m", "milkglass.server.training")
+    with Server(tmp_path / "home", in_thread=True, worker=worker, training_threads=1) as server:
+        names = {"passphrase": PASSPHRASE, "token": TOKEN}
+        for code in python_blocks("docs/python.md"):
+            exec(code.replace(URL, server.url).replace("k=10, epsilon=0.1", "4, 0.1, 0.9"), names)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].split()[0] in TEXTS and said[-1] == "text 2 is empty | leave empty texts out"
+
+
 def test_figures_are_those_of_the_results() -> None:
     program = [sys.executable, str(ROOT / "recipes" / "fill_figures.py"), "--check"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=600, check=False)

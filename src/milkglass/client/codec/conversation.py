@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from milkglass.errors import CodecError, EmptyText, NoChatTemplate
+from milkglass.errors import CodecError, EmptyText, NoChatTemplate, UsageError
 
 Message = Mapping[str, str]  # role, content
 
 
 def require_text(texts: Sequence[str], empty_is_fine: bool = False) -> None:
+    """Raises UsageError for a single text, which would be a list of letters, and EmptyText or CodecError for a text
+    that cannot be encoded."""
+    if isinstance(texts, str | bytes):
+        raise UsageError("a list of texts is needed, this is one text", "give [text]")
     for number, text in enumerate(texts):
         if not text and not empty_is_fine:
             raise EmptyText.of(number, "is empty", "leave empty texts out")
