@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.ui import label_report
 from milkglass.cli.ui.options import ServerOptions
 from milkglass.cli.ui.terminal import LINES_APART, bars, duration, emit, note, watched
-from milkglass.metrics.confusion import Confusion
 
 if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
@@ -38,6 +36,9 @@ def finish(
 
     use: the command that comes next, and its options. largest: bytes that the model can have at most, where the
     original is known here. labels: numbers of the classes by name; {}: unknown."""
+    from milkglass.cli.ui import label_report
+    from milkglass.metrics.confusion import Confusion
+
     last: dict[str, Any] = {}
     evaluations: list[Mapping[str, Any]] = []
     try:

@@ -119,9 +119,9 @@ class Codec:
         """
         require_text(texts)
         if pairs is not None:
+            require_text(pairs)
             if len(pairs) != len(texts):
                 raise UsageError(f"{len(texts)} texts and {len(pairs)} pairs", "give one pair a text")
-            require_text(pairs)
         if not texts:
             return Encoded([], None if pairs is None else [])
         special = self.tokenizer.num_special_tokens_to_add(pair=pairs is not None)
