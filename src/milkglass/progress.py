@@ -6,8 +6,11 @@ returns a `Progress`, `Log` receives a line of words. Size 0: unknown; the stage
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable
 
+WINDOW = 60.0  # seconds over which a speed is measured
 Progress = Callable[[int], None]
 Stage = Callable[[str, int], Progress]
 Log = Callable[[str], None]
@@ -24,3 +27,25 @@ def no_stage(name: str, size: int) -> Progress:
 
 def no_log(words: str) -> None:
     """Receives a line of words, and drops it."""
+
+
+class TimeLeft:
+    """How long the rest takes, by the speed of the last WINDOW seconds: the first step of a training, which takes
+    longer, is soon forgotten, and a machine that becomes busy shows.
+
+    Attributes:
+        total: how much there is to do.
+    """
+
+    def __init__(self, total: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total, self._clock = total, clock
+        self._marks: deque[tuple[float, float]] = deque()
+
+    def after(self, done: float) -> float | None:
+        """Seconds that the rest takes, now that so much is done. None before there is a speed."""
+        now = self._clock()
+        self._marks.append((now, done))
+        while len(self._marks) > 2 and self._marks[1][0] < now - WINDOW:
+            self._marks.popleft()
+        (then, before) = self._marks[0]
+        return None if done <= before else (self.total - done) * (now - then) / (done - before)

@@ -36,6 +36,7 @@ from transformers import (
 from milkglass import files
 from milkglass.errors import BadUpload, MilkglassError, lacking
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.progress import TimeLeft
 from milkglass.server.jobs import evaluation, lora
 from milkglass.server.jobs.data import Collate, TrainingDataset
 from milkglass.server.spec import Event, Hyperparameters, JobSpec, Status
@@ -51,7 +52,7 @@ class Reporter(TrainerCallback):
     def __init__(self, job: Path) -> None:
         self.job = job
         self.interrupted = False
-        self._began, self._from_step = time.monotonic(), 0
+        self._left = TimeLeft(0)
 
     def emit(self, message: str, data: dict[str, Any] | None = None, failed: bool = False) -> None:
         event = Event(
@@ -72,7 +73,8 @@ class Reporter(TrainerCallback):
         return (self.job / "cancel").exists()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._began, self._from_step = time.monotonic(), state.global_step
+        self._left = TimeLeft(state.max_steps)
+        self._left.after(state.global_step)
         begun = {"step": state.global_step, "total_steps": state.max_steps}
         self.emit(f"training from step {state.global_step} of {state.max_steps}", begun)
 
@@ -93,8 +95,7 @@ class Reporter(TrainerCallback):
     ) -> None:
         if not logs or "loss" not in logs:
             return
-        done = state.global_step - self._from_step
-        left = (state.max_steps - state.global_step) * (time.monotonic() - self._began) / max(1, done)
+        left = self._left.after(state.global_step)
         self.emit(
             f"step {state.global_step} of {state.max_steps}, loss {logs['loss']:.4f}",
             {
@@ -103,7 +104,7 @@ class Reporter(TrainerCallback):
                 "loss": float(logs["loss"]),
                 "learning_rate": float(logs.get("learning_rate", 0.0)),
                 "epoch": float(state.epoch or 0.0),
-                "eta_seconds": round(left, 1),
+                **({} if left is None else {"eta_seconds": round(left, 1)}),
             },
         )
 

@@ -126,13 +126,22 @@ class _Lines:
             if not (last and not self._ended) and time.monotonic() < self._due:
                 return
             self._due, self._ended = time.monotonic() + LINES_APART, self._ended or last
-        note(event["message"])
+        left = numbers.get("eta_seconds")
+        note(event["message"] + (f", about {duration(left)} left" if left else ""))
 
 
 @contextmanager
 def _bar() -> Iterator[Show]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.text import Text
+
+    class CountDown(ProgressColumn):
+        """Between two reports of the server the time left goes down by the clock."""
+
+        def render(self, task: Task) -> Text:
+            end = task.fields["end"]
+            return Text("" if end is None else f"{duration(max(0.0, end - time.monotonic()))} left")
 
     console = Console(stderr=True)
     columns = (
@@ -140,9 +149,10 @@ def _bar() -> Iterator[Show]:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[told]}", markup=False),
+        CountDown(),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("training", total=None, told="")
+        task = progress.add_task("training", total=None, told="", end=None)
 
         def show(event: Mapping[str, Any]) -> None:
             numbers = event["data"]
@@ -150,8 +160,9 @@ def _bar() -> Iterator[Show]:
                 console.print(event["message"], markup=False, highlight=False)
                 return
             loss, left, total = (numbers.get(name) for name in ("loss", "eta_seconds", "total_steps"))
-            info = "" if loss is None else f"loss {loss:.4f}  "
-            info += "" if left is None else f"{duration(left)} left"
-            progress.update(task, completed=step, told=info, **({} if total is None else {"total": total}))
+            fields: dict[str, Any] = {} if total is None else {"total": total}
+            fields |= {} if loss is None else {"told": f"loss {loss:.4f}"}
+            fields |= {} if left is None else {"end": time.monotonic() + left}
+            progress.update(task, completed=step, **fields)
 
         yield show

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from milkglass.client.remote.strict_json import escaped, running_text
 from milkglass.errors import MilkglassError, UsageError
-from milkglass.progress import Progress, Stage, no_stage
+from milkglass.progress import Progress, Stage, TimeLeft, no_stage
 
 if TYPE_CHECKING:
     from milkglass.client.results import Classified
@@ -86,21 +86,26 @@ def watched() -> bool:
 
 
 def occasional_lines(name: str, total: int) -> Progress:
-    """A line on stderr every now and then, for a log; nothing for a stage that is soon over. One whose size no one can
-    say has its line at once."""
+    """A line on stderr every now and then, for a log, with the time left; nothing for a stage that is soon over. One
+    whose size no one can say has its line at once."""
     if not total:
         note(f"{name} ...")
         return lambda more: None
-    done, due = 0, time.monotonic() + FIRST_LINE
+    done, due, left = 0, time.monotonic() + FIRST_LINE, TimeLeft(total)
+    left.after(0)
 
     def advance(more: int) -> None:
         nonlocal done, due
         done += more
         if time.monotonic() >= due:
-            note(f"{name}: {100 * done / max(1, total):.0f} %")
+            note(f"{name}: {100 * done / max(1, total):.0f} %{_left(left.after(done))}")
             due = time.monotonic() + LINES_APART
 
     return advance
+
+
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None or seconds < 1 else f", about {duration(seconds)} left"
 
 
 @contextmanager
