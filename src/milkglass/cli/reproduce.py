@@ -118,10 +118,14 @@ def _taken(columns: dict[str, str | None] | None) -> str:
 def _list(as_json: bool) -> None:
     from milkglass.datasets.sets import SETS
 
+    found = {one.name: "" if one.hub is None else f"hf:{one.hub.path}" for one in SETS.values()}
     result = [
         {"name": one.name, "task": one.task, "splits": list(one.splits), "labels": list(one.labels), "about": one.about,
-         "metrics": list(one.metrics), "licence": one.licence}
+         "metrics": list(one.metrics), "licence": one.licence, "published": found[one.name]}
         for one in SETS.values()
     ]  # fmt: skip
-    rows = [(one.name, one.task, ", ".join(one.splits), one.licence, one.about) for one in SETS.values()]
-    emit(as_json, {"data_sets": result}, table([("name", "task", "splits", "licence", "about"), *rows]))
+    head = ("name", "task", "splits", "published", "licence", "about")
+    rows = [
+        (one.name, one.task, ", ".join(one.splits), found[one.name], one.licence, one.about) for one in SETS.values()
+    ]
+    emit(as_json, {"data_sets": result}, table([head, *rows]))

@@ -17,6 +17,8 @@ from milkglass.errors import UsageError
 from milkglass.progress import Log, no_log
 from milkglass.threat.defence import LabelledTexts
 
+DATA = "give --data a folder with a folder a data set, as published; `milkglass data` says where each is published"
+
 
 def named(ref: str) -> tuple[Description, str] | None:
     """("cola:train") the data set and the split; None for the path of a file. Raises UsageError for an unknown set."""
@@ -30,7 +32,7 @@ def files(data: Path, ref: str) -> list[Path]:
         return sets.files(result[0].name, data, result[1])
     path = data / ref
     if not path.is_file():
-        raise UsageError(f"there is no {path}", "give --data the folder that the recipe's data paths start from")
+        raise UsageError(f"there is no {path}", DATA)
     return [path]
 
 

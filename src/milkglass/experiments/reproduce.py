@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from milkglass.errors import UsageError
+from milkglass.experiments.data_refs import DATA
 from milkglass.experiments.kinds.attacks import AttackRecipe
 from milkglass.experiments.kinds.bilstm import BiLSTMRecipe
 from milkglass.experiments.kinds.classification import ClassificationRecipe
@@ -61,7 +62,7 @@ def reproduce(
     if cache is not None and not kind.cached:
         raise UsageError(f"{path.name} has nothing to share: it is of the kind {name}", "leave out --cache")
     if not data.is_dir():
-        raise UsageError(f"there is no folder {data}", "give --data the folder that the recipe's data paths start from")
+        raise UsageError(f"there is no folder {data}", DATA)
     result = kind.read(path, quick).reproduce(RunFolder(data, out, at_once, progress, cache))
     table.write(result)
     return result
