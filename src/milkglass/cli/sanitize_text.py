@@ -47,7 +47,7 @@ def reader_of(ref: str, by: str | None) -> Reader:
     if Path(ref).is_file():
         if by == "tokens":
             raise UsageError(f"{ref} has words, and tokens are to be replaced", "give a model with --table")
-        return WordReader(read_glove(Path(ref)))
+        return WordReader(read_glove(Path(ref)), splitting="whole")
     if Path(ref).suffix in (".txt", ".vec") and not Path(ref).exists():
         raise UsageError(
             f"there is no file {ref}",
@@ -59,7 +59,9 @@ def reader_of(ref: str, by: str | None) -> Reader:
 
     folder = resolve(ref)
     name = ref if ref.startswith("demo:") else folder.name
-    return TokenReader.of_model(folder, name) if by == "tokens" else WordReader(words_of_model(folder, name))
+    if by == "tokens":
+        return TokenReader.of_model(folder, name)
+    return WordReader(words_of_model(folder, name), splitting="whole")
 
 
 def over_table(

@@ -33,10 +33,11 @@ class LongRows:
         file. most: tokens that the model can take. Raises TooLong where there are any."""
         if not unanswered or self.skip:
             return
+        verb = "has" if len(unanswered) == 1 else "have"
         before = max(unanswered.values())
         longer = f"set --max-length to more than {before} to use them all, or " if before < most else ""
         raise TooLong(
-            f"{len(unanswered):,} of the {rows:,} rows of {source.name} have no answer within {self.limit} tokens: "
+            f"{len(unanswered):,} of the {rows:,} rows of {source.name} {verb} no answer within {self.limit} tokens: "
             f"{listed([*unanswered])}",
             f"{longer}leave out rows that are too long with --skip-long",
         )
