@@ -88,8 +88,28 @@ def test_long_rows_are_left_out_or_refused_before_anything_is_sent(stub: Stub, d
     assert late.exit_code == 5 and refused_late in late.stderr and not stub.count("POST /v1/uploads")
     done = call(*run, "--skip-long")
     assert done.exit_code == 0, done.stderr
-    assert "left out: 2 of 5 rows of alpaca_data.json, longer than 64 tokens (entries 2 and 4)" in done.stderr
+    assert (
+        "left out: 2 of 5 rows of alpaca_data.json, without an answer within 64 tokens (entries 2 and 4)" in done.stderr
+    )
     assert sent(stub, asked).num_rows == 3
+
+
+def test_rows_with_an_empty_field_are_left_out_or_refused(stub: Stub, encoder: Owner, tmp_path: Path) -> None:
+    encoder.reset()
+    has_model_of(stub, encoder)
+    asked = job_server(stub)
+    path = tmp_path / "t.jsonl"
+    rows = [*({"text": text, "label": mood} for text, mood in ROWS), {"text": " ", "label": "urgent"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [rows[-1], *rows]), "utf-8")
+    run = ("finetune", "mine", path, "--key", encoder.path)
+    result = call(*run)
+    refused(result, 5, "line 1 of t.jsonl has an empty text")
+    assert "--skip-empty" in result.stderr
+    done = call(*run, "--skip-empty")
+    assert done.exit_code == 0 and "2 rows with an empty field of t.jsonl skipped" in done.stderr, done.stderr
+    assert sent(stub, asked).num_rows == len(ROWS)
+    path.write_text(json.dumps(rows[-1]) + "\n", "utf-8")
+    refused(call(*run, "--skip-empty"), 5, "t.jsonl has no rows")
 
 
 def test_another_encoding_is_named_with_the_command_that_converts_it(

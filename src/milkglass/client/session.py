@@ -263,7 +263,7 @@ class Session:
             data: a file, or a `DataFile` that names its columns. `milkglass finetune --help` has the shapes of rows.
             task: "classification", "regression" or "causal-lm"; None: as the data.
             suffix: ends the fine-tuned model's name.
-            skip_long: leave out rows of more than `max_length` tokens; otherwise they are cut.
+            skip_long: leave out conversations without an answer within `max_length` tokens; otherwise they are refused.
             hyperparameters: fields of `server.spec.Hyperparameters`.
 
         Raises:
@@ -349,11 +349,11 @@ def write_rows(
     written = write_parquet(codec, data, out, numbers, max_length, advance, skip_long)
     if written.left_out:
         notice(
-            f"left out: {len(written.left_out):,} of {rows:,} rows of {data.name}, longer than {max_length} tokens "
-            f"({listed(written.left_out)})"
+            f"left out: {len(written.left_out):,} of {rows:,} rows of {data.name}, without an answer within "
+            f"{max_length} tokens ({listed(written.left_out)})"
         )
     if written.cut:
-        notice(f"{written.cut} of {written.rows} examples of {data.name} were cut to {max_length} tokens")
+        notice(f"{written.cut:,} of {written.rows:,} examples of {data.name} were cut to {max_length} tokens")
     count(unlocked, written.rows, written.tokens, notice)
     return written
 
