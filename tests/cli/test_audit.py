@@ -51,5 +51,11 @@ def test_an_audit_refuses(encoder: Owner, texts: Path, tmp_path: Path) -> None:
     refused(call(*run, texts, "--out", texts), 2, "is a file, not a folder")
     refused(call(*run, texts, "--server-transcript", tmp_path), 2, "transcript")
     (tmp_path / "empty.txt").write_text("")
-    assert call(*run, tmp_path / "empty.txt").exit_code == 2
+    refused(call(*run, tmp_path / "empty.txt"), 5, "empty.txt is empty")
+    refused(call(*run, texts, "--out", texts / "a"), 2, "texts.txt is a file")
+    (tmp_path / "short.csv").write_text("body;kind\na;b\n", "utf-8")
+    wrong = call(*run, tmp_path / "short.csv")
+    refused(wrong, 5, "the header of short.csv names no column text or sentence")
+    assert "the columns there are: body, kind; --text-column" in wrong.stderr
+    refused(call(*run, texts, "--public", tmp_path / "short.csv"), 5, "the header of short.csv names no column")
     assert not (tmp_path / "audit").exists()

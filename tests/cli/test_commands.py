@@ -357,7 +357,7 @@ def test_encode_and_decode_refuse(encoder: Owner, tmp_path: Path) -> None:
 
 def test_bytes_that_are_no_text(encoder: Owner, tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes("grün".encode("latin-1"))
-    refused(call("encode", "--key", encoder.path, "--in", tmp_path / "latin"), 2, "not UTF-8")
+    refused(call("encode", "--key", encoder.path, "--in", tmp_path / "latin"), 5, "not UTF-8")
 
 
 def test_an_empty_input_is_refused(encoder: Owner, tmp_path: Path) -> None:
@@ -381,11 +381,11 @@ def test_a_length_limit_below_the_special_tokens(encoder: Owner) -> None:
 def test_training_data_of_another_kind_is_told_by_its_name(
     stub: Stub, encoder: Owner, tmp_path: Path, command: str
 ) -> None:
-    source = tmp_path / "t.txt"
+    source = tmp_path / "t.docx"
     source.write_text(f"{SECRET} is a text\n")
     words = ("mine", source) if command == "finetune" else ("--in", source, "--out", tmp_path / "t.parquet")
     result = call(command, *words, "--key", encoder.path)
-    refused(result, 2, "training data must be .jsonl, .csv or .tsv; t.txt is .txt")
+    refused(result, 2, "t.docx is of no kind that is read")
     assert SECRET not in result.stderr and not stub.calls
 
 
@@ -415,13 +415,25 @@ def test_serve_refuses_a_network_without_tls(tmp_path: Path) -> None:
     assert not (tmp_path / "h").exists()
 
 
+def test_serve_takes_base_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import milkglass.server.app
+    from milkglass.models.resolve import resolve
+
+    started: list[Any] = []
+    monkeypatch.setattr(milkglass.server.app, "serve", lambda settings, on_ready: started.append(settings))
+    result = call("serve", "--base-models", "demo:minilm", "--base-models", tmp_path, "--home", tmp_path / "h")
+    assert result.exit_code == 0 and started[0].base_models == (resolve("demo:minilm"), tmp_path)
+    assert "home:" not in result.stderr  # nothing was served
+    refused(call("serve", "--base-models", "demo:no", "--home", tmp_path / "h"), 3, "no embedded model")
+
+
 def test_serve_checks_its_certificate_and_key_before_it_makes_a_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import milkglass.server.app
 
     started: list[Any] = []
-    monkeypatch.setattr(milkglass.server.app, "serve", started.append)
+    monkeypatch.setattr(milkglass.server.app, "serve", lambda settings, on_ready: started.append(settings))
     (tmp_path / "other").mkdir()
     (certificate, secret), (_, other) = self_signed(tmp_path), self_signed(tmp_path / "other")
     bad = tmp_path / "bad.pem"
@@ -446,7 +458,7 @@ def test_serve_checks_its_certificate_and_key_before_it_makes_a_token(
 def test_serve_says_where_the_token_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool) -> None:
     import milkglass.server.app
 
-    monkeypatch.setattr(milkglass.server.app, "serve", lambda settings: None)
+    monkeypatch.setattr(milkglass.server.app, "serve", lambda settings, on_ready: on_ready())
     (tmp_path / "secret").write_text("a-token-for-the-tests")
     (tmp_path / "secret").chmod(0o600)
     more = ("--token-file", tmp_path / "secret") if given else ()

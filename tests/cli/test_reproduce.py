@@ -200,7 +200,7 @@ def test_a_table_of_ones_own_becomes_json_lines(tmp_path: Path) -> None:
     columns = ("--text-column", "body", "--label-column", "kind")
     assert call("data", mine, *columns, "--out", out).stdout == f"2 rows in {out}; text from body, label from kind\n"
     assert json.loads(out.read_text("utf-8").splitlines()[0]) == {"text": f"a wound, {SECRET}", "label": "hurt"}
-    refused(call("data", mine, "--out", tmp_path / "b.jsonl"), 2, "no column of mine.csv is called text or sentence")
+    refused(call("data", mine, "--out", tmp_path / "b.jsonl"), 5, "the header of mine.csv names no column text or sent")
     wrong = call("data", mine, "--text-column", "text", "--out", tmp_path / "b.jsonl")
     refused(wrong, 5, "the header of mine.csv names no column text")
     assert "the columns there are: who, body, kind" in wrong.stderr and SECRET not in wrong.stderr
@@ -215,8 +215,23 @@ def test_columns_of_known_names_are_taken_and_told(tmp_path: Path) -> None:
     assert json.loads(out.read_text("utf-8")) == {"text": "the bill", "label": "money"}
     other = call("data", mine, "--label-column", "id", "--out", tmp_path / "ids.jsonl").stdout
     assert other.endswith("; text from sentence, label from id\n")
-    plain = call("data", mine, "--text-column", "sentence", "--out", tmp_path / "plain.jsonl").stdout
-    assert plain.endswith("; text from sentence; no labels (--label-column)\n")
+    plain = call("data", mine, "--text-column", "label", "--out", tmp_path / "plain.jsonl").stdout
+    assert plain.endswith("; text from label; no labels (--label-column)\n")
+    again = call(
+        "data", mine, "--text-column", "sentence", "--delimiter", "tab", "--out", tmp_path / "tab.jsonl"
+    ).stdout
+    assert again.endswith("; text from sentence, label from label\n")
+
+
+def test_semicolons_and_a_json_list_are_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("text;label\na wound, open;hurt\n\nthe bill;money\n", "utf-8-sig")
+    done = call("data", tmp_path / "mine.csv", "--out", tmp_path / "a.jsonl")
+    assert done.stdout.endswith("; text from text, label from label\n")
+    assert "1 blank line of mine.csv skipped" in done.stderr
+    (tmp_path / "alpaca.json").write_text(json.dumps([{"instruction": "Sum.", "input": "", "output": "So."}]), "utf-8")
+    done = call("data", tmp_path / "alpaca.json", "--out", tmp_path / "b.jsonl")
+    assert done.stdout == f"1 rows in {tmp_path / 'b.jsonl'}; text from instruction; no labels (--label-column)\n"
+    assert json.loads((tmp_path / "b.jsonl").read_text("utf-8"))["messages"][1]["content"] == "So."
 
 
 @pytest.mark.parametrize(
@@ -230,7 +245,7 @@ def test_columns_of_known_names_are_taken_and_told(tmp_path: Path) -> None:
         (("a.csv", "--out", "x.jsonl"), "there is no file a.csv"),
         (("cola", "--from", "none", "--out", "x.jsonl"), "there is no folder none"),
         (("a.csv", "--from", ".", "--text-column", "t", "--out", "x.jsonl"), "--from and --hub are for data sets"),
-        (("a.csv", "--text-column", "t", "--pair-column", "p", "--out", "x.jsonl"), "without a label column"),
+        (("a.csv", "--text-column", "t", "--pair-column", "t", "--out", "x.jsonl"), "one and the same"),
         (("cola", "--from", ".", "--out", "x.csv"), "would be JSON Lines under another name"),
         (("cola", "--from", ".", "--out", "no/x.jsonl"), "there is no folder no"),
     ],

@@ -181,7 +181,7 @@ def test_what_is_refused(tmp_path: Path, glove: Path) -> None:
     for epsilon in ("0", "-1", "nan", "inf"):
         refused(call("sanitize", source, out, *table_of, "--epsilon", epsilon), 2, "epsilon is")
     refused(call("sanitize", source, out, *table_of, "--method", "dp"), 2, "there is no sanitizer 'dp'")
-    refused(call("sanitize", source, out, *table_of, "--k", "5"), 2, "santext has no use for --k")
+    refused(call("sanitize", source, out, *table_of, "--p", "0.5"), 2, "custext has no use for --p")
     refused(call("sanitize", source, out, *table_of, "--method", "custext", "--k", "500"), 2, "from 2 to 40")
     refused(call("sanitize", source, out, "--table", tmp_path / "none"), 3, "there is no model folder")
     (tmp_path / "empty").write_text("")

@@ -80,7 +80,11 @@ def test_texts_from_a_file(halves: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "texts").write_text("", "utf-8")
     refused(call(*run), 5, "texts is empty")
     (tmp_path / "dev.tsv").write_text("text\tlabel\na wound\turgent\n", "utf-8")
-    refused(call(*run[:-1], tmp_path / "dev.tsv"), 2, "dev.tsv is a table, and a text a line is needed")
+    assert len(call(*run[:-1], tmp_path / "dev.tsv").stdout.splitlines()) == 1
+    (tmp_path / "own.csv").write_text("body;mood\na wound;\n\non Monday;\n", "utf-8-sig")
+    assert len(call(*run[:-1], tmp_path / "own.csv", "--text-column", "body").stdout.splitlines()) == 2
+    refused(call(*run[:-1], tmp_path / "own.csv"), 5, "the header of own.csv names no column text or sentence")
+    refused(call(*run, "--text-column", "body"), 2, "have no columns")
     (tmp_path / "texts").write_text('{"messages": [{"role": "user", "content": "x"}]}\n', "utf-8")
     refused(call(*run), 5, "holds messages")
     (tmp_path / "texts").write_text(f"{SECRET} " * 100 + "\n", "utf-8")

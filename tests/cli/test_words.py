@@ -177,21 +177,17 @@ def chats(path: Path, *asked: str) -> Path:
     return path
 
 
-def test_a_length_limit_names_the_line_and_the_templates_part(stub: Stub, decoder: Owner, tmp_path: Path) -> None:
+def test_a_length_limit_names_the_line_and_both_ways_out(stub: Stub, decoder: Owner, tmp_path: Path) -> None:
     has_model_of(stub, decoder, kind="decoder")
     rows = chats(tmp_path / "rows.jsonl", "hi", "the nurse called about the results", "hi")
     result = call("finetune", "mine", rows, "--key", decoder.path, "--max-length", 24)
-    found = re.search(r"line 2 of \S+ has no answer within 24 tokens: its answer begins after (\d+), and the chat "
-                      r"template itself adds (\d+) of all (\d+)", result.stderr)  # fmt: skip
-    assert result.exit_code == 5 and found, result.stderr
-    before, template, whole = map(int, found.groups())
+    refused(result, 5, "1 of the 3 rows of rows.jsonl has no answer within 24 tokens: line 2")
     talk = [{"role": "user", "content": "the nurse called about the results"},
             {"role": "assistant", "content": "we will call"}]  # fmt: skip
     ids, labels = decoder.codec.encode_example(talk)
-    assert whole == len(ids) and before == int((labels != -100).argmax())
-    own = sum(len(decoder.codec.tokenizer(one["content"], add_special_tokens=False)["input_ids"]) for one in talk)
-    assert template == whole - own > 0
-    assert f"--max-length to more than {before}" in result.stderr
+    before = int((labels != -100).argmax())
+    assert f"--max-length to more than {before} to use them all, or leave out" in result.stderr
+    assert "--skip-long" in result.stderr and len(ids) > before
     assert "nurse" not in result.stderr and not stub.count("POST /v1/uploads")
 
 

@@ -223,17 +223,13 @@ def test_conversations_without_room_are_refused_all_at_once(tmp_path: Path, code
         write_parquet(codec, path, out, max_length=least)
 
 
-def test_long_rows_are_left_out_and_counted(tmp_path: Path, codec: Codec) -> None:
-    """What is left is what a file without them gives, to the byte."""
-    for name, long, short in (
-        ("chat", talk(60), talk(1)),
-        ("text", {"text": "please " * 50}, {"text": "please"}),
-        ("labelled", {"text": "please " * 50, "label": "a"}, {"text": "no", "label": "a"}),
-    ):
-        mixed = lines(tmp_path / f"{name}.jsonl", long, short, long, short)
-        done = write_parquet(codec, mixed, tmp_path / "mixed", {"a": 0}, 30, skip_long=True)
-        assert (done.rows, done.cut, [one.number for one in done.left_out]) == (2, 0, [1, 3])
-        write_parquet(codec, lines(tmp_path / "short.jsonl", short, short), tmp_path / "short", {"a": 0}, 30)
-        assert (tmp_path / "mixed").read_bytes() == (tmp_path / "short").read_bytes()
-        with pytest.raises(TooLong, match="all 1 rows of only.jsonl are longer than 30 tokens"):
-            write_parquet(codec, lines(tmp_path / "only.jsonl", long), tmp_path / "out", {"a": 0}, 30, skip_long=True)
+def test_conversations_without_room_are_left_out_and_counted(tmp_path: Path, codec: Codec) -> None:
+    """What is left is what a file without them gives, to the byte; what can be cut is cut as before."""
+    long_answer = {"instruction": "no", "output": "please " * 50}
+    mixed = lines(tmp_path / "mixed.jsonl", talk(60), talk(1), talk(60), long_answer)
+    done = write_parquet(codec, mixed, tmp_path / "mixed", max_length=30, skip_long=True)
+    assert (done.rows, done.cut, [one.number for one in done.left_out]) == (2, 1, [1, 3])
+    write_parquet(codec, lines(tmp_path / "short.jsonl", talk(1), long_answer), tmp_path / "short", max_length=30)
+    assert (tmp_path / "mixed").read_bytes() == (tmp_path / "short").read_bytes()
+    with pytest.raises(TooLong, match="none of the 1 rows of only.jsonl has an answer within 30 tokens"):
+        write_parquet(codec, lines(tmp_path / "only.jsonl", talk(60)), tmp_path / "out", max_length=30, skip_long=True)

@@ -262,6 +262,15 @@ def test_a_header_cannot_ask_for_gigabytes() -> None:
 def test_other_files_and_other_versions_are_refused() -> None:
     with pytest.raises(KeyFileError, match="not a milkglass key file"):
         unseal(b"-----BEGIN PRIVATE KEY-----\n", "pass")
+    for other in (
+        b'{"text": "the wound is open", "label": "a"}\n' * 200,
+        b'{"a":1}',
+        b'{"text": "' + b"x" * 5000,
+        b"{}",
+    ):
+        with pytest.raises(KeyFileError, match="this is not a milkglass key file") as caught:
+            unseal(other, "pass")
+        assert "backup" not in caught.value.hint
     body = seal(a_key(), "pass", scrypt_n=2)[:-32].replace(b'"version":1', b'"version":9')
     with pytest.raises(UnknownKeyVersion):
         unseal(body + hashlib.sha256(body).digest(), "pass")

@@ -106,5 +106,5 @@ def test_what_is_refused(there: World, tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / "texts" / f"{name}.jsonl").write_text(f'{{"text": "{SECRET}"}}\n')
     result = call(*run, tmp_path / "texts")
-    refused(result, 5, "has no rows of a text and a label")
+    refused(result, 5, "a.jsonl has no labels: its rows are texts alone")
     assert SECRET not in result.stderr and not (tmp_path / "run").exists()

@@ -15,7 +15,7 @@ from milkglass.noise.stream import Stream
 from milkglass.sanitizers.custext import CusText
 from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, Spared
-from milkglass.sanitizers.santext import SanText, SanTextPlus
+from milkglass.sanitizers.santext import SanText, SanTextPlus, halfway
 from milkglass.sanitizers.tables.table import WordVectors
 from tests.sanitizers.kit import custext_law, fits, literal, santext_law, table
 
@@ -276,3 +276,13 @@ def test_cmifs_cases_1_and_2_in_numbers() -> None:
     kept = p * noisy_max_law(np.eye(30)[1], 2 / epsilon) + (1 - p) * np.eye(30)[2]
     assert ratio(one, kept) <= math.exp(epsilon) / p
     assert ratio(kept, one) > math.exp(epsilon) / p
+
+
+def test_the_epsilon_at_which_half_of_the_words_stay() -> None:
+    """Against the law itself, over tables of several sizes and scales: a word's own share, averaged, is near a half."""
+    for n, width, scale in ((200, 8, 1.0), (2000, 30, 0.2), (2000, 100, 5.0)):
+        vectors = np.random.default_rng(n + width).normal(0, scale, (n, width)).astype(np.float32)
+        words = WordVectors(tuple(f"w{i}" for i in range(n)), vectors)
+        away = np.linalg.norm(vectors[:, None].astype(np.float64) - vectors[None], axis=2)
+        kept = (1 / np.exp(-halfway(words) / 2 * away).sum(1)).mean()
+        assert 0.25 < kept < 0.6

@@ -18,7 +18,7 @@ from milkglass.sanitizers.sanitizer import Spared
 from milkglass.sanitizers.santext import SanText, SanTextPlus
 from milkglass.sanitizers.tables.table import WordVectors
 from milkglass.sanitizers.tables.words import CONTRACTIONS, is_number, is_word, passes, pattern
-from milkglass.sanitizers.text import CLASSES, TextSanitizer, WordTally
+from milkglass.sanitizers.text import CLASSES, TextSanitizer, WordReader, WordTally
 from tests.sanitizers.kit import WORDS, table
 
 TABLE = table(30, 4)
@@ -174,3 +174,47 @@ def test_methods_refuse_early_what_cannot_be() -> None:
 
 def test_contractions_are_words() -> None:
     assert all(is_word(one) for one in CONTRACTIONS) and not is_word("a b") and not is_word("") and not is_word("x'y")
+
+
+# --- whole words ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("I don't think so", ["I", "don't", "think", "so"]),
+        ("John\u2019s o'clock, 'quoted'", ["John\u2019s", "o'clock", "quoted"]),
+        ("see https://t.co/a-B_c?d=1, or www.x.org/y.", ["see", "https://t.co/a-B_c?d=1", "or", "www.x.org/y"]),
+        ("(http://a.b/c) mail a.b+c@d-e.org!", ["http://a.b/c", "mail", "a.b+c@d-e.org"]),
+        ("@some_name #some_tag # 1", ["some_name", "some_tag", "1"]),
+        ("snake_case a-b don''t", ["snake", "case", "a", "b", "don", "t"]),
+    ],
+)
+def test_whole_words(text: str, found: list[str]) -> None:
+    """Splitting and joining gives the text; what is between words holds no letter and no digit."""
+    reader = WordReader(TABLE, splitting="whole")
+    parts = reader.split(text)
+    assert parts[1::2] == found and "".join(parts) == text
+    assert not any(c.isalnum() for part in parts[::2] for c in part)
+
+
+def test_an_address_leaves_nothing_of_itself() -> None:
+    text = TextSanitizer(CusText(TABLE, 1.0, 5), splitting="whole")
+    for address in ("https://zanzibar.example/a_b?c=d#e", "a.zanzibar@c-d.org", "www.zanzibar.org"):
+        out = text.text(f"apple: {address}.", rng()).split(" ")
+        assert len(out) == 2 and out[1].rstrip(".") in TABLE.words and out[1].endswith(".")
+
+
+def test_a_contraction_is_looked_up_whole_then_by_its_stem() -> None:
+    words = named("do", "don't", "will", "john", "it", "n't")
+    text = TextSanitizer(SanText(words, 400.0), splitting="whole")
+    assert text.text("Don\u2019t, won't! doesn't John's it's", rng()).split(" ")[:2] == ["don't,", "will!"]
+    assert text.reader.codes(["John's", "it's", "won't", "o'clock", "'s"]).tolist() == [3, 4, 2, -1, -1]
+    keeping = TextSanitizer(
+        CusText(TABLE, 1.0, 5), keep_stopwords=True, allow=frozenset({"O'Brien"}), splitting="whole"
+    )
+    assert keeping.text("I DON'T, it\u2019s O'Brien", rng()) == "i don't, it's o'brien"
+
+
+def test_the_papers_recipes_split_as_before() -> None:
+    """The switch: a method over a table alone, as recipes use it, splits into pieces."""
+    assert OF_TEXTS["custext"].splitting == "pieces"
+    assert OF_TEXTS["custext"].reader.split("don't")[1::2] in (["don", "t"], ["do", "n't"])

@@ -40,8 +40,8 @@ def audit(
     budget: Annotated[
         str,
         typer.Option(
-            help="How long attacks may take: 90s, 2m, 1h. Scrambling the model before them is not counted, and those "
-            "that read most may take half a minute each in any case."
+            help="How long attacks may take: 90s, 2m, 1h; a bare number is seconds. Scrambling the model before them "
+            "is not counted, and those that read most may take half a minute each in any case."
         ),
     ] = "2m",
     rows: Annotated[int | None, typer.Option(help="Read only this many texts.")] = None,
@@ -94,6 +94,7 @@ def audit(
 def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
     """Raises UsageError before anybody waits: for a text that is not a file, and where the audit cannot be written, or
     would overwrite another."""
+    from milkglass.client.obfuscate.preflight import require_writable
     from milkglass.threat.attack import Budget
 
     for path in texts:
@@ -103,6 +104,7 @@ def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
         raise UsageError(f"{out} holds an audit already", "give another folder with --out, or remove that one first")
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file, not a folder", "give another --out")
+    require_writable(out)
     Budget.parse(budget)
 
 

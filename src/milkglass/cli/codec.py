@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec, Encoded
     from milkglass.client.data.data_file import DataFile
     from milkglass.client.data.dataset import Summary
+    from milkglass.client.data.long_rows import LongRows
     from milkglass.client.key.file import UnlockedKey
 
 BATCH = 1000
@@ -55,6 +56,9 @@ def encode(
         Literal["classification", "regression", "causal-lm"] | None,
         typer.Option(help="Of training rows: must fit the data; `regression`: labels are numbers."),
     ] = None,
+    skip_long: Annotated[
+        bool, typer.Option("--skip-long", help="Of training rows: leave out conversations whose answers are too far.")
+    ] = False,
     *,
     columns: ColumnOptions,
     key: KeyOptions,
@@ -74,11 +78,13 @@ def encode(
             raise UsageError(
                 f"{out.name} would be training rows", "give --in DATA, and no text, --pair, --chat, --truncate"
             )
+        from milkglass.client.data.long_rows import LongRows
+
         train = columns.training(source, task)
-        _training_rows(key.open(), *train, out, max_length or 512, key.model, as_json)
+        _training_rows(key.open(), *train, out, LongRows(max_length or 512, skip_long), key.model, as_json)
         return
-    if columns.decides():
-        raise UsageError("columns are for training rows", "write them with --out FILE.parquet")
+    if columns.decides() or skip_long:
+        raise UsageError("columns and --skip-long are for training rows", "write them with --out FILE.parquet")
     if text and source:
         raise UsageError("texts and --in were both given", "give one of them")
     if pair and (chat or not text or len(pair) != len(text)):
@@ -145,7 +151,7 @@ def _is_table(out: Path | None) -> bool:
 
 
 def _training_rows(
-    unlocked: UnlockedKey, source: DataFile, train: Summary, out: Path, max_length: int, model: str | None,
+    unlocked: UnlockedKey, source: DataFile, train: Summary, out: Path, long: LongRows, model: str | None,
     as_json: bool,
 ) -> None:  # fmt: skip
     from milkglass.client.data.training_rows import numbers_of
@@ -154,10 +160,11 @@ def _training_rows(
     codec = codec_of(unlocked, model)
     numbers = numbers_of(unlocked.key, train)
     unlocked = unlocked.remember(numbers)
-    length = min(max_length, codec.limit)
+    length = min(long.limit, codec.limit)
     with bars(as_json) as stage:
-        written = write_rows(unlocked, codec, source, out, train.rows, numbers, length, stage, note)
-    info = {"file": str(out), "task": train.task, "rows": written.rows, "tokens": written.tokens, "cut": written.cut}
+        written = write_rows(unlocked, codec, source, out, train.rows, numbers, length, stage, note, long.skip)
+    info = {"file": str(out), "task": train.task, "rows": written.rows, "tokens": written.tokens, "cut": written.cut,
+            "left_out": len(written.left_out)}  # fmt: skip
     emit(as_json, info, f"wrote {out}: {written.rows:,} rows, {written.tokens:,} tokens; `milkglass upload` sends it")
 
 

@@ -85,7 +85,9 @@ def finetune(
         ),
     ] = None,
     max_length: Annotated[int, typer.Option(help="Longer examples are cut to this many tokens.")] = 512,
-    skip_long: Annotated[bool, typer.Option("--skip-long", help="Leave longer examples out instead.")] = False,
+    skip_long: Annotated[
+        bool, typer.Option("--skip-long", help="Leave out conversations whose answers are all beyond it.")
+    ] = False,
     dtype: Annotated[
         Literal["float32", "bfloat16"] | None, typer.Option(help="Arithmetic of the training.  [default: float32]")
     ] = None,

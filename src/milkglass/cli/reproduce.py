@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_blank
+from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_skipped
 from milkglass.cli.ui.options import AsJson, require_file, with_options
 from milkglass.cli.ui.terminal import emit, note, resumable, table
 from milkglass.errors import UsageError
@@ -86,13 +86,13 @@ def data(
     from milkglass.datasets import sets
 
     score, taken = False, None
-    blank: list[int] = []
+    blank, empty = list[int](), list[int]()
     if Path(name).suffix.lower() in {*KINDS} - {""} or Path(name).is_file():
         if source is not None or hub:
             raise UsageError(f"{name} is a file: --from and --hub are for data sets by name", "leave them out")
         file = columns.file(Path(name), pair_column)
         taken = file.taken()
-        result = read_examples(file, blank=blank.append)
+        result = read_examples(file, blank=blank.append, empty=empty.append)
     else:
         if columns.decides() or pair_column:
             raise UsageError("columns are for files of your own", f"{name} has its own")
@@ -102,7 +102,7 @@ def data(
             raise UsageError(words, "give --from FOLDER, or --hub")
         result = sets.load(name, source, split, note)
     count = sets.write(result, out, score, rows)
-    say_blank(Path(name).name, len(blank))
+    say_skipped(Path(name).name, len(blank), len(empty))
     document = {"out": str(out), "rows": count, **({} if taken is None else {"columns": taken})}
     emit(as_json, document, f"{count:,} rows in {out}{_taken(taken)}")
 

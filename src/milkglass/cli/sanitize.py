@@ -21,7 +21,7 @@ def sanitize(
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="The file to write; none for stdin.")] = None,
     method: Annotated[
         str, typer.Option("--method", help="How words are replaced, or ghost; an unknown name lists the methods.")
-    ] = "santext",
+    ] = "custext",
     epsilon: Annotated[
         float | None, typer.Option(help="The budget of one word; santext: per unit of distance.  [1]")
     ] = None,
@@ -94,11 +94,17 @@ def sanitize(
 ) -> None:
     """Replace words, or tokens, by others of an embedding table, at random, and write OUT and OUT.report.json.
 
+    Which method: custext replaces every word by one of 20 near ones and promises that; begin with --epsilon 3. custext+
+    keeps function words, reads better, and promises nothing for them. santext promises less the farther two words
+    are apart; find its epsilon by the report. santext+ and rnm leave common words in the clear, for the task's sake;
+    rnm promises nothing without --guarantee strict. ghost is for `milkglass federated`: its ids count, not its text.
+
     ghost replaces tokens by shadows: near for the model, far in meaning. It writes their ids beside the text, in `ids`,
     and resumes an interrupted run.
 
     The other methods always replace unknown words and everything with a digit, by a draw that does not depend on it.
-    Punctuation, the number of words and fields without text are unchanged. With --by tokens, punctuation is replaced
+    A contraction, an address, a @name and a #tag are one word each. Punctuation between words, the number of words and
+    fields without text are unchanged. With --by tokens, punctuation is replaced
     like all else, and with --corpus a number is tokens like others: what is common may stay. For training data of
     chats, --role user keeps the answers.
     """

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from milkglass.sanitizers.files import FileSanitizer
     from milkglass.sanitizers.method import Reader, SanitizerMethod
     from milkglass.sanitizers.rows import FileShape
+    from milkglass.sanitizers.tables.table import WordVectors
 
 MANY = 0.2  # share of unknown words that is reported
 NEARLY_ALL = 0.95  # share of replaced words that is reported
@@ -47,7 +48,7 @@ def reader_of(ref: str, by: str | None) -> Reader:
     if Path(ref).is_file():
         if by == "tokens":
             raise UsageError(f"{ref} has words, and tokens are to be replaced", "give a model with --table")
-        return WordReader(read_glove(Path(ref)))
+        return WordReader(read_glove(Path(ref)), splitting="whole")
     if Path(ref).suffix in (".txt", ".vec") and not Path(ref).exists():
         raise UsageError(
             f"there is no file {ref}",
@@ -59,7 +60,9 @@ def reader_of(ref: str, by: str | None) -> Reader:
 
     folder = resolve(ref)
     name = ref if ref.startswith("demo:") else folder.name
-    return TokenReader.of_model(folder, name) if by == "tokens" else WordReader(words_of_model(folder, name))
+    if by == "tokens":
+        return TokenReader.of_model(folder, name)
+    return WordReader(words_of_model(folder, name), splitting="whole")
 
 
 def over_table(
@@ -118,7 +121,11 @@ def write_file(
             sanitizer, source, shape, out, seed, describe(method, corpus), workers,
             stage("sanitize", source.stat().st_size),
         )  # fmt: skip
-    emit(as_json, {"out": str(out), "report": str(report_path(out)), **report}, lambda: _summary(report, out))
+    emit(
+        as_json,
+        {"out": str(out), "report": str(report_path(out)), **report},
+        lambda: _summary(report, out, sanitizer.sanitizer.table),
+    )
 
 
 def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
@@ -135,7 +142,7 @@ def answer_lines(sanitizer: FileSanitizer, seed: int | None) -> None:
     note(f"guarantee: {promised(sanitizer.guarantee, seed is not None) or 'none'}")
 
 
-def _summary(report: dict[str, Any], out: Path) -> str:
+def _summary(report: dict[str, Any], out: Path, words_of: WordVectors) -> str:
     rows: list[tuple[str, ...]] = [(report.get("by", "words"), "count", "replaced")]
     rows += [
         (name, f"{one['words']:,}", f"{100 * one['replaced_share']:.1f} %")
@@ -151,8 +158,11 @@ def _summary(report: dict[str, Any], out: Path) -> str:
             f"{100 * strange:.0f} % of the words are not in the table, so that they are replaced by any word at all"
         ]
     if report["method"].startswith("santext") and words["all"]["replaced_share"] > NEARLY_ALL:
+        from milkglass.sanitizers.santext import halfway
+
         lines += [
-            "hardly a word is left: epsilon is for each unit of distance in this table, and a larger one keeps more"
+            "hardly a word is left: epsilon is for each unit of distance in this table, in which about half of the "
+            f"words stay near --epsilon {halfway(words_of):.2g}"
         ]
     lines += [f"guarantee: {report['guarantee'] or 'none'}"]
     lines += [f"unchanged: {', '.join(left)} (--text-column NAME sanitizes a field)"] if left else []

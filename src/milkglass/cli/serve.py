@@ -25,8 +25,12 @@ def serve(
     cert: Annotated[Path | None, typer.Option("--cert", help="The TLS certificate (PEM).")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="The TLS key (PEM).")] = None,
     base_models: Annotated[
-        list[Path] | None,
-        typer.Option("--base-models", help="Folders of original models that deltas are assembled with; repeatable."),
+        list[str] | None,
+        typer.Option(
+            "--base-models",
+            help="Original models that deltas are assembled with: folders, hub ids (hf:owner/name), demo:minilm or "
+            "demo:smollm2; repeatable.",
+        ),
     ] = None,
     record: Annotated[
         Path | None, typer.Option(help="Keep all that the server sees there, as transcripts for `milkglass audit`.")
@@ -53,9 +57,7 @@ def serve(
             require_file(file, "give the TLS certificate and key as PEM files")
     if cert is not None and tls_key is not None:
         _require_tls(cert, tls_key)
-    for folder in base_models or ():
-        if not folder.is_dir():
-            raise UsageError(f"there is no folder {folder}", "give folders of original models")
+    bases = tuple(map(_base_of, base_models or ()))
     limits: dict[str, Any] = {
         "max_prompt_tokens": max_prompt_tokens,
         "max_new_tokens": max_new_tokens,
@@ -74,11 +76,24 @@ def serve(
         tls_certificate=cert,
         tls_key=tls_key,
         record=None if record is None else record.resolve(),
-        base_models=tuple(folder.resolve() for folder in base_models or ()),
+        base_models=bases,
         **{name: value for name, value in limits.items() if value is not None},
     )
-    note(f"home: {home.resolve()} (the token is in {token_file or home.resolve() / 'token'})")
-    run(settings)
+    token = token_file or home.resolve() / "token"
+    run(settings, lambda: note(f"home: {home.resolve()} (the token is in {token})"))
+
+
+def _base_of(ref: str) -> Path:
+    """The folder of a base model, or of several. Raises UsageError, ModelNotFound."""
+    from milkglass.models.resolve import HUB, resolve
+
+    if (folder := Path(ref)).is_dir():
+        return folder.resolve()
+    if ref.startswith(("demo:", HUB)):
+        return resolve(ref)
+    raise UsageError(
+        f"there is no folder {ref}", "give folders of original models, hub ids (hf:owner/name), or demo:minilm"
+    )
 
 
 def _require_tls(cert: Path, key: Path) -> None:

@@ -268,7 +268,7 @@ class Session:
             suffix: ends the fine-tuned model's name.
             hold_out: without `validation`, compare epochs by a tenth of the rows, where they have labels and that is
                 50 or more.
-            skip_long: leave out rows of more than `max_length` tokens; otherwise they are cut.
+            skip_long: leave out conversations without an answer within `max_length` tokens; otherwise they are refused.
             hyperparameters: fields of `server.spec.Hyperparameters`; what is left out is `training_defaults`'.
 
         Raises:
@@ -374,11 +374,11 @@ def write_rows(
     written = write_parquet(codec, data, out, numbers, max_length, advance, skip_long, which)
     if written.left_out:
         notice(
-            f"left out: {len(written.left_out):,} of {rows:,} rows of {data.name}, longer than {max_length} tokens "
-            f"({listed(written.left_out)})"
+            f"left out: {len(written.left_out):,} of {rows:,} rows of {data.name}, without an answer within "
+            f"{max_length} tokens ({listed(written.left_out)})"
         )
     if written.cut:
-        notice(f"{written.cut} of {written.rows} examples of {data.name} were cut to {max_length} tokens")
+        notice(f"{written.cut:,} of {written.rows:,} examples of {data.name} were cut to {max_length} tokens")
     count(unlocked, written.rows, written.tokens, notice)
     return written
 

@@ -13,7 +13,7 @@ from milkglass.errors import UsageError
 from milkglass.parameters import limited, parameters_of, require
 from milkglass.sanitizers.sanitizer import EPSILON, Sanitizer, Spared, sensitive_words
 from milkglass.sanitizers.tables.table import WordVectors
-from milkglass.sanitizers.text import TextSanitizer, WordReader
+from milkglass.sanitizers.text import Splitting, TextSanitizer, WordReader
 from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer
 
 Reader = WordReader | TokenReader
@@ -54,13 +54,15 @@ class SanitizerMethod(abc.ABC):
     def keeps_stopwords(self) -> bool:
         return self.keep_stopwords
 
-    def over(self, table: WordVectors, counts: NDArray[np.int64] | None = None) -> TextSanitizer:
-        return TextSanitizer(self.sanitizer(table, counts), self.keeps_stopwords, self.allow)
+    def over(
+        self, table: WordVectors, counts: NDArray[np.int64] | None = None, splitting: Splitting = "pieces"
+    ) -> TextSanitizer:
+        return TextSanitizer(self.sanitizer(table, counts), self.keeps_stopwords, self.allow, splitting)
 
     def reading(self, reader: Reader, counts: NDArray[np.int64] | None = None) -> TextSanitizer | TokenTextSanitizer:
         """In front of text, by what the reader makes of it: words or tokens."""
         if isinstance(reader, WordReader):
-            return self.over(reader.table, counts)
+            return self.over(reader.table, counts, reader.splitting)
         self.require_by_tokens()
         return TokenTextSanitizer(self.sanitizer(reader.table, counts), reader)
 

@@ -108,6 +108,18 @@ class SanTextPlus(SanText):
         return self.spared.sensitive
 
 
+def halfway(table: WordVectors) -> float:
+    """The epsilon near which every second word of a table is drawn as itself.
+
+    A word x of n stays with probability 1 / sum over y of exp(-eps/2 |x - y|), which is a half where the n others
+    weigh 1 together. With all of them at the mean distance d: n exp(-eps/2 d) = 1, and eps = 2 ln(n) / d. Distances
+    spread around d, and near words count most, so that the true one is somewhat larger (section 3.2's equation).
+    """
+    vectors = table.vectors[table.candidates].astype(np.float64)
+    distance = np.linalg.norm(vectors - np.roll(vectors, len(vectors) // 2, axis=0), axis=1).mean()
+    return float(2 * np.log(len(vectors)) / distance) if distance > 0 else 0.0
+
+
 @dataclass(frozen=True)
 class SanTextMethod(SanitizerMethod):
     name: ClassVar[str] = "santext"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,10 @@ from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
 from milkglass.sanitizers.tables import word_list, words
 from milkglass.sanitizers.tables.table import Ids, Mask, WordVectors
+from milkglass.sanitizers.tables.whole_words import CONTRACTED, is_whole_word, stem, whole_pattern
 from milkglass.sanitizers.tables.words import KEPT, NUMBER, Lookup
 
+Splitting = Literal["pieces", "whole"]  # words.py, which recipes of papers use, or whole_words.py
 CLASSES = ("stopword", "number", "unknown", "sensitive", "other")
 STOPWORD_CLASS, NUMBER_CLASS, UNKNOWN_CLASS, SENSITIVE_CLASS, OTHER_CLASS = range(len(CLASSES))
 
@@ -68,10 +71,12 @@ class WordReader:
 
     Attributes:
         kept: words that the caller allows, in small letters.
+        splitting: what is a word.
     """
 
     table: WordVectors
     kept: tuple[str, ...] = ()
+    splitting: Splitting = "pieces"
 
     def split(self, text: str) -> list[str]:
         """What is between words at even places, words at odd ones."""
@@ -101,11 +106,12 @@ class WordReader:
 
     @cached_property
     def lookup(self) -> Lookup:
-        return Lookup(self.rows, {word: number for number, word in enumerate(self.kept)})
+        kept = {word: number for number, word in enumerate(self.kept)}
+        return Lookup(self.rows, kept, stem) if self.splitting == "whole" else Lookup(self.rows, kept)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return words.pattern("n't" in self.rows)
+        return whole_pattern() if self.splitting == "whole" else words.pattern("n't" in self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,14 +121,17 @@ class TextSanitizer:
     Attributes:
         keep_stopwords: whether English function words are kept.
         allow: further words that are kept, in any case.
+        splitting: what is a word.
     """
 
     sanitizer: Sanitizer
     keep_stopwords: bool = False
     allow: frozenset[str] = frozenset()
+    splitting: Splitting = "pieces"
 
     def __post_init__(self) -> None:
-        if bad := sum(not words.is_word(one) for one in self.allow):
+        is_word = is_whole_word if self.splitting == "whole" else words.is_word
+        if bad := sum(not is_word(one) for one in self.allow):
             raise UsageError(f"{bad} of the allowed words are not one word each", "allow single words")
 
     def text(self, text: str, stream: Stream) -> str:
@@ -164,8 +173,12 @@ class TextSanitizer:
 
     @cached_property
     def reader(self) -> WordReader:
-        kept = {word.lower() for word in self.allow} | (STOPWORDS if self.keep_stopwords else frozenset())
-        return WordReader(self.sanitizer.table, tuple(sorted(kept)))
+        kept = {word.lower() for word in self.allow} | (self._stopwords if self.keep_stopwords else frozenset())
+        return WordReader(self.sanitizer.table, tuple(sorted(kept)), self.splitting)
+
+    @property
+    def _stopwords(self) -> frozenset[str]:
+        return STOPWORDS | CONTRACTED if self.splitting == "whole" else STOPWORDS
 
     # --- the tally ----------------------------------------------------------------------------------------------------
     def _changed(self, codes: Ids, after: Ids, drawn: Mask, found: list[str], out: list[str]) -> Mask:
@@ -198,10 +211,10 @@ class TextSanitizer:
     @cached_property
     def _kept_kinds(self) -> NDArray[np.int64]:
         """(kept,) the class that a kept word would have had."""
-        codes = WordReader(self.sanitizer.table).codes(self.reader.kept)
+        codes = WordReader(self.sanitizer.table, splitting=self.splitting).codes(self.reader.kept)
         kinds = np.where(codes >= 0, self._kinds[np.maximum(codes, 0)], UNKNOWN_CLASS)
         kinds[codes == NUMBER] = NUMBER_CLASS
-        kinds[[word in STOPWORDS for word in self.reader.kept]] = STOPWORD_CLASS
+        kinds[[word in self._stopwords for word in self.reader.kept]] = STOPWORD_CLASS
         return kinds
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -65,12 +65,13 @@ def body_rule(settings: ServerSettings, scope: Scope) -> BodyRule:
     return BodyRule(settings.max_json, held=True)
 
 
-def serve(settings: ServerSettings) -> None:
-    """Run until SIGINT or SIGTERM. Raises UsageError when the address cannot be had, Conflict when the home cannot."""
+def serve(settings: ServerSettings, on_ready: Callable[[], None] = lambda: None) -> None:
+    """Run until SIGINT or SIGTERM. on_ready: called when connections are accepted, and never where nothing is served.
+    Raises UsageError when the address cannot be had, Conflict when the home cannot."""
     prepare()
     DataDir(settings.home, settings.spare_disk).lock().close()  # say so before anything else, not in a traceback
     app = create_app(settings)
-    run(app, settings, "milkglass serve", lambda: _stop_streams(app))
+    run(app, settings, "milkglass serve", lambda: _stop_streams(app), on_ready=on_ready)
 
 
 def _stop_streams(app: FastAPI) -> None:

@@ -49,7 +49,9 @@ def audit(
         ),
     ] = None,
     shield: Annotated[str, typer.Option(help="What --shield of `federated run` was: attackers know it.")] = "none",
-    budget: Annotated[str, typer.Option(help="How long all attacks may take: 90s, 2m, 1h.")] = "2m",
+    budget: Annotated[
+        str, typer.Option(help="How long all attacks may take: 90s, 2m, 1h; a bare number is seconds.")
+    ] = "2m",
     out: Annotated[Path | None, typer.Option(help="A new file for the figures, as JSON.")] = None,
     readings: Annotated[
         Path | None, typer.Option(help="A new file for what was read, beside the texts: as private as they are.")

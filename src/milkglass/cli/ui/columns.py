@@ -5,7 +5,7 @@ Files are read whole before a key is opened or a model is loaded, so that a faul
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,6 +38,9 @@ class ColumnOptions:
         str | None, typer.Option("--label-column", help="The column of labels.  [default: label]")
     ] = None
     delimiter: Delimiter = None
+    skip_empty: Annotated[
+        bool, typer.Option("--skip-empty", help="Leave out rows whose text, label or answer is empty.")
+    ] = False
 
     def file(self, path: Path, pair: str | None = None) -> DataFile:
         """The file with these columns. pair: the column of second texts. Raises UsageError where there is no such file
@@ -46,7 +49,7 @@ class ColumnOptions:
         from milkglass.rows.delimiter import delimiter_named
 
         sign = None if self.delimiter is None else delimiter_named(self.delimiter)
-        result = DataFile(path, self.text_column, self.label_column, pair, sign)
+        result = DataFile(path, self.text_column, self.label_column, pair, sign, self.skip_empty)
         result.require()
         return result
 
@@ -56,7 +59,7 @@ class ColumnOptions:
 
         file = self.file(path)
         result = checked(file, task)
-        say_blank(file.name, result.blank)
+        say_skipped(file.name, result.blank, result.empty)
         return file, result
 
     def texts(self, path: Path) -> DataFile:
@@ -74,20 +77,23 @@ class ColumnOptions:
         kind = path.suffix.lower()
         if kind == ".txt":
             return ColumnOptions().file(path)
-        return (self if kind in TABLES else ColumnOptions(self.text_column, self.label_column)).file(path)
+        return (self if kind in TABLES else replace(self, delimiter=None)).file(path)
 
-    def decides(self) -> dict[str, str]:
+    def decides(self) -> dict[str, str | bool]:
         """What a stopped command must find unchanged to go on; nothing where no option was given."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value}
 
 
 def _read(file: DataFile) -> DataFile:
     from milkglass.client.data.dataset import summarise
 
-    say_blank(file.name, summarise(file).blank)
+    found = summarise(file)
+    say_skipped(file.name, found.blank, found.empty)
     return file
 
 
-def say_blank(name: str, count: int) -> None:
-    if count:
-        note(f"{count:,} blank line{'s' if count > 1 else ''} of {name} skipped")
+def say_skipped(name: str, blank: int, empty: int = 0) -> None:
+    for count, noun in ((blank, "blank line"), (empty, "row with an empty field")):
+        if count:
+            nouns = noun if count == 1 else noun.replace("line", "lines").replace("row", "rows")
+            note(f"{count:,} {nouns} of {name} skipped")

@@ -32,6 +32,7 @@ class DataFile:
         label: the column of labels.
         pair: the column of second texts.
         delimiter: one sign, of a table; None: found.
+        skip_empty: whether rows whose text, label or answer is empty are left out; otherwise they are refused.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class DataFile:
     label: str | None = None
     pair: str | None = None
     delimiter: str | None = None
+    skip_empty: bool = False
 
     def __post_init__(self) -> None:
         if len(set(self.named)) < len(self.named):
@@ -77,7 +79,7 @@ class DataFile:
         if self.kind == ".txt" and (self.named or self.delimiter):
             raise UsageError(f"{self.name} has a text a line and no columns", "leave out the options of columns")
         if self.kind not in TABLES and self.delimiter is not None:
-            raise UsageError(f"{self.name} is no table with delimiters", "leave out --delimiter")
+            raise UsageError(f"{self.name} is not a table with delimiters", "leave out --delimiter")
         if not self.path.stat().st_size:
             raise EmptyText(f"{self.name} is empty", "give at least one row")
 

@@ -55,6 +55,7 @@ class Summary:
         labels: the names that occur, in order (numbers by value).
         scale: of the scores, where it was read as data for a regression; there are no labels then.
         blank: how many blank lines were skipped.
+        empty: how many rows were left out for an empty field.
     """
 
     kind: Kind
@@ -63,6 +64,7 @@ class Summary:
     labels: tuple[str, ...]
     scale: Scale | None = None
     blank: int = 0
+    empty: int = 0
 
     @property
     def task(self) -> Literal["classification", "regression", "causal-lm"]:
@@ -71,15 +73,24 @@ class Summary:
         return "classification" if self.scale is None else "regression"
 
 
-def read_examples(source: Source, scores: bool = False, blank: Progress = no_progress) -> Iterator[Example]:
-    """scores: labels are the numbers of a regression. blank: receives a 1 for each blank line, which is skipped.
+def read_examples(
+    source: Source, scores: bool = False, blank: Progress = no_progress, empty: Progress = no_progress
+) -> Iterator[Example]:
+    """scores: labels are the numbers of a regression. blank, empty: receive a 1 for each blank line that is skipped,
+    and each row that the file's `skip_empty` leaves out.
 
     Raises CodecError, naming file and line, for a row that is not of the file's shape, EmptyText for a file without
     rows, UsageError for a file of another kind."""
     file = DataFile.of(source)
     first: Example | None = None
     for place, row in file.rows(blank):
-        example = _example(file, place, row, scores)
+        try:
+            example = _example(file, place, row, scores)
+        except EmptyText as error:
+            if not file.skip_empty:
+                raise EmptyText(error.message, "fill it, or leave out all such rows with --skip-empty") from None
+            empty(1)
+            continue
         first = first or example
         if (example.kind, example.pair is None) != (first.kind, first.pair is None):
             raise CodecError(
@@ -107,9 +118,9 @@ def summarise(source: Source, scores: bool = False) -> Summary:
     if scores:
         return _scored(source)
     names: set[str] = set()
-    blank: list[int] = []
+    blank, empty = list[int](), list[int]()
     rows, example = 0, None
-    for example in read_examples(source, blank=blank.append):
+    for example in read_examples(source, blank=blank.append, empty=empty.append):
         rows += 1
         if example.label is not None:
             names.add(example.label)
@@ -117,7 +128,7 @@ def summarise(source: Source, scores: bool = False) -> Summary:
     numeric = all(name.isascii() and name.isdigit() for name in names)
     # by value without `int`, which refuses more than 4,300 digits
     ordered = sorted(names, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name) if numeric else name)
-    return Summary(example.kind, rows, example.pair is not None, tuple(ordered), blank=len(blank))
+    return Summary(example.kind, rows, example.pair is not None, tuple(ordered), None, len(blank), len(empty))
 
 
 def require_classes(source: Source, found: Summary) -> None:
@@ -145,11 +156,11 @@ def unlabelled(source: Source, found: Summary) -> CodecError:
 
 def _scored(source: Source) -> Summary:
     rows, first = 0, None
-    blank: list[int] = []
+    blank, empty = list[int](), list[int]()
 
     def numbers() -> Iterator[float]:
         nonlocal rows, first
-        for example in read_examples(source, scores=True, blank=blank.append):
+        for example in read_examples(source, scores=True, blank=blank.append, empty=empty.append):
             if example.label is None:
                 raise CodecError(f"{example.place(source)} has no label", "a regression needs a number in every row")
             rows, first = rows + 1, first or example
@@ -157,7 +168,7 @@ def _scored(source: Source) -> Summary:
 
     scale = Scale.of(numbers())
     assert first is not None  # read_examples refuses an empty file
-    return Summary("labelled", rows, first.pair is not None, (), scale, len(blank))
+    return Summary("labelled", rows, first.pair is not None, (), scale, len(blank), len(empty))
 
 
 def number_labels(names: Sequence[str], known: Mapping[str, int] | None) -> dict[str, int]:

@@ -5,7 +5,7 @@ Out of scope: how long a row is (codec.py), and how rows are written (training_r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,12 +17,12 @@ from milkglass.rows.place import Place, listed
 
 @dataclass(frozen=True)
 class LongRows:
-    """What becomes of rows that are longer than the limit: they are cut, or left out. A conversation whose answers lie
-    beyond it teaches nothing when it is cut: such rows are refused, all at once, unless long rows are left out.
+    """What becomes of rows that are longer than the limit. They are cut; but a conversation whose answers all lie
+    beyond the limit teaches nothing when it is cut: such rows are refused, all at once, or left out.
 
     Attributes:
         limit: of tokens.
-        skip: whether they are left out.
+        skip: whether conversations without an answer within the limit are left out.
     """
 
     limit: int
@@ -33,37 +33,37 @@ class LongRows:
         file. most: tokens that the model can take. Raises TooLong where there are any."""
         if not unanswered or self.skip:
             return
+        verb = "has" if len(unanswered) == 1 else "have"
         before = max(unanswered.values())
         longer = f"set --max-length to more than {before} to use them all, or " if before < most else ""
         raise TooLong(
-            f"{len(unanswered):,} of the {rows:,} rows of {source.name} have no answer within {self.limit} tokens: "
+            f"{len(unanswered):,} of the {rows:,} rows of {source.name} {verb} no answer within {self.limit} tokens: "
             f"{listed([*unanswered])}",
-            f"{longer}leave out rows that are too long with --skip-long",
+            f"{longer}leave them out with --skip-long",
         )
-
-    def kept(self, count: int, long: Iterable[int], unanswered: Mapping[int, int]) -> list[int]:
-        """Places of the rows of a batch that are written."""
-        lost = {*unanswered, *(long if self.skip else ())}
-        return [place for place in range(count) if place not in lost]
 
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """table: None where no row is left. cut: how many of its rows were cut. left_out, unanswered: by place."""
+    """Rows that were encoded together.
+
+    Attributes:
+        table: None where no row is left.
+        cut: how many of its rows were cut.
+        unanswered: rows without an answer within the limit, which are not in the table: by place, the tokens before
+            their first answer.
+    """
 
     table: pa.Table | None
     cut: int
-    left_out: tuple[int, ...]
     unanswered: Mapping[int, int]
 
     @classmethod
     def of(
-        cls, columns: Mapping[str, pa.Array], count: int, long: Sequence[int], how: LongRows,
-        unanswered: Mapping[int, int] | None = None,
-    ) -> EncodedBatch:  # fmt: skip
-        lost = unanswered or {}
-        kept = how.kept(count, long, lost)
+        cls, columns: Mapping[str, pa.Array], count: int, long: Sequence[int], unanswered: Mapping[int, int]
+    ) -> EncodedBatch:
+        """columns: of all rows of the batch. long: places of the rows that were cut."""
+        kept = [place for place in range(count) if place not in unanswered]
         table = pa.table(dict(columns))
         table = table if len(kept) == count else table.take(pa.array(kept, pa.int64()))
-        cut = len({*long} & {*kept})
-        return cls(table if kept else None, cut, tuple(sorted({*range(count)} - {*kept})), lost)
+        return cls(table if kept else None, len({*long} - {*unanswered}), unanswered)

@@ -98,7 +98,7 @@ class WrittenParquet:
 
     Attributes:
         cut: rows that were cut to the length limit.
-        left_out: rows that were left out because they are longer.
+        left_out: conversations that were left out because no answer is within it.
     """
 
     rows: int
@@ -122,7 +122,8 @@ def write_parquet(
     their numbers, or given a Scale, for a regression, the scores (float32) as it sends them. which: (rows,) those that
     are written; None: all.
 
-    Rows of more than `max_length` tokens are cut, or with `skip_long` left out, and counted. `out` appears under its
+    Rows of more than `max_length` tokens are cut and counted. A conversation without an answer within them is refused,
+    with all others like it, or with `skip_long` left out and counted. `out` appears under its
     name only when it is complete; then marked_rows.py marks it as scrambled, unless the codec does not scramble.
 
     Raises CodecError for a row that cannot be encoded, TooLong where conversations have no answer within the limit, or
@@ -136,22 +137,18 @@ def write_parquet(
         writer: pq.ParquetWriter | None = None
         examples = read_examples(source, scores=isinstance(labels, Scale))
         for batch in _batches(examples if which is None else compress(examples, which)):
-            done = _encoded(codec, source, batch, labels, long)
+            done = _encoded(codec, source, batch, labels, long.limit)
             rows += len(batch)
             unanswered |= {batch[place].place(source): before for place, before in done.unanswered.items()}
             if done.table is not None:
                 writer = writer or writers.enter_context(pq.ParquetWriter(file, done.table.schema))
                 writer.write_table(done.table)
                 counts.append(_count(done.table, done.cut))
-            if skip_long:
-                places = tuple(batch[place].place(source) for place in done.left_out)
-                counts.append(WrittenParquet(0, 0, 0, 0, places))
             progress(len(batch))
         long.require(unanswered, rows, source, codec.limit)
         if writer is None:
-            raise TooLong(
-                f"all {rows:,} rows of {source.name} are longer than {long.limit} tokens", "give a larger --max-length"
-            )
+            fault = f"none of the {rows:,} rows of {source.name} has an answer within {long.limit} tokens"
+            raise TooLong(fault, "give a larger --max-length")
     if codec.key_id is not None:
         mark(out, codec.key_id)
     return WrittenParquet(
@@ -159,7 +156,7 @@ def write_parquet(
         sum(one.tokens for one in counts),
         max(one.longest for one in counts),
         sum(one.cut for one in counts),
-        tuple(place for one in counts for place in one.left_out),
+        tuple(unanswered),
     )
 
 
@@ -175,20 +172,20 @@ def _batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
 
 
 def _encoded(
-    codec: Codec, source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, how: LongRows
+    codec: Codec, source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, limit: int
 ) -> EncodedBatch:
     numbers = _numbers(source, batch, labels) if batch[0].kind == "labelled" else None
     try:
         if numbers is not None:
-            return _classified(codec, batch, numbers, how)
-        done = _supervised(codec, batch, how.limit)
+            return _classified(codec, batch, numbers, limit)
+        done = _supervised(codec, batch, limit)
     except CodecError as error:
         if error.place is not None:
             raise error.renamed(str(batch[error.place].place(source))) from None
-        between = f"between {batch[0].noun}s {batch[0].line} and {batch[-1].line} of {source.name}"
+        between = f"between {batch[0].noun} {batch[0].line} and {batch[-1].place(source)}"
         raise type(error)(f"{between}: {error.message}", error.hint) from None
     columns = {**_id_columns(done.ids), "labels": _lists(done.labels, List32)}
-    return EncodedBatch.of(columns, len(batch), done.long, how, done.unanswered)
+    return EncodedBatch.of(columns, len(batch), done.long, done.unanswered)
 
 
 def _supervised(codec: Codec, batch: Sequence[Example], max_length: int) -> LabelledIds:
@@ -210,14 +207,14 @@ def _numbers(source: Source, batch: Sequence[Example], labels: Mapping[str, int]
     return pa.array([labels[str(one.label)] for one in batch], pa.int32())
 
 
-def _classified(codec: Codec, batch: Sequence[Example], numbers: pa.Array, how: LongRows) -> EncodedBatch:
+def _classified(codec: Codec, batch: Sequence[Example], numbers: pa.Array, limit: int) -> EncodedBatch:
     pairs = None if batch[0].pair is None else [one.pair or "" for one in batch]
-    encoded = codec.encode([one.text for one in batch], pairs, how.limit, truncate=True)
+    encoded = codec.encode([one.text for one in batch], pairs, limit, truncate=True)
     columns = _id_columns(encoded.ids)
     if encoded.token_type_ids is not None:
         columns["token_type_ids"] = _lists(encoded.token_type_ids, List8)
     columns["labels"] = numbers
-    return EncodedBatch.of(columns, len(batch), encoded.long, how)
+    return EncodedBatch.of(columns, len(batch), encoded.long, {})
 
 
 def _id_columns(ids: Sequence[NDArray[np.int32]]) -> dict[str, pa.Array]:

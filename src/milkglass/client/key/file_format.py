@@ -33,6 +33,7 @@ MAX_SCRYPT_N = 1 << 20  # a file asking for more is refused, not obeyed
 MAX_HEADER = 4096  # bytes
 SALT, NONCE, CHECK, TAG = 16, 12, 16, 16  # bytes
 FIELDS = {"format", "version", "kdf", "cipher", "nonce", "check", "length"}
+FIRST = b'{"check":"'  # keys are sorted
 KDF_FIELDS = {"name", "n", "r", "p", "salt"}
 
 
@@ -72,7 +73,7 @@ def parse(data: bytes, whole: bool) -> tuple[Header, bytes]:
     """
     if not data:
         raise TruncatedKey("the key file is empty", "restore a backup")
-    if not data.startswith(b"{"):
+    if not _like_a_key(data):
         raise _foreign()
     line = data[: data.find(b"\n", 0, MAX_HEADER) + 1]
     if not line:
@@ -81,6 +82,14 @@ def parse(data: bytes, whole: bool) -> tuple[Header, bytes]:
         return _header(line, whole), line
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedKey("the header of the key file is damaged", "restore a backup") from error
+
+
+def _like_a_key(data: bytes) -> bool:
+    """Whether a file is a key's, damaged or cut off perhaps: it begins as one does, or has names of its fields."""
+    head = data[:MAX_HEADER]
+    if not head.startswith(b"{"):
+        return False
+    return FIRST.startswith(head[: len(FIRST)]) or sum(f'"{name}"'.encode() in head for name in FIELDS) > 1
 
 
 def _header(line: bytes, whole: bool) -> Header:

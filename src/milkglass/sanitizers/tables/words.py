@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 UNKNOWN, NUMBER, KEPT = -1, -2, -3  # codes of words that have no row; kept words have KEPT and all below
@@ -74,12 +74,15 @@ def spellings(word: str) -> Iterable[str]:
 class Lookup(dict[str, int]):
     """From a word of a text to its row; UNKNOWN, NUMBER, or KEPT - i for the i-th kept word.
 
-    Whatever has a digit is a number, also one that the table has. It forgets all when it grows too large.
+    Whatever has a digit is a number, also one that the table has. `stem` gives what is looked up for a word that has no
+    row. It forgets all when it grows too large.
     """
 
-    def __init__(self, rows: Mapping[str, int], kept: Mapping[str, int]) -> None:
+    def __init__(
+        self, rows: Mapping[str, int], kept: Mapping[str, int], stem: Callable[[str], str | None] = lambda word: None
+    ) -> None:
         super().__init__()
-        self.rows, self.kept = rows, kept
+        self.rows, self.kept, self.stem = rows, kept, stem
 
     def __missing__(self, word: str) -> int:
         if len(self) >= MEMORY:
@@ -93,4 +96,7 @@ class Lookup(dict[str, int]):
                 return KEPT - self.kept[spelling]
         if is_number(word):
             return NUMBER
-        return next((self.rows[one] for one in spellings(word) if one in self.rows), UNKNOWN)
+        row = next((self.rows[one] for one in spellings(word) if one in self.rows), None)
+        if row is None and (shorter := self.stem(word)) is not None:
+            row = next((self.rows[one] for one in spellings(shorter) if one in self.rows), None)
+        return UNKNOWN if row is None else row

@@ -28,7 +28,8 @@ FAILED = 3  # exit code where the application does not start
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn's server, with connections of our own. `on_stop` is called as soon as it is asked to stop.
+    """uvicorn's server, with connections of our own. `on_ready` is called when connections are accepted, `on_stop`
+    as soon as it is asked to stop.
 
     Attributes:
         ready: the line printed when connections are accepted.
@@ -44,6 +45,7 @@ class WebServer(uvicorn.Server):
         ready: str = "",
         on_stop: Callable[[], None] = lambda: None,
         largest_message: int = 0,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -60,7 +62,7 @@ class WebServer(uvicorn.Server):
                 ssl_keyfile=str(settings.tls_key) if settings.tls_key else None,
             )
         )
-        self.ready, self.limits, self._on_stop = ready, limits, on_stop
+        self.ready, self.limits, self._on_stop, self._on_ready = ready, limits, on_stop, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """`sockets`: one that listens already."""
@@ -72,6 +74,7 @@ class WebServer(uvicorn.Server):
         acceptor.start()
         self.servers = [acceptor]  # type: ignore[list-item]  # of asyncio's servers, uvicorn calls close and wait_closed
         self.started = True
+        self._on_ready()
         if self.ready:
             print(self.ready, flush=True)
 
@@ -111,6 +114,7 @@ def run(
     command: str,
     on_stop: Callable[[], None] = lambda: None,
     largest_message: int = 0,
+    on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Until SIGINT or SIGTERM. command: who says on stdout where it listens, when it does. Of the settings the address,
     the certificate and the limits of connections count. Raises UsageError when the address cannot be had."""
@@ -123,7 +127,7 @@ def run(
         log.warning("the limit of open files (ulimit -n) allows %d connections at a time", limits.total)
     shown = f"[{host}]" if ":" in host else host
     ready = f"{command}: listening on {settings.scheme}://{shown}:{port}"
-    server = WebServer(app, settings, limits, ready, on_stop, largest_message)
+    server = WebServer(app, settings, limits, ready, on_stop, largest_message, on_ready)
     try:
         server.run(sockets=[listener])
     except KeyboardInterrupt:
