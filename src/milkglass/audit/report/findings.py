@@ -19,38 +19,6 @@ from milkglass.audit.scene import Scene
 from milkglass.sequences import Sequences
 from milkglass.threat.observations import Tokens, Weights
 
-ALL = 0.9995  # from here on a share is printed as 100.0 %
-
-
-def verdict(best: AttackResult | None, who: Mapping[str, str], cells: tuple[AttackResult, ...]) -> str:
-    """One or two sentences, which never reassure. who: what each attacker has, in words."""
-    if best is None:
-        return state_findings.words(who, cells) or "No attack was run to its end: this audit says nothing."
-    value, content = best.measures["tokens top-1"], best.measures["content top-1"]
-    much = "Most" if value.value >= 0.5 else "A good part" if value.value >= 0.1 else "Some"
-    carrying = f", {content} of those that carry content" if content.units else ""
-    said = f"{much} of your running text comes back: {value} of the tokens{carrying}, to an attacker who "
-    said += f"{who[best.adversary]}."
-    whole = value.value >= ALL  # no attack reads more
-    if unfinished(cells) and not whole:
-        return f"Stronger attacks were not finished, so this figure may be too low. {said}"
-    lone = not any(cell.joint and cell.state != "does not apply" for cell in cells)  # nobody starts from clusters here
-    if lone and (words := state_findings.words(who, cells)):
-        said += f" {words}"
-    late = [cell for cell in cells if cell.state == "not run" and cell.costly and (cell.joint or lone)]
-    if not whole and (costly := sorted({cell.title for cell in late})):
-        return f"{said} Not begun in so short a budget, and may read more: {', '.join(costly).lower()}."
-    return said
-
-
-def unfinished(cells: tuple[AttackResult, ...]) -> list[str]:
-    """Titles of attacks that failed, were cut or had no turn, of those that every audit begins, and of costly ones that
-    were cut; where one that starts from the clusters ended, of those only, since the others read less."""
-    begun = [cell for cell in cells if not cell.costly or cell.cut]
-    if any(cell.joint and cell.state == "done" and not cell.cut for cell in begun):
-        begun = [cell for cell in begun if cell.joint]
-    return sorted({cell.title for cell in begun if cell.cut or cell.state in ("failed", "not run")})
-
 
 def warnings(
     scene: Scene, cells: tuple[AttackResult, ...], spent: Mapping[str, Mapping[str, int]]
@@ -64,7 +32,6 @@ def warnings(
         state_findings.named(scene, cells),
         _clusters(cells),
         _budget(spent),
-        _classes(best),
         _weak(cells, best),
         _nominal(scene, cells),
         _hidden(cells),
@@ -135,7 +102,8 @@ def _running(scene: Scene, best: AttackResult | None, spent: Mapping[str, Mappin
         f"the strongest attack ({best.title}) reads 10 % or more of the content tokens: here "
         f"{best.measures['content top-1']}",
         _why(scene),
-        f"What must not be read must not be sent: leave it out, or replace it before encoding. {advice}",
+        "What must not be read must not be sent: leave it out, or replace it before encoding."
+        f"{_classes(best)} {advice}",
     )
 
 
@@ -160,7 +128,7 @@ def _budget(spent: Mapping[str, Mapping[str, int]]) -> Finding | None:
     return Finding(
         "More text under one key is read better",
         f"an attacker reads 10 % of the content tokens or more after some number of tokens: here {passed}",
-        "All texts under one key are one cipher. `milkglass key status` counts what was encoded under a key.",
+        "`milkglass key status` counts what was encoded under a key.",
         "Nothing: so much is read of the first texts already that a new key would not help."
         if _at_once(spent)
         else "Make a new key before that much is sent.",
@@ -172,20 +140,16 @@ def _at_once(spent: Mapping[str, Mapping[str, int]]) -> bool:
     return any(shares.get("50 %") == shares.get("10 %") is not None for shares in spent.values())
 
 
-def _classes(best: AttackResult | None) -> Finding | None:
-    if best is None:
-        return None
+def _classes(best: AttackResult) -> str:
+    """A sentence about what usually makes a text private, where it is read."""
     read = {
         name: one for name, one in best.by_class.items() if name in ("number", "name", "rare word") and one.value >= 0.2
     }
     if not read:
-        return None
-    return Finding(
-        "Names, numbers or rare words come back",
-        "20 % or more of one of these classes is read: here "
-        + ", ".join(f"{name}s {one}" for name, one in read.items()),
-        "They are what usually makes a text private. Tokens are pieces of words: a name counts as read piece by piece.",
-        "Replace them before encoding (`milkglass sanitize`), or leave such texts out.",
+        return ""
+    return (
+        f" Among what is read: {', '.join(f'{name}s {100 * one.value:.0f} %' for name, one in read.items())}; a name "
+        "counts as read piece by piece. `milkglass sanitize` replaces words before they are encoded."
     )
 
 
@@ -302,13 +266,14 @@ def _special(scene: Scene) -> Finding | None:
 
 
 def _limits(cells: tuple[AttackResult, ...]) -> Finding | None:
-    left = sorted({cell.title for cell in cells if cell.cut or cell.state in ("failed", "not run")})
-    more = f" Here, these did not finish: {', '.join(left)}." if left else ""
+    left = sorted({cell.title for cell in cells if cell.cut or cell.state == "failed"})
+    if not left:
+        return None
     return Finding(
-        "This is a lower bound",
-        "always",
-        "A real attacker may have more text, more time, a stronger language model, or texts of yours." + more,
-        "Read the figures as what is certainly lost.",
+        "Some attacks were cut short",
+        "an attack was ended by the budget, or failed",
+        f"These did not finish: {', '.join(left)}. Their figures have no interval: more time may raise them.",
+        "Give a larger --budget: the audit goes on where it stopped.",
     )
 
 

@@ -132,7 +132,7 @@ def audit(
         **audited.decides(),
     }  # fmt: skip
     result, page = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
-    print_audit(result, page, audited.out, as_json)
+    print_audit(result, page, audited.out, audited.budget, as_json)
 
 
 # --- both -------------------------------------------------------------------------------------------------------------

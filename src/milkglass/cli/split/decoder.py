@@ -181,7 +181,7 @@ def audit(
         note(f"{staged.left_out:,} texts are too long to be sent, and are left out")
     decides = {"table": about.table, "settings": asdict(settings), **audited.decides()}
     result, page = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
-    print_audit(result, page, audited.out, as_json)
+    print_audit(result, page, audited.out, audited.budget, as_json)
 
 
 # --- use --------------------------------------------------------------------------------------------------------------

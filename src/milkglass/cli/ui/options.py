@@ -154,7 +154,7 @@ class AuditOptions:
     public: Annotated[Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")] = (
         None
     )
-    budget: Annotated[str, typer.Option(help="How long attacks may take: 90s, 2m, 1h.")] = "2m"
+    budget: Annotated[str, typer.Option(help="How long attacks may take: 90s, 2m, 1h.")] = "15m"
     rows: Annotated[int | None, typer.Option(min=20, help="Read only this many texts.")] = None
     seed: Annotated[
         int, typer.Option(min=0, help="Decides which half of the texts is private, and every random draw.")
