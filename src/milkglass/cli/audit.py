@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 def audit(
+    context: typer.Context,
     key: KeyFile,
     text: Annotated[Path, typer.Option("--text", help="Your texts: .jsonl, .csv, .tsv, or .txt with one a line.")],
     out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit"),
@@ -82,7 +83,7 @@ def audit(
 
     result, page = attacked(staged, about, out, budget, seed, as_json)
     remember(key, result)
-    print_audit(result, page, out, budget, as_json)
+    print_audit(context, result, page, out, budget, as_json)
 
 
 def remember(key: Path, result: Audit) -> None:
@@ -158,8 +159,8 @@ def _announced(plan: TimeEstimate, budget: str) -> str:
     return f"{words}; at most {budget} (--budget). A busy machine takes longer and finds the same."
 
 
-def print_audit(result: Audit, page: Path, out: Path, budget: str, as_json: bool) -> None:
-    more = "" if not result.unfinished else same_command(budget=_larger(budget))
+def print_audit(context: typer.Context, result: Audit, page: Path, out: Path, budget: str, as_json: bool) -> None:
+    more = "" if not result.unfinished else same_command(context, budget=_larger(budget))
     emit(as_json, {"out": str(out), **result.to_json()}, lambda: words(result, page, more))
 
 

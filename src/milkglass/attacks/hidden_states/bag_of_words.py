@@ -35,7 +35,6 @@ class BagOfWords(LinearWords):
 
     name = "hidden-words"
     title = "Words in a text, from states"
-    baseline = True
     sees = frozenset({Activations})
     assumes = frozenset({"corpus", "observe"})
     min_seconds = 10.0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from milkglass.audit.outcome import strongest
 from milkglass.audit.report import charts
@@ -56,6 +57,7 @@ def drawn(result: Audit) -> dict[str, str]:
     nominal = {f"1/k, promised for k = {result.kept['k']}": 1 / result.kept["k"]} if result.kept else {}
     nominal["guessing the commonest word each time"] = result.floors["commonest token"]
     words, content = "read of all words and pieces of words, in %", "read of the content words, in %"
+    points = [replace(one, adversary=_attacker(one.adversary)) for one in result.curve]
     budget = ("words and pieces of words sent under one key", content)
     return {
         "overview": charts.bars("All words", words, _best(result, "tokens top-1"), nominal),
@@ -63,7 +65,7 @@ def drawn(result: Audit) -> dict[str, str]:
         "which": charts.bars("Kinds of words", "read of each kind, in %", result.best.by_class, {})
         if result.best
         else "",
-        "budget": charts.curve("Content words read, by how much is sent under one key", budget, result.curve),
+        "budget": charts.curve("Content words read, by how much is sent under one key", budget, points),
     }
 
 
@@ -71,7 +73,17 @@ def _best(result: Audit, measure: str) -> dict[str, Interval]:
     """By each attacker, of whatever attack reads most by this measure."""
     read = [cell for cell in result.cells if measure in cell.measures]
     per = {who: strongest(tuple(c for c in read if c.adversary == who), measure) for who in result.adversaries}
-    return {ATTACKERS.get(who, who): cell.measures[measure] for who, cell in per.items() if cell is not None}
+    return {_attacker(who): cell.measures[measure] for who, cell in per.items() if cell is not None}
+
+
+def _attacker(name: str) -> str:
+    return ATTACKERS.get(name, name)
+
+
+def code(text: str) -> Markup:
+    """Words between backticks as code."""
+    parts = str(escape(text)).split("`")
+    return Markup("".join(f"<code>{one}</code>" if place % 2 else one for place, one in enumerate(parts)))
 
 
 def visible(text: str, own: frozenset[str]) -> str:
@@ -90,6 +102,7 @@ def render(result: Audit) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"percent": percent, "interval": interval, "duration": duration}
     own = frozenset("".join(one.original for one in result.examples))
+    environment.filters |= {"code": code, "attacker": _attacker}
     environment.filters["visible"] = lambda text: visible(text, own)
     source = files("milkglass.audit.report").joinpath("page.html").read_text("utf-8")
     pictures = {name: Markup(svg) for name, svg in drawn(result).items()}  # our own text, escaped where it quotes

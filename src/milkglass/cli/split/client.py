@@ -95,6 +95,7 @@ def _answering(
 # --- audit ------------------------------------------------------------------------------------------------------------
 @with_options
 def audit(
+    context: typer.Context,
     client: Client,
     server: ServerFolder,
     *,
@@ -132,7 +133,7 @@ def audit(
         **audited.decides(),
     }  # fmt: skip
     result, page = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
-    print_audit(result, page, audited.out, audited.budget, as_json)
+    print_audit(context, result, page, audited.out, audited.budget, as_json)
 
 
 # --- both -------------------------------------------------------------------------------------------------------------

@@ -5,29 +5,26 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-import click
-from click.core import ParameterSource
+import typer
 
 
-def same_command(**changed: Any) -> str:
+def same_command(context: typer.Context, **changed: Any) -> str:
     """What was given on the command line, with these parameters, by name, in place of what they were."""
-    context = click.get_current_context()
     words, options = ["milkglass", *context.command_path.split()[1:]], list[str]()
     for parameter in context.command.params:
         name = str(parameter.name)
-        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if name not in changed and not given:
+        source = context.get_parameter_source(name)
+        if name not in changed and (source is None or source.name != "COMMANDLINE"):
             continue
         value = changed.get(name, context.params.get(name))
-        if isinstance(parameter, click.Option):
-            options += _option(parameter, value)
+        if parameter.param_type_name == "argument":
+            words += [str(one) for one in _each(value)]
+        elif isinstance(value, bool):
+            options += [max(parameter.opts, key=len)] if value else parameter.secondary_opts[:1]
         else:
-            words += [str(one) for one in (value if isinstance(value, list | tuple) else [value])]
+            options += [word for one in _each(value) for word in (max(parameter.opts, key=len), str(one))]
     return shlex.join([*words, *options])
 
 
-def _option(option: click.Option, value: Any) -> list[str]:
-    name = max(option.opts, key=len)
-    if option.is_flag:
-        return [name] if value else option.secondary_opts[:1]
-    return [word for one in (value if isinstance(value, list | tuple) else [value]) for word in (name, str(one))]
+def _each(value: Any) -> list[Any]:
+    return [*value] if isinstance(value, list | tuple) else [value]
