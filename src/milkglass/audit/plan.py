@@ -137,7 +137,10 @@ def _applies(scene: Scene, who: Adversary, turn: AttackTurn) -> bool:
     knowledge = who.knowledge
     if knowledge.candidates is None:
         knowledge = replace(knowledge, candidates=Candidates((), ()))
-    return why_not(turn.attack, scene.seen_by(who), knowledge) is None
+    try:
+        return why_not(turn.attack, scene.seen_by(who), knowledge) is None
+    except Exception:  # noqa: BLE001 - when its turn comes it has a result, which says that it failed
+        return False
 
 
 def speed() -> float:

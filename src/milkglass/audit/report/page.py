@@ -49,7 +49,7 @@ def interval(one: Interval) -> str:
 
 def duration(seconds: float) -> str:
     whole = round(seconds)
-    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{seconds:.1f} s"
+    return f"{whole // 60}\u00a0min {whole % 60}\u00a0s" if whole >= 60 else f"{seconds:.1f}\u00a0s"
 
 
 def drawn(result: Audit) -> dict[str, str]:
@@ -93,9 +93,11 @@ def visible(text: str, own: frozenset[str]) -> str:
 
 
 def _played(result: Audit) -> dict[str, object]:
-    """What the table of attacks shows: those that ran, and of each other one why it did not."""
+    """What the table of attacks shows: those that ran, what reads most first, and of each other one why it did not."""
+    ran = [one for one in result.cells if one.state == "done"]
+    ran.sort(key=lambda one: -1.0 if math.isnan(one.value("tokens top-1")) else one.value("tokens top-1"), reverse=True)
     idle = {(one.what, one.state, one.reason): None for one in result.cells if one.state != "done"}
-    return {"ran": [one for one in result.cells if one.state == "done"], "idle": [*idle]}
+    return {"ran": ran, "idle": [*idle]}
 
 
 def render(result: Audit) -> str:
