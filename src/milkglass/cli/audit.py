@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ from milkglass.errors import UsageError
 from milkglass.progress import Stage
 
 BUDGET = "15m"  # two to five times what all strong attacks take on some thousands of sentences
-THREADS = 4  # of each attack: waiting for one another, more would spend the processor's time, which --budget counts
+THREADS = 4  # of an attack: each more makes the same work take more of the processor's time, which --budget counts
 LARGER = 4  # times the budget, that an audit which did not finish asks for
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def remember(key: Path, result: Audit) -> None:
 def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
     """Raises UsageError before anybody waits: for a text that is not a file, and where the audit cannot be written, or
     would overwrite another."""
+    sleeping_threads()
     from milkglass.threat.attack import Budget
 
     for path in texts:
@@ -112,6 +114,12 @@ def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file, not a folder", "give another --out")
     Budget.parse(budget)
+
+
+def sleeping_threads() -> None:
+    """Threads that wait for each other sleep. On a busy machine they would use up --budget by spinning. OpenMP reads
+    this once, when PyTorch is imported."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def attacked(

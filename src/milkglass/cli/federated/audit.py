@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from milkglass.cli.audit import sleeping_threads
 from milkglass.cli.ui.options import AsJson, require_file
 from milkglass.cli.ui.terminal import bars, emit, table
 from milkglass.errors import UsageError
@@ -62,6 +63,7 @@ def audit(
     for path in (out, readings):
         if path is not None and path.exists():
             raise UsageError(f"{path} exists already", "give a new file")
+    sleeping_threads()
     from milkglass.threat.attack import Budget
 
     Budget.parse(budget)  # a mistake is reported before anybody waits
