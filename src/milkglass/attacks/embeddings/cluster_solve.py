@@ -76,7 +76,7 @@ class ClusterSolve(Solver):
 
     name = "cluster-solve"
     title = "Cluster solve"
-    cost = Cost(13, table=12)
+    cost = Cost(rows=0.57)
     paper = papers.ours("Mixtures have one sparse solution")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})

@@ -42,7 +42,7 @@ class EDNN(NearestRows):
 
     name = "ednn"
     title = "Element-wise differential nearest neighbour"
-    cost = Cost(6, table=24)
+    cost = Cost(table=30)
     baseline = True
     paper = papers.EDNN
 

@@ -99,7 +99,7 @@ class Gram(NearestRows):
 
     name = "gram"
     title = "Matching by products of rows"
-    cost = Cost(6, table=24)
+    cost = Cost(table=30)
     paper = papers.PROCRUSTES.but(
         "The attack is ours; the rotation from pairs is the paper's.",
         "Pairs come from sorted products with the longest rows, and are trimmed.",

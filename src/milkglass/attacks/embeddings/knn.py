@@ -112,7 +112,7 @@ class KNN(NearestRows):
 
     name = "knn"
     title = "Nearest neighbour"
-    cost = Cost(6, table=24)
+    cost = Cost(table=30)
     baseline = True
     paper = papers.PRIVACY_BERT
 

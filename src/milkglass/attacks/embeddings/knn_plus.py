@@ -36,7 +36,7 @@ class KNNPlus(NearestRows):
 
     name = "knn+"
     title = "The better of KNN and EDNN"
-    cost = Cost(8, table=24)
+    cost = Cost(2, table=35)
     baseline = True
     paper = papers.OBFUSLM.but("The better one is picked under the attacker's own key, not by the result.")
     assumes = frozenset({"public_model", "simulate"})

@@ -137,7 +137,7 @@ class KnownWeight(Preprocessor):
 
     name = "known-weight"
     title = "Known weights undo the layers' transformation"
-    cost = Cost(20, table=24)
+    cost = Cost(table=60)
     paper = papers.ours("Layers that the server knows give their transformation away")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})

@@ -52,7 +52,7 @@ class MeanSolve(Solver):
 
     name = "mean-solve"
     title = "Means of clusters"
-    cost = Cost(13, table=12)
+    cost = Cost(rows=0.57)
     paper = papers.ours("Mixtures have one sparse solution")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})

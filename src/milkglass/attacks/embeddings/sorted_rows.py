@@ -162,7 +162,7 @@ class SortedRows(NearestRows):
 
     name = "sorted-rows"
     title = "Vocabulary matching by sorted rows"
-    cost = Cost(6, table=24)
+    cost = Cost(table=30)
     paper = papers.HIDDEN_NO_MORE.but(
         "They match sorted hidden states; we match the table and its products with weights, sorted."
     )
