@@ -18,6 +18,7 @@ from milkglass.attacks.token_ids.sda import SDA
 from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.plan import estimated, pairs, speed, turns_of
 from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.cost import Cost
 from tests.audit.test_audit import Setting, scene, setting
 
 __all__ = ["setting"]
@@ -44,14 +45,19 @@ def test_the_time_is_estimated_before(setting: Setting, monkeypatch: pytest.Monk
     plan = estimated(it, attacks, budget=2000)
     n, d = it.transcript.size, it.transcript.width
     sent = len(it.truth.tokens.ids)
-    both = [
-        one.cost.fixed + one.cost.table * n * n * d / 1e12 + one.cost.tokens * sent / 1e6 for one in (ClusterSolve, KNN)
-    ]
-    assert plan.seconds == pytest.approx(2 * sum(both))
+
+    def took(one: Cost, tokens: int) -> float:
+        return one.fixed + one.rows * n / 1e3 + one.table * n * n * d / 1e12 + one.tokens * tokens / 1e6
+
+    both = took(ClusterSolve.cost, sent) + took(KNN.cost, sent)
+    assert plan.seconds == pytest.approx(2 * both)
     assert (plan.attacks, plan.open_ended) == (2, ("Inversion model",))
     assert estimated(it, attacks, budget=900).open_ended == (), "four times its least time is not there"
     known = {**attacks, "decipherment": Decipherment()}
-    assert estimated(it, known, 2000).seconds > plan.seconds + 2 * Decipherment.cost.fixed, "and the key's budget"
+    text = it.adversaries[1].knowledge.corpus
+    assert text is not None
+    more = 1.5 * took(Decipherment.cost, sent + len(text.ids))  # half as much for the one point of the key's budget
+    assert estimated(it, known, 2000).seconds == pytest.approx(2 * (both + more))
 
 
 def test_other_work_on_the_machine_does_not_use_up_a_budget() -> None:

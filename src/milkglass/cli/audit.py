@@ -129,8 +129,8 @@ def attacked(
     import torch
 
     from milkglass.attacks.catalogue import ADDED, ATTACKS
+    from milkglass.audit.audit import ATTACKING, write
     from milkglass.audit.audit import audit as attack
-    from milkglass.audit.audit import write
     from milkglass.audit.plan import estimated, planned
     from milkglass.audit.resume import ResumeStore
     from milkglass.signature import signature
@@ -143,7 +143,7 @@ def attacked(
         scene = staged(stage)
         work = ResumeStore.open(out / "work", whole, fewer)  # a text that cannot be read leaves nothing behind
         if not as_json:
-            note(_announced(estimated(scene, ATTACKS, Budget.parse(budget).seconds), budget))
+            note(_announced(estimated(scene, ATTACKS, ATTACKING * Budget.parse(budget).seconds), budget))
         advance = stage("attack", planned(scene, ATTACKS))
 
         def progress(cell: AttackResult) -> None:
