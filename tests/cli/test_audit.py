@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,7 @@ def test_an_audit_from_the_command_line(encoder: Owner, texts: Path, tmp_path: P
     assert result.exit_code == 0, result.stderr
     assert "of the tokens" in result.stderr
     assert SECRET not in result.stderr
+    assert re.search(r"about \d+ s of processor time for \d+ of them", result.stderr.split("Cluster solve", 1)[0])
     assert {"audit.html", "audit.json"} <= {one.name for one in out.iterdir()}
     assert not (out / "work").exists()
     report = json.loads((out / "audit.json").read_text("utf-8"))
@@ -40,6 +43,30 @@ def test_an_audit_from_the_command_line(encoder: Owner, texts: Path, tmp_path: P
 
     status = document(call("key", "status", encoder.path, "--json"))
     assert status["tokens"] == 0, "an audit sends nothing"
+    assert (status["audits"][-1]["texts"], status["audits"][-1]["finished"]) == (30, True)
+    assert status["audits"][-1]["tokens"] == report["best"]["measures"]["tokens top-1"]["value"]
+    said = call("key", "status", encoder.path).stdout
+    assert "no audit" not in said and f"{100 * status['audits'][-1]['tokens']:.1f} %" in said
+
+
+def test_an_audit_that_did_not_finish_says_how_to_go_on(encoder: Owner, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    hard = ("".join(rng.choice([*"abcdefghijklmnopqrstuvwxyz "], 24)) for _ in range(60))  # nobody reads all of it
+    (tmp_path / "letters.txt").write_text("\n".join(hard) + "\n")
+    out = tmp_path / "audit of mine"
+    run = ("audit", "--key", encoder.path, "--text", tmp_path / "letters.txt", "--out", out)
+    result = call(*run, "--budget", "0.01s")
+    assert result.exit_code == 0, result.stderr
+    assert "at least" in result.stdout and "Not finished, and may read more" in result.stdout
+    (command,) = re.findall(r"^to go on where it stopped: milkglass (.*)$", result.stdout, re.MULTILINE)
+    assert shlex.split(command) == [str(one) for one in (*run, "--budget", "1m")]
+    assert not document(call("key", "status", encoder.path, "--json"))["audits"][-1]["finished"]
+    assert re.search(r"at least .* not finished", call("key", "status", encoder.path).stdout)
+    again = call(*shlex.split(command))
+    assert again.exit_code == 0, again.stderr
+    raw = json.loads((out / "audit.json").read_text("utf-8"))
+    assert raw["unfinished"] == ["Language model over the candidates"], "all others had their time"
+    assert command.replace("1m", "4m") in again.stdout and (out / "work").is_dir()
 
 
 def test_an_audit_refuses(encoder: Owner, texts: Path, tmp_path: Path) -> None:

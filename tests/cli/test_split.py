@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from milkglass.audit.outcome import AttackResult
-from milkglass.audit.report.findings import verdict
+from milkglass.audit.report.verdict import verdict
 from milkglass.metrics.interval import Interval
 from tests import tiny
 from tests.cli.kit import SECRET, call, document, refused
@@ -176,12 +177,17 @@ def test_an_audit_of_halves(halves: tuple[Path, Path], place: Path, tmp_path: Pa
     assert "Words of a text are named, without their order" in result.stdout
     assert "words of a text, F1" in result.stdout and "Words of your texts come back" in report["verdict"]
     assert "inversion of states" in report["verdict"], "what was not begun and reads more is named"
+    assert "From the hidden states that are sent" in report["verdict"] and "at least" in report["verdict"]
+    again = f"to go on where it stopped: milkglass split audit {halves[0]} {halves[1]} --text {place / 'train.tsv'}"
+    assert f"{again} --out {tmp_path / 'audit'} --budget 2m" in result.stdout
+    assert (tmp_path / "audit" / "work").is_dir()
     assert (report["kept"], report["anyway"], report["distortion"], report["curve"]) == ({}, None, None, [])
     assert report["scheme"]["epsilon"] == 50 and "Lengths are read by anybody" in result.stdout
     page = (tmp_path / "audit" / "audit.html").read_text("utf-8")
     assert "1/k" not in page and "clusters;" not in page and "mean cosine" not in page
     assert "not the secret" in page and "epsilon = 50.0" in page
     assert (halves[0] / "config.json").read_bytes() == before, "an audit sends nothing"
+    shutil.rmtree(tmp_path / "audit" / "work")
     refused(call(*run), 2, "holds an audit already")
     refused(call(*run[:-1], tmp_path / "b", "--budget", "soon"), 2, "soon")
     refused(call(*run[:-1], tmp_path / "b", "--public", tmp_path / "none"), 2, "there is no file")

@@ -46,3 +46,19 @@ def test_a_milder_audit_does_not_hide_a_worse_one(tmp_path: Path) -> None:
     assert found.spent == {"same": {"10 %": 1000, "25 %": 3000, "50 %": 3500}, "other": {"10 %": 7000}}
     assert list(found.spent["same"]) == ["10 %", "25 %", "50 %"]
     assert found.measured == 8000
+
+
+def test_each_audit_is_remembered_with_what_it_found(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    usage.audited(key, {}, 0)
+    assert "audits" not in usage.place(key).read_text("utf-8"), "as earlier versions wrote it"
+    usage.audited(key, {"same": {"10 %": 1000}}, 8000, usage.audit_record(30, 0.8, float("nan"), finished=False))
+    usage.audited(key, {}, 0, usage.audit_record(40, 0.9, 0.5, finished=True))
+    first, second = usage.read(key).audits
+    assert (first["texts"], first["tokens"], first["content"], first["finished"]) == (30, 0.8, None, False)
+    assert (second["texts"], second["tokens"], second["content"], second["finished"]) == (40, 0.9, 0.5, True)
+    assert 0 < first["at"] <= second["at"]
+    assert (usage.read(key).measured, usage.read(key).spent) == (8000, {"same": {"10 %": 1000}})
+    for _ in range(usage.MOST_AUDITS):
+        usage.audited(key, {}, 0, second)
+    assert len(usage.read(key).audits) == usage.MOST_AUDITS

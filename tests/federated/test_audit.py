@@ -294,6 +294,16 @@ def test_the_command(scene: Mapping[str, World], heard: Mapping[str, Heard], tmp
     refused(call(*words, "--public", tmp_path / "none.txt"), 2, "none.txt")
     refused(call(*words, "--attacks", "fog"), 2, "there is no attack 'fog' on gradients")
     refused(call(*words, "--rows", tmp_path / "none"), 2, "no folder")
+    shutil.copytree(world.ready, tmp_path / "run" / "sites")
+    begun = (words[0], words[1], tmp_path / "run", *words[3:5])
+    given = ("--site", "north", "--text", world.files / "a.jsonl")
+    told = call(*begun, *given)
+    refused(told, 2, "no rows of a site north")
+    assert "its sites: a, b, c" in told.stderr
+    (tmp_path / "run" / "sites" / ".north.parts").mkdir()
+    told = call(*begun, *given)
+    refused(told, 2, "the preparation of its sites was interrupted")
+    assert "run the same `milkglass federated run` command again" in told.stderr and ".north" not in told.stderr
     refused(call(*words, "--site", "../b"), 2, "a site's name")
 
 

@@ -14,7 +14,7 @@ from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.key_scene import AuditFiles, build
 from milkglass.audit.report.findings import distortion
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.run import RunOptions, run
+from milkglass.audit.run import run
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
@@ -227,7 +227,7 @@ def test_a_wider_model_is_audited(tmp_path: Path) -> None:
     scene = build(key, Codec.open(key, base.folder), base.folder, AuditFiles(text))
     names = ("knn", "known-weight", "sorted-rows", "neuron-alignment")
     chosen, work = {name: ATTACKS[name] for name in names}, ResumeStore.open(tmp_path / "work", {})
-    cells = {cell.attack: cell for cell in run(scene, chosen, work, Budget(), 1, rules=RunOptions(threads=1)).cells}
+    cells = {cell.attack: cell for cell in run(scene, chosen, work, Budget(), 1).cells}
     assert cells["neuron-alignment"].value("tokens top-1") > 0.95
     assert all(cells[name].state == "does not apply" and "dimensions" in cells[name].reason for name in names[:3])
     assert np.isnan(distortion(scene))

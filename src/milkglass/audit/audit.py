@@ -14,13 +14,15 @@ from milkglass import files
 from milkglass.audit import key_budget as curve
 from milkglass.audit.metadata_leakage import metadata_leakage
 from milkglass.audit.outcome import AttackResult, AuditRun, strongest
-from milkglass.audit.report.findings import distortion, verdict, warnings
+from milkglass.audit.report.findings import distortion, warnings
 from milkglass.audit.report.page import drawn, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
+from milkglass.audit.report.verdict import crossing, level, unfinished, verdict
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.run import RunOptions, run
+from milkglass.audit.run import run
 from milkglass.audit.scene import Scene
 from milkglass.metrics.recovery import floors
+from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Budget
 
 SHOWN = 6  # examples
@@ -33,11 +35,10 @@ def audit(
     work: ResumeStore,
     budget: Budget,
     seed: int,
-    threads: int = 2,
     progress: Callable[[AttackResult], None] = lambda cell: None,
 ) -> Audit:
     started = time.monotonic()
-    done = run(scene, attacks, work, Budget(ATTACKING * budget.left()), seed, progress, RunOptions(threads))
+    done = run(scene, attacks, work, budget.part(ATTACKING), seed, progress)
     best = strongest(done.cells)
     points = key_budget(scene, attacks, done, best, budget, seed)
     spent = curve.spent(points)
@@ -54,7 +55,9 @@ def audit(
         public={name: len(one.ids) for name, one in public.items()},
         vocabulary=scene.transcript.size,
         seconds=time.monotonic() - started,
-        verdict=verdict(best, words, done.cells),
+        verdict=verdict(best, words, done.cells, crossing(scene)),
+        level=level(best, done.cells),
+        unfinished=tuple(unfinished(best, done.cells)),
         adversaries=words,
         best=best,
         cells=done.cells,
@@ -83,8 +86,8 @@ def key_budget(
     seed: int,
 ) -> tuple[BudgetPoint, ...]:
     """By the strongest attack that every audit runs, since it is run again for each point, and only where more text
-    makes a difference to it. States and known symbols have no such budget: each text is read separately."""
-    if scene.of_states or scene.symbols is not None:  # nothing is learnt of a known map
+    makes a difference to it."""
+    if not scene.has_key_budget:
         return ()
     if best is not None and best.costly:
         best = strongest(tuple(cell for cell in done.cells if not cell.costly))
@@ -106,13 +109,29 @@ def examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int)
         place = slice(ends[number] - sent.lengths[number], ends[number])
         counted = scene.truth.ordinary[sent.ids[place]]
         was, read = sent.ids[place][counted], reading[place][counted]
-        pieces = tuple(
-            TokenReading(scene.truth.read(np.array([one])).strip() if one >= 0 else "?", one == other,
-                  scene.truth.read(np.array([other])).strip())
-            for one, other in zip(read.tolist(), was.tolist(), strict=True)
-        )  # fmt: skip
+        pieces = joined_pieces(scene.truth.read, read.tolist(), was.tolist())
         result.append(ReadExample(scene.truth.read(was), pieces))
     return tuple(result)
+
+
+def joined_pieces(read: Callable[[Ids], str], guessed: list[int], sent: list[int]) -> tuple[TokenReading, ...]:
+    """Pieces of words are joined as the tokenizer joins them: by what a token adds to the one before it."""
+    result, before = list[TokenReading](), -1
+    for one, other in zip(guessed, sent, strict=True):
+        text, joined = ("?", False) if one < 0 else _added(read, before, one)
+        result.append(TokenReading(text, one == other, read(np.array([other])).strip(), joined))
+        before = one
+    return tuple(result)
+
+
+def _added(read: Callable[[Ids], str], before: int, one: int) -> tuple[str, bool]:
+    alone = read(np.array([one])).strip()
+    alone = alone.removeprefix("##") or alone  # a WordPiece that goes on with no word
+    if before < 0:
+        return alone, False
+    head, both = read(np.array([before])), read(np.array([before, one]))
+    more = both[len(head) :] if both.startswith(head) else f" {alone}"
+    return (more.strip() or alone, not more[:1].isspace()) if more else (alone, False)
 
 
 def write(result: Audit, out: Path) -> Path:

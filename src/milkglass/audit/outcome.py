@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -35,7 +35,7 @@ class AttackResult:
         of_outputs: whether it reads what was generated, and not what was sent.
         costly: whether only a longer budget begins it.
         joint: whether it works out the clusters or starts from them: these read most.
-        cut: whether the budget ended it early; the figures are what it had by then.
+        cut: whether the budget ended it early; the figures are what it had by then, without intervals.
         in_group: of solvers, the share of the ordinary vocabulary whose token is among its candidates.
     """
 
@@ -68,9 +68,19 @@ class AttackResult:
         """The attack's title, and what it reads where that is not what was sent."""
         return f"{self.title}, of the answers" if self.of_outputs else self.title
 
+    def ended(self, cut: bool) -> AttackResult:
+        """cut: see there. How far a search got is no sample: an interval around it would say what nobody knows."""
+        parts = (without_intervals(one, cut) for one in (self.measures, self.by_class))
+        return replace(self, cut=cut, measures=next(parts), by_class=next(parts))
+
     def value(self, measure: str) -> float:
         """nan where there is no such figure."""
         return self.measures[measure].value if measure in self.measures else float("nan")
+
+
+def without_intervals(measures: Mapping[str, Interval], cut: bool) -> Mapping[str, Interval]:
+    """The same figures; of an attack that was cut, alone."""
+    return {name: one.alone for name, one in measures.items()} if cut else measures
 
 
 def finite(value: Any) -> Any:

@@ -1,21 +1,22 @@
-"""The one game: every attack by every adversary who can run it, side by side, within a budget, going on after a stop.
+"""The one game: every attack by every adversary who can run it, one by one, within a budget, going on after a stop.
 
 What is observed does not matter here: ids and tables, hidden states, and gradients are attacked by the same code.
-Solvers that need no text run first, one after the other, each with the candidates of the one before; what they worked
-out is handed to every attack that uses candidates. Each finished result is on disk before the next attack begins.
+Solvers that need no text run first, each with the candidates of the one before; what they worked out is handed to every
+attack that uses candidates. Then plan.py says who comes next. One attack runs at a time: a budget counts the
+processor's seconds of the whole process. Each finished result is on disk before the next attack begins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from threading import Event
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
 from milkglass.attacks.assignment import Solver, ranked
 from milkglass.audit.outcome import AttackResult, AuditRun, FinishedAttack, by_class, in_group
+from milkglass.audit.plan import AttackTurn, pairs, turns_of
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.errors import MilkglassError
@@ -36,79 +37,17 @@ class RunOptions:
     """How a run treats its attacks; the defaults are those of an audit.
 
     Attributes:
-        threads: how many attacks run at once.
         use_minimum: whether an attack's `min_seconds` counts; a recipe decides itself how long an attack may take.
         own_stream: whether each attack draws from the seed and its name, or all alike from the seed.
         own_budget: the budget of the next attack, where each has one of its own. None: shares of the whole.
     """
 
-    threads: int = 2
     use_minimum: bool = True
     own_stream: bool = True
     own_budget: Callable[[], Budget] | None = None
 
 
-RECIPE = RunOptions(threads=1, use_minimum=False)
-
-
-@dataclass(frozen=True)
-class AttackTurn:
-    """One attack of a run.
-
-    Attributes:
-        name: that its results have.
-        min_seconds: see `Attack`.
-    """
-
-    name: str
-    attack: Attack
-    min_seconds: float
-
-    @property
-    def early(self) -> bool:
-        """Solvers without text: they are the chain."""
-        return isinstance(self.attack, Solver) and "corpus" not in self.attack.assumes and not self.attack.of_outputs
-
-    @property
-    def takes_candidates(self) -> bool:
-        return "candidates" in self.attack.assumes | self.attack.uses
-
-    @property
-    def waits(self) -> bool:
-        """For the chain: these are cheap and read most, so a budget that the chain used up must not be their end."""
-        return self.takes_candidates and not self.min_seconds and not self.early
-
-    @property
-    def rank(self) -> int:
-        """0: at once, while the chain runs; 1: after the chain; 2-3: slow attacks."""
-        if self.waits:
-            return 1
-        if not self.min_seconds:
-            return 0
-        return 2 if "candidates" in self.attack.assumes else 3
-
-    def result_by(self, adversary: Adversary) -> AttackResult:
-        """Before it was run."""
-        return AttackResult(
-            self.name,
-            self.attack.title,
-            adversary.name,
-            "not run",
-            of_outputs=self.attack.of_outputs,
-            costly=self.min_seconds > 0,
-            joint=self.early or self.takes_candidates,
-        )
-
-
-def turns_of(attacks: Mapping[str, Attack], use_minimum: bool = True) -> list[AttackTurn]:
-    return [AttackTurn(name, one, one.min_seconds if use_minimum else 0.0) for name, one in attacks.items()]
-
-
-def pairs(scene: Scene, turns: Sequence[AttackTurn]) -> list[tuple[Adversary, AttackTurn]]:
-    """Who runs what beside the chain."""
-    late = [(turn, scene.players(turn.attack)) for turn in turns if not turn.early]
-    pairs = [(who, turn) for who in scene.adversaries for turn, players in late if who in players]
-    return sorted(pairs, key=lambda pair: pair[1].rank)
+RECIPE = RunOptions(use_minimum=False)
 
 
 def run(
@@ -123,31 +62,32 @@ def run(
     """Args:
     attacks: by the name that their results have, in the order in which candidates are handed on.
     store: where results are kept; None: nowhere.
-    progress: receives each result as it is there, from the thread that ran the attack.
+    progress: receives each result as it is there.
     """
     turns = turns_of(attacks, rules.use_minimum)
     runner = _Runner(scene, store, budget, seed, progress, rules)
-    with ThreadPoolExecutor(rules.threads) as pool:  # the chain is submitted first: what waits for it waits in turn
-        try:
-            chain = pool.submit(runner.chain, turns)
-            rest = [pool.submit(runner.play, turn, who, chain) for who, turn in pairs(scene, turns)]
-            result = [*chain.result()[0], *(one.result() for one in rest)]
-        except BaseException:  # Ctrl-C above all: what runs stops at its next look at the budget, nothing more begins
-            runner.stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
-    return AuditRun(tuple(result), chain.result()[1])
-
-
-def planned(scene: Scene, attacks: Mapping[str, Attack]) -> int:
-    """How many results there will be."""
-    turns = turns_of(attacks)
-    return sum(one.early for one in turns) + len(pairs(scene, turns))
+    chain = runner.chain(turns)
+    played = [*chain.played, *(runner.play(turn, who, chain) for who, turn in pairs(scene, turns))]
+    place = {(name, who.name): n for n, (name, who) in enumerate(product(attacks, scene.adversaries))}
+    played.sort(key=lambda one: place[one.result.attack, one.result.adversary])  # a report is in the catalogue's order
+    return AuditRun(tuple(played), chain.candidates)
 
 
 # --- one attack -------------------------------------------------------------------------------------------------------
-Chain = tuple[list[FinishedAttack], Candidates | None]
 Attempt = Callable[[Transcript, Knowledge, Budget, np.random.Generator], Guess]
+
+
+@dataclass(frozen=True, eq=False)
+class _Chain:
+    """What the solvers came to.
+
+    Attributes:
+        renewed: whether one of them was played now, so that what was kept from others' candidates is no longer true.
+    """
+
+    played: list[FinishedAttack]
+    candidates: Candidates | None
+    renewed: bool
 
 
 @dataclass(frozen=True)
@@ -158,34 +98,37 @@ class _Runner:
     seed: int
     progress: Report
     rules: RunOptions
-    stop: Event = field(default_factory=Event)
 
-    def chain(self, turns: Sequence[AttackTurn]) -> Chain:
+    def chain(self, turns: Sequence[AttackTurn]) -> _Chain:
         """Where an attack can undo a part of the scheme, the solvers start from what it leaves."""
         solvers = [one for one in turns if one.early]
         undoers = [one.attack for one in turns if isinstance(one.attack, Preprocessor)] if solvers else []
         who = self.scene.adversaries[0]
-        played, candidates, transcript = [], who.knowledge.candidates, self.scene.transcript
+        played, renewed = list[FinishedAttack](), False
+        candidates, transcript = who.knowledge.candidates, self.scene.transcript
         for undoer in undoers:
             try:
-                if not self.stop.is_set() and why_not(undoer, transcript, who.knowledge) is None:
+                if why_not(undoer, transcript, who.knowledge) is None:
                     transcript = undoer.before(transcript, who.knowledge)
             except Exception:  # noqa: BLE001, S112 - it has a result of its own, which says that it failed
                 continue
         for solver in solvers:
-            one, learnt = self._solve(solver, who, candidates, transcript)
+            one, learnt, anew = self._solve(solver, who, candidates, transcript, renewed)
+            renewed = renewed or anew
             placed = 0 if learnt is None else sum(len(group.rows) for group in learnt.solved)
             if placed and placed >= PLACED * self.scene.transcript.size:
                 candidates = learnt
             played.append(one)
-        return played, candidates
+        return _Chain(played, candidates, renewed)
 
     def _solve(
-        self, turn: AttackTurn, who: Adversary, candidates: Candidates | None, transcript: Transcript
-    ) -> tuple[FinishedAttack, Candidates | None]:
+        self, turn: AttackTurn, who: Adversary, candidates: Candidates | None, transcript: Transcript, renewed: bool
+    ) -> tuple[FinishedAttack, Candidates | None, bool]:
+        """The result, what was learnt, and whether it was played now. renewed: whether one before it was."""
         solver, learnt = turn.attack, list[Candidates]()
         assert isinstance(solver, Solver)
-        kept = None if self.store is None else self.store.candidates(turn.name)
+        stale = self.store is None or (renewed and turn.takes_candidates)
+        kept = None if self.store is None or stale else self.store.candidates(turn.name)
 
         def attempt(seen: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
             learnt.append(solver.learn(transcript, knowledge, budget, rng))
@@ -196,13 +139,13 @@ class _Runner:
         knowledge = replace(who.knowledge, candidates=candidates)
         played = self._kept(turn, who) if kept is not None else None
         played = played or self._played(turn, who, knowledge, attempt, learnt)
-        return played, learnt[0] if learnt else kept
+        return played, learnt[0] if learnt else kept, bool(learnt)
 
-    def play(self, turn: AttackTurn, who: Adversary, chain: Future[Chain]) -> FinishedAttack:
-        knowledge = who.knowledge
+    def play(self, turn: AttackTurn, who: Adversary, chain: _Chain) -> FinishedAttack:
+        knowledge, stale = who.knowledge, False
         if turn.takes_candidates and knowledge.candidates is None:
-            knowledge = replace(knowledge, candidates=chain.result()[1])
-        return self._kept(turn, who) or self._played(turn, who, knowledge, turn.attack)
+            knowledge, stale = replace(knowledge, candidates=chain.candidates), chain.renewed
+        return (None if stale else self._kept(turn, who)) or self._played(turn, who, knowledge, turn.attack)
 
     def _kept(self, turn: AttackTurn, who: Adversary) -> FinishedAttack | None:
         """What was played before a stop."""
@@ -229,7 +172,7 @@ class _Runner:
             played = FinishedAttack(
                 replace(result, state="failed", reason=type(error).__name__)
             )  # its text may quote texts
-        if played.result.state == "done" and self.store is not None and not self.stop.is_set():
+        if played.result.state == "done" and self.store is not None:
             self.store.keep(_file_name(turn, who), played.result, played.reading)
         self.progress(played.result)
         return played
@@ -245,33 +188,32 @@ class _Runner:
             return FinishedAttack(replace(result, reason=reason))
         started = budget.clock()
         guess = attempt(seen, knowledge, budget, self._rng(turn))
-        result = replace(result, state="done", seconds=budget.clock() - started, cut=budget.left() <= 0)
+        result, cut = replace(result, state="done", seconds=budget.clock() - started), budget.left() <= 0
         truth, rng = self.scene.truth_about(turn.attack.of_outputs), np.random.default_rng(self.seed)
         result = replace(result, measures=score(guess, truth, rng).measures, in_group=in_group(learnt, truth))
         if guess.bags is not None or guess.texts is not None or turn.attack.of_outputs:
-            return FinishedAttack(result, guess)
+            return FinishedAttack(result.ended(cut), guess)
         reading = truth.readings(guess)[:, 0]
         if self.scene.texts is not None:
             result = replace(result, by_class=by_class(self.scene.texts, truth, reading, rng))
-        return FinishedAttack(result, guess, reading)
+        return FinishedAttack(result.ended(cut), guess, reading)
 
     def _late(self, turn: AttackTurn) -> str:
         """Why there is no time for it, "" where there is."""
         left = self.budget.left()
-        if self.stop.is_set() or (left <= 0 and not turn.waits):
+        if left <= 0 and not turn.waits:
             return "the budget was spent before its turn"
-        if turn.min_seconds and left < turn.min_seconds:
-            return f"it needs {turn.min_seconds:.0f} s, less is left: give a longer --budget"
+        if turn.least and left < turn.least:
+            return f"it needs {turn.least:.0f} s of the budget, less is left: give a longer --budget"
         return ""
 
     def _budget(self, turn: AttackTurn) -> Budget:
         """What is left; a part of it for an attack that would use all there is, and for one that others wait for."""
         if self.rules.own_budget is not None:
-            own = self.rules.own_budget()
-            return replace(own, stopped=lambda: own.stopped() or self.stop.is_set())
+            return self.rules.own_budget()
         left = max(GRACE if turn.waits else 1.0, self.budget.left())
-        seconds = CHAIN * left if turn.early else left
-        return Budget(max(left / 2, turn.min_seconds) if turn.min_seconds else seconds, stopped=self.stop.is_set)
+        seconds = CHAIN * left if turn.early else max(left / 2, turn.min_seconds) if turn.min_seconds else left
+        return Budget(seconds, stopped=self.budget.stopped, clock=self.budget.clock)
 
     def _rng(self, turn: AttackTurn) -> np.random.Generator:
         return np.random.default_rng([self.seed, *turn.name.encode()] if self.rules.own_stream else self.seed)

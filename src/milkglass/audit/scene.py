@@ -76,6 +76,11 @@ class Scene:
         return Activations in self.transcript.kinds and Tokens not in self.transcript.kinds
 
     @property
+    def has_key_budget(self) -> bool:
+        """Whether more text under one key is read better. States and symbols by a known map are read text by text."""
+        return not self.of_states and self.symbols is None
+
+    @property
     def symbols(self) -> Ids | None:
         """(n,) the id of each public token, where many tokens have one by a map that is known; None: no such map."""
         return self.adversaries[0].knowledge.symbols

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,18 +13,25 @@ import typer
 from milkglass import files
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, ModelRef, PassphraseFile, require_file, with_options
-from milkglass.cli.ui.terminal import bars, emit, note, resumable, table
+from milkglass.cli.ui.same_command import same_command
+from milkglass.cli.ui.terminal import bars, duration, emit, note, resumable, table
 from milkglass.errors import UsageError
 from milkglass.progress import Stage
 
+BUDGET = "15m"  # two to five times what all strong attacks take on some thousands of sentences
+THREADS = 4  # of an attack: each more makes the same work take more of the processor's time, which --budget counts
+LARGER = 4  # times the budget, that an audit which did not finish asks for
+
 if TYPE_CHECKING:
     from milkglass.audit.outcome import AttackResult
+    from milkglass.audit.plan import TimeEstimate
     from milkglass.audit.report.result import Audit
     from milkglass.audit.scene import Scene
 
 
 @with_options
 def audit(
+    context: typer.Context,
     key: KeyFile,
     text: Annotated[Path, typer.Option("--text", help=f"Your texts: {ROWS}, or .txt with one a line.")],
     out: Annotated[Path, typer.Option("--out", help="The folder for audit.html and audit.json.")] = Path("audit"),
@@ -40,10 +48,10 @@ def audit(
     budget: Annotated[
         str,
         typer.Option(
-            help="How long attacks may take: 90s, 2m, 1h; a bare number is seconds. Scrambling the model before them "
-            "is not counted, and those that read most may take half a minute each in any case."
+            help="Processor time that attacks may take: 90s, 2m, 1h; a bare number is seconds. Scrambling the model "
+            "before them is not counted, and those that read most may take half a minute each in any case."
         ),
-    ] = "2m",
+    ] = BUDGET,
     rows: Annotated[int | None, typer.Option(help="Read only this many texts.")] = None,
     seed: Annotated[int, typer.Option(help="Decides which half of the texts is private, and every random draw.")] = 1,
     model: ModelRef = None,
@@ -61,7 +69,6 @@ def audit(
     opened = KeyOptions(key, model, passphrase_file).open()
 
     from milkglass.audit.key_scene import AuditFiles, build
-    from milkglass.client.key import usage
     from milkglass.client.session import codec_of
     from milkglass.models.resolve import resolve
     from milkglass.threat import transcript_file
@@ -82,19 +89,29 @@ def audit(
         return build(opened.key, codec, folder, AuditFiles(*sources, rows, seed), stage, seen)
 
     result, page = attacked(staged, about, out, budget, seed, as_json)
-    if set(result.spent) == set(result.public):
-        usage.audited(key, result.spent, max(map(result.measured, result.public)))
-    elif usage.read(key).rate:  # a coarse vocabulary has no such budget
-        usage.audited(key, {}, 0)
-    elif not as_json:
-        note("the key's budget was not measured for every attacker: give a longer --budget")
-    print_audit(result, page, out, as_json)
+    remember(key, result)
+    print_audit(context, result, page, out, budget, as_json)
+
+
+def remember(key: Path, result: Audit) -> None:
+    """The audit's figures beside the key. How much text gives how much away is joined to what is known of it only where
+    it was measured for every attacker."""
+    from milkglass.client.key import usage
+
+    best, nan = result.best, float("nan")
+    figures = (nan, nan) if best is None else (best.value("tokens top-1"), best.value("content top-1"))
+    record = usage.audit_record(result.texts, *figures, finished=not result.unfinished)
+    whole = bool(result.spent) and set(result.spent) == set(result.public)
+    measured = max(map(result.measured, result.public)) if whole else 0
+    usage.audited(key, result.spent if whole else {}, measured, record)
 
 
 def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
     """Raises UsageError before anybody waits: for a text that is not a file, and where the audit cannot be written, or
     would overwrite another."""
     from milkglass.client.obfuscate.preflight import require_writable
+
+    sleeping_threads()
     from milkglass.threat.attack import Budget
 
     for path in texts:
@@ -108,6 +125,12 @@ def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
     Budget.parse(budget)
 
 
+def sleeping_threads() -> None:
+    """Threads that wait for each other sleep. On a busy machine they would use up --budget by spinning. OpenMP reads
+    this once, when PyTorch is imported."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def attacked(
     staged: Callable[[Stage], Scene], about: Mapping[str, Any], out: Path, budget: str, seed: int, as_json: bool
 ) -> tuple[Audit, Path]:
@@ -115,35 +138,53 @@ def attacked(
     import torch
 
     from milkglass.attacks.catalogue import ADDED, ATTACKS
+    from milkglass.audit.audit import ATTACKING, write
     from milkglass.audit.audit import audit as attack
-    from milkglass.audit.audit import write
+    from milkglass.audit.plan import estimated, planned
     from milkglass.audit.resume import ResumeStore
-    from milkglass.audit.run import planned
     from milkglass.signature import signature
     from milkglass.threat.attack import Budget
 
-    torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # attacks run side by side
+    torch.set_num_threads(min(torch.get_num_threads(), THREADS))
     whole = {**about, "attacks": [signature(one) for one in ATTACKS.values()]}
     fewer = {**about, "attacks": [signature(one) for name, one in ATTACKS.items() if name not in ADDED]}
     with bars(as_json) as stage:
         scene = staged(stage)
         work = ResumeStore.open(out / "work", whole, fewer)  # a text that cannot be read leaves nothing behind
+        if not as_json:
+            note(_announced(estimated(scene, ATTACKS, ATTACKING * Budget.parse(budget).seconds), budget))
         advance = stage("attack", planned(scene, ATTACKS))
 
         def progress(cell: AttackResult) -> None:
             advance(1)
-            if not as_json:
+            if not as_json and cell.state != "does not apply":
                 note(f"  {line(cell)}")
 
         with resumable(work.folder):
             result = attack(scene, ATTACKS, work, Budget.parse(budget), seed, progress=progress)
     page = write(result, out)
-    work.remove()
+    if not result.unfinished:
+        work.remove()
     return result, page
 
 
-def print_audit(result: Audit, page: Path, out: Path, as_json: bool) -> None:
-    emit(as_json, {"out": str(out), **result.to_json()}, lambda: words(result, page))
+def _announced(plan: TimeEstimate, budget: str) -> str:
+    """How long it will take."""
+    words = f"attacks, the strongest first: about {duration(plan.seconds)} of processor time for {plan.attacks} of them"
+    if plan.open_ended:
+        words += f", and for {', '.join(plan.open_ended).lower()} up to half of what is left"
+    return f"{words}; at most {budget} (--budget). A busy machine takes longer and finds the same."
+
+
+def print_audit(context: typer.Context, result: Audit, page: Path, out: Path, budget: str, as_json: bool) -> None:
+    more = "" if not result.unfinished else same_command(context, budget=_larger(budget))
+    emit(as_json, {"out": str(out), **result.to_json()}, lambda: words(result, page, more))
+
+
+def _larger(budget: str) -> str:
+    from milkglass.threat.attack import Budget
+
+    return f"{max(1, math.ceil(LARGER * Budget.parse(budget).seconds / 60))}m"
 
 
 def line(cell: AttackResult) -> str:
@@ -161,18 +202,23 @@ def _share(value: float) -> str:
     return "-" if math.isnan(value) else f"{100 * value:.1f} %"
 
 
-def words(result: Audit, page: Path) -> str:
+def words(result: Audit, page: Path, more: str = "") -> str:
+    """more: the command that goes on with a larger budget."""
+    from milkglass.audit.report.verdict import LABELS
+
     rows: list[tuple[str, ...]] = [("attack", "attacker", "tokens", "content")]
     for cell in result.cells:
         what = cell.what + (", not finished" if cell.cut else "")
+        least = "at least " if cell.cut else ""
         if "tokens top-1" in cell.measures:
-            shares = (_share(cell.value(name)) for name in ("tokens top-1", "content top-1"))
+            shares = (least + _share(cell.value(name)) for name in ("tokens top-1", "content top-1"))
             rows.append((what, cell.adversary, *shares))
         elif "bag f1" in cell.measures:
             rows.append((what, cell.adversary, f"words of a text, F1 {_share(cell.value('bag f1'))}", ""))
     return "\n".join(
         [
-            result.verdict,
+            f"{LABELS[result.level].upper()}. {result.verdict}",
+            *([f"to go on where it stopped: {more}"] if more else []),
             "",
             table(rows),
             "",

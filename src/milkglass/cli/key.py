@@ -38,7 +38,7 @@ def status(
     require_key_file(key)
     used = usage.read(key)
     passed = [{"attacker": who, "share": share, "tokens": tokens} for who, share, tokens in used.passed()]
-    told = {name: one for name, one in asdict(used).items() if one or name != "rate"}
+    told = {name: one for name, one in asdict(used).items() if one or name not in ("rate", "audits")}
     emit(as_json, {"key": str(key), **told, "passed": passed}, lambda: words(used))
 
 
@@ -98,10 +98,10 @@ def words(used: usage.Usage) -> str:
         lines.append(f"under keys made from it for jobs, {len(used.jobs):,}: {spread:,} tokens{own}")
         lines.append(table([("key for a job", "tokens"), *((one, f"{n:,}") for one, n in used.jobs.items())]))
     if used.rate:
-        return "\n".join([*lines, SEPARATE, *([f"last audit: {moment(used.audited)}"] if used.audited else [])])
-    if not used.audited:
+        return "\n".join([*lines, SEPARATE, *audits(used)])
+    lines += audits(used)
+    if not used.measured:
         return "\n".join([*lines, NEVER])
-    lines.append(f"last audit: {moment(used.audited)}")
     rows: list[tuple[str, ...]] = [("attacker", "reads of the content tokens", "within", "")]
     for who, shares in used.spent.items():
         for share, tokens in shares.items():
@@ -113,6 +113,18 @@ def words(used: usage.Usage) -> str:
     if used.tokens > used.measured:
         lines.append(f"audits went up to {used.measured:,} tokens: more is encoded by now, audit again")
     return "\n".join([*lines, *warning(used)])
+
+
+def audits(used: usage.Usage) -> list[str]:
+    """What each audit found; of older versions only when the last one was."""
+    if not used.audits:
+        return [f"last audit: {moment(used.audited)}"] if used.audited else []
+    rows: list[tuple[str, ...]] = [("audit", "texts", "words read", "names and other content words", "")]
+    for one in used.audits:
+        least = "" if one["finished"] else "at least "
+        shares = ("-" if one[name] is None else f"{least}{100 * one[name]:.1f} %" for name in ("tokens", "content"))
+        rows.append((moment(one["at"]), f"{one['texts']:,}", *shares, "" if one["finished"] else "not finished"))
+    return [table(rows)]
 
 
 def rate_words(rate: Mapping[str, float]) -> list[str]:

@@ -19,7 +19,7 @@ class Interval:
     """A measure with its confidence interval.
 
     Attributes:
-        low: of 95 %.
+        low: of 95 %; nan where the value stands alone.
         high: likewise.
         units: how many independent units have any weight.
     """
@@ -32,7 +32,14 @@ class Interval:
     def __str__(self) -> str:
         if math.isnan(self.value):
             return "-"
+        if math.isnan(self.low):
+            return f"{100 * self.value:.1f} %"
         return f"{100 * self.value:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
+
+    @property
+    def alone(self) -> Interval:
+        """The value without its interval, of a figure that is not a sample's."""
+        return Interval(self.value, math.nan, math.nan, self.units)
 
 
 UNDEFINED = Interval(float("nan"), float("nan"), float("nan"), 0)

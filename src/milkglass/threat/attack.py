@@ -13,6 +13,7 @@ import numpy as np
 
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
+from milkglass.threat.cost import Cost
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Observation, Transcript, Weights
@@ -26,14 +27,14 @@ class Budget:
         seconds: from the moment at which the budget is made.
         progress: receives the share that is done.
         stopped: whether everything is to end now.
-        clock: whose seconds; `time.process_time` counts those of a processor, over all threads, which other work on the
-            machine does not use up.
+        clock: whose seconds. By default a processor's, over all threads of this process: other work on the machine does
+            not use them up, so that a busy machine finds no less than an idle one. No attack runs in a child process.
     """
 
     seconds: float = float("inf")
     progress: Callable[[float], None] = lambda share: None  # noqa: E731
     stopped: Callable[[], bool] = lambda: False  # noqa: E731
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.process_time
     _started: float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +66,9 @@ class Attack(abc.ABC):
         sees: observations without which it cannot run.
         assumes: names of Knowledge's fields without which it cannot run.
         uses: names of fields that it uses where they are there.
-        min_seconds: of a budget; with less it is not worth beginning.
+        min_seconds: of a budget; with less it is not worth beginning. Such an attack reads more with more time.
+        cost: what it takes, from which an audit says how long it will take; the default where nobody knows.
+        baseline: whether another attack of the catalogue reads more wherever both apply: an audit runs these last.
         of_outputs: whether the guess is about what was generated, not about what was sent.
     """
 
@@ -75,6 +78,8 @@ class Attack(abc.ABC):
     sees: ClassVar[frozenset[type[Observation]]]
     assumes: ClassVar[frozenset[str]]
     min_seconds: ClassVar[float] = 0.0
+    cost: ClassVar[Cost] = Cost()
+    baseline: ClassVar[bool] = False
     of_outputs: ClassVar[bool] = False
     uses: ClassVar[frozenset[str]] = frozenset()
 

@@ -47,6 +47,7 @@ from milkglass.attacks.embeddings.cluster_search import ClusterSearch
 from milkglass.models.view import Model
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
+from milkglass.threat.cost import Cost
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
@@ -75,6 +76,7 @@ class ClusterSolve(Solver):
 
     name = "cluster-solve"
     title = "Cluster solve"
+    cost = Cost(rows=0.57)
     paper = papers.ours("Mixtures have one sparse solution")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})

@@ -20,6 +20,7 @@ import torch
 
 from milkglass import papers
 from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures
+from milkglass.threat.cost import Cost
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
@@ -41,6 +42,8 @@ class EDNN(NearestRows):
 
     name = "ednn"
     title = "Element-wise differential nearest neighbour"
+    cost = Cost(table=30)
+    baseline = True
     paper = papers.EDNN
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:

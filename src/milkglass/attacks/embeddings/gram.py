@@ -36,6 +36,7 @@ from torch import Tensor
 from milkglass import papers
 from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures, nearest
 from milkglass.attacks.embeddings.sorted_rows import SortableRows
+from milkglass.threat.cost import Cost
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
@@ -98,6 +99,7 @@ class Gram(NearestRows):
 
     name = "gram"
     title = "Matching by products of rows"
+    cost = Cost(table=30)
     paper = papers.PROCRUSTES.but(
         "The attack is ours; the rotation from pairs is the paper's.",
         "Pairs come from sorted products with the longest rows, and are trimmed.",

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from milkglass import papers
 from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.cost import Cost
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
@@ -111,6 +112,8 @@ class KNN(NearestRows):
 
     name = "knn"
     title = "Nearest neighbour"
+    cost = Cost(table=30)
+    baseline = True
     paper = papers.PRIVACY_BERT
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:

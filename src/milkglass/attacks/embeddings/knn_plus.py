@@ -17,6 +17,7 @@ import torch
 from milkglass import papers
 from milkglass.attacks.embeddings.ednn import EDNN, differences
 from milkglass.attacks.embeddings.knn import KNN, NearestRows, RowFeatures, nearest
+from milkglass.threat.cost import Cost
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
@@ -35,6 +36,8 @@ class KNNPlus(NearestRows):
 
     name = "knn+"
     title = "The better of KNN and EDNN"
+    cost = Cost(2, table=35)
+    baseline = True
     paper = papers.OBFUSLM.but("The better one is picked under the attacker's own key, not by the result.")
     assumes = frozenset({"public_model", "simulate"})
 

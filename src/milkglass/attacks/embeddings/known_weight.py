@@ -38,6 +38,7 @@ from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Budget, Preprocessor, why_not
+from milkglass.threat.cost import Cost
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
@@ -136,6 +137,7 @@ class KnownWeight(Preprocessor):
 
     name = "known-weight"
     title = "Known weights undo the layers' transformation"
+    cost = Cost(table=60)
     paper = papers.ours("Layers that the server knows give their transformation away")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})

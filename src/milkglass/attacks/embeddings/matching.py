@@ -35,6 +35,7 @@ from milkglass import papers
 from milkglass.attacks.assignment import Solver
 from milkglass.errors import UsageError
 from milkglass.threat.attack import Budget
+from milkglass.threat.cost import Cost
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
@@ -60,6 +61,7 @@ class Matching(Solver):
 
     name = "matching"
     title = "Order inside clusters from the weights"
+    cost = Cost(rows=0.07)
     paper = papers.ours("Matching: the noise of WeightSynth names its token")
     sees = frozenset({Weights})
     assumes = frozenset({"candidates", "public_model"})

@@ -26,6 +26,7 @@ from milkglass.attacks.assignment import Solver
 from milkglass.attacks.embeddings import sparse
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Budget
+from milkglass.threat.cost import Cost
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
@@ -51,6 +52,7 @@ class MeanSolve(Solver):
 
     name = "mean-solve"
     title = "Means of clusters"
+    cost = Cost(rows=0.57)
     paper = papers.ours("Mixtures have one sparse solution")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})

@@ -43,6 +43,7 @@ from milkglass import papers
 from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures
 from milkglass.attacks.embeddings.layer_fit import gains_beside
 from milkglass.models.view import Model
+from milkglass.threat.cost import Cost
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
@@ -161,6 +162,7 @@ class SortedRows(NearestRows):
 
     name = "sorted-rows"
     title = "Vocabulary matching by sorted rows"
+    cost = Cost(table=30)
     paper = papers.HIDDEN_NO_MORE.but(
         "They match sorted hidden states; we match the table and its products with weights, sorted."
     )

@@ -134,6 +134,7 @@ class InvBert(Attack):
 
     name = "invbert"
     title = "Inversion model"
+    baseline = True
     paper = papers.INVBERT.but(
         "The inversion model starts from the public model and its table, not from BERT-base.",
         "Batches hold sentences of one length, at most `batch_size` of them.",

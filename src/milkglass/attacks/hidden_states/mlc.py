@@ -29,6 +29,7 @@ from milkglass.attacks.forward import body, stacked, state, within
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.cost import Cost
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript, Weights
@@ -112,6 +113,8 @@ class MLC(LinearWords):
 
     name = "mlc"
     title = "Words in a text (multi-label)"
+    cost = Cost(2, tokens=420)
+    baseline = True
     sees = frozenset({Weights, Tokens})
     assumes = frozenset({"public_model", "corpus", "simulate"})
     min_seconds = 30.0

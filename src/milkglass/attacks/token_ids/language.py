@@ -55,6 +55,7 @@ from milkglass.models.families import family_of
 from milkglass.models.resolve import EMBEDDED, resolve
 from milkglass.models.view import Model
 from milkglass.threat.attack import Budget
+from milkglass.threat.cost import Cost
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
@@ -85,6 +86,7 @@ class LanguageModel(Solver):
 
     name = "language-model"
     title = "Language model over the candidates"
+    cost = Cost(12, tokens=1370)
     paper = papers.NEURAL_DECIPHERMENT.but(
         "The attack is ours; decipherment by a neural language model is the paper's.",
         "They score partial keys in a beam search; here evidence for single ids joins a mean field.",

@@ -80,6 +80,7 @@ class SDA(Attack):
 
     name = "sda"
     title = "Beam search with a scoring model"
+    baseline = True
     paper = papers.OBFUSLM.but(
         "The beam's width, which the paper does not give, is 5.",
         "The scoring model starts from the public model.",

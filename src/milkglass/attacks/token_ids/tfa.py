@@ -57,6 +57,7 @@ class TFA(Attack):
 
     name = "tfa"
     title = "Token frequency attack"
+    baseline = True
     paper = papers.UPDATE_LEAKAGE.at("as an attack on ids: Lin et al., Findings of ACL 2025, section 5.2").but(
         'Ranks are matched, so that no token is guessed twice; match = "nearest" is the paper\'s.',
         "Tokens that open or close every text are known by their place and take no rank.",

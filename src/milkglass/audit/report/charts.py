@@ -9,43 +9,56 @@ from html import escape
 from milkglass.audit.report.result import BudgetPoint
 from milkglass.metrics.interval import Interval
 
-INK, SOFT, BARS = "#1c2126", "#4d5761", ("#0b4f6c", "#b25c00", "#4d5761")
-ROW, LABEL, WIDE = 34, 172, 520
+INK, SOFT, BAR = "#1c2126", "#4d5761", "#4f9dbd"
+LINES = ("#0b4f6c", "#b25c00", "#4d5761")
+ROW, LABEL, WIDE, LONG = 38, 190, 560, 26  # LONG: letters of a label's line
 
 
-def bars(title: str, rows: Mapping[str, Interval], lines: Mapping[str, float]) -> str:
-    """A horizontal bar a row, with its interval; `lines` are what costs nothing, drawn as thin bars below."""
+def bars(title: str, axis: str, rows: Mapping[str, Interval], lines: Mapping[str, float]) -> str:
+    """A horizontal bar a row, with its interval as a line with ends; `lines` are what costs nothing, drawn as thin bars
+    below. axis: what the scale counts, with its unit."""
     rows = {name: one for name, one in rows.items() if one.units}
     lines = {name: value for name, value in lines.items() if not math.isnan(value)}
-    height = ROW * (len(rows) + len(lines)) + 34
-    room = WIDE - LABEL - 70
-    parts = []
+    bottom = ROW * (len(rows) + len(lines)) + 8
+    room = WIDE - LABEL - 84
+    parts = [
+        f'<path d="M{LABEL + room * share:.1f} 4V{bottom}" stroke="#cfd6dc"/>'
+        f'<text x="{LABEL + room * share:.1f}" y="{bottom + 16}" text-anchor="middle" fill="{SOFT}">'
+        f"{100 * share:.0f}</text>"
+        for share in (0, 0.25, 0.5, 0.75, 1)
+    ]
     for i, (name, one) in enumerate(rows.items()):
         y = i * ROW + 8
+        alone = math.isnan(one.low)
         parts += [
             _label(name, y),
-            f'<rect x="{LABEL}" y="{y}" width="{room * one.value:.1f}" height="18" fill="{BARS[0]}"/>',
-            f'<path d="M{LABEL + room * one.low:.1f} {y + 9}H{LABEL + room * one.high:.1f}" stroke="{BARS[1]}" '
-            'stroke-width="3"/>',
-            _figure(one.value, LABEL + room * max(one.value, one.high) + 6, y),
+            f'<rect x="{LABEL}" y="{y}" width="{room * one.value:.1f}" height="22" fill="{BAR}"/>',
+            "" if alone else _whisker(LABEL + room * one.low, LABEL + room * one.high, y + 11),
+            _figure(one.value, LABEL + room * (one.value if alone else max(one.value, one.high)) + 8, y, alone),
         ]
     for i, (name, value) in enumerate(lines.items()):
         y = (len(rows) + i) * ROW + 8
         parts += [
             _label(name, y),
-            f'<rect x="{LABEL}" y="{y + 6}" width="{max(1, room * value):.1f}" height="6" fill="{SOFT}"/>',
-            _figure(value, LABEL + room * value + 6, y),
+            f'<rect x="{LABEL}" y="{y + 8}" width="{max(1, room * value):.1f}" height="6" fill="{SOFT}"/>',
+            _figure(value, LABEL + room * value + 8, y),
         ]
-    parts.append(_scale(height - 14, room))
-    return _svg(title, height, parts)
+    parts.append(f'<text x="{LABEL + room / 2:.1f}" y="{bottom + 36}" text-anchor="middle">{escape(axis)}</text>')
+    return _svg(title, bottom + 44, parts)
 
 
-def curve(title: str, points: Sequence[BudgetPoint]) -> str:
-    """Share of content tokens read against the tokens sent under one key (logarithmic); a line an adversary."""
+def _whisker(low: float, high: float, y: float) -> str:
+    path = f"M{low:.1f} {y - 7}V{y + 7}M{low:.1f} {y}H{high:.1f}M{high:.1f} {y - 7}V{y + 7}"
+    return f'<path d="{path}" stroke="#fff" stroke-width="5"/><path d="{path}" stroke="{INK}" stroke-width="2"/>'
+
+
+def curve(title: str, axes: tuple[str, str], points: Sequence[BudgetPoint]) -> str:
+    """Share of content tokens read against the tokens sent under one key (logarithmic); a line an adversary. axes: the
+    titles of the tokens' axis and of the shares', with their units."""
     points = [point for point in points if not math.isnan(point.content)]
     if not points:
         return ""
-    left, top, high, room = 48, 12, 260, WIDE - 48 - 20
+    left, top, high, room = 66, 12, 240, WIDE - 66 - 24
     exponents = [math.log10(max(1, point.tokens)) for point in points]
     low, most = min(exponents), max(exponents)
     span = max(most - low, 0.1)
@@ -61,17 +74,21 @@ def curve(title: str, points: Sequence[BudgetPoint]) -> str:
     for tokens in sorted({point.tokens for point in points}):
         x = left + room * (math.log10(max(1, tokens)) - low) / span
         parts.append(f'<text x="{x:.1f}" y="{top + high + 20}" text-anchor="middle">{short(tokens)}</text>')
+    across, upwards = (escape(one) for one in axes)
+    parts.append(f'<text x="{left + room / 2}" y="{top + high + 40}" text-anchor="middle">{across}</text>')
+    middle = f'x="{-(top + high / 2)}" y="14" transform="rotate(-90)"'
+    parts.append(f'<text {middle} text-anchor="middle">{upwards}</text>')
     for number, adversary in enumerate(dict.fromkeys(point.adversary for point in points)):
         own = sorted((p for p in points if p.adversary == adversary), key=lambda p: p.tokens)
-        colour = BARS[number % len(BARS)]
+        colour = LINES[number % len(LINES)]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in map(place, own))
         parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="3"/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in map(place, own)]
-        y = top + high + 44 + 20 * number
+        y = top + high + 64 + 20 * number
         parts.append(f'<rect x="{left}" y="{y - 9}" width="22" height="5" fill="{colour}"/>')
         parts.append(f'<text x="{left + 30}" y="{y}">{escape(adversary)}</text>')
     count = len({point.adversary for point in points})
-    return _svg(title, top + high + 44 + 20 * count, parts)
+    return _svg(title, top + high + 64 + 20 * count, parts)
 
 
 def short(count: int) -> str:
@@ -83,19 +100,18 @@ def short(count: int) -> str:
 
 
 def _label(name: str, y: float) -> str:
-    return f'<text x="{LABEL - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>'
+    """On one line, or on two."""
+    first, second = name, ""
+    if len(name) > LONG and " " in name[:LONG]:
+        cut = name[:LONG].rindex(" ")
+        first, second = name[:cut], name[cut + 1 :]
+    words = [(first, y + (16 if not second else 9)), *([(second, y + 24)] if second else [])]
+    return "".join(f'<text x="{LABEL - 8}" y="{at}" text-anchor="end">{escape(part)}</text>' for part, at in words)
 
 
-def _figure(value: float, x: float, y: float) -> str:
+def _figure(value: float, x: float, y: float, least: bool = False) -> str:
     shown = f"{100 * value:.1f}" if value >= 0.001 or value == 0 else f"{100 * value:.1g}"
-    return f'<text x="{x:.1f}" y="{y + 14}">{shown} %</text>'
-
-
-def _scale(y: float, room: float) -> str:
-    return "".join(
-        f'<text x="{LABEL + room * share:.1f}" y="{y + 10}" text-anchor="middle" fill="{SOFT}">{100 * share:.0f}</text>'
-        for share in (0, 0.25, 0.5, 0.75, 1)
-    )
+    return f'<text x="{x:.1f}" y="{y + 16}">{"≥ " if least else ""}{shown} %</text>'
 
 
 def _svg(title: str, height: float, parts: Sequence[str]) -> str:

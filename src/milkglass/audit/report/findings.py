@@ -19,54 +19,21 @@ from milkglass.audit.scene import Scene
 from milkglass.sequences import Sequences
 from milkglass.threat.observations import Tokens, Weights
 
-ALL = 0.9995  # from here on a share is printed as 100.0 %
-
-
-def verdict(best: AttackResult | None, who: Mapping[str, str], cells: tuple[AttackResult, ...]) -> str:
-    """One or two sentences, which never reassure. who: what each attacker has, in words."""
-    if best is None:
-        return state_findings.words(who, cells) or "No attack was run to its end: this audit says nothing."
-    value, content = best.measures["tokens top-1"], best.measures["content top-1"]
-    much = "Most" if value.value >= 0.5 else "A good part" if value.value >= 0.1 else "Some"
-    carrying = f", {content} of those that carry content" if content.units else ""
-    said = f"{much} of your running text comes back: {value} of the tokens{carrying}, to an attacker who "
-    said += f"{who[best.adversary]}."
-    whole = value.value >= ALL  # no attack reads more
-    if unfinished(cells) and not whole:
-        return f"Stronger attacks were not finished, so this figure may be too low. {said}"
-    lone = not any(cell.joint and cell.state != "does not apply" for cell in cells)  # nobody starts from clusters here
-    if lone and (words := state_findings.words(who, cells)):
-        said += f" {words}"
-    late = [cell for cell in cells if cell.state == "not run" and cell.costly and (cell.joint or lone)]
-    if not whole and (costly := sorted({cell.title for cell in late})):
-        return f"{said} Not begun in so short a budget, and may read more: {', '.join(costly).lower()}."
-    return said
-
-
-def unfinished(cells: tuple[AttackResult, ...]) -> list[str]:
-    """Titles of attacks that failed, were cut or had no turn, of those that every audit begins, and of costly ones that
-    were cut; where one that starts from the clusters ended, of those only, since the others read less."""
-    begun = [cell for cell in cells if not cell.costly or cell.cut]
-    if any(cell.joint and cell.state == "done" and not cell.cut for cell in begun):
-        begun = [cell for cell in begun if cell.joint]
-    return sorted({cell.title for cell in begun if cell.cut or cell.state in ("failed", "not run")})
-
 
 def warnings(
     scene: Scene, cells: tuple[AttackResult, ...], spent: Mapping[str, Mapping[str, int]]
 ) -> tuple[Finding, ...]:
     """All that apply, the gravest first."""
     best = strongest(cells)
+    read = _running(scene, best, spent)
     result = [
         _broken(scene),
-        _running(scene, best, spent),
+        read,
         enclave_findings.answers(scene),
         state_findings.named(scene, cells),
         _clusters(cells),
-        _budget(spent),
-        _classes(best),
-        _weak(cells, best),
-        _nominal(scene, cells),
+        _budget(spent) if read is None else None,
+        _understated(scene, cells, best),
         _hidden(cells),
         _members(scene),
         _small(scene),
@@ -130,12 +97,14 @@ def _running(scene: Scene, best: AttackResult | None, spent: Mapping[str, Mappin
             if _at_once(spent)
             else "A new key for each job lowers it where each job is small."
         )
+        advice += f" Under one key: {passed}." if (passed := said(spent)) else ""
     return Finding(
         "An attacker reads your text",
         f"the strongest attack ({best.title}) reads 10 % or more of the content tokens: here "
         f"{best.measures['content top-1']}",
         _why(scene),
-        f"What must not be read must not be sent: leave it out, or replace it before encoding. {advice}",
+        "What must not be read must not be sent: leave it out, or replace it before encoding."
+        f"{_classes(best)} {advice}",
     )
 
 
@@ -160,7 +129,7 @@ def _budget(spent: Mapping[str, Mapping[str, int]]) -> Finding | None:
     return Finding(
         "More text under one key is read better",
         f"an attacker reads 10 % of the content tokens or more after some number of tokens: here {passed}",
-        "All texts under one key are one cipher. `milkglass key status` counts what was encoded under a key.",
+        "`milkglass key status` counts what was encoded under a key.",
         "Nothing: so much is read of the first texts already that a new key would not help."
         if _at_once(spent)
         else "Make a new key before that much is sent.",
@@ -172,53 +141,52 @@ def _at_once(spent: Mapping[str, Mapping[str, int]]) -> bool:
     return any(shares.get("50 %") == shares.get("10 %") is not None for shares in spent.values())
 
 
-def _classes(best: AttackResult | None) -> Finding | None:
-    if best is None:
-        return None
+def _classes(best: AttackResult) -> str:
+    """A sentence about what usually makes a text private, where it is read."""
     read = {
         name: one for name, one in best.by_class.items() if name in ("number", "name", "rare word") and one.value >= 0.2
     }
     if not read:
-        return None
-    return Finding(
-        "Names, numbers or rare words come back",
-        "20 % or more of one of these classes is read: here "
-        + ", ".join(f"{name}s {one}" for name, one in read.items()),
-        "They are what usually makes a text private. Tokens are pieces of words: a name counts as read piece by piece.",
-        "Replace them before encoding (`milkglass sanitize`), or leave such texts out.",
+        return ""
+    return (
+        f" Among what is read: {', '.join(f'{name}s {100 * one.value:.0f} %' for name, one in read.items())}; a name "
+        "counts as read piece by piece. `milkglass sanitize` replaces words before they are encoded."
     )
 
 
-def _weak(cells: tuple[AttackResult, ...], best: AttackResult | None) -> Finding | None:
-    weak = [cell for cell in cells if cell.attack in ("knn", "knn+", "ednn") and cell.state == "done"]
-    weak = [cell for cell in weak if not math.isnan(cell.value("tokens top-1"))]
-    if best is None or not weak:
-        return None
-    most = max(cell.value("tokens top-1") for cell in weak)
-    if best.value("tokens top-1") < 1.5 * most:
+def _understated(scene: Scene, cells: tuple[AttackResult, ...], best: AttackResult | None) -> Finding | None:
+    """What papers judge a defence by, and what reads more."""
+    parts = [one for one in (_weak(cells, best), _nominal(scene, cells)) if one]
+    if not parts:
         return None
     return Finding(
-        "The published attacks understate this",
-        "the strongest attack reads half as much again as nearest neighbours: here "
-        f"{100 * best.value('tokens top-1'):.1f} % against {100 * most:.1f} %",
-        "Papers judge a defence by nearest neighbours, which look at one token at a time. A real attacker does not.",
+        "The usual measures understate this",
+        "the strongest attack reads half as much again as nearest neighbours, or a blind guess in a cluster is right "
+        "twice as often as 1/k",
+        f"{'; '.join(parts)}. Papers look at one token at a time, and take the tokens of a cluster for equally common. "
+        "A real attacker does neither.",
         "Judge by the strongest figure.",
     )
 
 
-def _nominal(scene: Scene, cells: tuple[AttackResult, ...]) -> Finding | None:
+def _weak(cells: tuple[AttackResult, ...], best: AttackResult | None) -> str:
+    weak = [cell for cell in cells if cell.attack in ("knn", "knn+", "ednn") and cell.state == "done"]
+    most = max((cell.value("tokens top-1") for cell in weak), default=float("nan"))
+    if best is None or not best.value("tokens top-1") > 1.5 * most:
+        return ""
+    return f"Nearest neighbours read {100 * most:.1f} % of the tokens, the strongest attack " + (
+        f"{100 * best.value('tokens top-1'):.1f} %"
+    )
+
+
+def _nominal(scene: Scene, cells: tuple[AttackResult, ...]) -> str:
     k = int(scene.scheme.get("k", 0))
     guesses = [cell for cell in cells if cell.attack == "cluster-conditional" and cell.state == "done"]
     best = strongest(tuple(guesses), "tokens top-1")
     if best is None or not k or best.value("tokens top-1") < 2 / k:
-        return None
+        return ""
     got = 100 * best.value("tokens top-1")
-    return Finding(
-        f"1/k is not what an attacker faces: {100 / k:.0f} % is promised, a guess gets {got:.0f} %",
-        "always naming the commonest public token of a cluster is right twice as often as 1/k or more",
-        "The tokens of a cluster differ in frequency: one common word among nine rare ones is not a secret.",
-        "Clusters within frequency bands would help against this guess, not against the attacks that read neighbours.",
-    )
+    return f"1/k promises {100 / k:.0f} %, and always naming the commonest public token of a cluster gets {got:.0f} %"
 
 
 def _hidden(cells: tuple[AttackResult, ...]) -> Finding | None:
@@ -302,13 +270,14 @@ def _special(scene: Scene) -> Finding | None:
 
 
 def _limits(cells: tuple[AttackResult, ...]) -> Finding | None:
-    left = sorted({cell.title for cell in cells if cell.cut or cell.state in ("failed", "not run")})
-    more = f" Here, these did not finish: {', '.join(left)}." if left else ""
+    left = sorted({cell.title for cell in cells if cell.cut or cell.state == "failed"})
+    if not left:
+        return None
     return Finding(
-        "This is a lower bound",
-        "always",
-        "A real attacker may have more text, more time, a stronger language model, or texts of yours." + more,
-        "Read the figures as what is certainly lost.",
+        "Some attacks were cut short",
+        "an attack was ended by the budget, or failed",
+        f"These did not finish: {', '.join(left)}. Their figures have no interval: more time may raise them.",
+        "Give a larger --budget: the audit goes on where it stopped.",
     )
 
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from milkglass.audit.outcome import strongest
 from milkglass.audit.report import charts
 from milkglass.audit.report.result import Audit
+from milkglass.audit.report.verdict import LABELS, MOST, MUCH
+from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER
 from milkglass.metrics.interval import Interval
 
+USUAL = re.compile("[\u0020-\u024f\u0370-\u052f\u1e00-\u1eff\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u2122]")
+ATTACKERS = {  # in charts
+    MODEL_ONLY: "attacker with no text",
+    OTHER: "attacker with other public text",
+    ALIKE: "attacker with text like yours",
+    KNOWN: "attacker who knows some of your texts",
+}
 COLUMNS = (
     ("Tokens", "tokens top-1"),
     ("Content", "content top-1"),
@@ -32,25 +43,29 @@ def percent(fraction: float) -> str:
 
 
 def interval(one: Interval) -> str:
-    if math.isnan(one.value):
-        return "none to count"
-    return f"{100 * one.value:.1f} ({100 * one.low:.1f}\u2013{100 * one.high:.1f})"
+    """`12.3` and its interval; "" where it has none, since its attack was cut."""
+    return "" if math.isnan(one.low) else f"{100 * one.low:.1f}\u2013{100 * one.high:.1f}"
 
 
 def duration(seconds: float) -> str:
     whole = round(seconds)
-    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{seconds:.1f} s"
+    return f"{whole // 60}\u00a0min {whole % 60}\u00a0s" if whole >= 60 else f"{seconds:.1f}\u00a0s"
 
 
 def drawn(result: Audit) -> dict[str, str]:
     """The charts, as SVG, by name; each is also written beside the page."""
-    nominal = {"1/k": 1 / result.kept["k"]} if result.kept else {}
-    nominal["commonest token"] = result.floors["commonest token"]
+    nominal = {f"1/k, promised for k = {result.kept['k']}": 1 / result.kept["k"]} if result.kept else {}
+    nominal["guessing the commonest word each time"] = result.floors["commonest token"]
+    words, content = "read of all words and pieces of words, in %", "read of the content words, in %"
+    points = [replace(one, adversary=_attacker(one.adversary)) for one in result.curve]
+    budget = ("words and pieces of words sent under one key", content)
     return {
-        "overview": charts.bars("Running tokens read", _best(result, "tokens top-1"), nominal),
-        "content": charts.bars("Content tokens read", _best(result, "content top-1"), {}),
-        "which": charts.bars("Read, by class of token", result.best.by_class, {}) if result.best else "",
-        "budget": charts.curve("Content tokens read against tokens sent under one key", result.curve),
+        "overview": charts.bars("All words", words, _best(result, "tokens top-1"), nominal),
+        "content": charts.bars("Names and other content words", content, _best(result, "content top-1"), {}),
+        "which": charts.bars("Kinds of words", "read of each kind, in %", result.best.by_class, {})
+        if result.best
+        else "",
+        "budget": charts.curve("Content words read, by how much is sent under one key", budget, points),
     }
 
 
@@ -58,12 +73,41 @@ def _best(result: Audit, measure: str) -> dict[str, Interval]:
     """By each attacker, of whatever attack reads most by this measure."""
     read = [cell for cell in result.cells if measure in cell.measures]
     per = {who: strongest(tuple(c for c in read if c.adversary == who), measure) for who in result.adversaries}
-    return {who: cell.measures[measure] for who, cell in per.items() if cell is not None}
+    return {_attacker(who): cell.measures[measure] for who, cell in per.items() if cell is not None}
+
+
+def _attacker(name: str) -> str:
+    return ATTACKERS.get(name, name)
+
+
+def code(text: str) -> Markup:
+    """Words between backticks as code."""
+    parts = str(escape(text)).split("`")
+    return Markup("".join(f"<code>{one}</code>" if place % 2 else one for place, one in enumerate(parts)))
+
+
+def visible(text: str, own: frozenset[str]) -> str:
+    """Text with an escape for each character that the reader's fonts may lack: one that is neither in their own texts
+    nor of an alphabet that all fonts have."""
+    return "".join(c if c.isprintable() and (c in own or USUAL.match(c)) else f"\\u{ord(c):04x}" for c in text)
+
+
+def _played(result: Audit) -> dict[str, object]:
+    """What the table of attacks shows: those that ran, what reads most first, and of each other one why it did not."""
+    ran = [one for one in result.cells if one.state == "done"]
+    ran.sort(key=lambda one: -1.0 if math.isnan(one.value("tokens top-1")) else one.value("tokens top-1"), reverse=True)
+    idle = {(one.what, one.state, one.reason): None for one in result.cells if one.state != "done"}
+    return {"ran": ran, "idle": [*idle]}
 
 
 def render(result: Audit) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"percent": percent, "interval": interval, "duration": duration}
+    own = frozenset("".join(one.original for one in result.examples))
+    environment.filters |= {"code": code, "attacker": _attacker}
+    environment.filters["visible"] = lambda text: visible(text, own)
     source = files("milkglass.audit.report").joinpath("page.html").read_text("utf-8")
     pictures = {name: Markup(svg) for name, svg in drawn(result).items()}  # our own text, escaped where it quotes
-    return environment.from_string(source).render(r=result, columns=COLUMNS, **pictures)
+    return environment.from_string(source).render(
+        r=result, columns=COLUMNS, label=LABELS[result.level], most=MOST, much=MUCH, **_played(result), **pictures
+    )

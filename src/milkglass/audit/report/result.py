@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from milkglass.audit.metadata_leakage import MetadataLeakage
 from milkglass.audit.outcome import AttackResult, finite
 
 VERSION = 1
+Level = Literal["most", "much", "some", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,13 @@ class TokenReading:
         text: as the attacker reads it.
         right: whether that was sent.
         original: what was sent.
+        joined: whether `text` goes on with the word before it, without a blank.
     """
 
     text: str
     right: bool
     original: str
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,9 @@ class Audit:
 
     Attributes:
         kept: what the scheme promises, and where it does not hold.
-        verdict: one or two sentences.
+        verdict: some sentences, the first of which a person who decides can use.
+        level: how grave that is, see report/verdict.py.
+        unfinished: titles of attacks that did not end and may read more; with a larger budget they go on.
         adversaries: what each attacker has, in words.
         cells: the result of each attack by each attacker.
         floors: what costs nothing.
@@ -88,6 +93,8 @@ class Audit:
     vocabulary: int
     seconds: float
     verdict: str
+    level: Level
+    unfinished: tuple[str, ...]
     adversaries: Mapping[str, str]
     best: AttackResult | None
     cells: tuple[AttackResult, ...]

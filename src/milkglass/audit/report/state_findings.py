@@ -44,6 +44,12 @@ def words(who: Mapping[str, str], cells: tuple[AttackResult, ...]) -> str:
     )
 
 
+def named_share(cells: tuple[AttackResult, ...]) -> float:
+    """Of the words of a text, how many the best such attack names; nan where no attack reads so."""
+    best = _best(cells)
+    return math.nan if best is None else best.value("bag recall")
+
+
 def named(scene: Scene, cells: tuple[AttackResult, ...]) -> Finding | None:
     best = _best(cells) if scene.of_states else None
     if best is None or best.value("bag f1") < 0.1:

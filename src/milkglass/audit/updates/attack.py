@@ -13,7 +13,7 @@ import numpy as np
 
 from milkglass.attacks.catalogue import GRADIENT_ATTACKS
 from milkglass.audit.gradient_scene import SERVER, measured
-from milkglass.audit.outcome import AttackResult, FinishedAttack
+from milkglass.audit.outcome import AttackResult, FinishedAttack, without_intervals
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
 from milkglass.audit.updates.report import AS_THEY_ARE, Leakage, UpdateReading
@@ -108,7 +108,7 @@ class _Player:
 
     def __call__(self, scene: Scene, attacks: Mapping[str, Attack], ghost: bool) -> list[FinishedAttack]:
         fit = {name: one for name, one in attacks.items() if ghost or Tokens not in one.sees}
-        rules = RunOptions(threads=1, use_minimum=False, own_stream=False, own_budget=self._share)
+        rules = RunOptions(use_minimum=False, own_stream=False, own_budget=self._share)
         played = run(scene, fit, None, Budget(), self._seed, lambda result: self._progress(1), rules).played
         rest = [AttackResult(name, one.title, SERVER, "does not apply", NO_SHADOWS) for name, one in attacks.items()]
         rest = [one for one in rest if one.attack not in fit]
@@ -147,13 +147,13 @@ class _Pool:
         if not self.guesses:
             return replace(blank, reason=results[0].reason if results else "there is no update that can be attacked")
         seconds, cut = sum(one.seconds for one in results), any(one.cut for one in results)
-        return replace(blank, state="done", seconds=seconds, cut=cut, measures=self._measured(trained=False))
+        return replace(blank, state="done", seconds=seconds, measures=self._measured(trained=False)).ended(cut)
 
     def trained(self, result: AttackResult) -> Mapping[str, Interval] | None:
         """Against what was trained on; None where the attack read nothing, or shadows and no gradients."""
         if result.state != "done" or any(one.texts is None for one in self.guesses.values()):
             return None
-        return self._measured(trained=True) if self.site.texts.ghost else result.measures
+        return without_intervals(self._measured(trained=True), result.cut) if self.site.texts.ghost else result.measures
 
     def _measured(self, trained: bool) -> dict[str, Interval]:
         """Of all updates together."""

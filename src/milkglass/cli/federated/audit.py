@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from milkglass.cli.audit import sleeping_threads
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, require_file, with_options
 from milkglass.cli.ui.terminal import bars, emit, table
@@ -69,6 +70,7 @@ def audit(
     for path in (out, readings):
         if path is not None and path.exists():
             raise UsageError(f"{path} exists already", "give a new file")
+    sleeping_threads()
     from milkglass.threat.attack import Budget
 
     Budget.parse(budget)  # a mistake is reported before anybody waits
@@ -95,14 +97,21 @@ def audit(
 
 def _require_site(run: Path, site: str, rows: Path | None) -> None:
     """Raises UsageError where the run has no such site, or its rows are somewhere else."""
+    from milkglass.federated.ghost_stage import interrupted
     from milkglass.federated.prepare import require_name
 
     require_name(site)
     here = run / "sites"
-    if rows is None and not (here / site).is_dir():
-        names = sorted(one.name for one in here.iterdir() if one.is_dir()) if here.is_dir() else []
-        hint = f"its sites: {', '.join(names)}" if names else "give the site's prepared folder with --rows"
-        raise UsageError(f"{run} has no rows of a site {site}", hint)
+    if rows is not None or (here / site).is_dir():
+        return
+    if interrupted(here):
+        raise UsageError(
+            f"{run} has no rows of a site {site}: the preparation of its sites was interrupted",
+            "run the same `milkglass federated run` command again",
+        )
+    names = sorted(one.name for one in here.iterdir() if one.is_dir()) if here.is_dir() else []
+    hint = f"its sites: {', '.join(names)}" if names else "give the site's prepared folder with --rows"
+    raise UsageError(f"{run} has no rows of a site {site}", hint)
 
 
 def _source(public: DataFile | None) -> PublicSource:

@@ -101,7 +101,7 @@ def _resumed(site: Path, plain: bool) -> AbstractContextManager[None]:
 
     parts = parts_folder(site)
     if parts.is_dir() and not plain:
-        note(f"site {site.name}: an interrupted preparation is there")
+        note(f"site {site.name}: going on with an interrupted preparation")
     return resumable(parts)
 
 

@@ -101,6 +101,7 @@ def _answering(
 # --- audit ------------------------------------------------------------------------------------------------------------
 @with_options
 def audit(
+    context: typer.Context,
     client: Client,
     server: ServerFolder,
     *,
@@ -140,7 +141,7 @@ def audit(
         **audited.decides(), **columns.decides(),
     }  # fmt: skip
     result, page = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
-    print_audit(result, page, audited.out, as_json)
+    print_audit(context, result, page, audited.out, audited.budget, as_json)
 
 
 # --- both -------------------------------------------------------------------------------------------------------------

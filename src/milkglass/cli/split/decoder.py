@@ -150,6 +150,7 @@ def verify(
 @enclaves.command(short_help="What would the provider read of your texts?")
 @with_options
 def audit(
+    context: typer.Context,
     folder: Folder,
     model: Annotated[str, typer.Option(help="The provider's model, which attackers have.", show_default=False)],
     epsilon: Annotated[float, typer.Option(help="The sanitizer's budget of a token.")] = 3.0,
@@ -183,7 +184,7 @@ def audit(
         note(f"{staged.left_out:,} texts are too long to be sent, and are left out")
     decides = {"table": about.table, "settings": asdict(settings), **audited.decides(), **columns.decides()}
     result, page = attacked(lambda stage: staged.scene, decides, audited.out, audited.budget, audited.seed, as_json)
-    print_audit(result, page, audited.out, as_json)
+    print_audit(context, result, page, audited.out, audited.budget, as_json)
 
 
 # --- use --------------------------------------------------------------------------------------------------------------

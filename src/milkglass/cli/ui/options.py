@@ -155,9 +155,10 @@ class AuditOptions:
     public: Annotated[Path | None, typer.Option("--public", help="Text of another kind that an attacker may have.")] = (
         None
     )
-    budget: Annotated[str, typer.Option(help="How long attacks may take: 90s, 2m, 1h; a bare number is seconds.")] = (
-        "2m"
-    )
+    budget: Annotated[
+        str,
+        typer.Option(help="Processor time that attacks may take: 90s, 2m, 1h; a bare number is seconds."),
+    ] = "15m"
     rows: Annotated[int | None, typer.Option(min=20, help="Read only this many texts.")] = None
     seed: Annotated[
         int, typer.Option(min=0, help="Decides which half of the texts is private, and every random draw.")

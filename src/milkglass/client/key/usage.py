@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from milkglass import files
 from milkglass.errors import KeyFileError
 
 VERSION = 1
+OPTIONAL = ("parent", "jobs", "rate", "audits")  # fields that are left out where they are empty
+MOST_AUDITS = 20  # of which a record is kept, the newest
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Usage:
     """texts, tokens: encoded so far. audited: when last, seconds since 1970, 0 for never. spent: for each attacker
     after how many tokens it reads a share ("10 %") of the content tokens, by the worst of all audits. parent: the key
     file that this one was made from, "" for none. jobs: tokens encoded under keys made from this one, by file name.
+    audits: each of the last ones, the oldest first, see `audit_record`.
     """
 
     texts: int = 0
@@ -41,6 +45,7 @@ class Usage:
     rate: Mapping[str, float] = field(
         default_factory=dict
     )  # of a coarse vocabulary, see client/obfuscate/symbol_rate.py
+    audits: Sequence[Mapping[str, Any]] = ()
 
     def passed(self) -> list[tuple[str, str, int]]:
         """(attacker, share, tokens) for each threshold of the audits that has been passed, the highest of each."""
@@ -98,12 +103,23 @@ def rated(key: Path, rate: Mapping[str, float]) -> None:
     _change(key, lambda known: replace(known, rate=dict(rate)))
 
 
-def audited(key: Path, spent: Mapping[str, Mapping[str, int]], measured: int) -> Usage:
+def audit_record(texts: int, tokens: float, content: float, finished: bool) -> dict[str, Any]:
+    """texts: how many were attacked. tokens, content: the shares of them, from 0 to 1, that the strongest attack read,
+    nan for none. finished: whether no attack was left that may read more."""
+    shares = {name: None if math.isnan(one) else one for name, one in (("tokens", tokens), ("content", content))}
+    return {"at": time.time(), "texts": texts, **shares, "finished": finished}
+
+
+def audited(
+    key: Path, spent: Mapping[str, Mapping[str, int]], measured: int, record: Mapping[str, Any] | None = None
+) -> Usage:
     """Remember what an audit found, with up to so many tokens. What an audit before it found worse stays true."""
 
     def joined(known: Usage) -> Usage:
         worst = {who: _worse(known.spent.get(who, {}), spent.get(who, {})) for who in {**known.spent, **spent}}
-        return replace(known, audited=time.time(), spent=worst, measured=max(known.measured, measured))
+        audits = [*known.audits, *([] if record is None else [record])][-MOST_AUDITS:]
+        most = max(known.measured, measured)
+        return replace(known, audited=time.time(), spent=worst, measured=most, audits=audits)
 
     return _change(key, joined)
 
@@ -117,7 +133,7 @@ def _worse(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 def _change(key: Path, change: Any) -> Usage:
     with locked(key):
         usage: Usage = change(read(key))
-        info = {name: one for name, one in asdict(usage).items() if one or name not in ("parent", "jobs", "rate")}
+        info = {name: one for name, one in asdict(usage).items() if one or name not in OPTIONAL}
         files.write(place(key), json.dumps({"milkglass_usage": VERSION, **info}) + "\n")
     return usage
 

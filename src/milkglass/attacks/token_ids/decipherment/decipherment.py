@@ -53,6 +53,7 @@ from milkglass.attacks.token_ids.decipherment.mean_field import Between, Schedul
 from milkglass.attacks.token_ids.decipherment.profiles import Profiles, Ratios
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Budget
+from milkglass.threat.cost import Cost
 from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
 from milkglass.threat.observations import Tokens, Transcript
 
@@ -89,6 +90,7 @@ class Decipherment(Solver):
 
     name = "decipherment"
     title = "Corpus decipherment"
+    cost = Cost(rows=0.11, tokens=29)
     paper = papers.SUBSTITUTION_CIPHERS.but(
         "The attack is ours; the idea of a jointly solved substitution is the paper's.",
         "The relaxation runs over token ids, inside candidate groups or over a growing set of frequent ids.",

@@ -1,0 +1,125 @@
+"""The verdict of an audit: one sentence that a person who decides can use, and a level by fixed thresholds.
+
+There is no all-clear. Attacks get better, and an attack that failed has shown nothing: the mildest level is "some".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from milkglass.attacks.catalogue import ATTACKS
+from milkglass.audit.outcome import AttackResult
+from milkglass.audit.report import enclave_findings, state_findings
+from milkglass.audit.report.result import Level
+from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER, Scene
+
+MOST, MUCH = 0.5, 0.1  # shares of the content tokens that are read, from which on a level holds
+ALL = 0.9995  # from here on a share is printed as 100.0 %
+BASELINES = {name for name, one in ATTACKS.items() if one.baseline}
+LABELS: Mapping[Level, str] = {
+    "most": "Most is read", "much": "Much is read", "some": "Some is read", "unknown": "Not finished",
+}  # fmt: skip
+ADVICE: Mapping[Level, str] = {
+    "most": "Don't send them to this provider.",
+    "much": "Don't send what must not be read.",
+    "some": "Don't send what must not be read: other attacks may read more.",
+    "unknown": "It is too early to say how much more is read.",
+}
+PHRASES = {
+    MODEL_ONLY: "an attacker with the public model and no text",
+    OTHER: "an attacker with public text of another kind",
+    ALIKE: "an attacker with text like yours",
+    KNOWN: "an attacker with text like yours, who knows some of it word for word",
+}
+RUNS = ", and can run "  # in an attacker's words, before what it runs
+NOTHING = "No attack was run to its end: this audit says nothing."
+
+
+def verdict(
+    best: AttackResult | None, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str = ""
+) -> str:
+    """Two or three sentences, which never reassure.
+
+    Args:
+        best: the strongest attack.
+        who: what each attacker has, in words.
+        crosses: what is attacked, where it is not ids under a key, see `crossing`.
+    """
+    words = state_findings.words(who, cells)
+    if best is None:
+        return " ".join([words or NOTHING, *_more(best, cells)])
+    said = _sentence(best, who, cells, crosses)
+    alone = not any(cell.joint and cell.state != "does not apply" for cell in cells)  # nobody starts from clusters here
+    return " ".join([said, *([words] if alone and words else []), ADVICE[level(best, cells)], *_more(best, cells)])
+
+
+def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
+    """By the content tokens that the strongest attack reads (all, where none carries content); where only words in no
+    order are read, by the share that is named. What may still rise is never called the mildest."""
+    share = _share(best) if best is not None else state_findings.named_share(cells)
+    if math.isnan(share):
+        return "unknown"
+    if share >= MUCH:
+        return "most" if share >= MOST else "much"
+    return "unknown" if unfinished(best, cells) else "some"
+
+
+def unfinished(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> list[str]:
+    """Titles of attacks that failed, were cut or had no turn, and may read more than the strongest: where one that
+    starts from the clusters ended, of those that start there or take long, since the others read less."""
+    if best is not None and best.value("tokens top-1") >= ALL:
+        return []
+    left = [cell for cell in cells if cell.attack not in BASELINES or cell == best]
+    if any(cell.joint and cell.state == "done" and not cell.cut for cell in left):
+        left = [cell for cell in left if cell.joint or cell.costly]
+    return sorted({cell.title for cell in left if cell.cut or cell.state in ("failed", "not run")})
+
+
+def crossing(scene: Scene) -> str:
+    """What an attacker sees of a text, where it is not ids under a key."""
+    if enclave_findings.sends(scene):
+        return "the vectors that the enclave sends"
+    if scene.of_states:
+        return "the hidden states that are sent"
+    return "the symbols that are sent" if scene.symbols is not None else ""
+
+
+def of_100(share: float, least: bool = False) -> str:
+    """`0.824` as `82`; what would round to nothing, or to all, says so. least: whether it may rise."""
+    if 0 < share < 0.01 and not least:
+        return "fewer than 1"
+    if 0.995 <= share < ALL:
+        return "more than 99"
+    return f"{'at least ' if least and share < ALL else ''}{100 * share:.0f}"
+
+
+def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str) -> str:
+    found: Level = level(best, cells)
+    least = bool(unfinished(best, cells))
+    figures = [f"{of_100(best.value('tokens top-1'), least)} of 100 words"]
+    if best.measures["content top-1"].units:
+        figures.append(f"{of_100(best.value('content top-1'), least)} of 100 names and other content words")
+    much = {"most": "most", "much": "much"}.get(found, "some")
+    attacker = _attacker(best.adversary, who[best.adversary])
+    said = f"From {crosses}, {attacker}" if crosses else f"{attacker[0].upper()}{attacker[1:]}"
+    return f"{said} reads {much} of your texts: {', and '.join(figures)}."
+
+
+def _attacker(name: str, words: str) -> str:
+    """As the subject of a sentence."""
+    phrase = PHRASES.get(name)
+    if phrase is None:
+        return f"an attacker who {words}"
+    _, _, runs = words.partition(RUNS)
+    return f"{phrase}, who can run {runs}," if runs else f"{phrase}," if "," in phrase else phrase
+
+
+def _more(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> list[str]:
+    names = unfinished(best, cells)
+    return [f"Not finished, and may read more: {', '.join(names).lower()}."] if names else []
+
+
+def _share(best: AttackResult) -> float:
+    content = best.value("content top-1")
+    return best.value("tokens top-1") if math.isnan(content) else content

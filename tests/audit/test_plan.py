@@ -1,0 +1,74 @@
+"""The order of attacks, and how long they are said to take."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from milkglass.attacks.embeddings.cluster_solve import ClusterSolve
+from milkglass.attacks.embeddings.gram import Gram
+from milkglass.attacks.embeddings.knn import KNN
+from milkglass.attacks.hidden_states.invbert import InvBert
+from milkglass.attacks.hidden_states.mlc import MLC
+from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
+from milkglass.attacks.token_ids.language import LanguageModel
+from milkglass.attacks.token_ids.sda import SDA
+from milkglass.attacks.token_ids.tfa import TFA
+from milkglass.audit.plan import estimated, pairs, speed, turns_of
+from milkglass.threat.attack import Attack, Budget
+from milkglass.threat.cost import Cost
+from tests.audit.test_audit import Setting, scene, setting
+
+__all__ = ["setting"]
+
+
+def test_the_strongest_attacks_come_first(setting: Setting) -> None:
+    it = scene(setting)
+    attacks: dict[str, Attack] = {
+        one.name: one for one in (KNN(), MLC(), TFA(), LanguageModel(), Gram(), ClusterSolve(), Decipherment(), SDA())
+    }
+    more = replace(it, adversaries=(it.adversaries[0], replace(it.adversaries[1], name="less"), it.adversaries[1]))
+    order = [(turn.name, who.name) for who, turn in pairs(more, turns_of(attacks))]
+    assert [name for name, _ in order] == [
+        *("decipherment", "decipherment", "gram", "language-model", "language-model"),
+        *("tfa", "tfa", "knn", "mlc", "sda", "mlc", "sda"),
+    ]
+    assert order[0][1] == "same kind of text", "who has more comes first"
+
+
+def test_the_time_is_estimated_before(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = scene(setting)
+    monkeypatch.setattr("milkglass.audit.plan.speed", lambda: 2.0)
+    attacks: dict[str, Attack] = {"cluster-solve": ClusterSolve(), "knn": KNN(), "invbert": InvBert()}
+    plan = estimated(it, attacks, budget=2000)
+    n, d = it.transcript.size, it.transcript.width
+    sent = len(it.truth.tokens.ids)
+
+    def took(one: Cost, tokens: int) -> float:
+        return one.fixed + one.rows * n / 1e3 + one.table * n * n * d / 1e12 + one.tokens * tokens / 1e6
+
+    both = took(ClusterSolve.cost, sent) + took(KNN.cost, sent)
+    assert plan.seconds == pytest.approx(2 * both)
+    assert (plan.attacks, plan.open_ended) == (2, ("Inversion model",))
+    assert estimated(it, attacks, budget=900).open_ended == (), "four times its least time is not there"
+    known = {**attacks, "decipherment": Decipherment()}
+    text = it.adversaries[1].knowledge.corpus
+    assert text is not None
+    more = 1.5 * took(Decipherment.cost, sent + len(text.ids))  # half as much for the one point of the key's budget
+    assert estimated(it, known, 2000).seconds == pytest.approx(2 * (both + more))
+
+
+def test_other_work_on_the_machine_does_not_use_up_a_budget() -> None:
+    budget = Budget(0.5)
+    time.sleep(0.6)
+    assert budget.left() > 0.3
+    ends = time.process_time() + 0.5
+    while time.process_time() < ends:
+        pass
+    assert budget.left() <= 0
+
+
+def test_this_machine_is_measured() -> None:
+    assert 0.05 < speed() < 50

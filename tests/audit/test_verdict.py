@@ -1,0 +1,113 @@
+"""What an audit says first: the sentence, its level, and where it says "at least"."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from milkglass.audit.outcome import AttackResult, strongest
+from milkglass.audit.report.verdict import crossing, level, of_100, unfinished, verdict
+from milkglass.audit.scene import Adversary, Scene
+from milkglass.metrics.interval import Interval
+from milkglass.sequences import Sequences
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.observations import Activations, Tokens, Transcript
+from milkglass.threat.truth import Truth
+
+WHO = {"model only": "has the public model and no text"}
+
+
+def truth_of() -> Truth:
+    every = np.ones(5, np.bool_)
+    return Truth(np.arange(5), every, every, str, Sequences.of([[1, 2]]))
+
+
+def cell(tokens: float, content: float, attack: str = "knn") -> AttackResult:
+    made = {
+        name: Interval(value, value, value, 9) for name, value in (("tokens top-1", tokens), ("content top-1", content))
+    }
+    return AttackResult(attack, attack, "model only", "done", measures=made)
+
+
+def test_the_verdict_follows_the_strongest_attack_and_never_reassures() -> None:
+    best = strongest((cell(0.1, 0.1), cell(0.9, 0.8, "strong"), replace(cell(1, 1), state="failed", measures={})))
+    assert best is not None
+    assert best.attack == "strong"
+    assert verdict(best, WHO, (best,)) == (
+        "An attacker with the public model and no text reads most of your texts: 90 of 100 words, and 80 of 100 names "
+        "and other content words. Don't send them to this provider."
+    )
+    for low in (0.0, 0.001, 0.05):
+        words = verdict(cell(low, low), WHO, ()).lower()
+        assert "reads some of your texts" in words and "may read more" in words
+        assert not [word for word in ("safe", "secure", "protected", "private") if word in words]
+    assert strongest((cell(math.nan, math.nan),)) is None
+    even = strongest((cell(0.5, 0.8, "fewer"), cell(0.6, 0.8, "more"), cell(0.4, 0.8, "fewest")))
+    assert even is not None and even.attack == "more"
+    near = (cell(0.195, 0.194, "neighbours"), cell(0.458, 0.192, "decipherment"))
+    for measure, wanted in ((None, "decipherment"), ("content top-1", "neighbours"), ("tokens top-1", "decipherment")):
+        found = strongest(near, measure)
+        assert found is not None and found.attack == wanted
+
+
+def test_the_level_goes_by_content_at_fixed_thresholds() -> None:
+    found = [level(cell(0.9, one), ()) for one in (0.5, 0.49, 0.1, 0.099, 0.0)]
+    assert found == ["most", "much", "much", "some", "some"]
+    assert level(cell(0.6, math.nan), ()) == "most", "nothing carries content: all tokens count"
+    assert level(None, ()) == "unknown"
+    late = replace(cell(0.2, 0.05), attack="decipherment", state="not run", measures={})
+    assert level(cell(0.2, 0.05), (late,)) == "unknown", "what may still rise is not called the mildest"
+    assert level(cell(0.7, 0.6), (late,)) == "most"
+
+
+def test_the_verdict_says_at_least_where_a_stronger_attack_was_not_finished() -> None:
+    best = cell(0.2, 0.3, "decipherment")
+    strong = replace(best, attack="language-model", title="Language model", costly=True)
+    for other in (replace(strong, state="failed"), replace(strong, cut=True), replace(strong, state="not run")):
+        said = verdict(best, WHO, (best, other))
+        assert "at least 20 of 100 words, and at least 30 of 100 names" in said
+        assert said.endswith("Not finished, and may read more: language model.")
+    weaker = replace(best, attack="sda", cut=True, costly=True)
+    for other in (replace(strong, state="does not apply"), weaker, replace(weaker, state="not run")):
+        assert "at least" not in verdict(best, WHO, (best, other))
+    joint = replace(best, joint=True)
+    lone = replace(best, attack="gram", cut=True)
+    assert "at least" not in verdict(joint, WHO, (joint, lone)), "it reads less anyway"
+    assert "at least" in verdict(joint, WHO, (joint, replace(joint, cut=True)))
+    assert unfinished(replace(best, cut=True), (replace(best, cut=True),)), "the strongest itself was cut"
+
+
+def test_a_figure_of_100_percent_is_not_called_too_low() -> None:
+    for whole in (cell(1.0, 1.0), cell(0.9999, 0.9998)):
+        for other in (replace(whole, cut=True), replace(whole, state="not run", costly=True, joint=True)):
+            said = verdict(whole, WHO, (whole, replace(other, attack="decipherment")))
+            assert "100 of 100 words" in said and "at least" not in said and "read more" not in said
+    said = verdict(cell(0.999, 1.0), WHO, (replace(cell(1, 1, "gram"), cut=True),))
+    assert "of your texts: more than 99 of 100 words, and 100 of 100 names" in said
+    said = verdict(cell(0.001, 0.2), WHO, (replace(cell(1, 1, "gram"), cut=True),))
+    assert "of your texts: at least 0 of 100 words, and at least 20 of 100 names" in said
+
+
+def test_a_share_is_said_of_a_hundred() -> None:
+    shares = (0.0, 0.001, 0.0101, 0.824, 0.994, 0.997, 0.9999, 1.0)
+    assert [of_100(one) for one in shares] == ["0", "fewer than 1", "1", "82", "99", "more than 99", "100", "100"]
+
+
+def test_the_verdict_says_what_crosses() -> None:
+    seen = Transcript((Tokens(Sequences.of([[1, 2]])),), 5)
+    it = Scene(seen, truth_of(), (Adversary("model only", "", Knowledge()),))
+    assert crossing(it) == ""
+    states = replace(
+        it, transcript=replace(it.transcript, observations=(Activations(torch.zeros(1, 2), np.ones(1), 1),))
+    )
+    assert crossing(states) == "the hidden states that are sent"
+    assert crossing(replace(it, scheme={"proof": "NOT ATTESTED"})) == "the vectors that the enclave sends"
+    who = {"same kind of text": "has other text of the same kind, and can run the client's trained half on it"}
+    best = replace(cell(0.6, 0.5), adversary="same kind of text")
+    assert verdict(best, who, (best,), crossing(states)).startswith(
+        "From the hidden states that are sent, an attacker with text like yours, who can run the client's trained half "
+        "on it, reads most of your texts: 60 of 100 words, and 50 of 100 names"
+    )
