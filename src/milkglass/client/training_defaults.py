@@ -2,7 +2,7 @@
 
 The papers' rate of 2e-5 is for models as they were published. A table whose rows were mixed has to be learnt anew: a
 rate of 1e-4 and some 1,000 steps, fewer where rows that are held out say that nothing is gained. docs/log.md,
-2026-11-23, has what was measured.
+2026-11-23, says why.
 
 Out of scope: language models, which are trained as the ObfusLM paper trains them (server/spec.py).
 """
