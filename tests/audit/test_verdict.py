@@ -63,6 +63,20 @@ def test_the_level_goes_by_content_at_fixed_thresholds() -> None:
     assert level(cell(0.7, 0.6), (late,)) == "most"
 
 
+def test_words_without_their_order_raise_the_level() -> None:
+    def named(share: float) -> AttackResult:
+        parts = {name: Interval(share, share, share, 9) for name in ("bag recall", "bag precision", "bag f1")}
+        return AttackResult("hidden-words", "Words in a text", "model only", "done", measures=parts)
+
+    low = cell(0.04, 0.01, "invert-hidden")
+    assert [level(low, (low, named(one))) for one in (0.49, 0.5, 0.9)] == ["some", "much", "much"]
+    assert level(None, (named(0.9),)) == "much" and level(None, (named(0.2),)) == "some"
+    said = verdict(low, WHO, (low, named(0.9)))
+    assert "reads some of your texts: 4 of 100 words" in said and "without their order: 90.0 %" in said
+    joint = replace(low, joint=True)
+    assert level(joint, (joint, named(0.9))) == "some", "under a key others read far more than such attacks name"
+
+
 def test_the_verdict_says_at_least_where_a_stronger_attack_was_not_finished() -> None:
     best = cell(0.2, 0.3, "decipherment")
     strong = replace(best, attack="language-model", title="Language model", costly=True)

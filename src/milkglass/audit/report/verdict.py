@@ -50,19 +50,21 @@ def verdict(
     if best is None:
         return " ".join([words or NOTHING, *_more(best, cells)])
     said = _sentence(best, who, cells, crosses)
-    alone = not any(cell.joint and cell.state != "does not apply" for cell in cells)  # nobody starts from clusters here
-    return " ".join([said, *([words] if alone and words else []), ADVICE[level(best, cells)], *_more(best, cells)])
+    return " ".join(
+        [said, *([words] if _alone(cells) and words else []), ADVICE[level(best, cells)], *_more(best, cells)]
+    )
 
 
 def level(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> Level:
-    """By the content tokens that the strongest attack reads (all, where none carries content); where only words in no
-    order are read, by the share that is named. What may still rise is never called the mildest."""
-    share = _share(best) if best is not None else state_findings.named_share(cells)
-    if math.isnan(share):
-        return "unknown"
-    if share >= MUCH:
-        return "most" if share >= MOST else "much"
-    return "unknown" if unfinished(best, cells) else "some"
+    """By the content tokens that the strongest attack reads (all, where none carries content). Where half of a text's
+    words are named without their order, "much" at least: a part of these anybody would guess. What may still rise is
+    never called the mildest."""
+    share, bag = math.nan if best is None else _share(best), _named(cells)
+    if share >= MOST:
+        return "most"
+    if share >= MUCH or bag >= MOST:
+        return "much"
+    return "unknown" if (math.isnan(share) and math.isnan(bag)) or unfinished(best, cells) else "some"
 
 
 def unfinished(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> list[str]:
@@ -95,12 +97,11 @@ def of_100(share: float, least: bool = False) -> str:
 
 
 def _sentence(best: AttackResult, who: Mapping[str, str], cells: tuple[AttackResult, ...], crosses: str) -> str:
-    found: Level = level(best, cells)
     least = bool(unfinished(best, cells))
     figures = [f"{of_100(best.value('tokens top-1'), least)} of 100 words"]
     if best.measures["content top-1"].units:
         figures.append(f"{of_100(best.value('content top-1'), least)} of 100 names and other content words")
-    much = {"most": "most", "much": "much"}.get(found, "some")
+    much = "most" if _share(best) >= MOST else "much" if _share(best) >= MUCH else "some"
     attacker = _attacker(best.adversary, who[best.adversary])
     said = f"From {crosses}, {attacker}" if crosses else f"{attacker[0].upper()}{attacker[1:]}"
     return f"{said} reads {much} of your texts: {', and '.join(figures)}."
@@ -118,6 +119,15 @@ def _attacker(name: str, words: str) -> str:
 def _more(best: AttackResult | None, cells: tuple[AttackResult, ...]) -> list[str]:
     names = unfinished(best, cells)
     return [f"Not finished, and may read more: {', '.join(names).lower()}."] if names else []
+
+
+def _alone(cells: tuple[AttackResult, ...]) -> bool:
+    """Whether nobody starts from clusters here, so that words in no order may be what is read best."""
+    return not any(cell.joint and cell.state != "does not apply" for cell in cells)
+
+
+def _named(cells: tuple[AttackResult, ...]) -> float:
+    return state_findings.named_share(cells) if _alone(cells) else math.nan
 
 
 def _share(best: AttackResult) -> float:
