@@ -9,6 +9,7 @@ The public surface, on one page. Everything else may change between versions.
     new_key, read_key, write_key              the key and its sealed file
     scramble(base, key, out), verify(...)     make a scrambled checkpoint, check one
     Codec.open(key, folder)                   text to scrambled ids and back
+    DataFile(path, text, label, ...)          a file of your rows, and which of its columns are read
     Remote(url, token)                        a server
 
 Names are imported when they are first used: `import milkglass` costs nothing.
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec
+    from milkglass.client.data.data_file import DataFile
     from milkglass.client.key.file import read_key, write_key
     from milkglass.client.key.generate import new_key
     from milkglass.client.key.key import Key
@@ -38,6 +40,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Checkpoint": "milkglass.models.checkpoint",
     "Codec": "milkglass.client.codec.codec",
+    "DataFile": "milkglass.client.data.data_file",
     "Key": "milkglass.client.key.key",
     "MilkglassError": "milkglass.errors",
     "ObfusLM": "milkglass.schemes.obfuslm",
@@ -54,6 +57,7 @@ _HOMES = {
 __all__ = [
     "Checkpoint",
     "Codec",
+    "DataFile",
     "Key",
     "MilkglassError",
     "ObfusLM",

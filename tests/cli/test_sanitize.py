@@ -133,7 +133,7 @@ def test_lines_of_stdin(tmp_path: Path, glove: Path) -> None:
 def test_a_models_own_table(tmp_path: Path) -> None:
     folder, source = tiny.save("llama-tied", tmp_path / "model"), tmp_path / "in.txt"
     source.write_text(f"the nurse called about {SECRET}\n")
-    report = document(call("sanitize", source, tmp_path / "out.txt", "--table", folder, "--json"))
+    report = document(call("sanitize", source, tmp_path / "out.txt", "--table", folder, "--k", 5, "--json"))
     assert report["table"]["name"] == "model" and report["table"]["width"] == 32
     assert SECRET not in (tmp_path / "out.txt").read_text()
 

@@ -42,6 +42,13 @@ def test_the_likely_encoding_is_named_and_iconv_converts(
     assert [line for _, line in lines(tmp_path / "my data.utf8.txt")] == text.splitlines()
 
 
+def test_a_file_that_is_not_text_is_not_called_another_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"PK\x03\x04\x14\0\x06\xff\xfe\n")
+    with pytest.raises(CodecError, match=r"a\.txt is not a text file"):
+        list(lines(path))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "delimiter"),
     [

@@ -16,7 +16,7 @@ from milkglass.errors import BadTable, CodecError, EmptyText, MilkglassError, Us
 from milkglass.noise.stream import Stream
 from milkglass.sanitizers.catalogue import SANITIZERS
 from milkglass.sanitizers.files import count_file, ordered, report_path, sanitize_file
-from milkglass.sanitizers.rows import blocks_of, shape_of
+from milkglass.sanitizers.rows import blocks_of, require_rows, shape_of
 from milkglass.sanitizers.santext import SanText
 from milkglass.sanitizers.tables.table import read_glove
 from milkglass.sanitizers.tables.vocabulary import tokens_of_model, words_of_model
@@ -328,3 +328,30 @@ def test_a_misspelt_column_is_refused_before_its_text_stays_in_the_clear(
         shape_of(source, **{option: frozenset({"nonte"})})
     if name == "t.jsonl":
         assert shape_of(source, **{option: frozenset({"note", "noté"})})
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_tables_and_lists_as_people_have_them(mark: str, tmp_path: Path) -> None:
+    """The delimiter is found and written again; a JSON list becomes JSON Lines; a fault names its entry."""
+    source, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text(f'id{mark}text\n\n1{mark}apple garden\n2{mark}"garden{mark} apple"\n', "utf-8-sig")
+    shape = shape_of(source)
+    assert (shape.header, shape.delimiter, shape.kind) == (("id", "text"), mark, "csv")
+    sanitize_file(TextSanitizer(SanText(TABLE, 400.0)), source, shape, out, 1, {})
+    assert out.read_text("utf-8") == f'id{mark}text\n1{mark}apple garden\n2{mark}"garden{mark} apple"\n'
+    with pytest.raises(CodecError, match="names no column of text") as caught:
+        shape_of(source, keep=frozenset({"text"}))
+    assert caught.value.hint.startswith("the columns there are: id, text")
+    listed = tmp_path / "in.json"
+    listed.write_text(
+        json.dumps([{"text": "apple", "label": "a"}, {"text": "garden", "label": "b"}], indent=1), "utf-8"
+    )
+    sanitize_file(TextSanitizer(SanText(TABLE, 400.0)), listed, shape_of(listed), tmp_path / "out.json", 1, {})
+    rows = [json.loads(line) for line in (tmp_path / "out.json").read_text("utf-8").splitlines()]
+    assert rows == [{"text": "apple", "label": "a"}, {"text": "garden", "label": "b"}]
+    listed.write_text('[{"text": "apple"}, {"text": 5}]', "utf-8")
+    with pytest.raises(CodecError, match=r"entry 2 of in\.json has a text field that is not a string"):
+        require_rows(listed, shape_of(listed))
+    (tmp_path / "in.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UsageError, match="Parquet, which is not sanitized"):
+        shape_of(tmp_path / "in.parquet")

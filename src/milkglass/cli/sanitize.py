@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def sanitize(
-    source: Annotated[str, typer.Argument(metavar="IN", help=".jsonl, .csv, .tsv or lines of text; `-`: stdin.")],
+    source: Annotated[
+        str, typer.Argument(metavar="IN", help="JSON Lines or a JSON list, CSV, TSV, or lines of text; `-`: stdin.")
+    ],
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="The file to write; none for stdin.")] = None,
     method: Annotated[
         str, typer.Option("--method", help="How words are replaced, or ghost; an unknown name lists the methods.")

@@ -12,6 +12,7 @@ from pathlib import Path
 from milkglass.errors import CodecError
 
 UTF8 = "utf-8-sig"  # a byte order mark is no part of the text
+HEAD = 4096  # bytes in which a file of another kind has a zero
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _UNUSED = frozenset(b"\x81\x8d\x8f\x90\x9d")  # bytes that Windows-1252 does not define
 _NAMES = {"UTF-16": "UTF-16", "WINDOWS-1252": "Windows-1252", "ISO-8859-1": "Latin-1 (ISO-8859-1)"}
@@ -32,7 +33,11 @@ def not_utf8(path: Path) -> CodecError:
     the command that converts it."""
     number, bad = _first(path)
     with path.open("rb") as file:
-        name = _MARKS.get(file.read(2)) or _table(bad)
+        head = file.read(HEAD)
+    if (name := _MARKS.get(head[:2])) is None:
+        if b"\0" in head:
+            return CodecError(f"{path.name} is not a text file", "give text in UTF-8")
+        name = _table(bad)
     likely = f"{_NAMES[name]} by its first bytes" if name == "UTF-16" else f"line {number} looks like {_NAMES[name]}"
     new = path.with_name(f"{path.stem}.utf8{path.suffix}").name
     return CodecError(

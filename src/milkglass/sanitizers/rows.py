@@ -136,6 +136,11 @@ def shape_of(
     table; None: found. Raises UsageError, EmptyText, CodecError."""
     if not path.stat().st_size:
         raise EmptyText(f"{path.name} is empty", "give at least one row")
+    if path.suffix.lower() == ".parquet":
+        raise UsageError(
+            f"{path.name} is Parquet, which is not sanitized",
+            f"milkglass data {path.name} --out NEW.jsonl makes it lines",
+        )
     kind = KINDS.get(path.suffix.lower(), "lines")
     texts = (TEXTS | also) - keep
     if kind == "lines" and also | keep:

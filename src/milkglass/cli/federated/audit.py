@@ -64,7 +64,7 @@ def audit(
 ) -> None:
     """Attack the updates of one site, as a server sees them, and grade what is recovered against the site's own texts
     and against what was really trained on. Nothing is sent anywhere."""
-    require_file(text, "give the site's .jsonl, .csv or .tsv file")
+    require_file(text, "give the site's own file")
     if public is not None:
         require_file(public, "give a file with a text a line")
     for path in (out, readings):

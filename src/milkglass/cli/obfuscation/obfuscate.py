@@ -11,7 +11,7 @@ import typer
 
 from milkglass.cli.obfuscation import coarse
 from milkglass.cli.obfuscation.outcome import LOSS, UNMIXED, done, next_steps
-from milkglass.cli.ui.columns import ColumnOptions
+from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, PassphraseFile, kept_name, require_file, with_options
 from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_passphrase
 from milkglass.cli.ui.terminal import bars, emit, note
@@ -43,7 +43,7 @@ def obfuscate(
         typer.Option(help="Only tokens whose counts in --band-text differ by less than this factor share a cluster."),
     ] = None,
     band_text: Annotated[
-        Path | None, typer.Option("--band-text", help="Text like yours, for --bands: .jsonl, .csv, .tsv or .txt.")
+        Path | None, typer.Option("--band-text", help=f"Text like yours, for --bands: {ROWS}, or .txt.")
     ] = None,
     symbols: Annotated[
         int | None, typer.Option(help="With --scheme coarse: how many symbols stand for all tokens.  [default: 16]")
