@@ -187,7 +187,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(CodecError, match=r"mine\.parquet is not a Parquet file") as caught:
         summarise(tmp_path / "mine.parquet")
     assert SECRET not in str(caught.value)
-    with pytest.raises(UsageError, match="is no table with delimiters"):
+    with pytest.raises(UsageError, match="is not a table with delimiters"):
         summarise(DataFile(write(tmp_path, ".jsonl", ROWS), "body", delimiter=";"))
 
 

@@ -142,7 +142,7 @@ def shape_of(
         raise UsageError(f"{path.name} has lines of text, and no columns", "leave out --text-column and --keep-column")
     if kind in ("lines", "json"):
         if delimiter is not None:
-            raise UsageError(f"{path.name} is no table with delimiters", "leave out --delimiter")
+            raise UsageError(f"{path.name} is not a table with delimiters", "leave out --delimiter")
         _require_names(path, also | keep)
         return FileShape(kind, texts, file=path.name, noun="entry" if kind == "json" and is_json_list(path) else "line")
     sign = delimiter or delimiter_of(path, texts | keep)

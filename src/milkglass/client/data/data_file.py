@@ -77,7 +77,7 @@ class DataFile:
         if self.kind == ".txt" and (self.named or self.delimiter):
             raise UsageError(f"{self.name} has a text a line and no columns", "leave out the options of columns")
         if self.kind not in TABLES and self.delimiter is not None:
-            raise UsageError(f"{self.name} is no table with delimiters", "leave out --delimiter")
+            raise UsageError(f"{self.name} is not a table with delimiters", "leave out --delimiter")
         if not self.path.stat().st_size:
             raise EmptyText(f"{self.name} is empty", "give at least one row")
 
