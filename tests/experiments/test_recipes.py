@@ -309,6 +309,7 @@ def test_a_small_attack_recipe_runs_and_goes_on(tmp_path: Path) -> None:
     solved = figures["tokens top-1, decipherment, same, k=4"]
     assert solved["asked"] == "at least 1"
     assert solved["measured"] > figures["tokens top-1, knn, model only, k=4"]["measured"]
+    assert figures["tokens top-1 +-, knn, model only, k=4"]["measured"] > 0
     assert [name for name in figures if name.startswith("content, same, k=4, after ")]
     assert figures["seconds, k=4"]["measured"] == pytest.approx(
         sum(one["measured"] for name, one in figures.items() if re.fullmatch(r"seconds, .+, .+, k=4", name)), abs=0.05

@@ -72,6 +72,10 @@ class AttackResult:
         """nan where there is no such figure."""
         return self.measures[measure].value if measure in self.measures else float("nan")
 
+    def half_width(self, measure: str) -> float:
+        """Half of the 95 % interval's width; nan where there is no such figure."""
+        return (self.measures[measure].high - self.measures[measure].low) / 2 if measure in self.measures else math.nan
+
 
 def finite(value: Any) -> Any:
     """nan, which JSON does not have, becomes null, however deep."""
