@@ -33,9 +33,12 @@ ROWS: dict[str, tuple[str, dict[str, Any], tuple[str, str | None, str | None]]] 
     "wikitext2": ("Salesforce/wikitext", {"text": " Bo ran . \n"}, ("Bo ran .", None, None)),
 }
 CHATS = {
-    "alpaca": {"instruction": "i", "input": "x", "output": "o", "text": "t"},
-    "dolly": {"instruction": "i", "context": "x", "response": "o", "category": "c"},
-    "dialogsum": {"id": "1", "dialogue": "i", "summary": "o", "topic": "t"},
+    "alpaca": ("yahma/alpaca-cleaned", {"instruction": "i", "input": "x", "output": "o", "text": "t"}),
+    "dolly": (
+        "databricks/databricks-dolly-15k",
+        {"instruction": "i", "context": "x", "response": "o"},
+    ),
+    "dialogsum": ("knkarthick/dialogsum", {"id": "1", "dialogue": "i", "summary": "o", "topic": "t"}),
 }
 Fake = Callable[..., list[dict[str, Any]]]
 
@@ -69,10 +72,12 @@ def test_rows_of_the_hub(name: str, hub: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", sorted(CHATS))
 def test_conversations_of_the_hub(name: str, hub: dict[str, Any]) -> None:
-    hub["rows"] = [CHATS[name]]
+    path, row = CHATS[name]
+    hub["rows"] = [row]
     asked, answer = next(load(name, None, "train")).messages
     assert "i" in asked["content"]
     assert answer == {"role": "assistant", "content": "o"}
+    assert hub["asked"][0] == path
 
 
 def test_all_sets_but_enron_are_on_the_hub() -> None:

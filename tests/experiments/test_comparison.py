@@ -103,6 +103,10 @@ def test_every_defence_has_its_utility_and_what_attacks_read(done: tuple[Path, d
     for name in ("plain", "words", "noise"):
         assert 0 <= figures[f"accuracy, small, {name}"] <= 100
         assert 0 <= figures[f"tokens top-1, strongest, small, {name}"] <= 100
+        for measure in ("accuracy", "recall"):  # precision: where class 1 is named at all
+            assert f"{measure} +-, small, {name}" in figures
+        assert f"tokens top-1 +-, strongest, small, {name}" in figures
+    assert "content top-1 +-, knn, model only, small, words" in figures
     assert figures["tokens top-1, knn, model only, small, plain"] == 100
     assert figures["tokens top-1, knn, model only, small, words"] < 100
     assert "tokens top-1, channel, same kind of text, small, words" in figures

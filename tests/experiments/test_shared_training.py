@@ -349,6 +349,7 @@ def test_a_recipe_of_gradients_end_to_end(data: Path, tmp_path: Path, monkeypatc
     assert figures["token recall, dager, none"] == 1
     assert figures["rouge-1, dager, none"] == 1
     assert figures["token recall, free-tokens, none"] > 0.5
+    assert figures["token recall +-, free-tokens, none"] > 0
     assert figures["token recall, dager, ghost"] < 0.5  # it reads the shadows, exactly, and these are other words
     assert "none: shadow-max does not apply: no earlier attack found candidates" in said
     assert {"tokens top-1, shadow-max, ghost", "tokens top-1, shadow-decoding, ghost"} <= set(figures)

@@ -77,6 +77,10 @@ class AttackResult:
         """nan where there is no such figure."""
         return self.measures[measure].value if measure in self.measures else float("nan")
 
+    def half_width(self, measure: str) -> float:
+        """Half of the 95 % interval's width; nan where there is no such figure."""
+        return (self.measures[measure].high - self.measures[measure].low) / 2 if measure in self.measures else math.nan
+
 
 def without_intervals(measures: Mapping[str, Interval], cut: bool) -> Mapping[str, Interval]:
     """The same figures; of an attack that was cut, alone."""

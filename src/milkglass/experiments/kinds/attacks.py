@@ -277,7 +277,9 @@ def _figures(cells: Sequence[AttackResult], variant: str) -> dict[str, float]:
             continue
         for measure_name in MEASURES:
             if measure_name in cell.measures:
-                results[f"{measure_name}, {cell.attack}, {cell.adversary}, {variant}"] = 100 * cell.value(measure_name)
+                of = f"{cell.attack}, {cell.adversary}, {variant}"
+                results[f"{measure_name}, {of}"] = 100 * cell.value(measure_name)
+                results[f"{measure_name} +-, {of}"] = 100 * cell.half_width(measure_name)
         if cell.in_group is not None:
             results[f"in group, {cell.attack}, {cell.adversary}, {variant}"] = 100 * cell.in_group
         results[f"seconds, {cell.attack}, {cell.adversary}, {variant}"] = cell.seconds

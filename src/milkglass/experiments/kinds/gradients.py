@@ -162,11 +162,11 @@ def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progre
 
 
 def figures(one: AttackResult) -> dict[str, float]:
-    """MEASURES from 0 to 1, half the width of the 95 % interval of ROUGE-1, and the processor's seconds, which are what
+    """MEASURES from 0 to 1, half the width of the 95 % interval of each, and the processor's seconds, which are what
     a recipe's `seconds` bounds: other work on the machine hardly changes a result."""
-    rouge = one.measures["rouge-1"]
-    values = {name: one.measures[name].value for name in MEASURES if name in one.measures}
-    return values | {"rouge-1 +-": (rouge.high - rouge.low) / 2, "seconds": one.seconds}
+    names = [name for name in MEASURES if name in one.measures]
+    widths = {f"{name} +-": one.half_width(name) for name in names}
+    return {name: one.value(name) for name in names} | widths | {"seconds": one.seconds}
 
 
 @dataclass(frozen=True, eq=False)

@@ -170,6 +170,7 @@ def _figures(cells: Sequence[AttackResult]) -> dict[str, float]:
         for name in MEASURES:
             if name in cell.measures:
                 result[f"{name}, {cell.attack}, {cell.adversary}"] = 100 * cell.value(name)
+                result[f"{name} +-, {cell.attack}, {cell.adversary}"] = 100 * cell.half_width(name)
         for name in BITS:
             if name in cell.measures:
                 result[f"{name}, {cell.attack}, {cell.adversary}"] = cell.value(name)
