@@ -186,7 +186,7 @@ def test_a_length_limit_names_the_line_and_both_ways_out(stub: Stub, decoder: Ow
             {"role": "assistant", "content": "we will call"}]  # fmt: skip
     ids, labels = decoder.codec.encode_example(talk)
     before = int((labels != -100).argmax())
-    assert f"--max-length to more than {before} to use them all, or leave out" in result.stderr
+    assert f"--max-length to more than {before} to use them all, or leave them out with --skip-long" in result.stderr
     assert "--skip-long" in result.stderr and len(ids) > before
     assert "nurse" not in result.stderr and not stub.count("POST /v1/uploads")
 

@@ -1,5 +1,5 @@
 """One model's way through the demo: obfuscate, upload, fine-tune, use, attack. In the first half a BERT learns to send
-messages to the right desk (`sort`), in the second a small Llama to sum up and to answer (`write`).
+messages to the right desk (`sort`), in the second a small Llama to name the desk in words (`write`).
 """
 
 from __future__ import annotations

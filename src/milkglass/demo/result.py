@@ -65,6 +65,10 @@ class Generated:
     reference: str
     before: str
 
+    @property
+    def right(self) -> bool:
+        return self.reply.client.strip() == self.reference
+
 
 @dataclass(frozen=True)
 class DemoRecovery:

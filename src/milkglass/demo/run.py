@@ -46,7 +46,7 @@ WRITING = {
     "full_first": 2,
     "full_last": 2,
     "train_tables": True,
-    "max_steps": 30,
+    "max_steps": 60,
     "batch_size": 4,
     "learning_rate": 5e-4,
     "warmup_ratio": 0.1,

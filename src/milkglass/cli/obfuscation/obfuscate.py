@@ -114,8 +114,6 @@ def obfuscate(
     require_scramblable(base, expected, delta)
     require_room(base, expected, out, delta)
     texts = files.read(base) if old is None and files.data is not None else None
-    if old is None and scheme is None and of(base).kind == "encoder":
-        note(coarse.BETTER)
     if warning := expected.broken or (UNMIXED if expected.k == 1 and not expected.shares else None):
         note(f"warning: {warning}")
     secret = new_passphrase(passphrase_file, weak_passphrase, generate_passphrase) if old is None else old.passphrase
@@ -154,11 +152,9 @@ def obfuscate(
         document["base"] = {"model": ref, "digest": opened.key.model_digest}
     if rate := usage.read(key).rate:
         document["rate"] = dict(rate)
-    emit(
-        as_json,
-        document,
-        lambda: "\n".join([*done(opened, out, promise, seconds), *next_steps(opened, out, delta, passphrase_file)]),
-    )
+    better = [f"  {coarse.BETTER}"] if old is None and scheme is None and of(base).kind == "encoder" else []
+    steps = next_steps(opened, out, delta, passphrase_file)
+    emit(as_json, document, lambda: "\n".join([*done(opened, out, promise, seconds), *better, *steps]))
 
 
 def _require_places(out: Path, key: Path, new_key: bool) -> None:

@@ -1,7 +1,7 @@
 """Write the demo's data: `python -m milkglass.demo.data.make FOLDER`. The same files on every run.
 
 situations.jsonl has what people write to the message desk of an invented clinic: forty situations a label, each a
-message and its summary, in which `[a|b]` offers ways to say it and `slots` fills `{slot}`. Of each, five messages are
+message, in which `[a|b]` offers ways to say it and `slots` fills `{slot}`. Of each, five messages are
 worded and filled differently, with the openings, closings and invented names of wording.json; 480 to train on, 120 to
 test. The test ones tell of situations that training never showed, so that the accuracy is about new ones. What was
 written is checked by tests/demo.
@@ -26,12 +26,11 @@ WORDS = (8, 40)
 HERE = Path(__file__).parent
 WORDING: dict[str, Any] = json.loads((HERE / "wording.json").read_text("utf-8"))
 DESK: dict[str, str] = WORDING["desk"]  # by label, which desk a message goes to
-REPLY: dict[str, list[str]] = WORDING["reply"]
-SUMMARY, WHICH, ANSWER = "Summarise for the doctor.", "Which desk takes this?", "Write a one-sentence reply."
+WHICH = "Which desk takes this?"
 
 
 def situations() -> dict[str, list[dict[str, str]]]:
-    """By label, each with "message" and "summary"."""
+    """By label, each with a "message"."""
     result: dict[str, list[dict[str, str]]] = {}
     for line in (HERE / "situations.jsonl").read_text("utf-8").splitlines():
         one = json.loads(line)
@@ -85,8 +84,8 @@ def message(template: str, values: dict[str, str], rng: random.Random) -> str:
     return text.lower().replace(",", "") if style > 0.93 else text
 
 
-def tickets(test: bool, rng: random.Random) -> Iterator[tuple[dict[str, str], str]]:
-    """({"text", "label"}, summary) of each message of one split, every text once."""
+def tickets(test: bool, rng: random.Random) -> Iterator[dict[str, str]]:
+    """{"text", "label"} of each message of one split, every text once."""
     seen: set[str] = set()
     for label, group in situations().items():
         for situation in group[-HELD_OUT:] if test else group[:-HELD_OUT]:
@@ -98,17 +97,13 @@ def tickets(test: bool, rng: random.Random) -> Iterator[tuple[dict[str, str], st
                     continue
                 seen.add(text)
                 created += 1
-                summary = word(situation["summary"], values, rng)
-                yield {"text": text, "label": label}, summary[0].upper() + summary[1:] + "."
+                yield {"text": text, "label": label}
 
 
-def replies(rows: list[tuple[dict[str, str], str]], count: int, rng: random.Random) -> Iterator[dict[str, str]]:
-    """Instruction pairs over `count` of the messages, the three instructions in turn."""
-    for at, (row, summary) in enumerate(rng.sample(rows, count)):
-        instruction = (SUMMARY, WHICH, ANSWER)[at % 3]
-        label = row["label"]
-        output = {SUMMARY: summary, WHICH: DESK[label], ANSWER: rng.choice(REPLY[label])}[instruction]
-        yield {"instruction": instruction, "input": row["text"], "output": output}
+def replies(rows: list[dict[str, str]], count: int, rng: random.Random) -> Iterator[dict[str, str]]:
+    """Which desk takes it, for `count` of the messages: one task that a small model learns in a minute or two."""
+    for row in rng.sample(rows, count):
+        yield {"instruction": WHICH, "input": row["text"], "output": DESK[row["label"]]}
 
 
 def main(folder: Path) -> None:
@@ -117,7 +112,7 @@ def main(folder: Path) -> None:
         rows = list(tickets(test, rng))
         rng.shuffle(rows)
         split = "test" if test else "train"
-        write(folder / f"tickets_{split}.jsonl", [row for row, _ in rows])
+        write(folder / f"tickets_{split}.jsonl", rows)
         write(folder / f"replies_{split}.jsonl", list(replies(rows, 60 if test else 240, rng)))
 
 
