@@ -136,8 +136,8 @@ def test_the_shared_tests_run_on_every_example(copy: Path) -> None:
 
 
 def test_the_commands_list_what_was_added(copy: Path) -> None:
-    for name in ("model", "rows.tsv"):
-        (copy / name).touch()
+    (copy / "model").touch()
+    (copy / "rows.tsv").write_text("sentence\tlabel\nfine\t1\n", "utf-8")
     done = run(copy, "-c", CALLS, *COMMANDS.values())
     outputs = done.stdout.split(MARK)[1:]
     for (name, line), output in zip(COMMANDS.items(), outputs, strict=True):
