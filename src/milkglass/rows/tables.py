@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,22 +46,8 @@ def tsv(
 ) -> Rows:  # fmt: skip
     """Quoting off, as GLUE writes it. header: of a file without one. flawed: the published file is known to hold rows
     with another number of cells; they come out empty, for the caller to leave out and to count."""
-    names = header
-    for number, line in lines(path):
-        cells = line.split("\t")
-        if not line:
-            blank(1)
-        elif names is None:
-            names = [name.strip() for name in cells]
-            require_columns(path.name, names, needed, texts)
-        elif len(cells) == len(names):
-            yield Place(path.name, number), dict(zip(names, cells, strict=True))
-        elif flawed:
-            yield Place(path.name, number), {}
-        else:
-            raise uneven(Place(path.name, number), len(cells), len(names))
-    if names is None:
-        raise EmptyText(f"{path.name} is empty", "give at least one row")
+    split = ((number, line.split("\t") if line else []) for number, line in lines(path))
+    yield from _named(path, split, needed, header, flawed, blank, texts)
 
 
 def comma(
@@ -69,29 +55,45 @@ def comma(
     blank: Progress = no_progress, texts: Sequence[str] = (),
 ) -> Rows:  # fmt: skip
     """CSV, quotes doubled inside quotes. header: of a file without one."""
-    names = header
-    limit = csv.field_size_limit(MAX_FIELD)
-    number = 0
+    limit, number = csv.field_size_limit(MAX_FIELD), 0
+
+    def split(reader: Any) -> Iterator[tuple[int, Sequence[str]]]:
+        nonlocal number
+        for cells in reader:
+            number = reader.line_num
+            yield number, cells
+
     try:
         with path.open(encoding=UTF8, newline="") as file:
             reader = csv.reader(file, delimiter=delimiter, strict=True)
-            for cells in reader:
-                number = reader.line_num
-                if not cells:
-                    blank(1)
-                elif names is None:
-                    names = [name.strip() for name in cells]
-                    require_columns(path.name, names, needed, texts)
-                elif len(cells) == len(names):
-                    yield Place(path.name, number), dict(zip(names, cells, strict=True))
-                else:
-                    raise uneven(Place(path.name, number), len(cells), len(names))
+            yield from _named(path, split(reader), needed, header, False, blank, texts)
     except UnicodeDecodeError:
         raise not_utf8(path) from None
     except csv.Error:
         raise CodecError(f"{Place(path.name, number + 1)} is not a row", "check its quotes") from None
     finally:
         csv.field_size_limit(limit)
+
+
+def _named(
+    path: Path, split: Iterable[tuple[int, Sequence[str]]], needed: Sequence[str], header: Sequence[str] | None,
+    flawed: bool, blank: Progress, texts: Sequence[str],
+) -> Rows:  # fmt: skip
+    """The cells of each line by the names of the header. split: the number of each line, and its cells."""
+    names = header
+    for number, cells in split:
+        place = Place(path.name, number)
+        if not cells:
+            blank(1)
+        elif names is None:
+            names = [name.strip() for name in cells]
+            require_columns(path.name, names, needed, texts)
+        elif len(cells) == len(names):
+            yield place, dict(zip(names, cells, strict=True))
+        elif flawed:
+            yield place, {}
+        else:
+            raise uneven(place, len(cells), len(names))
     if names is None:
         raise EmptyText(f"{path.name} is empty", "give at least one row")
 
