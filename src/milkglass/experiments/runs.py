@@ -150,7 +150,7 @@ def run_job(job: Path, progress: Log) -> Status:
     if not status.is_file():
         with (job / "worker.log").open("ab") as log:
             command = [sys.executable, "-m", "milkglass.server.training", str(job)]
-            environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+            environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "HF_HUB_OFFLINE": "1"}
             with subprocess.Popen(command, stdout=log, stderr=log, env=environment) as worker:
                 follow(worker, job / "events.jsonl", progress)
     if not status.is_file():
