@@ -39,7 +39,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import CLASSES, classes, read
 from milkglass.client.key.generate import new_key, scheme_for
 from milkglass.client.key.key import Key
-from milkglass.errors import KeyForOtherModel, UsageError
+from milkglass.errors import EmptyText, KeyForOtherModel, UsageError
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
@@ -634,7 +634,7 @@ def test_too_few_texts_are_refused(setting: Setting, tmp_path: Path) -> None:
         build(setting.key, setting.codec, setting.folder, AuditFiles(short))
     empty = tmp_path / "empty.txt"
     empty.write_text("\n\n", "utf-8")
-    with pytest.raises(UsageError, match="has no texts"):
+    with pytest.raises(EmptyText, match=r"empty\.txt has no rows"):
         read(setting.codec, empty)
 
 
