@@ -15,7 +15,10 @@ from transformers import AutoModelForSequenceClassification
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import read_key
+from milkglass.client.obfuscate.symbols import coarse_key, counted
+from milkglass.client.training_defaults import held_out_rows
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.schemes.coarse import Coarse
 from milkglass.server import training
 from milkglass.server.spec import Hyperparameters, JobSpec, Status
 from tests import tiny
@@ -144,12 +147,38 @@ def test_an_audit_grades_the_guess_of_the_commonest_token(made: Path, tmp_path: 
     assert not [one["reason"] for one in told["cells"] if one["state"] == "failed"]
 
 
+def test_rows_that_are_held_out_choose_no_symbol(made: Path, tmp_path: Path) -> None:
+    """Their labels are turned round: the map stays. Those of other rows decide it."""
+    base, root = Checkpoint.open(made / "model"), bytes(range(32))
+    content, digest = rows(5, 600), base.digest()
+    apart = held_out_rows(root, digest, len(content))
+    assert apart.sum() == 60
+
+    def symbols(turned: np.ndarray) -> list[int]:
+        names = {"clinic-desk": "billing-desk", "billing-desk": "clinic-desk"}
+        changed = [
+            {**one, "label": names[one["label"]] if turn else one["label"]}
+            for one, turn in zip(content, turned, strict=True)
+        ]
+        data = written(tmp_path / "rows.jsonl", changed)
+        scheme = Coarse(symbols=12, least_bits=0.5, most_share=0.95)
+        return coarse_key(base, "x", scheme, digest, counted(base, data, None), root).info.document["scheme"]["map"][
+            "tokens"
+        ]
+
+    plain = symbols(np.zeros(600, bool))
+    assert symbols(apart) == plain
+    assert symbols(~apart & (np.arange(600) % 3 == 0)) != plain
+
+
 def test_refusals_come_before_long_work(made: Path, tmp_path: Path) -> None:
     new = ("obfuscate", made / "model", tmp_path / "o", "--key", tmp_path / "k")
     data = ("--data", made / "train.jsonl")
     refused(call(*new, "--scheme", "coarse"), 2, "--data is missing")
     refused(call(*new, "--scheme", "obfuslm", *data), 2, "go with --scheme coarse")
     refused(call(*new, "--symbols", "9"), 2, "obfuslm has no parameter 'symbols'")
+    unlabelled = written(tmp_path / "texts.jsonl", [{"text": one["text"]} for one in rows(1, 50)])
+    refused(call(*new, "--data", unlabelled), 2, "texts.jsonl has no labels")
     refused(call(*new, *data, "--k", "9"), 2, "coarse has no parameter 'k'")
     refused(call(*new, "--scheme", "coarse", *data, "--k", "9"), 2, "coarse has no parameter 'k'")
     refused(call(*new, "--scheme", "coarse", *data, "--symbols", "1"), 2, "2 or more")

@@ -52,7 +52,8 @@ def test_the_words_follow_the_figures() -> None:
 
 def test_both_are_trained_here_and_a_second_run_takes_them(tmp_path: Path) -> None:
     model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
-    run = ("compare", model, data, "--out", tmp_path / "out", "--epochs", 2, "--learning-rate", "1e-3", "--json")
+    settings = ("--epochs", 2, "--learning-rate", "1e-3", "--scheme", "obfuslm")
+    run = ("compare", model, data, "--out", tmp_path / "out", *settings, "--json")
     small = ("--set", "k=4", "--set", "beta=0.9")
     first = call(*run, *small)
     found = document(first)

@@ -14,7 +14,9 @@ from milkglass.cli.ui.terminal import emit, note, resumable, table
 if TYPE_CHECKING:
     from milkglass.experiments.procedures.own_rows import Compared
 
-SEND_NOTHING = "{name} is not better than what you do alone in seconds, with nothing sent: don't send anything"
+SEND_NOTHING = (
+    "nothing shows that {name} is better than what you do alone in seconds, with nothing sent: don't send anything"
+)
 NO_DIFFERENCE = "what {name} costs cannot be told from chance with these {rows:,} rows"
 COSTS = "{name} costs {gap:.1f} points of accuracy ({low:.1f} to {high:.1f})"
 GAINS = "and is {gap:.1f} points above what you do alone ({low:.1f} to {high:.1f})"
@@ -27,7 +29,10 @@ def compare(
     validation: Annotated[
         Path | None, typer.Option(help="Rows to ask about.  [default: a fifth of DATA, not trained with]")
     ] = None,
-    scheme: Annotated[str, typer.Option(help="The scheme; an unknown name lists them.")] = "obfuslm",
+    scheme: Annotated[
+        str | None,
+        typer.Option(help="The scheme; an unknown name lists them.  [default: coarse for encoders, else obfuslm]"),
+    ] = None,
     words: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A parameter of the scheme, such as k=10; repeatable."),
@@ -55,21 +60,23 @@ def compare(
     from milkglass.experiments.procedures.own_rows import OwnRows
     from milkglass.experiments.procedures.own_rows import compare as compared
     from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.families import of
     from milkglass.models.resolve import resolve
     from milkglass.parameters import read_words
     from milkglass.schemes.catalogue import SCHEMES
     from milkglass.server.spec import hyperparameters_of
 
-    values = read_words(type(SCHEMES[scheme]), words or [], scheme, without=["bands", "map"])
+    name = scheme or ("coarse" if of(Checkpoint.open(resolve(model))).kind == "encoder" else "obfuslm")
+    values = read_words(type(SCHEMES[name]), words or [], name, without=["bands", "map"])
     rows = OwnRows.read(columns.file(data), None if validation is None else columns.file(validation), seed)
     given = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
     settings = hyperparameters_of(training_defaults("classification", len(rows.train.texts), given, False))
     base = Checkpoint.open(resolve(model))
-    chosen = scheme_for(base, scheme, **values)
+    chosen = scheme_for(base, name, **values)
     require_scramblable(base, chosen, False)
     with resumable(out):
-        found = compared(base, chosen, scheme, rows, settings, seed, out, note)
-    emit(as_json, _document(found, scheme, settings), lambda: "\n".join(_words(found, scheme)))
+        found = compared(base, chosen, name, rows, settings, seed, out, note)
+    emit(as_json, _document(found, name, settings), lambda: "\n".join(_words(found, name)))
 
 
 def _words(found: Compared, scheme: str) -> list[str]:

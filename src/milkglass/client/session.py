@@ -324,7 +324,7 @@ class Session:
         if not count:
             return None
         self._notice(f"{count:,} of {train.rows:,} rows of {data.name} are held out, to find the best epoch")
-        return held_out_rows(self.unlocked.key, train.rows)
+        return held_out_rows(self.unlocked.key.root, self.unlocked.key.model_digest, train.rows)
 
     def _count(self, texts: int, tokens: int) -> None:
         count(self.unlocked, texts, tokens, self._notice)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.key.key import Key, permutation
+from milkglass.client.key.key import permutation
 from milkglass.noise.stream import subkey
 
 LEARNING_RATE, WARMUP_RATIO = 1e-4, 0.06
@@ -51,9 +51,15 @@ def held_out(rows: int) -> int:
     return count if count >= LEAST_HELD_OUT else 0
 
 
-def held_out_rows(key: Key, rows: int) -> NDArray[np.bool_]:
-    """(rows,) which ones: the same for the same key and number, so that an upload that was interrupted goes on."""
-    order = permutation(subkey(key.root, key.model_digest, f"held out/{rows}"), rows)
+def held_out_rows(root: bytes, digest: str, rows: int) -> NDArray[np.bool_]:
+    """(rows,) which ones: the same for the same key and number, so that an upload that was interrupted goes on, and
+    that a key whose symbols are found from labelled rows does not see them (client/obfuscate/symbols.py).
+
+    Args:
+        root: the key's secret.
+        digest: of the key's model.
+    """
+    order = permutation(subkey(root, digest, f"held out/{rows}"), rows)
     chosen = np.zeros(rows, np.bool_)
     chosen[order[: held_out(rows)]] = True
     return chosen

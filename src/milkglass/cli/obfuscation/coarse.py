@@ -41,9 +41,9 @@ class CoarseFiles:
     regression: bool
     columns: ColumnOptions
 
-    def require(self, scheme: str | None, key: Path) -> None:
+    def require(self, scheme: str | None, key: Path, named: bool) -> None:
         """Raises UsageError where files and scheme do not go together, CodecError for rows that cannot be read: before
-        a model is."""
+        a model is. named: whether the user named the scheme, which then may do without labels."""
         given = self.data is not None or self.public is not None or self.regression
         if given and scheme != NAME:
             raise UsageError(
@@ -54,7 +54,12 @@ class CoarseFiles:
         if scheme == NAME and not key.exists() and self.data is None:
             raise UsageError("--data is missing", "give your training rows: the symbols are found from them")
         if self.data is not None:
-            self.columns.training(self.data, self._task)
+            summary = self.columns.training(self.data, self._task)[1]
+            if summary.kind == "text" and not named:
+                raise UsageError(
+                    f"{self.data.name} has no labels, by which symbols are found",
+                    "name their column with --label-column; --scheme coarse goes by the meaning of tokens alone",
+                )
         self.columns.others(self.public)
 
     @property

@@ -97,11 +97,12 @@ def obfuscate(
 
     band_file = _band_file(bands, band_text, columns)
     short = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
+    named = scheme is not None
     if scheme is None and data is not None:
         scheme = coarse.NAME
     selected = _selected(scheme or "obfuslm", words or [], short)
     files = coarse.CoarseFiles(data, public_text, task is not None, columns)
-    files.require(scheme, key)
+    files.require(scheme, key, named)
     folder = _folder(model, as_json)
     base = Checkpoint.open(folder)
     if band_file is not None:

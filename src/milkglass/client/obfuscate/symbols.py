@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -24,6 +24,7 @@ from milkglass.client.key.generate import new_key, reserved_ids
 from milkglass.client.key.key import Key
 from milkglass.client.label_scale import Scale
 from milkglass.client.obfuscate.token_vectors import token_vectors
+from milkglass.client.training_defaults import held_out_rows
 from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import of
@@ -116,13 +117,26 @@ def coarse_key(
     base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts, root: bytes | None = None,
     stage: Stage = no_stage,
 ) -> Key:  # fmt: skip
-    """A new key with a map that was found under its own streams. root: as for `new_key`."""
+    """A new key with a map that was found under its own streams. root: as for `new_key`.
+
+    The rows that `finetune` holds out of the same file choose no symbol by their labels: otherwise the accuracy on them
+    would be far above that on new texts.
+    """
     root = secrets.token_bytes(32) if root is None else root
+    texts = replace(texts, task=_trained_with(texts.task, root, digest))
 
     def draws(label: str) -> Stream:
         return Stream(subkey(root, digest, label))
 
     return new_key(base, ref, mapped(base, scheme, texts, draws, stage), digest, root)
+
+
+def _trained_with(task: TaskTexts | None, root: bytes, digest: str) -> TaskTexts | None:
+    """Without the rows that are held out of the training."""
+    if task is None:
+        return None
+    kept = np.flatnonzero(~held_out_rows(root, digest, len(task.labels)))
+    return replace(task, texts=task.texts.chosen(kept), labels=task.labels[kept])
 
 
 def mapped(
