@@ -10,7 +10,7 @@ import pytest
 from milkglass.errors import CodecError, UsageError
 from milkglass.rows.delimiter import delimiter_named, delimiter_of
 from milkglass.rows.encoding import lines
-from milkglass.rows.place import Place, listed
+from milkglass.rows.place import Place, columns_there, listed
 
 KNOWN = ("text", "label")
 
@@ -94,3 +94,9 @@ def test_places_are_listed() -> None:
     assert listed(places[:3]) == "lines 3, 7 and 9"
     assert listed(places) == "lines 3, 7, 9 and 2 more"
     assert listed([Place("a.json", 1, "entry"), Place("a.json", 2, "entry")]) == "entries 1 and 2"
+
+
+def test_columns_that_there_are_and_what_a_wrong_delimiter_leaves() -> None:
+    assert columns_there(["instruction"]) == "the columns there are: instruction"
+    assert "--delimiter" in columns_there(["ticket;customer said;mood"])
+    assert "looks like no header" in columns_there(["the wound", "is open again"])

@@ -68,7 +68,7 @@ def columns_there(names: Collection[str], known: Collection[str] = ()) -> str:
     """ "the columns there are: id, text". What does not look like a name is counted and not shown."""
     shown = [name for name in names if name in known or _NAME.fullmatch(name)]
     hidden = len(names) - len(shown[:SHOWN])
-    if len(names) == 1:
+    if len(names) == 1 and not shown:
         return "its first line is one cell: --delimiter names the sign between cells, or leave it out"
     if not shown:
         return f"its first line has {hidden} cells and looks like no header: add one that names the columns"
