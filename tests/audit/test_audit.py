@@ -265,17 +265,28 @@ def test_what_was_cut_or_failed_is_tried_again(setting: Setting, tmp_path: Path)
 
 
 @dataclass(frozen=True)
-class Spending(ClusterSolve):
-    """Uses up the whole audit's time."""
+class Short(ClusterSolve):
+    """Its time is over when it has ended."""
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         found = super().learn(transcript, knowledge, budget, rng)
+        self.spend(budget)
+        return found
+
+    def spend(self, budget: Budget) -> None:
+        budget.seconds = 0.0
+
+
+@dataclass(frozen=True)
+class Spending(Short):
+    """Uses up the whole audit's time."""
+
+    def spend(self, budget: Budget) -> None:
         ends = time.process_time() + max(0.0, budget.left() / CHAIN)
         while time.process_time() < ends:
             pass
-        return found
 
 
 def test_what_reads_most_is_run_even_if_finding_the_clusters_took_all_the_time(
@@ -287,18 +298,6 @@ def test_what_reads_most_is_run_even_if_finding_the_clusters_took_all_the_time(
     assert states["decipherment"] == "done"
     assert result.best is not None
     assert result.best.attack == "decipherment"
-
-
-@dataclass(frozen=True)
-class Short(ClusterSolve):
-    """Its time is over when it has ended."""
-
-    def learn(
-        self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
-    ) -> Candidates:
-        found = super().learn(transcript, knowledge, budget, rng)
-        budget.seconds = 0.0
-        return found
 
 
 def test_nothing_that_waits_for_the_clusters_is_refused_for_want_of_nothing(setting: Setting, tmp_path: Path) -> None:

@@ -923,3 +923,13 @@ def test_a_key_for_a_job(encoder: Owner, tmp_path: Path) -> None:
     again = tmp_path / "again.mgkey"
     document(call("key", "for-job", encoder.path, "march", "--out", again, "--clusters", "new", "--json"))
     assert read_key(again, PASSPHRASE).root == read_key(child, PASSPHRASE).root
+
+
+def test_early_stopping_without_rows_to_compare_by_is_refused_before_anything_is_sent(
+    stub: Stub, encoder: Owner, tickets: Path
+) -> None:
+    encoder.reset()
+    asked = job_server(stub)
+    result = call("finetune", "mine", tickets, "--key", encoder.path, "--early-stopping", 2)
+    refused(result, 2, "early stopping after 2 epochs has no rows to compare epochs by")
+    assert "--validation FILE" in result.stderr and not asked and not stub.content

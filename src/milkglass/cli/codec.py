@@ -89,7 +89,8 @@ def encode(
         raise UsageError("texts and --in were both given", "give one of them")
     if pair and (chat or not text or len(pair) != len(text)):
         raise UsageError("--pair needs as many texts as pairs, and no --chat", "give --pair once for each text")
-    from milkglass.client.session import codec_of, count
+    from milkglass.client.key.file import count
+    from milkglass.client.session import codec_of
 
     unlocked = key.open()
     codec = codec_of(unlocked, key.model)
@@ -155,7 +156,8 @@ def _training_rows(
     as_json: bool,
 ) -> None:  # fmt: skip
     from milkglass.client.data.training_rows import numbers_of
-    from milkglass.client.session import codec_of, write_rows
+    from milkglass.client.session import codec_of
+    from milkglass.client.training_request import write_rows
 
     codec = codec_of(unlocked, model)
     numbers = numbers_of(unlocked.key, train)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.options import AsJson, with_options
+from milkglass.cli.ui.options import AsJson, parameters, with_options
 from milkglass.cli.ui.terminal import emit, note, resumable, table
 
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ def compare(
         str | None,
         typer.Option(help="The scheme; an unknown name lists them.  [default: coarse for encoders, else obfuslm]"),
     ] = None,
-    words: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A parameter of the scheme, such as k=10; repeatable."),
-    ] = None,
+    words: Annotated[list[str] | None, parameters("A parameter of the scheme, such as k=10.")] = None,
     out: Annotated[Path, typer.Option(help="Where trained models are kept, for a second run.")] = Path(
         "milkglass-compare"
     ),
@@ -66,12 +63,12 @@ def compare(
     from milkglass.schemes.catalogue import SCHEMES
     from milkglass.server.spec import hyperparameters_of
 
-    name = scheme or ("coarse" if of(Checkpoint.open(resolve(model))).kind == "encoder" else "obfuslm")
-    values = read_words(type(SCHEMES[name]), words or [], name, without=["bands", "map"])
     rows = OwnRows.read(columns.file(data), None if validation is None else columns.file(validation), seed)
     given = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
     settings = hyperparameters_of(training_defaults("classification", len(rows.train.texts), given, False))
     base = Checkpoint.open(resolve(model))
+    name = scheme or ("coarse" if of(base).kind == "encoder" else "obfuslm")
+    values = read_words(type(SCHEMES[name]), words or [], name, without=["bands", "map"])
     chosen = scheme_for(base, name, **values)
     require_scramblable(base, chosen, False)
     with resumable(out):

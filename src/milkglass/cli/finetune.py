@@ -129,7 +129,7 @@ def finetune(
         "adam_beta2": adam_beta2, "dtype": dtype, "seed": seed, "save_steps": save_steps,
         "logging_steps": logging_steps, "max_length": max_length,
     }  # fmt: skip
-    from milkglass.client.session import require_hyperparameters
+    from milkglass.client.training_request import require_hyperparameters
 
     require_hyperparameters(hyperparameters, _option)
     train, about = columns.training(data, task)

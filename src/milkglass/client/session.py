@@ -14,28 +14,25 @@ key (client/key/usage.py). Warnings go to `notice`.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.codec.conversation import Message
-from milkglass.client.key.file import UnlockedKey
+from milkglass.client.key.file import UnlockedKey, count
 from milkglass.client.label_scale import Scale
 from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.client.remote.responses import require_key
 from milkglass.client.results import Answer, Classified, Conversation, Job
 from milkglass.errors import CodecError, EmptyText, UnsupportedModel, UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage
-from milkglass.rows.place import listed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from milkglass.client.codec.codec import Codec
-    from milkglass.client.data.data_file import DataFile, Source
-    from milkglass.client.data.dataset import Summary
-    from milkglass.client.data.training_rows import Numbers, WrittenParquet
+    from milkglass.client.data.data_file import Source
 
 BATCH = 64  # texts a request
 COUNTED = 64  # tokens of an answer that a killed program may leave uncounted
@@ -275,68 +272,26 @@ class Session:
             CodecError: rows that cannot be read, or that do not fit the model.
             UsageError: a hyperparameter that the server would refuse.
         """
-        from milkglass.client.data.data_file import DataFile
         from milkglass.client.data.dataset import unlabelled
-        from milkglass.client.data.training_rows import checked, numbers_of
-        from milkglass.client.training_defaults import training_defaults
-        from milkglass.server.spec import hyperparameters_of
+        from milkglass.client.training_request import TrainingRequest
 
-        source = DataFile.of(data)
-        train = checked(source, task)
-        parts: list[tuple[DataFile, int, NDArray[Any] | None]] = [(source, train.rows, None)]
-        if validation is not None:
-            judged = DataFile.of(validation)
-            parts.append((judged, checked(judged, train.task).rows, None))
-        elif hold_out and (chosen := self._held_out(source, train)) is not None:
-            parts = [(source, int(one.sum()), one) for one in (~chosen, chosen)]
-        numbers = numbers_of(self.unlocked.key, train)
-        classes = len(numbers) if isinstance(numbers, Mapping) else None
-        length = min(hyperparameters.pop("max_length", None) or self.codec.limit, self.codec.limit)
-        evaluated = len(parts) > 1
-        settings = hyperparameters_of(
-            {
-                **training_defaults(train.task, train.rows, hyperparameters, evaluated),
-                "max_length": length, "task": train.task, "num_labels": classes,
-            }
-        )  # fmt: skip
+        about = (data, validation, task, hold_out, hyperparameters, self._notice)
+        asked = TrainingRequest.of(self.unlocked.key, self.codec.limit, *about)
         kind = self.describe(model).get("kind")
-        if train.task == "causal-lm" and kind == "encoder":
-            error = unlabelled(source, train)
+        if asked.train.task == "causal-lm" and kind == "encoder":
+            error = unlabelled(asked.source, asked.train)
             raise CodecError(f"{error.message}, and the model is an encoder, which classifies", error.hint)
         with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch:  # it holds nothing but scrambled ids
-            written = []
-            for (file, rows, which), name in zip(parts, ("train.parquet", "val.parquet"), strict=False):
-                written.append(out := Path(scratch) / name)
-                about = (out, rows, numbers, length, stage, self._notice, skip_long, which)
-                write_rows(self.unlocked, self.codec, file, *about)
-            self.unlocked = self.unlocked.remember(numbers)
-            sent = [self.remote.upload(out, stage) for out in written]  # a fault of any file was found by now
-        job = self.remote.create_job(model, sent[0], settings, sent[1] if len(sent) > 1 else None, suffix)
+            written = asked.write(self.unlocked, self.codec, Path(scratch), skip_long, stage, self._notice)
+            self.unlocked = self.unlocked.remember(asked.numbers)
+            train, *others = (self.remote.upload(one, stage) for one in written)
+        job = self.remote.create_job(model, train, asked.settings, others[0] if others else None, suffix)
         self._notice(f"job: {job['id']}")  # at once: anyone who is cut off from here on can find it again
-        self.unlocked = self.unlocked.remember(numbers, str(job["id"]))
-        return Job(self.remote, str(job["id"]), train.task, job.get("status"))
-
-    def _held_out(self, data: DataFile, train: Summary) -> NDArray[Any] | None:
-        """(rows,) by which of them epochs are compared; None: by none."""
-        from milkglass.client.training_defaults import held_out, held_out_rows
-
-        count = 0 if train.task == "causal-lm" else held_out(train.rows)
-        if not count:
-            return None
-        self._notice(f"{count:,} of {train.rows:,} rows of {data.name} are held out, to find the best epoch")
-        return held_out_rows(self.unlocked.key.root, self.unlocked.key.model_digest, train.rows)
+        self.unlocked = self.unlocked.remember(asked.numbers, str(job["id"]))
+        return Job(self.remote, str(job["id"]), asked.train.task, job.get("status"))
 
     def _count(self, texts: int, tokens: int) -> None:
         count(self.unlocked, texts, tokens, self._notice)
-
-
-def require_hyperparameters(requested: Mapping[str, Any], called: Callable[[str], str]) -> None:
-    """What `Session.finetune` would refuse of these is refused before a key is opened. called: a hyperparameter's name
-    in messages. Raises UsageError."""
-    from milkglass.server.spec import MAX_LENGTH, hyperparameters_of
-
-    length = min(requested.get("max_length") or MAX_LENGTH, MAX_LENGTH)  # a larger one becomes what the model takes
-    hyperparameters_of({**requested, "max_length": length}, called)
 
 
 def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:
@@ -345,42 +300,6 @@ def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:
     from milkglass.models.resolve import resolve
 
     return Codec.open(unlocked.key, resolve(model or unlocked.key.info.model))
-
-
-def count(unlocked: UnlockedKey, texts: int, tokens: int, notice: Log) -> None:
-    """Count what is encoded under a key; a threshold of its audits that is passed is a warning."""
-    for warning in unlocked.count(texts, tokens):
-        notice(f"warning: {warning}")
-
-
-def write_rows(
-    unlocked: UnlockedKey,
-    codec: Codec,
-    data: Source,
-    out: Path,
-    rows: int,
-    numbers: Numbers,
-    max_length: int,
-    stage: Stage = no_stage,
-    notice: Log = no_log,
-    skip_long: bool = False,
-    which: NDArray[Any] | None = None,
-) -> WrittenParquet:
-    """Scramble `data` into the Parquet file `out`, and count it under the key. Rows that are cut or left out are
-    reported. which: as for `write_parquet`."""
-    from milkglass.client.data.training_rows import write_parquet
-
-    advance = stage(f"scramble {data.name}", rows)
-    written = write_parquet(codec, data, out, numbers, max_length, advance, skip_long, which)
-    if written.left_out:
-        notice(
-            f"left out: {len(written.left_out):,} of {rows:,} rows of {data.name}, without an answer within "
-            f"{max_length} tokens ({listed(written.left_out)})"
-        )
-    if written.cut:
-        notice(f"{written.cut:,} of {written.rows:,} examples of {data.name} were cut to {max_length} tokens")
-    count(unlocked, written.rows, written.tokens, notice)
-    return written
 
 
 def _system(text: str | None) -> list[Message]:

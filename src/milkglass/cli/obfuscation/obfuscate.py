@@ -12,7 +12,16 @@ import typer
 from milkglass.cli.obfuscation import coarse
 from milkglass.cli.obfuscation.outcome import LOSS, UNMIXED, done, next_steps
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, PassphraseFile, kept_name, require_file, with_options
+from milkglass.cli.ui.options import (
+    AsJson,
+    KeyFile,
+    KeyOptions,
+    PassphraseFile,
+    kept_name,
+    parameters,
+    require_file,
+    with_options,
+)
 from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_passphrase
 from milkglass.cli.ui.terminal import bars, emit, note
 from milkglass.client.key import usage
@@ -63,12 +72,7 @@ def obfuscate(
     ] = None,
     words: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Another parameter of the scheme, such as beta=0.9, aliases=2, rows=shared or plus.form=paper; "
-            "repeatable. An unknown name lists them all.",
-        ),
+        parameters("Another parameter of the scheme, such as beta=0.9, aliases=2, rows=shared or plus.form=paper."),
     ] = None,
     delta: Annotated[
         bool, typer.Option("--delta", help="Write only what changes; the server must have the original model.")

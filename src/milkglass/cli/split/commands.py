@@ -13,7 +13,7 @@ import typer
 from milkglass.cli.split.client import audit, classify
 from milkglass.cli.split.decoder import enclaves
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.options import AsJson, kept_name, read_token, with_options
+from milkglass.cli.ui.options import AsJson, kept_name, parameters, read_token, with_options
 from milkglass.cli.ui.terminal import bars, duration, emit, note
 from milkglass.progress import Stage
 
@@ -52,14 +52,7 @@ def train(
         Path | None,
         typer.Option(help="Labelled texts to classify after the training, to measure what the method costs."),
     ] = None,
-    words: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="A parameter of the method; repeatable. An unknown name lists the parameters.",
-        ),
-    ] = None,
+    words: Annotated[list[str] | None, parameters("A parameter of the method.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: 10]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Texts a step.  [default: 32; textobfuscator 128]")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="The learning rate.  [default: 2e-5; cape 1e-5]")] = None,

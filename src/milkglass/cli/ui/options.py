@@ -55,6 +55,11 @@ Yes = Annotated[bool, typer.Option("--yes", help="Don't ask before deleting.")]
 AllowHttp = Annotated[bool, typer.Option("--allow-http", help="Send the token over a network without encryption.")]
 
 
+def parameters(help: str) -> Any:  # noqa: A002 - as typer calls it
+    """The option --set NAME=VALUE, for parameters of a scheme or a method."""
+    return typer.Option("--set", metavar="NAME=VALUE", help=f"{help} Repeatable; an unknown name lists them all.")
+
+
 def require_file(path: Path, hint: str) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a folder, not a file", hint)

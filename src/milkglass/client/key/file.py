@@ -30,6 +30,7 @@ from milkglass.client.key.key import Key
 from milkglass.client.key.passphrases import require_strong
 from milkglass.client.label_scale import Scale
 from milkglass.errors import DamagedKey, KeyExists, KeyFileError, TamperedKey, TruncatedKey, WrongPassphrase
+from milkglass.progress import Log
 
 SCRYPT_N = 1 << 17  # about 0.4 s and 128 MB
 CHECKSUM = 32  # bytes
@@ -176,3 +177,9 @@ class UnlockedKey:
                 key = replace(key, info=info)
                 write_key(self.path, key, self.passphrase, replace=True, weak=True)  # the one that opened it
         return replace(self, key=key)
+
+
+def count(unlocked: UnlockedKey, texts: int, tokens: int, notice: Log) -> None:
+    """Count what is encoded under a key; a threshold of its audits that is passed is a warning."""
+    for warning in unlocked.count(texts, tokens):
+        notice(f"warning: {warning}")

@@ -1,0 +1,144 @@
+"""What a fine-tune asks for: rows of files, which of them are held out, numbers for labels, and hyperparameters.
+
+All of it is checked before anything is written or sent. Out of scope: sending (session.py), defaults
+(training_defaults.py), the Parquet file (data/training_rows.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milkglass.client.data.data_file import DataFile, Source
+from milkglass.client.data.dataset import Summary
+from milkglass.client.data.training_rows import Numbers, WrittenParquet, checked, numbers_of, write_parquet
+from milkglass.client.key.file import UnlockedKey, count
+from milkglass.client.training_defaults import held_out, held_out_rows, training_defaults
+from milkglass.errors import UsageError
+from milkglass.progress import Log, Stage, no_log, no_stage
+from milkglass.rows.place import listed
+from milkglass.server.spec import MAX_LENGTH, hyperparameters_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from milkglass.client.codec.codec import Codec
+    from milkglass.client.key.key import Key
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingPart:
+    """Rows that become one file.
+
+    Attributes:
+        rows: how many.
+        which: those of the file that are taken, a truth value a row; None: all.
+    """
+
+    file: DataFile
+    rows: int
+    which: NDArray[Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRequest:
+    """One fine-tune.
+
+    Attributes:
+        source: the training file.
+        train: what it holds.
+        parts: what is trained with, then what epochs are compared by, where there is any.
+        numbers: of the labels, or the scale of scores; None: rows without labels.
+        settings: hyperparameters, as the server is asked.
+    """
+
+    source: DataFile
+    train: Summary
+    parts: tuple[TrainingPart, ...]
+    numbers: Numbers
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, key: Key, limit: int, data: Source | str, validation: Source | str | None, task: str | None,
+        hold_out: bool, hyperparameters: Mapping[str, Any], notice: Log = no_log,
+    ) -> TrainingRequest:  # fmt: skip
+        """Read the files whole. Arguments and errors are those of `Session.finetune`.
+
+        Args:
+            limit: tokens that the model takes.
+        """
+        source = DataFile.of(data)
+        train = checked(source, task)
+        parts: tuple[TrainingPart, ...] = (TrainingPart(source, train.rows),)
+        if validation is not None:
+            other = DataFile.of(validation)
+            parts = (*parts, TrainingPart(other, checked(other, train.task).rows))
+        elif hold_out and train.task != "causal-lm" and (count := held_out(train.rows)):
+            notice(f"{count:,} of {train.rows:,} rows of {source.name} are held out, to find the best epoch")
+            apart = held_out_rows(key.root, key.model_digest, train.rows)
+            parts = tuple(TrainingPart(source, int(one.sum()), one) for one in (~apart, apart))
+        if hyperparameters.get("early_stopping") and len(parts) == 1:
+            raise UsageError(
+                f"early stopping after {hyperparameters['early_stopping']} epochs has no rows to compare epochs by",
+                "give --validation FILE, or 500 labelled rows without --no-hold-out",
+            )
+        numbers = numbers_of(key, train)
+        given = training_defaults(train.task, train.rows, hyperparameters, evaluated=len(parts) > 1)
+        settings = {
+            **given,
+            "max_length": min(given.get("max_length") or limit, limit),
+            "task": train.task,
+            "num_labels": len(numbers) if isinstance(numbers, Mapping) else None,
+        }
+        return cls(source, train, parts, numbers, hyperparameters_of(settings))
+
+    def write(
+        self, unlocked: UnlockedKey, codec: Codec, folder: Path, skip_long: bool, stage: Stage = no_stage,
+        notice: Log = no_log,
+    ) -> list[Path]:  # fmt: skip
+        """Scrambled Parquet files of the parts, in this folder."""
+        paths = [folder / name for name in ("train.parquet", "val.parquet")[: len(self.parts)]]
+        for part, path in zip(self.parts, paths, strict=True):
+            length = self.settings["max_length"]
+            write_rows(
+                unlocked, codec, part.file, path, part.rows, self.numbers, length, stage, notice, skip_long, part.which
+            )
+        return paths
+
+
+def require_hyperparameters(requested: Mapping[str, Any], called: Callable[[str], str]) -> None:
+    """What `Session.finetune` would refuse of these is refused before a key is opened. called: a hyperparameter's name
+    in messages. Raises UsageError."""
+    length = min(requested.get("max_length") or MAX_LENGTH, MAX_LENGTH)  # a larger one becomes what the model takes
+    hyperparameters_of({**requested, "max_length": length}, called)
+
+
+def write_rows(
+    unlocked: UnlockedKey,
+    codec: Codec,
+    data: Source,
+    out: Path,
+    rows: int,
+    numbers: Numbers,
+    max_length: int,
+    stage: Stage = no_stage,
+    notice: Log = no_log,
+    skip_long: bool = False,
+    which: NDArray[Any] | None = None,
+) -> WrittenParquet:
+    """Scramble `data` into the Parquet file `out`, and count it under the key. Rows that are cut or left out are
+    reported. which: as for `write_parquet`."""
+    advance = stage(f"scramble {data.name}", rows)
+    written = write_parquet(codec, data, out, numbers, max_length, advance, skip_long, which)
+    if written.left_out:
+        notice(
+            f"left out: {len(written.left_out):,} of {rows:,} rows of {data.name}, without an answer within "
+            f"{max_length} tokens ({listed(written.left_out)})"
+        )
+    if written.cut:
+        notice(f"{written.cut:,} of {written.rows:,} examples of {data.name} were cut to {max_length} tokens")
+    count(unlocked, written.rows, written.tokens, notice)
+    return written
