@@ -7,7 +7,7 @@ All are asked about the same held-out rows, which choose nothing: no epoch, and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.data.data_file import DataFile
-from milkglass.client.data.dataset import Example, read_examples
+from milkglass.client.data.dataset import read_examples
 from milkglass.client.data.training_rows import checked
 from milkglass.defences.obfuscated_tables import Plain, TableDefence
 from milkglass.errors import CodecError
@@ -66,16 +66,12 @@ class OwnRows:
         apart = list(read_examples(validation)) if validation is not None else [rows[i] for i in order[:count]]
         numbers = {name: number for number, name in enumerate(summary.labels)}
         digest = hashlib.sha256(b"".join(hashlib.sha256(one.path.read_bytes()).digest() for one in files)).hexdigest()
-        return cls(summary.labels, _labelled(kept, numbers), _labelled(apart, numbers), digest)
+        return cls(summary.labels, data_refs.labelled(kept, numbers), data_refs.labelled(apart, numbers), digest)
 
     def problem(self, seed: int) -> TrialData:
         nobody = LabelledTexts([], [])
         sums = {"rows": self.digest, "train": len(self.train.texts), "seed": seed}
         return TrialData("own", self.train, self.held_out, nobody, ("accuracy",), len(self.names), sums)
-
-
-def _labelled(rows: Sequence[Example], numbers: Mapping[str, int]) -> LabelledTexts:
-    return data_refs.labelled(rows, numbers)
 
 
 @dataclass(frozen=True, eq=False)
