@@ -1,0 +1,129 @@
+"""What engines' events have in common, read strictly: errors, ids, ends, log-probabilities. Raises RemoteError.
+
+Two of them, vLLM's `/inference/v1/generate` and Milkglass's own `/v1/completions`, write events of one shape:
+
+    {"choices": [{"token_ids": [..], "finish_reason": null, "stop_reason": null,
+                  "logprobs": {"content": [{"token_id", "logprob", "top_logprobs": [{"token_id", "logprob"}]}]}}]}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from milkglass.client.remote.responses import is_number, is_whole, rows
+from milkglass.engines.engine import Finish, IdLogprob, IdsChunk, IdsRequest, Reader
+from milkglass.errors import RemoteError, Unauthorized
+
+HINT = "is --engine the right one?"
+MAX_ID = 1 << 31
+KIND = re.compile("[A-Za-z_]{1,40}")  # of an error, in an engine's words: without digits it names no id
+STATUS_HINTS = {
+    400: "the engine takes no such prompt or option: is the prompt too long, are the ids this model's?",
+    401: "give the engine's key as the token",
+    403: "give the engine's key as the token; vLLM also answers 403 unless it is started with --tokens-only",
+    404: "is a model of this name served there, and is --engine the right one?",
+    413: "the prompt is too long for this engine",
+    429: "the engine is busy: try again",
+    503: "the engine is busy, or still loading the model: try again",
+}
+
+
+def choice_reader(request: IdsRequest) -> Reader:
+    """Reads events of the shape above. The id that ended the answer is the last of `token_ids` there."""
+
+    def read(event: Mapping[str, Any]) -> IdsChunk:
+        require_no_error(event)
+        choices = rows(event, "choices")
+        if not choices:  # the event that counts tokens
+            return IdsChunk()
+        if len(choices) > 1:
+            raise RemoteError("the engine sent more than the one answer that was asked for", HINT)
+        ids = ids_of(choices[0].get("token_ids"))
+        finish = finish_of(choices[0].get("finish_reason"))
+        logprobs = _content(choices[0], len(ids), request.logprobs) if request.logprobs is not None else []
+        kept = len(ids) - (finish == "stop" and bool(ids))
+        return IdsChunk(ids[:kept], logprobs[:kept], finish)
+
+    return read
+
+
+def _content(choice: Mapping[str, Any], count: int, most: int) -> list[list[IdLogprob]]:
+    told = choice.get("logprobs")
+    content = told.get("content") if isinstance(told, Mapping) else None
+    if not count and not content:
+        return []
+    if not isinstance(content, list) or len(content) != count or not all(isinstance(one, dict) for one in content):
+        raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
+    return [
+        best_first(
+            logprob(one.get("token_id"), one.get("logprob")),
+            [logprob(x.get("token_id"), x.get("logprob")) for x in rows(one, "top_logprobs")],
+            most,
+        )
+        for one in content
+    ]
+
+
+def require_no_error(event: Mapping[str, Any]) -> None:
+    """Engines refuse some requests only after they began to answer, with an event."""
+    error = event.get("error")
+    if error is None:
+        return
+    code, kind = (error.get("code"), error.get("type")) if isinstance(error, Mapping) else (None, None)
+    if is_whole(code) and 400 <= code < 600:
+        raise refusal(code, kind)
+    raise RemoteError("the engine stopped in the middle of an answer", "try again; the engine's log says more")
+
+
+def refusal(status: int, kind: Any) -> RemoteError:
+    """What an error becomes. kind: its name; the engine's own words stay here, as they may repeat ids. `status` of the
+    result is the HTTP status."""
+    named = f" ({kind})" if isinstance(kind, str) and KIND.fullmatch(kind) else ""
+    hint = STATUS_HINTS.get(status, "the engine's log says more")
+    if 300 <= status < 400:
+        hint = "redirects are not followed: give the address that it redirects to"
+    error = (Unauthorized if status in (401, 403) else RemoteError)(f"the engine answered {status}{named}", hint)
+    error.status = status
+    return error
+
+
+def ids_of(value: Any) -> list[int]:
+    if not isinstance(value, list) or not all(is_whole(one) and 0 <= one < MAX_ID for one in value):
+        raise RemoteError("the engine's answer has no token ids, or some that cannot be", HINT)
+    return value
+
+
+def finish_of(value: Any) -> Finish | None:
+    if value is None:
+        return None
+    if value == "stop":
+        return "stop"
+    if value == "length":
+        return "length"
+    raise RemoteError("the engine broke the answer off", "try again; the engine's log says why")
+
+
+def logprob(token: Any, value: Any) -> IdLogprob:
+    if not is_whole(token) or not 0 <= token < MAX_ID or not is_number(value):
+        raise RemoteError("the engine's log-probabilities are not numbers of tokens", HINT)
+    return IdLogprob(token, float(value))
+
+
+def best_first(taken: IdLogprob, best: Sequence[IdLogprob], count: int) -> list[IdLogprob]:
+    """The token that was taken, then the `count` likeliest."""
+    return [taken, *sorted(best, key=lambda one: -one.logprob)[:count]]
+
+
+def vectors_of(answer: Mapping[str, Any]) -> list[list[float]]:
+    """Of OpenAI's `/v1/embeddings`."""
+    found = [row.get("embedding") for row in sorted(rows(answer), key=_place)]
+    if not all(isinstance(one, list) and one and all(map(is_number, one)) for one in found):
+        raise RemoteError("the engine's vectors are not numbers", "does it serve an embedding model?")
+    return [[float(number) for number in one] for one in found if one is not None]
+
+
+def _place(row: Mapping[str, Any]) -> int:
+    place = row.get("index")
+    return place if is_whole(place) else -1

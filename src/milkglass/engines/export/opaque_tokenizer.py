@@ -1,0 +1,64 @@
+"""A tokenizer that tells nothing, for programs that load no model without one: token i is its opaque name.
+
+A word-level `tokenizer.json` over the names of engines/opaque.py: ids are written as names without spaces, and read
+back one by one. Servers and trainers of text so become servers and trainers of ids. Names have one width: text of
+names that begin each other could be cut in several ways.
+
+Out of scope: our own server, which takes ids and refuses every tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from milkglass import files
+from milkglass.client.obfuscate.upload_check import require_scrambled
+from milkglass.engines.opaque import MOST, PATTERN, opaque_name
+from milkglass.errors import UnsupportedModel
+from milkglass.models.checkpoint import Checkpoint, end_ids
+from milkglass.models.families import of
+from milkglass.models.staging import link_or_copy
+
+
+def tokenizer_document(size: int) -> dict[str, Any]:
+    """What `tokenizer.json` holds for a vocabulary of so many tokens. Raises UnsupportedModel."""
+    if size > MOST:
+        raise UnsupportedModel(f"the model has {size} tokens; opaque names are for {MOST}", "give a smaller model")
+    split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}
+    names = {opaque_name(token): token for token in range(size)}
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": split, "post_processor": None, "decoder": {"type": "Fuse"},
+        "model": {"type": "WordLevel", "vocab": names, "unk_token": opaque_name(0)},
+    }  # fmt: skip
+
+
+def settings_document(model: Checkpoint) -> dict[str, Any]:
+    """What `tokenizer_config.json` holds: the class, and the names of ids that the config has anyway."""
+    ends, config = sorted(end_ids(model.folder)), model.config
+    special = {"pad_token": config.get("pad_token_id"), "bos_token": config.get("bos_token_id")}
+    if ends:
+        special["eos_token"] = ends[0]
+        special["pad_token"] = ends[0] if special["pad_token"] is None else special["pad_token"]
+    named = {name: opaque_name(token) for name, token in special.items() if type(token) is int and token >= 0}
+    length = config.get("max_position_embeddings") or config.get("n_positions")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False,
+        "add_bos_token": False, "add_eos_token": False, **named,
+        **({"model_max_length": length} if length else {}),
+    }  # fmt: skip
+
+
+def with_tokenizer(folder: Path, target: Path) -> None:
+    """The scrambled model of `folder` and an opaque tokenizer, as a new folder. Raises UsageError for a folder that may
+    not leave, FileExistsError."""
+    weights, model = require_scrambled(folder), Checkpoint.open(folder)
+    document, settings = tokenizer_document(of(model).vocab_size), settings_document(model)
+    with files.new_dir(target, private=False) as partial:
+        kept = [folder / name for name in ("config.json", "generation_config.json", "model.safetensors.index.json")]
+        for path in (*weights, *(one for one in kept if one.is_file())):
+            link_or_copy(path, partial / path.name)
+        (partial / "tokenizer.json").write_text(json.dumps(document), "utf-8")
+        files.write_json(partial / "tokenizer_config.json", settings)

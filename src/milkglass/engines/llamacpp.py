@@ -1,0 +1,125 @@
+"""llama.cpp's server: `llama-server -m FILE.gguf --alias NAME`, of a file that `milkglass export` wrote.
+
+`POST /completion` takes ids and streams an event a token, also for the one that ends the answer; the end itself is told
+by the event after it. A token that may have ended the answer is therefore kept until the next event: one of
+`stop_ids`, or one without text, which in a file of ours is an end id alone.
+
+The server stops at strings, not at ids. In a file of ours every token has a name of its own (opaque.py), which no text
+of other names contains: so the name of an id stops there, and nowhere else. A file with a real vocabulary is refused,
+since the server leaves out events of tokens that are no whole characters.
+
+Presence and frequency penalties count the prompt as well here, so they are not offered. Read in llama.cpp 0.6.0
+(`tools/server`); run by tests/engines/test_real_llamacpp.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from milkglass.client.remote.responses import MODEL, is_count, response_id, rows
+from milkglass.engines.answers import HINT, best_first, finish_of, ids_of, logprob, require_no_error
+from milkglass.engines.engine import Call, Finish, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader, ServedModel
+from milkglass.engines.opaque import opaque_name
+from milkglass.errors import RemoteError
+
+SEEDS = (1 << 32) - 1  # the largest number of 32 bits draws a seed
+ENDS = {"eos": "stop", "word": "stop", "limit": "length"}
+EXPORT = "serve a file that `milkglass export` wrote"
+
+
+@dataclass(frozen=True)
+class LlamaCpp(IdsEngine):
+    """Generates. It is not asked for embeddings: of two rows in one batch it averages parts of a row (docs/log.md)."""
+
+    name: ClassVar[str] = "llamacpp"
+    options: ClassVar[frozenset[str]] = frozenset(
+        {"top_k", "min_p", "seed", "repetition_penalty", "logit_bias", "logprobs"}
+    )
+
+    def completion(self, model: str, request: IdsRequest) -> Call:
+        """The server has one model, so that its name is not sent."""
+        body: dict[str, Any] = {
+            "prompt": list(request.prompt), "n_predict": request.max_tokens, "temperature": request.temperature,
+            "top_p": request.top_p, "top_k": request.top_k, "min_p": request.min_p,
+            "repeat_penalty": request.repetition_penalty, "repeat_last_n": len(request.prompt) + request.max_tokens,
+            "presence_penalty": 0.0, "frequency_penalty": 0.0, "typical_p": 1.0, "mirostat": 0, "dynatemp_range": 0.0,
+            "dry_multiplier": 0.0, "xtc_probability": 0.0, "ignore_eos": False, "stream": True, "return_tokens": True,
+            "samplers": ["penalties", "temperature", "min_p", "top_k", "top_p"],  # in vLLM's order
+            "stop": [opaque_name(token) for token in request.stop_ids],
+            "response_fields": ["stop", "stop_type", "tokens", "tokens_predicted"],  # else the end repeats the prompt
+        }  # fmt: skip
+        if request.seed is not None:
+            body["seed"] = request.seed % SEEDS
+        if request.logit_bias:
+            body["logit_bias"] = [[token, bias] for token, bias in request.logit_bias.items()]
+        if request.logprobs is not None:
+            body["n_probs"] = max(1, request.logprobs)
+        return Call("/completion", body)
+
+    def reader(self, request: IdsRequest) -> Reader:
+        return _LlamaCppAnswer(request).read
+
+    def served(self, answer: Mapping[str, Any]) -> list[ServedModel]:
+        return [_model(one) for one in MODEL.rows(answer)]
+
+
+def _model(record: Mapping[str, Any]) -> ServedModel:
+    """The file's name is the model's unless `--alias` gives one; a path is refused."""
+    meta = record.get("meta")
+    length = meta.get("n_ctx") if isinstance(meta, Mapping) else None
+    return ServedModel(response_id(record), length if is_count(length) else None, kind="decoder")
+
+
+class _LlamaCppAnswer:
+    """What came of one answer, and the token that may have ended it."""
+
+    def __init__(self, request: IdsRequest) -> None:
+        self._request, self._ends, self._seen = request, frozenset(request.stop_ids), 0
+        self._held: list[tuple[int, list[IdLogprob]]] = []  # one at most
+
+    def read(self, event: Mapping[str, Any]) -> IdsChunk:
+        require_no_error(event)
+        over = event.get("stop") is True
+        arrived = [] if over else self._arrived(event)
+        if event.get("tokens_predicted") != self._seen:
+            raise RemoteError("the engine left tokens out of its answer", EXPORT)
+        if over:
+            return self._end(event)
+        result, self._held = self._held + arrived, []
+        if arrived and (event.get("content") == "" or arrived[-1][0] in self._ends):
+            self._held = [result.pop()]
+        return self._chunk(result)
+
+    def _arrived(self, event: Mapping[str, Any]) -> list[tuple[int, list[IdLogprob]]]:
+        ids = ids_of(event.get("tokens"))
+        if event.get("content") not in ("", "".join(map(opaque_name, ids))):
+            raise RemoteError("the engine's model has another vocabulary than opaque names", EXPORT)
+        self._seen += len(ids)
+        return list(zip(ids, self._logprobs(event, ids), strict=True))
+
+    def _end(self, event: Mapping[str, Any]) -> IdsChunk:
+        finish = finish_of(ENDS.get(str(event.get("stop_type")), "unknown"))
+        if finish == "stop" and not self._held:
+            raise RemoteError("the engine's answer ended at no token", EXPORT)
+        return self._chunk([] if finish == "stop" else self._held, finish)
+
+    def _chunk(self, found: list[tuple[int, list[IdLogprob]]], finish: Finish | None = None) -> IdsChunk:
+        logprobs = [row for _, row in found] if self._request.logprobs is not None else []
+        return IdsChunk([token for token, _ in found], logprobs, finish)
+
+    def _logprobs(self, event: Mapping[str, Any], ids: list[int]) -> list[list[IdLogprob]]:
+        if self._request.logprobs is None:
+            return [[] for _ in ids]
+        found = rows(event, "completion_probabilities")
+        if [one.get("id") for one in found] != ids:
+            raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
+        return [
+            best_first(
+                logprob(one.get("id"), one.get("logprob")),
+                [logprob(x.get("id"), x.get("logprob")) for x in rows(one, "top_logprobs")],
+                self._request.logprobs,
+            )
+            for one in found
+        ]

@@ -1,0 +1,49 @@
+"""Milkglass's own server, `milkglass serve` (docs/api.md): the only one of the engines that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from milkglass.engines.answers import choice_reader, vectors_of
+from milkglass.engines.engine import Call, IdsEngine, IdsRequest, Reader
+
+
+@dataclass(frozen=True)
+class MilkglassServer(IdsEngine):
+    """`POST /v1/completions` with ids. It takes fields from the request alone: no generation_config.json decides."""
+
+    name: ClassVar[str] = "milkglass"
+    options: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+            *("logit_bias", "logprobs"),
+        }
+    )
+
+    def completion(self, model: str, request: IdsRequest) -> Call:
+        body: dict[str, Any] = {
+            "model": model, "prompt": list(request.prompt), "max_tokens": request.max_tokens, "stream": True,
+            "temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k,
+            "stop_token_ids": list(request.stop_ids), "min_p": request.min_p,
+            "presence_penalty": request.presence_penalty, "frequency_penalty": request.frequency_penalty,
+            "repetition_penalty": request.repetition_penalty,
+        }  # fmt: skip
+        if request.seed is not None:
+            body["seed"] = request.seed
+        if request.logprobs is not None:
+            body["logprobs"] = request.logprobs
+        if request.logit_bias:
+            body["logit_bias"] = {str(token): bias for token, bias in request.logit_bias.items()}
+        return Call("/v1/completions", body)
+
+    def reader(self, request: IdsRequest) -> Reader:
+        return choice_reader(request)
+
+    def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:
+        """Of an encoder: means of its last hidden states, of length 1."""
+        return Call("/v1/embeddings", {"model": model, "input": [list(row) for row in rows]})
+
+    def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:
+        return vectors_of(answer)

@@ -1,0 +1,21 @@
+"""Opaque names: what stands for the tokens of a scrambled model where an engine insists on a vocabulary.
+
+Token i is `t` and i in seven digits. All names have one width, so that no name begins another and text of names is cut
+in one way only; the letter begins names and is in them nowhere else, so that a name is never found across two others.
+They tell nothing: the engine sees ids anyway.
+"""
+
+from __future__ import annotations
+
+from milkglass.errors import UsageError
+
+DIGITS = 7
+MOST = 10**DIGITS  # tokens
+PATTERN = f"t[0-9]{{{DIGITS}}}"
+
+
+def opaque_name(token: int) -> str:
+    """Raises UsageError for an id that has no such name."""
+    if not 0 <= token < MOST:
+        raise UsageError(f"an id is not below {MOST}, which opaque names end at", "give an id of this model")
+    return f"t{token:0{DIGITS}}"

@@ -1,0 +1,97 @@
+"""SGLang's server: `python -m sglang.launch_server --model-path FOLDER --skip-tokenizer-init`.
+
+`POST /generate`. An event holds all ids so far, or with `--incremental-streaming-output` the fresh ones alone, which is
+less to send: n ids take n^2 / 2 otherwise. `completion_tokens` tells the two apart. Repetition penalties count the
+answer alone there and seeds need another mode, so neither is offered. Read in SGLang 0.5.23
+(`srt/managers/tokenizer_manager.py`), not run: it needs a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from milkglass.client.remote.responses import is_count
+from milkglass.engines.answers import HINT, best_first, finish_of, ids_of, logprob, require_no_error, vectors_of
+from milkglass.engines.engine import Call, IdLogprob, IdsChunk, IdsEngine, IdsRequest, Reader
+from milkglass.errors import RemoteError
+
+
+@dataclass(frozen=True)
+class SGLang(IdsEngine):
+    """Generates; with an embedding model (`--is-embedding`) embeds."""
+
+    name: ClassVar[str] = "sglang"
+    options: ClassVar[frozenset[str]] = frozenset(
+        {"top_k", "min_p", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs"}
+    )
+
+    def completion(self, model: str, request: IdsRequest) -> Call:
+        """The server has one model; the name chooses an adapter only, and is not sent."""
+        sampling: dict[str, Any] = {
+            "max_new_tokens": request.max_tokens, "temperature": request.temperature, "top_p": request.top_p,
+            "top_k": request.top_k or -1, "min_p": request.min_p, "presence_penalty": request.presence_penalty,
+            "frequency_penalty": request.frequency_penalty, "repetition_penalty": 1.0,
+            "stop_token_ids": list(request.stop_ids), "ignore_eos": False, "min_new_tokens": 0,
+        }  # fmt: skip
+        if request.logit_bias:
+            sampling["logit_bias"] = {str(token): bias for token, bias in request.logit_bias.items()}
+        body: dict[str, Any] = {"input_ids": list(request.prompt), "sampling_params": sampling, "stream": True}
+        if request.logprobs is not None:
+            body |= {"return_logprob": True, "top_logprobs_num": request.logprobs, "logprob_start_len": -1}
+        return Call("/generate", body)
+
+    def reader(self, request: IdsRequest) -> Reader:
+        return _SGLangAnswer(request).read
+
+    def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:
+        return Call("/v1/embeddings", {"model": model, "input": [list(row) for row in rows]})
+
+    def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:
+        return vectors_of(answer)
+
+
+class _SGLangAnswer:
+    """What came of one answer."""
+
+    def __init__(self, request: IdsRequest) -> None:
+        self._request, self._seen = request, 0
+
+    def read(self, event: Mapping[str, Any]) -> IdsChunk:
+        require_no_error(event)
+        ids, meta = ids_of(event.get("output_ids") or []), event.get("meta_info")
+        if not isinstance(meta, Mapping) or not is_count(meta.get("completion_tokens")):
+            raise RemoteError("the engine's answer has no completion_tokens", HINT)
+        total = meta["completion_tokens"]
+        fresh = total - self._seen
+        if fresh < 0 or len(ids) not in (fresh, total):
+            raise RemoteError("the engine's ids do not fit its count of tokens", HINT)
+        self._seen = total
+        why = meta.get("finish_reason")
+        finish = finish_of(why.get("type") if isinstance(why, Mapping) else why)
+        logprobs = self._logprobs(meta, fresh, total) if self._request.logprobs is not None else []
+        kept = fresh
+        if finish == "stop" and fresh and isinstance(why, Mapping) and why.get("matched") == ids[-1]:
+            kept -= 1
+        return IdsChunk(ids[len(ids) - fresh :][:kept], logprobs[:kept], finish)
+
+    def _logprobs(self, meta: Mapping[str, Any], fresh: int, total: int) -> list[list[IdLogprob]]:
+        """Both lists are of [log-probability, id, text] and go as far as the ids do."""
+        taken, best = meta.get("output_token_logprobs"), meta.get("output_top_logprobs")
+        count = self._request.logprobs or 0
+        if count and (not isinstance(best, list) or len(best) not in (fresh, total)):
+            raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
+        if not isinstance(taken, list) or len(taken) not in (fresh, total):
+            raise RemoteError("the engine's log-probabilities do not fit its tokens", HINT)
+        rows = best[len(best) - fresh :] if count and isinstance(best, list) else [[]] * fresh
+        return [
+            best_first(_entry(one), [_entry(x) for x in row] if isinstance(row, list) else [], count)
+            for one, row in zip(taken[len(taken) - fresh :], rows, strict=True)
+        ]
+
+
+def _entry(value: Any) -> IdLogprob:
+    if not isinstance(value, list) or len(value) < 2:
+        raise RemoteError("the engine's log-probabilities are not numbers of tokens", HINT)
+    return logprob(value[1], value[0])

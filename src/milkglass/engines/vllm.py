@@ -1,0 +1,50 @@
+"""vLLM's server: `vllm serve FOLDER --tokens-only`, which loads no tokenizer.
+
+`POST /inference/v1/generate`, not `/v1/completions`. With `--tokens-only` both take ids, but the completions endpoint
+writes log-probabilities as text and needs a tokenizer for them; generate has ids and numbers only, cannot be asked for
+text, and refuses what would need it. Without `--tokens-only` (or `--skip-tokenizer-init --enable-scale-out`) it answers
+403. Read in vLLM 0.32.0 (`entrypoints/scale_out/token_in_token_out`); run by tests/engines/test_real_vllm.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from milkglass.engines.answers import choice_reader, vectors_of
+from milkglass.engines.engine import Call, IdsEngine, IdsRequest, Reader
+
+
+@dataclass(frozen=True)
+class VLLM(IdsEngine):
+    """Generates; with `--runner pooling`, which wants the folder of `milkglass export --for transformers`, embeds."""
+
+    name: ClassVar[str] = "vllm"
+    options: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+            *("logit_bias", "logprobs"),
+        }
+    )
+
+    def completion(self, model: str, request: IdsRequest) -> Call:
+        sampling = {
+            "max_tokens": request.max_tokens, "temperature": request.temperature, "top_p": request.top_p,
+            "top_k": request.top_k, "min_p": request.min_p, "presence_penalty": request.presence_penalty,
+            "frequency_penalty": request.frequency_penalty, "repetition_penalty": request.repetition_penalty,
+            "stop_token_ids": list(request.stop_ids), "ignore_eos": False, "detokenize": False,
+            "seed": request.seed, "logprobs": request.logprobs and request.logprobs + 1,  # the one taken is among them
+            "logit_bias": {str(token): bias for token, bias in request.logit_bias.items()} or None,
+        }  # fmt: skip
+        body = {"model": model, "token_ids": list(request.prompt), "stream": True, "sampling_params": sampling}
+        return Call("/inference/v1/generate", body)
+
+    def reader(self, request: IdsRequest) -> Reader:
+        return choice_reader(request)
+
+    def embedding(self, model: str, rows: Sequence[Sequence[int]]) -> Call:
+        return Call("/v1/embeddings", {"model": model, "input": [list(row) for row in rows]})
+
+    def vectors(self, answer: Mapping[str, Any]) -> list[list[float]]:
+        return vectors_of(answer)
