@@ -1,0 +1,1 @@
+"""The local endpoint's commands."""

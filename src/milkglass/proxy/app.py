@@ -1,0 +1,193 @@
+"""The web application: OpenAI's addresses, on this machine. Nothing but `Backend` reaches the engine.
+
+A page in a browser must not use it: requests with an `Origin`, or for a `Host` that is not this machine, are refused
+unless a token is required.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from milkglass.errors import MilkglassError, RemoteError, TooLarge, Unauthorized, UsageError
+from milkglass.proxy.backend import Backend
+from milkglass.proxy.calls.bodies import ChatBody, CompletionBody, EmbeddingBody, ResponseBody
+from milkglass.proxy.calls.chat import ChatAnswer
+from milkglass.proxy.calls.completions import CompletionAnswer
+from milkglass.proxy.calls.embeddings import embedded
+from milkglass.proxy.calls.responses import ResponseAnswer
+from milkglass.server.connections.logs import place_of
+from milkglass.server.http import errors
+from milkglass.server.http.streaming import GONE, EventStream, disconnect, event, first
+from milkglass.server.http.strict_json import StrictRoute
+from milkglass.system import is_loopback
+
+log = logging.getLogger("milkglass.proxy")
+B = TypeVar("B", bound=BaseModel)
+BUSY = frozenset({429, 503})
+MAX_BODY = 64 << 20  # bytes of a request
+OPEN = frozenset({"/health"})
+HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
+
+
+class Answering(Protocol):
+    """An answer that was checked, and not yet begun."""
+
+    async def whole(self) -> dict[str, Any]: ...
+    def events(self) -> AsyncGenerator[dict[str, Any], None]: ...
+
+
+def create_app(backend: Backend, token: str | None = None) -> FastAPI:
+    """token: that applications must give as their API key; None: any is taken, from this machine alone."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        await backend.upstream.close()
+
+    app = FastAPI(title="Milkglass proxy", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.backend = backend
+    app.include_router(router)
+    errors.install(app)
+    app.add_exception_handler(RemoteError, _on_remote)
+    app.add_middleware(LocalGuard, token=token)
+    return app
+
+
+class LocalGuard:
+    """Lets in this machine's own programs, or anyone with the token; never a page of another site."""
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app, self._expected = app, None if token is None else f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def answer(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        refusal = self._refusal(scope["path"], dict(scope["headers"]))
+        try:
+            await (self._app if refusal is None else errors.respond(refusal))(scope, receive, answer)
+        except Exception as error:  # noqa: BLE001  (its message may quote a text)
+            log.error("internal error: %s", place_of(error))
+            if not begun:
+                await errors.internal()(scope, receive, send)
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> MilkglassError | None:
+        size = headers.get(b"content-length", b"0")
+        if not size.isdigit() or int(size[:20]) > MAX_BODY:
+            return TooLarge(f"a request has at most {MAX_BODY} bytes", "send less at once")
+        if self._expected is not None:
+            right = path in OPEN or hmac.compare_digest(headers.get(b"authorization", b""), self._expected)
+            return None if right else Unauthorized("the API key is wrong", "it is the token that the proxy was given")
+        host = HOST.sub("", headers.get(b"host", b"").decode("latin-1")).strip("[]")
+        if is_loopback(host) and b"origin" not in headers:
+            return None
+        hint = "programs of this machine may ask; for others start the proxy with --token-file"
+        return Unauthorized("this request comes from a web page, or is for another host", hint)
+
+
+async def _on_remote(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RemoteError)
+    return errors.respond(gateway(error))
+
+
+def gateway(error: MilkglassError) -> MilkglassError:
+    """An engine's failure is not the application's: 502, unless the engine asks for patience."""
+    if isinstance(error, RemoteError) and error.status not in BUSY:
+        error.status = 502
+    return error
+
+
+router = APIRouter(route_class=StrictRoute)
+
+
+async def _body(request: Request, kind: type[B]) -> B:
+    try:
+        return kind.model_validate(await request.json())
+    except ValidationError as error:
+        raise UsageError(errors.validation_message(error), "see docs/engines.md for what is offered") from None
+
+
+async def _answered(request: Request, answer: Answering, stream: bool | None, end: bool = True) -> Response:
+    if stream:
+        return EventStream(_stream(answer, end), lambda: None)
+    found = await first(answer.whole(), disconnect(request))
+    return GONE if found is None else JSONResponse(found)
+
+
+async def _stream(answer: Answering, end: bool) -> AsyncGenerator[str, None]:
+    try:
+        async with aclosing(answer.events()) as events:  # type: ignore[type-var]
+            async for one in events:
+                yield event(json.dumps(one, ensure_ascii=False, separators=(",", ":")), None if end else one["type"])
+    except MilkglassError as error:
+        info = errors.error_body(gateway(error))
+        yield event(info) if end else event({"type": "error", "sequence_number": 0, **info["error"]}, "error")
+    if end:
+        yield event("[DONE]")
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> JSONResponse:
+    return JSONResponse({"object": "list", "data": [_model(one.name) for one in _backend(request).models]})
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, request: Request) -> JSONResponse:
+    return JSONResponse(_model(_backend(request).model(name).name))
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "milkglass"}
+
+
+def _backend(request: Request) -> Backend:
+    backend: Backend = request.app.state.backend
+    return backend
+
+
+@router.post("/v1/chat/completions")
+async def chat(request: Request) -> Response:
+    body = await _body(request, ChatBody)
+    return await _answered(request, ChatAnswer(_backend(request), body), body.stream)
+
+
+@router.post("/v1/completions")
+async def completions(request: Request) -> Response:
+    body = await _body(request, CompletionBody)
+    return await _answered(request, CompletionAnswer(_backend(request), body), body.stream)
+
+
+@router.post("/v1/responses")
+async def responses(request: Request) -> Response:
+    body = await _body(request, ResponseBody)
+    return await _answered(request, ResponseAnswer(_backend(request), body), body.stream, end=False)
+
+
+@router.post("/v1/embeddings")
+async def embeddings(request: Request) -> Response:
+    body = await _body(request, EmbeddingBody)
+    found = await first(embedded(_backend(request), body), disconnect(request))
+    return GONE if found is None else JSONResponse(found)

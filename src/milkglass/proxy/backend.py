@@ -1,0 +1,172 @@
+"""What stands behind the proxy: a key's codec, an engine, and the models that it serves.
+
+Questions are made here, and refused here: before anything is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from milkglass.client.codec.codec import Codec
+from milkglass.client.codec.conversation import Message
+from milkglass.engines.engine import IdsRequest, ServedModel
+from milkglass.engines.upstream import Upstream
+from milkglass.errors import KeyForOtherModel, ModelNotFound, TooLong, UnsupportedModel, UsageError
+from milkglass.proxy.observe import Observer, Quiet
+from milkglass.proxy.reply import Question, Reply
+from milkglass.proxy.text.sections import begins_reasoning, reasons, tool_format
+from milkglass.proxy.text.tokens import TokenNames
+
+DEFAULT_TOKENS = 4096  # of an answer at most, where the application names no limit
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Attributes:
+    codec: the key's.
+    upstream: the engine.
+    models: those that the application may name; the first is the default.
+    observer: receives all that crosses.
+    """
+
+    codec: Codec = field(repr=False)
+    upstream: Upstream = field(repr=False)
+    models: Sequence[ServedModel]
+    observer: Observer = field(default_factory=Quiet, repr=False)
+
+    def model(self, name: str) -> ServedModel:
+        """Raises ModelNotFound."""
+        for one in self.models:
+            if name in (one.name, ""):
+                return one
+        shown = ", ".join(one.name for one in self.models[:5])
+        raise ModelNotFound("there is no such model behind this proxy", f"there is: {shown}")
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+    def chat(
+        self,
+        name: str,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        choice: str | None = None,
+        **options: Any,
+    ) -> Question:
+        """A conversation in the model's template.
+
+        Args:
+            choice: the tool that is to be called; "" any one, None where the model may choose.
+            options: see `_question`.
+
+        Raises:
+            CodecError, UsageError: before anything is sent.
+        """
+        template = str(self.codec.tokenizer.chat_template or "")
+        form, begun = tool_format(template) if tools else None, ""
+        if tools and form is None:
+            raise UsageError("the model's chat template shows no way to call tools", "leave tools out")
+        if choice is not None and form is not None:
+            if not form.begun:
+                raise UsageError("tool_choice cannot be enforced for this model", "leave it out, or give auto")
+            begun = form.begun.format(name=choice) if choice else form.begun.partition("{name}")[0].replace("{{", "{")
+        ids = self.codec.encode_chat(messages, tools=tools, begun=begun)
+        thinks = reasons(template) and not begun
+        inside = thinks and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
+        question = self._question(name, ids.tolist(), **options)
+        names = frozenset(one["function"]["name"] for one in tools)
+        kind = "reasoning" if inside else "content"
+        return replace(question, format=form, tools=names, reasons=thinks, kind=kind, begun=begun)  # type: ignore[arg-type]
+
+    def completion(self, name: str, prompt: str | Sequence[int], **options: Any) -> Question:
+        """A text to go on from, or the tokenizer's own ids of one. Raises CodecError, UsageError."""
+        if isinstance(prompt, str):
+            return self._question(name, self.codec.encode([prompt]).ids[0].tolist(), **options)
+        return self._question(name, self.scrambled(prompt), **options)
+
+    def scrambled(self, ids: Sequence[int]) -> list[int]:
+        """Of the tokenizer's own ids. Raises UsageError for ids that it does not have."""
+        import numpy as np
+
+        known = self.codec.known
+        if not ids or min(ids) < 0 or max(ids) >= len(known) or not known[list(ids)].all():
+            raise UsageError("the prompt holds ids that the tokenizer does not have", "give text, or its own ids")
+        return self.codec.scrambled(np.asarray(ids, np.int64)).tolist()
+
+    def _question(
+        self,
+        name: str,
+        ids: list[int],
+        most: int | None,
+        stops: Sequence[str] = (),
+        logprobs: int | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        **drawing: Any,
+    ) -> Question:
+        """most: tokens of the answer; None: as many as fit. drawing: fields of IdsRequest."""
+        model = self.model(name)
+        if model.kind == "encoder":
+            raise UnsupportedModel(f"{model.name} is an encoder: it cannot generate", "ask for embeddings")
+        length = min(self.codec.limit, model.length or self.codec.limit)
+        left = length - len(ids)
+        if left < 1 or (most or 1) > left:
+            raise TooLong(
+                f"the prompt has {len(ids)} tokens and {most or 1} are asked for; the model takes {length} together",
+                "shorten the messages, or lower max_tokens",
+            )
+        biases = TokenNames(self.codec).biases(logit_bias or {})
+        tokens = most or min(left, DEFAULT_TOKENS)
+        request = IdsRequest(
+            ids, tokens, stop_ids=self.codec.stop_ids.tolist(), logprobs=logprobs, logit_bias=biases, **drawing
+        )
+        self.upstream.engine.require(request)
+        return Question(model.name, request, stops)
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+    def replies(self, question: Question, count: int = 1) -> list[Reply]:
+        """Of one question. With a seed each has one of its own, and the first has the seed itself."""
+        result = []
+        for index in range(count):
+            seed = question.request.seed
+            request = question.request if seed is None else replace(question.request, seed=(seed + index) % 2**63)
+            self.observer.sent(request.prompt)
+            one = replace(question, request=request)
+            result.append(Reply(self.codec, self.upstream, one, self.observer, index))
+        return result
+
+    async def embeddings(self, name: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        model = self.model(name)
+        for row in rows:
+            self.observer.sent(row)
+        return await self.upstream.embed(model.name, rows)
+
+
+async def connected(
+    codec: Codec, upstream: Upstream, requested: Sequence[str] = (), observer: Observer | None = None
+) -> tuple[Backend, list[str]]:
+    """A backend of an engine that answers, and warnings.
+
+    Args:
+        requested: names of models; none: all that the engine serves for this key.
+
+    Raises:
+        KeyForOtherModel: no model there was scrambled with the key. RemoteError, ModelNotFound.
+    """
+    if not codec.readable:
+        raise UnsupportedModel(
+            "under this key an id names a cluster of tokens: no text can be read back", "see THREATS.md"
+        )
+    served = await asyncio.wait_for(upstream.models(), 60)
+    names = [one.name for one in served]
+    if missing := [name for name in requested if name not in names]:
+        raise ModelNotFound(f"the engine serves no model {missing[0]}", f"it serves: {', '.join(names[:5]) or 'none'}")
+    selected = [one for one in served if not requested or one.name in requested]
+    own = [one for one in selected if one.key_id in (None, codec.key_id)]
+    if not own or (requested and len(own) < len(selected)):
+        raise KeyForOtherModel("the engine's models were not made with this key, so nothing was sent", "check --key")
+    unknown = [one.name for one in own if one.key_id is None]
+    warnings = [
+        f"the engine does not say with which key {name} was scrambled: it is taken to be this one" for name in unknown
+    ]
+    return Backend(codec, upstream, own, observer or Quiet()), warnings

@@ -1,0 +1,1 @@
+"""OpenAI's calls, one a file."""

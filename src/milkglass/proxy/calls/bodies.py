@@ -1,0 +1,155 @@
+"""What may be asked of the proxy: the bodies of OpenAI's calls.
+
+A field that is not known is refused, and so is one that cannot be kept private: nothing is passed on to the engine but
+what `sampling` names, so that no field crosses by oversight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from milkglass.server.http.strict_json import RequestBody
+
+Text = Annotated[str, Field(max_length=4_000_000)]
+Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=1000)]], Field(max_length=16)]
+Tool = dict[str, Any]
+Message = dict[str, Any]
+
+# Fields of OpenAI's that are about its own service: they change nothing of an answer here, and are sent to no one.
+IGNORED = (
+    "user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "store",
+    "parallel_tool_calls", "verbosity", "include",
+)  # fmt: skip
+# What would tell the engine the tokens' texts, or has no meaning for text. None and false are "not asked for".
+PRIVATE = {
+    "response_format": "constrained decoding needs the texts of tokens at the engine, which must not have them",
+    "structured_outputs": "constrained decoding needs the texts of tokens at the engine, which must not have them",
+    "guided_json": "constrained decoding needs the texts of tokens at the engine, which must not have them",
+    "audio": "only text is scrambled",
+    "prediction": "a predicted answer would have to cross the wire",
+    "web_search_options": "nothing but the engine is asked",
+    "functions": "use `tools`",
+    "function_call": "use `tool_choice`",
+    "suffix": "models behind a key continue a text, they do not fill gaps",
+    "previous_response_id": "no conversation is kept: send the whole of it",
+    "conversation": "no conversation is kept: send the whole of it",
+    "reasoning_effort": "the model's chat template alone decides how it reasons",
+    "reasoning": "the model's chat template alone decides how it reasons",
+    "chat_template_kwargs": "the model's chat template is rendered with messages and tools alone",
+    "background": "no answer is kept: read it as it comes",
+    "prompt_template": "templates are kept by a service that is not asked",
+}
+
+
+def _known(value: Any) -> Any:
+    """Take out what changes nothing, and name what cannot be had."""
+    if not isinstance(value, dict):
+        return value
+    kept = {name: one for name, one in value.items() if name not in IGNORED}
+    format_ = kept.get("response_format")
+    if isinstance(format_, dict) and format_.get("type") == "text":
+        del kept["response_format"]
+    if kept.get("modalities") == ["text"]:
+        del kept["modalities"]
+    for name, why in PRIVATE.items():
+        if kept.pop(name, None) not in (None, False, {}, []):
+            raise PydanticCustomError("not_private", f"`{name}` is not offered: {why}")
+    return kept
+
+
+class StreamSettings(RequestBody):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Generating(RequestBody):
+    """Fields that chats and completions share."""
+
+    model: str = Field("", max_length=200)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31)], Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=1024
+    )
+    stop: Annotated[str, Field(min_length=1, max_length=1000)] | Stops | None = None
+    n: int | None = Field(None, ge=1, le=16)
+    stream: bool | None = None
+    stream_options: StreamSettings | None = None
+
+    _known = model_validator(mode="before")(_known)
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+
+    @property
+    def with_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def drawing(self) -> dict[str, Any]:
+        """Fields of `engines.engine.IdsRequest` that were given; `logit_bias` is by the tokenizer's own ids."""
+        names = (
+            "temperature", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+        )  # fmt: skip
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.seed is not None:
+            given["seed"] = self.seed % 2**63
+        return given | ({"top_k": self.top_k} if self.top_k is not None and self.top_k > 0 else {})
+
+
+class ChatBody(Generating):
+    messages: list[Message] = Field(min_length=1, max_length=10_000)
+    max_tokens: int | None = Field(None, ge=1, lt=2**31)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[Tool] | None = Field(None, max_length=512)
+    tool_choice: Literal["none", "auto", "required"] | Mapping[str, Any] | None = None
+
+    @property
+    def most(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+
+class CompletionBody(Generating):
+    prompt: Text | list[Text] | list[int] | list[list[int]]
+    max_tokens: int | None = Field(16, ge=1, lt=2**31)
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+
+
+class EmbeddingBody(RequestBody):
+    model: str = Field("", max_length=200)
+    input: Text | list[Text] | list[int] | list[list[int]]
+    encoding_format: Literal["float", "base64"] = "float"
+
+    _known = model_validator(mode="before")(_known)
+
+
+class ResponseBody(Generating):
+    input: Text | list[Message]
+    instructions: Text | None = None
+    max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
+    tools: list[Tool] | None = Field(None, max_length=512)
+    tool_choice: Literal["none", "auto", "required"] | Mapping[str, Any] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    text: Mapping[str, Any] | None = None
+    truncation: Literal["disabled"] | None = None
+
+    @model_validator(mode="after")
+    def _plain_text(self) -> ResponseBody:
+        kind = ((self.text or {}).get("format") or {}).get("type", "text")
+        if kind != "text":
+            raise PydanticCustomError("not_private", f"`text.format` is not offered: {PRIVATE['response_format']}")
+        return self

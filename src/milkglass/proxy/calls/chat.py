@@ -1,0 +1,118 @@
+"""`POST /v1/chat/completions`, in OpenAI's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from milkglass.proxy.backend import Backend
+from milkglass.proxy.calls.bodies import ChatBody
+from milkglass.proxy.calls.merge import merged
+from milkglass.proxy.reply import Logprobs, Piece, Reply
+from milkglass.proxy.text.messages import chosen, templated, tools_of
+from milkglass.server.storage.store import new_id
+
+
+class ChatAnswer:
+    """One request's answers. Made before anything is sent; raises CodecError, UsageError for what cannot be.
+
+    Attributes:
+        replies: see reply.py.
+    """
+
+    def __init__(self, backend: Backend, body: ChatBody) -> None:
+        tools = [] if body.tool_choice == "none" else tools_of(body.tools)
+        names = frozenset(one["function"]["name"] for one in tools)
+        question = backend.chat(
+            body.model, templated(body.messages), tools, chosen(body.tool_choice, names) if tools else None,
+            most=body.most, stops=body.stops, logit_bias=body.logit_bias,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None, **body.drawing(),
+        )  # fmt: skip
+        self._body, self._head = body, {"id": new_id("chatcmpl"), "created": int(time.time()), "model": question.model}
+        self._prompt = len(question.request.prompt)
+        self.replies = backend.replies(question, body.n or 1)
+
+    async def whole(self) -> dict[str, Any]:
+        found = await gathered(self.replies)
+        answers = [_message(reply, pieces) for reply, pieces in zip(self.replies, found, strict=True)]
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": answers,
+            "usage": usage(self._prompt, self.replies),
+        }
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of a streamed answer."""
+        head: dict[str, Any] = {**self._head, "object": "chat.completion.chunk"}
+        calls = [0] * len(self.replies)
+        for one in self.replies:
+            yield {**head, "choices": [_chunk(one.index, {"role": "assistant", "content": ""})]}
+        async with aclosing(merged(self.replies)) as pieces:
+            async for reply, piece in pieces:
+                if piece is None:
+                    yield {**head, "choices": [_chunk(reply.index, {}, finish=reply.finish)]}
+                    continue
+                delta = _delta(piece, calls[reply.index])
+                calls[reply.index] += len(piece.calls)
+                yield {**head, "choices": [_chunk(reply.index, delta, logprobs_of(piece.logprobs))]}
+        if self._body.with_usage:
+            yield {**head, "choices": [], "usage": usage(self._prompt, self.replies)}
+
+
+async def gathered(replies: Sequence[Reply]) -> list[list[Piece]]:
+    """All pieces of each. The first that fails ends the others."""
+
+    async def pieces(reply: Reply) -> list[Piece]:
+        async with aclosing(reply.pieces()) as found:
+            return [piece async for piece in found]
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(pieces(reply)) for reply in replies]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def usage(prompt: int, replies: Sequence[Reply]) -> dict[str, int]:
+    made = sum(reply.tokens for reply in replies)
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+
+
+def logprobs_of(found: Sequence[Logprobs]) -> dict[str, Any] | None:
+    if not found:
+        return None
+    content = [{**taken.document(), "top_logprobs": [one.document() for one in top]} for taken, top in found]
+    return {"content": content, "refusal": None}
+
+
+def text_of(pieces: Sequence[Piece], kind: str) -> str:
+    return "".join(piece.text for piece in pieces if piece.kind == kind)
+
+
+def _message(reply: Reply, pieces: Sequence[Piece]) -> dict[str, Any]:
+    calls = [call.document() for piece in pieces for call in piece.calls]
+    content, reasoning = text_of(pieces, "content"), text_of(pieces, "reasoning")
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+    message |= {"reasoning_content": reasoning} if reasoning else {}
+    message |= {"tool_calls": calls} if calls else {}
+    found = [one for piece in pieces for one in piece.logprobs]
+    return {
+        "index": reply.index, "message": message, "logprobs": logprobs_of(found), "finish_reason": reply.finish
+    }  # fmt: skip
+
+
+def _chunk(
+    index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, finish: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _delta(piece: Piece, called: int) -> dict[str, Any]:
+    if piece.calls:
+        return {"tool_calls": [{"index": called + n, **one.document()} for n, one in enumerate(piece.calls)]}
+    return {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text}

@@ -1,0 +1,83 @@
+"""`POST /v1/completions`, in OpenAI's shapes: a text that is gone on from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from milkglass.errors import UsageError
+from milkglass.proxy.backend import Backend
+from milkglass.proxy.calls.bodies import CompletionBody
+from milkglass.proxy.calls.chat import gathered, usage
+from milkglass.proxy.calls.merge import merged
+from milkglass.proxy.reply import Logprobs, Reply
+from milkglass.server.storage.store import new_id
+
+MOST_PROMPTS = 64
+
+
+def prompts_of(given: Any) -> list[str | list[int]]:
+    """Of a text, texts, ids, or lists of ids."""
+    many = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+    if len(many) > MOST_PROMPTS:
+        raise UsageError(f"{len(many)} inputs are more than the {MOST_PROMPTS} of one request", "send several")
+    return list(many)
+
+
+class CompletionAnswer:
+    """One request's answers. Made before anything is sent; raises CodecError, UsageError for what cannot be.
+
+    Attributes:
+        replies: of all prompts, those of one prompt side by side.
+    """
+
+    def __init__(self, backend: Backend, body: CompletionBody) -> None:
+        questions = [
+            backend.completion(
+                body.model, prompt, most=body.max_tokens, stops=body.stops, logit_bias=body.logit_bias,
+                logprobs=body.logprobs, **body.drawing(),
+            )
+            for prompt in prompts_of(body.prompt)
+        ]  # fmt: skip
+        self._body, self._prompt = body, sum(len(one.request.prompt) for one in questions)
+        self._head: dict[str, Any] = {
+            "id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": questions[0].model
+        }  # fmt: skip
+        every = [reply for one in questions for reply in backend.replies(one, body.n or 1)]
+        self.replies = [replace(reply, index=index) for index, reply in enumerate(every)]
+
+    async def whole(self) -> dict[str, Any]:
+        found = await gathered(self.replies)
+        answers = []
+        for reply, pieces in zip(self.replies, found, strict=True):
+            logprobs = [one for piece in pieces for one in piece.logprobs]
+            answers.append(_choice(reply, "".join(piece.text for piece in pieces), logprobs, reply.finish))
+        return {**self._head, "choices": answers, "usage": usage(self._prompt, self.replies)}
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of a streamed answer."""
+        async with aclosing(merged(self.replies)) as pieces:
+            async for reply, piece in pieces:
+                shown = ("", (), reply.finish) if piece is None else (piece.text, piece.logprobs, None)
+                yield {**self._head, "choices": [_choice(reply, *shown)]}
+        if self._body.with_usage:
+            yield {**self._head, "choices": [], "usage": usage(self._prompt, self.replies)}
+
+
+def _choice(reply: Reply, text: str, logprobs: Sequence[Logprobs], finish: str | None) -> dict[str, Any]:
+    return {"index": reply.index, "text": text, "logprobs": _logprobs(logprobs), "finish_reason": finish}
+
+
+def _logprobs(found: Sequence[Logprobs]) -> dict[str, Any] | None:
+    if not found:
+        return None
+    return {
+        "tokens": [taken.token for taken, _ in found],
+        "token_logprobs": [taken.logprob for taken, _ in found],
+        "top_logprobs": [{one.token: one.logprob for one in (taken, *top)} for taken, top in found],
+        "text_offset": [0, *accumulate(len(taken.token) for taken, _ in found[:-1])],
+    }

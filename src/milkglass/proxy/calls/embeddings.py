@@ -1,0 +1,35 @@
+"""`POST /v1/embeddings`, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from milkglass.proxy.backend import Backend
+from milkglass.proxy.calls.bodies import EmbeddingBody
+from milkglass.proxy.calls.completions import prompts_of
+
+
+async def embedded(backend: Backend, body: EmbeddingBody) -> dict[str, Any]:
+    """Raises CodecError or UsageError before anything is sent, UnsupportedModel where the engine makes none."""
+    inputs = prompts_of(body.input)
+    texts = [one for one in inputs if isinstance(one, str)]
+    encoded = iter(backend.codec.encode(texts).ids)
+    rows = [next(encoded).tolist() if isinstance(one, str) else backend.scrambled(one) for one in inputs]
+    vectors = await backend.embeddings(body.model, rows)
+    read = sum(map(len, rows))
+    return {
+        "object": "list",
+        "model": backend.model(body.model).name,
+        "data": [
+            {"object": "embedding", "index": index, "embedding": _shown(vector, body.encoding_format)}
+            for index, vector in enumerate(vectors)
+        ],
+        "usage": {"prompt_tokens": read, "total_tokens": read},
+    }
+
+
+def _shown(vector: list[float], form: str) -> list[float] | str:
+    return vector if form == "float" else base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()

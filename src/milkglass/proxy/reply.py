@@ -1,0 +1,135 @@
+"""One answer on its way: scrambled ids from the engine, text to the application, a piece at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from milkglass.client.codec.codec import Codec
+from milkglass.engines.engine import IdsChunk, IdsRequest
+from milkglass.engines.upstream import Upstream
+from milkglass.errors import CodecError, RemoteError
+from milkglass.proxy.observe import Observer
+from milkglass.proxy.text.sections import Kind, Sections, ToolCall, ToolFormat, calls_in
+from milkglass.proxy.text.stops import StopStrings
+from milkglass.proxy.text.tokens import NamedLogprob, TokenNames
+
+Logprobs = tuple[NamedLogprob, list[NamedLogprob]]  # the token that was taken, and the likeliest
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What became certain of an answer.
+
+    Attributes:
+        kind: of the text.
+        text: of content or reasoning; "" of a call.
+        calls: of tools.
+        logprobs: of the tokens that came since the last piece.
+    """
+
+    kind: Kind
+    text: str = ""
+    calls: Sequence[ToolCall] = ()
+    logprobs: Sequence[Logprobs] = ()
+
+
+@dataclass(frozen=True)
+class Question:
+    """What an answer is made from.
+
+    Attributes:
+        model: its name at the engine.
+        request: what is asked there.
+        stops: strings that end the text.
+        format: how the model writes calls, where tools were given.
+        tools: their names.
+        reasons: whether the model marks its reasoning.
+        kind: of the text that comes first.
+        begun: the beginning of the answer, which the engine goes on from.
+    """
+
+    model: str
+    request: IdsRequest
+    stops: Sequence[str] = ()
+    format: ToolFormat | None = None
+    tools: frozenset[str] = frozenset()
+    reasons: bool = False
+    kind: Kind = "content"
+    begun: str = ""
+
+
+@dataclass
+class Reply:
+    """One answer. `pieces` is iterated once; closing it ends the request.
+
+    Attributes:
+        index: among the answers to one question.
+        tokens: that the engine made, those that ended the answer left out.
+        finish: "stop", "length" or "tool_calls", at the end.
+    """
+
+    codec: Codec = field(repr=False)
+    upstream: Upstream = field(repr=False)
+    question: Question = field(repr=False)
+    observer: Observer = field(repr=False)
+    index: int = 0
+    tokens: int = 0
+    finish: str = "stop"
+    _called: bool = False
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Raises RemoteError for an engine that fails."""
+        question = self.question
+        decoder = self.codec.stream(question.format.shown if question.format else ())
+        stops = StopStrings(question.stops)
+        sections = Sections(question.format, question.reasons, question.kind)
+        names, pending = TokenNames(self.codec), list[Logprobs]()
+        for one in self._read(sections.push(question.begun)):
+            yield one
+        async with aclosing(self._chunks()) as chunks:
+            async for chunk in chunks:
+                text = stops.push(self._text(decoder.push, chunk))
+                if chunk.finish and not stops.found:
+                    text += stops.push(decoder.flush())
+                    text += "" if stops.found else stops.flush()
+                pending += map(names.at_place, chunk.logprobs)
+                for one in self._read(sections.push(text), pending):
+                    yield one
+                if stops.found:
+                    break
+                self.finish = chunk.finish or self.finish
+        for one in self._read(sections.flush(), pending):
+            yield one
+        if pending:
+            yield Piece(sections.kind, logprobs=tuple(pending))
+        self.finish = "tool_calls" if self._called and self.finish == "stop" else self.finish
+
+    async def _chunks(self) -> AsyncGenerator[IdsChunk, None]:
+        async with aclosing(self.upstream.generate(self.question.model, self.question.request)) as chunks:
+            async for chunk in chunks:
+                self.tokens += len(chunk.ids)
+                self.observer.received(chunk.ids)
+                yield chunk
+
+    @staticmethod
+    def _text(push, chunk: IdsChunk) -> str:  # type: ignore[no-untyped-def]
+        try:
+            return str(push(chunk.ids)) if chunk.ids else ""
+        except CodecError as error:
+            raise RemoteError(
+                f"the engine's answer cannot be read: {error.message}", "is it the key's model?"
+            ) from None
+
+    def _read(self, parts: Iterator[tuple[Kind, str]], pending: list[Logprobs] | None = None) -> Iterator[Piece]:
+        for kind, text in parts:
+            piece = Piece(kind, text, logprobs=tuple(pending or ()))
+            if pending:
+                pending.clear()
+            if kind == "call" and self.question.format:
+                calls = calls_in(text, self.question.format, self.question.tools)
+                self._called = self._called or calls is not None
+                kept = piece.logprobs
+                piece = Piece("call", calls=calls, logprobs=kept) if calls else Piece("content", text, logprobs=kept)
+            yield piece

@@ -1,0 +1,96 @@
+"""The proxy as a process: it connects, listens, and counts what it sends under the key, until it is asked to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+import uvicorn
+
+from milkglass.client.codec.codec import Codec
+from milkglass.client.key.file import UnlockedKey
+from milkglass.engines.upstream import Upstream
+from milkglass.errors import UsageError
+from milkglass.progress import Log
+from milkglass.proxy.app import create_app
+from milkglass.proxy.backend import Backend, connected
+from milkglass.proxy.counting import UsageCount
+
+DRAIN = 5  # seconds that open requests get when it stops
+
+
+def run(
+    unlocked: UnlockedKey,
+    codec: Codec,
+    upstream: Upstream,
+    requested: Sequence[str],
+    host: str,
+    port: int,
+    token: str | None,
+    ready: Callable[[str, list[str]], None],
+    notice: Log,
+) -> None:
+    """Until SIGINT or SIGTERM.
+
+    Args:
+        requested: names of models; none: all of the engine's that are of this key.
+        ready: called with the address and the names of the models once connections are accepted.
+
+    Raises:
+        UsageError: the address cannot be had. See `backend.connected` for the rest.
+    """
+    listener = listen(host, port)
+    counter = UsageCount(unlocked, notice)
+
+    async def work() -> None:
+        backend, warnings = await connected(codec, upstream, requested, counter)
+        for warning in warnings:
+            notice(f"warning: {warning}")
+        names = [one.name for one in backend.models]
+        async with counter.running():
+            await serve(backend, listener, token, lambda url: ready(url, names))
+
+    try:
+        asyncio.run(work())
+    finally:
+        listener.close()
+
+
+async def serve(
+    backend: Backend, listener: socket.socket, token: str | None = None, ready: Callable[[str], None] = lambda url: None
+) -> None:
+    """Until SIGINT or SIGTERM. ready: called with the address once connections are accepted."""
+    logging.getLogger("uvicorn.error").disabled = True  # its messages may quote a request
+    config = uvicorn.Config(
+        create_app(backend, token), log_config=None, access_log=False, server_header=False, ws="none",
+        timeout_graceful_shutdown=DRAIN,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    gc.collect()
+    gc.freeze()  # what the libraries made is not looked through again and again while answers are on their way
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not (server.started or serving.done()):
+        await asyncio.sleep(0.01)
+    if server.started:
+        ready(f"http://{shown}:{port}")
+    await serving
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listener whose connections send at once: asyncio does not see that they are TCP's, and a token would wait 40 ms
+    for the reader's acknowledgement of the one before. Raises UsageError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else "no such address"
+        hint = "choose another port; 0 is any"
+        raise UsageError(f"cannot listen on {host} port {port}: {why.lower()}", hint) from error

@@ -1,0 +1,48 @@
+"""Stop strings, found in text that comes in pieces: no part of one is shown before it is certain that it is none.
+
+The engine never sees them; it is asked to end at token ids alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass
+class StopStrings:
+    """Text that comes in pieces, up to the first stop string.
+
+    Attributes:
+        stops: none of them empty.
+        found: whether one was met: nothing more comes out.
+    """
+
+    stops: Sequence[str]
+    found: bool = False
+    _held: str = ""
+
+    def push(self, text: str) -> str:
+        """What became certain."""
+        if self.found or not self.stops:
+            return "" if self.found else text
+        self._held += text
+        places = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        if places:
+            self.found = True
+            fresh, self._held = self._held[: min(places)], ""
+            return fresh
+        keep = max(unfinished(self._held, stop) for stop in self.stops)
+        cut = len(self._held) - keep
+        fresh, self._held = self._held[:cut], self._held[cut:]
+        return fresh
+
+    def flush(self) -> str:
+        """What was held back, at the end."""
+        fresh, self._held = self._held, ""
+        return fresh
+
+
+def unfinished(text: str, mark: str) -> int:
+    """How many characters at the end of `text` may be the beginning of `mark`."""
+    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-size:])), 0)

@@ -1,0 +1,93 @@
+"""Names of tokens where OpenAI's API has them: log-probabilities with real token texts, biases by the tokenizer's ids.
+
+The engine sees scrambled ids in both places.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from milkglass.client.codec.codec import Codec
+from milkglass.engines.engine import IdLogprob
+from milkglass.errors import UsageError
+
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+SPACE = "\u2581"  # SentencePiece's
+
+
+@dataclass(frozen=True)
+class NamedLogprob:
+    """A token, its own bytes, and the natural logarithm of its chance."""
+
+    token: str
+    raw: bytes
+    logprob: float
+
+    def document(self) -> dict[str, Any]:
+        return {"token": self.token, "logprob": self.logprob, "bytes": list(self.raw)}
+
+
+@dataclass(frozen=True)
+class TokenNames:
+    """The tokens of a codec by name."""
+
+    codec: Codec
+
+    @cached_property
+    def _letters(self) -> dict[str, int] | None:
+        """Of a byte-level vocabulary: the byte that each letter stands for."""
+        if "ByteLevel" not in repr(self.codec.tokenizer.backend_tokenizer.decoder):
+            return None
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        return {letter: byte for byte, letter in bytes_to_unicode().items()}
+
+    def raw(self, original: int) -> bytes:
+        """The bytes that a token adds to a text; of one without a text, its name."""
+        token: str = self.codec.tokenizer.convert_ids_to_tokens(original) or ""
+        if token in self.codec.tokenizer.added_tokens_encoder:
+            return token.encode()
+        letters = self._letters
+        if letters is not None and all(letter in letters for letter in token):
+            return bytes(letters[letter] for letter in token)
+        if byte := BYTE.fullmatch(token):
+            return bytes([int(byte[1], 16)])
+        if SPACE in token:
+            return token.replace(SPACE, " ").encode()
+        return self.codec.tokenizer.decode([original], clean_up_tokenization_spaces=False).encode()
+
+    def named(self, entries: Sequence[IdLogprob]) -> list[NamedLogprob]:
+        """In order; ids of one token, which a key may give several, are one entry with their chances together."""
+        chances: dict[int, float] = {}
+        for entry in entries:
+            original = int(self.codec.inverse[entry.id])
+            known = chances.get(original)
+            chances[original] = entry.logprob if known is None else float(np.logaddexp(known, entry.logprob))
+        result = []
+        for original, logprob in chances.items():
+            raw = self.raw(original)
+            result.append(NamedLogprob(raw.decode("utf-8", "replace"), raw, logprob))
+        return result
+
+    def at_place(self, entries: Sequence[IdLogprob]) -> tuple[NamedLogprob, list[NamedLogprob]]:
+        """The token that was taken, and the likeliest. entries: the taken one first, then the likeliest."""
+        return self.named(entries[:1])[0], self.named(entries[1:])
+
+    def biases(self, by_token: Mapping[int, float]) -> dict[int, float]:
+        """By scrambled id. Raises UsageError for an id that the tokenizer does not have."""
+        known = self.codec.known
+        if wrong := [token for token in by_token if token >= len(known) or not known[token]]:
+            raise UsageError(f"logit_bias names id {wrong[0]}, which the tokenizer does not have", "give its own ids")
+        choices = self.codec.choices
+        result: dict[int, float] = {}
+        for token, bias in by_token.items():
+            start = 0 if choices is None else int(choices.starts[token])
+            several = () if choices is None else choices.ids[start : start + int(choices.counts[token])].tolist()
+            result |= {int(one): bias for one in several or [self.codec.sigma[token]]}
+        return result

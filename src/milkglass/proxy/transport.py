@@ -1,0 +1,233 @@
+"""The proxy without a process or a port: HTTP clients for OpenAI's own packages, whose requests are answered in place.
+
+    OpenAI(http_client=milkglass.transport("clinic.mgkey", passphrase, "https://gpu.example:8000"), api_key="any")
+
+Whatever address such a client is given, nothing of a request leaves but what proxy/app.py sends to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+from starlette.types import ASGIApp, Message, Scope
+
+from milkglass.client.codec.codec import Codec
+from milkglass.client.key.file import UnlockedKey
+from milkglass.client.session import codec_of
+from milkglass.engines.catalogue import ENGINES
+from milkglass.engines.upstream import Upstream
+from milkglass.errors import MilkglassError, RemoteError
+from milkglass.progress import Log, no_log
+from milkglass.proxy.app import create_app, gateway
+from milkglass.proxy.backend import connected
+from milkglass.proxy.counting import UsageCount
+from milkglass.server.http.errors import error_body
+
+T = TypeVar("T")
+
+
+def transport(key: Path | str, passphrase: str, server: str, token: str | None = None, **options: Any) -> httpx2.Client:
+    """A client for `OpenAI(http_client=...)`.
+
+    Args:
+        key: the key file that `milkglass obfuscate` wrote.
+        server: the engine's address.
+        token: the engine's.
+        options: engine ("milkglass", "vllm", "sglang" or "llamacpp"), models (names at the engine), model (where the
+            original is now), certificate, allow_http, notice, as `Session.open` has them.
+
+    Raises:
+        KeyFileError, ModelError: a key or a model that cannot be opened. What the engine does shows with the first
+            request.
+    """
+    return httpx2.Client(transport=_InPlace(_Local.opened(key, passphrase, server, token, **options)))
+
+
+def async_transport(
+    key: Path | str, passphrase: str, server: str, token: str | None = None, **options: Any
+) -> httpx2.AsyncClient:
+    """The same for `AsyncOpenAI(http_client=...)`."""
+    return httpx2.AsyncClient(transport=_AsyncInPlace(_Local.opened(key, passphrase, server, token, **options)))
+
+
+@dataclass
+class _Local:
+    """The proxy's application, made with the first request, in the event loop that it lives in."""
+
+    unlocked: UnlockedKey
+    codec: Codec
+    upstream: Upstream
+    models: tuple[str, ...]
+    notice: Log
+    _app: ASGIApp | None = None
+    _open: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @classmethod
+    def opened(
+        cls,
+        key: Path | str,
+        passphrase: str,
+        server: str,
+        token: str | None,
+        engine: str = "milkglass",
+        models: tuple[str, ...] = (),
+        model: str | None = None,
+        certificate: Path | None = None,
+        allow_http: bool = False,
+        notice: Log = no_log,
+    ) -> _Local:
+        upstream = Upstream(ENGINES[engine], server, token, allow_http, certificate)
+        unlocked = UnlockedKey.open(Path(key), passphrase)
+        return cls(unlocked, codec_of(unlocked, model), upstream, tuple(models), notice)
+
+    async def app(self) -> ASGIApp:
+        """Raises RemoteError and what else `connected` raises."""
+        async with self._lock:
+            if self._app is None:
+                counter = UsageCount(self.unlocked, self.notice)
+                backend, warnings = await connected(self.codec, self.upstream, self.models, counter)
+                for warning in warnings:
+                    self.notice(f"warning: {warning}")
+                await self._open.enter_async_context(counter.running())
+                self._app = create_app(backend)
+            return self._app
+
+    async def close(self) -> None:
+        await self._open.aclose()
+        await self.upstream.close()
+
+
+class _Exchange:
+    """One request to an ASGI application, whose answer is read as it comes."""
+
+    def __init__(self, app: ASGIApp, request: httpx2.Request, body: bytes) -> None:
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
+        self._left, self._body, self._begun = asyncio.Event(), body, False
+        headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in OWN]
+        scope: Scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,
+            "headers": [*headers, (b"host", b"127.0.0.1")], "scheme": "http", "path": request.url.path,
+            "raw_path": request.url.raw_path.split(b"?")[0], "query_string": request.url.query, "root_path": "",
+            "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 0),
+        }  # fmt: skip
+        self._task = asyncio.create_task(self._run(app, scope))
+
+    async def _run(self, app: ASGIApp, scope: Scope) -> None:
+        try:
+            await app(scope, self._receive, self._messages.put)
+        finally:
+            await self._messages.put(None)
+
+    async def _receive(self) -> Message:
+        if not self._begun:
+            self._begun = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def begin(self) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Status and headers."""
+        message = await self._messages.get()
+        if message is None:
+            raise RemoteError("the proxy gave no answer", "please report it")
+        return int(message["status"]), list(message["headers"])
+
+    async def part(self) -> bytes | None:
+        """The next of the body; None at its end."""
+        message = await self._messages.get()
+        return None if message is None else bytes(message.get("body", b""))
+
+    async def close(self) -> None:
+        self._left.set()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+OWN = frozenset({b"host", b"origin", b"authorization"})  # of a request, which are not the application's to decide
+
+
+def _refused(error: MilkglassError) -> httpx2.Response:
+    """An engine that cannot be reached at all, as the proxy would have said it."""
+    return httpx2.Response(gateway(error).status, json=error_body(error))
+
+
+class _AsyncInPlace(httpx2.AsyncBaseTransport):
+    def __init__(self, local: _Local) -> None:
+        self._local = local
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        body = await request.aread()
+        try:
+            exchange = _Exchange(await self._local.app(), request, body)
+        except MilkglassError as error:
+            return _refused(error)
+        status, headers = await exchange.begin()
+        return httpx2.Response(status, headers=headers, stream=_AsyncParts(exchange))
+
+    async def aclose(self) -> None:
+        await self._local.close()
+
+
+@dataclass(frozen=True)
+class _AsyncParts(httpx2.AsyncByteStream):
+    exchange: _Exchange
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while (part := await self.exchange.part()) is not None:
+            yield part
+
+    async def aclose(self) -> None:
+        await self.exchange.close()
+
+
+class _InPlace(httpx2.BaseTransport):
+    """Its event loop runs in a thread of its own, until it is closed."""
+
+    def __init__(self, local: _Local) -> None:
+        self._local, self._loop = local, asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="milkglass-transport", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        body = request.read()
+
+        async def begin() -> tuple[_Exchange, int, list[tuple[bytes, bytes]]]:
+            exchange = _Exchange(await self._local.app(), request, body)
+            return exchange, *await exchange.begin()
+
+        try:
+            exchange, status, headers = self.call(begin())
+        except MilkglassError as error:
+            return _refused(error)
+        return httpx2.Response(status, headers=headers, stream=_Parts(self, exchange))
+
+    def close(self) -> None:
+        if self._loop.is_running():
+            self.call(self._local.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+@dataclass(frozen=True)
+class _Parts(httpx2.SyncByteStream):
+    transport: _InPlace
+    exchange: _Exchange
+
+    def __iter__(self) -> Iterator[bytes]:
+        while (part := self.transport.call(self.exchange.part())) is not None:
+            yield part
+
+    def close(self) -> None:
+        self.transport.call(self.exchange.close())

@@ -1,0 +1,272 @@
+"""A scripted engine behind the proxy: calls of tools, and every way in which an engine can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import re
+import resource
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from milkglass.engines.upstream import Upstream
+from milkglass.errors import UsageError
+from milkglass.proxy.app import create_app
+from milkglass.proxy.backend import connected
+from milkglass.proxy.run import listen
+from tests import tiny
+from tests.engines.kit import HASTY, HEAD, Script, Wire, event, sending, wire
+from tests.proxy.kit import Scrambled
+
+QUESTION = [{"role": "user", "content": tiny.TEXTS[0]}]
+MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 128}]}
+SHORT = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Scrambled:
+    return Scrambled.of(tmp_path_factory.mktemp("model"))
+
+
+def lists_models(answer: Script) -> Script:
+    """An engine that lists its model, and answers anything else by the script."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wired: Wire = script.wire  # type: ignore[attr-defined]
+        if wired.calls[-1][0].startswith("GET"):
+            body = json.dumps(MODELS).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body))
+            writer.close()
+        else:
+            await answer(reader, writer)
+
+    return script
+
+
+def asked(model: Scrambled, answer: Script, work: Callable[[httpx2.AsyncClient, Wire], Awaitable[Any]]) -> Any:
+    """What comes of asking a proxy whose engine follows a script."""
+
+    async def run() -> Any:
+        script = lists_models(answer)
+        async with wire(script) as server:
+            script.wire = server  # type: ignore[attr-defined]
+            upstream = Upstream(server_engine(), server.url, patience=HASTY)
+            backend, warnings = await connected(model.codec, upstream)
+            assert "does not say with which key" in warnings[0]
+            transport = httpx2.ASGITransport(app=create_app(backend))
+            try:
+                async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as client:
+                    return await work(client, server)
+            finally:
+                await upstream.close()
+
+    return asyncio.run(run())
+
+
+def server_engine() -> Any:
+    from milkglass.engines.vllm import VLLM
+
+    return VLLM()
+
+
+def chatting(**more: Any) -> Callable[[httpx2.AsyncClient, Wire], Awaitable[Any]]:
+    async def work(client: httpx2.AsyncClient, server: Wire) -> Any:
+        body = {"model": "tiny", "messages": QUESTION, "max_tokens": 60, **more}
+        return await client.post("/v1/chat/completions", json=body)
+
+    return work
+
+
+def writing(model: Scrambled, text: str, size: int = 3) -> Script:
+    """An engine that answers this text, some tokens an event, and then its end."""
+    ids = model.codec.sigma[model.codec.tokenizer(text, add_special_tokens=False)["input_ids"]].tolist()
+    parts = [event(ids[at : at + size]) for at in range(0, len(ids), size)]
+    return sending(HEAD, *parts, event([], "stop"), b"data: [DONE]\n\n")
+
+
+def test_a_tool_is_called(model: Scrambled) -> None:
+    script = writing(model, 'so <tool_call>\n{"name": "f", "arguments": {"a": "ü"}}\n</tool_call>')
+    answer = asked(model, script, chatting(messages=SHORT, max_tokens=80, tools=[TOOL]))
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "so "
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "f" and json.loads(call["function"]["arguments"]) == {"a": "ü"}
+    streamed = asked(model, script, chatting(messages=SHORT, max_tokens=80, tools=[TOOL], stream=True)).text
+    deltas = [json.loads(line[6:])["choices"][0] for line in streamed.split("\n\n") if line[6:].startswith("{")]
+    (called,) = [one["delta"]["tool_calls"][0] for one in deltas if "tool_calls" in one["delta"]]
+    assert called["index"] == 0 and called["function"] == call["function"]
+    assert deltas[-1]["finish_reason"] == "tool_calls"
+    (plain,) = asked(model, script, chatting(messages=SHORT, max_tokens=80, tools=[TOOL], tool_choice="none")).json()[
+        "choices"
+    ]
+    assert plain["finish_reason"] == "stop" and plain["message"]["content"].startswith("so <tool_call>")
+
+
+def test_a_demanded_call_is_begun_for_the_model(model: Scrambled) -> None:
+    demanded = {"type": "function", "function": {"name": "f"}}
+    script = writing(model, '{"x": 2}}</tool_call>')
+    (choice,) = asked(
+        model, script, chatting(messages=SHORT, max_tokens=40, tools=[TOOL], tool_choice=demanded)
+    ).json()["choices"]
+    assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"x": 2}
+
+
+def test_a_character_of_several_tokens_is_never_split(model: Scrambled) -> None:
+    text = "日本 ü 👩\u200d👩 ok"
+    answer = asked(model, writing(model, text, size=1), chatting(stream=True))
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in answer.text.split("\n\n") if "delta" in line]
+    parts = [one.get("content", "") for one in deltas]
+    assert "".join(parts) == text and not [one for one in parts if "\ufffd" in one]
+
+
+def dying(*parts: bytes) -> Script:
+    return sending(HEAD, *parts)
+
+
+def late(seconds: float) -> Script:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(seconds)
+        writer.write(HEAD + event([5], "length") + b"data: [DONE]\n\n")
+        writer.close()
+
+    return script
+
+
+async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD)
+    while not writer.is_closing():
+        writer.write(event([5] * 50))
+        await writer.drain()
+
+
+FAULTS: dict[str, tuple[Script, str]] = {
+    "stalls": (sending(HEAD, event([5]), close=False), "was silent"),
+    "never answers": (late(30), "did not begin to answer"),
+    "resets": (reset, "does not answer"),
+    "dies": (dying(event([5])), "broke off"),
+    "garbage": (dying(b"data: \xff\xfe{]\n\n"), "not a JSON object"),
+    "floods": (flood, "more than the 60 tokens"),
+    "foreign ids": (dying(event([100_000]), event([], "stop")), "id is outside 0 to 299"),
+    "an error": (sending(b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"), "answered 500"),
+    "a page": (sending(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>"), "broke off"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_of_an_engine_is_a_clear_error(model: Scrambled, name: str) -> None:
+    script, words = FAULTS[name]
+    answer = asked(model, script, chatting())
+    assert answer.status_code == 502, answer.text
+    error = answer.json()["error"]
+    assert words in error["message"] and error["hint"], error
+    streamed = asked(model, script, chatting(stream=True)).text
+    assert words in streamed and streamed.endswith("data: [DONE]\n\n")
+
+
+def test_a_token_does_not_wait_for_an_acknowledgement() -> None:
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    with pytest.raises(UsageError, match="cannot listen on 127.0.0.1 port"), listen("127.0.0.1", 0) as taken:
+        listen("127.0.0.1", taken.getsockname()[1])
+
+
+def test_nothing_is_sent_for_a_request_that_is_refused(model: Scrambled) -> None:
+    async def work(client: httpx2.AsyncClient, server: Wire) -> int:
+        before = len(server.calls)
+        for body in ({"messages": QUESTION, "response_format": {"type": "json_object"}}, {"messages": []}, {"x": 1}):
+            assert (await client.post("/v1/chat/completions", json={"model": "tiny", **body})).status_code == 400
+        assert (await client.post("/v1/chat/completions", content=b"{" * 10_000)).status_code == 400
+        return len(server.calls) - before
+
+    assert asked(model, dying(), work) == 0
+
+
+def test_an_application_that_leaves_ends_its_request(model: Scrambled) -> None:
+    """On a real connection: the engine's is closed as well."""
+    from tests.proxy.kit import proxying
+
+    async def run() -> None:
+        async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(HEAD)
+            while not writer.is_closing():
+                writer.write(event([5]))
+                await writer.drain()
+                await asyncio.sleep(0.1)
+
+        script = lists_models(endless)
+        async with wire(script) as server:
+            script.wire = server  # type: ignore[attr-defined]
+
+            def leave(url: str, stream: bool) -> None:
+                body = {"model": "tiny", "messages": QUESTION, "stream": stream}
+                with httpx2.Client(base_url=url, timeout=2.0) as client:
+                    if stream:
+                        with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+                            next(answer.iter_raw())
+                    else:
+                        with pytest.raises(httpx2.ReadTimeout):
+                            client.post("/v1/chat/completions", json=body)
+
+            def upstream() -> Upstream:
+                return Upstream(server_engine(), server.url, patience=HASTY)
+
+            def both() -> None:
+                with proxying(model.codec, upstream) as url:
+                    for stream in (True, False):
+                        server.left.clear()
+                        leave(url, stream)
+                        asyncio.run_coroutine_threadsafe(asyncio.wait_for(server.left.wait(), 60), loop).result(90)
+
+            loop = asyncio.get_running_loop()
+            await asyncio.to_thread(both)
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_a_thousand_requests_to_an_engine_that_fails_in_every_way(model: Scrambled, tmp_path: Path) -> None:
+    """64 at a time: each ends in an answer or a clear error, none hangs, and memory stays flat."""
+    chance, scripts = random.Random(0), [*(script for script, _ in FAULTS.values()), writing(model, "all is well")]
+
+    async def any_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await chance.choice(scripts)(reader, writer)
+
+    async def work(client: httpx2.AsyncClient, server: Wire) -> Counter[int]:
+        found, gate, sizes = Counter[int](), asyncio.Semaphore(64), list[int]()
+
+        async def one(number: int) -> None:
+            async with gate:
+                body = {"model": "tiny", "messages": QUESTION, "max_tokens": 60, "stream": number % 2 == 0}
+                async with asyncio.timeout(60):
+                    answer = await client.post("/v1/chat/completions", json=body)
+                text = answer.text
+                parts = re.findall(r'"content":"([^"]*)"', text)
+                assert "all is well" in "".join(parts) or '"error"' in text, text[:200]
+                found[answer.status_code] += 1
+
+        for part in range(4):
+            await asyncio.gather(*(one(250 * part + number) for number in range(250)))
+            gc.collect()
+            sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        assert sizes[-1] - sizes[0] < 30_000, sizes  # kB
+        assert len([task for task in asyncio.all_tasks() if "pieces" in repr(task)]) == 0
+        return found
+
+    found = asked(model, any_of, work)
+    assert sum(found.values()) == 1000 and set(found) <= {200, 502} and min(found.values()) > 100
