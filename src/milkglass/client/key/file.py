@@ -49,10 +49,13 @@ def seal(key: Key, passphrase: str, scrypt_n: int = SCRYPT_N) -> bytes:
     return body + hashlib.sha256(body).digest()
 
 
-def unseal(data: bytes, passphrase: str) -> Key:
-    """Raises KeyFileError, TruncatedKey, DamagedKey, UnknownKeyVersion, WrongPassphrase or TamperedKey."""
+def unseal(data: bytes, passphrase: str, name: str = "this") -> Key:
+    """name: of the file, in messages.
+
+    Raises KeyFileError, TruncatedKey, DamagedKey, UnknownKeyVersion, WrongPassphrase or TamperedKey.
+    """
     whole = _whole(data)
-    header, line = parse(data, whole)
+    header, line = parse(data, whole, name)
     expected = len(line) + header.length + CHECKSUM
     if len(data) < expected:
         raise TruncatedKey(f"the key file is cut off: {len(data)} bytes, {expected} expected", "restore a backup")
@@ -86,7 +89,7 @@ def _derive(passphrase: str, header: Header) -> tuple[bytes, bytes]:
 def require_key_file(path: Path) -> None:
     """Raises KeyFileError for a file that is not a key file; its passphrase is not needed, its seal is not checked."""
     data = _bytes(path)
-    parse(data, _whole(data))
+    parse(data, _whole(data), str(path))
 
 
 def _bytes(path: Path) -> bytes:
@@ -125,7 +128,7 @@ def read_key(path: Path, passphrase: str) -> Key:
     """Raises KeyFileError or one of its kinds."""
     if not path.is_file():
         raise KeyFileError(f"there is no key file at {path}", "give the file that `milkglass obfuscate` wrote")
-    return unseal(_bytes(path), passphrase)
+    return unseal(_bytes(path), passphrase, str(path))
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,18 @@ class UnlockedKey:
             for who, share, at in usage.add(self.path, texts, tokens).passed()
             if (who, share, at) not in before
         ]
+
+    def sealed_with(self, passphrase: str) -> UnlockedKey:
+        """The same key under another passphrase, written over the file and opened again.
+
+        Raises WeakPassphrase; KeyFileError where the written file is not this key.
+        """
+        with usage.locked(self.path):
+            key = read_key(self.path, self.passphrase)
+            write_key(self.path, key, passphrase, replace=True)
+            if read_key(self.path, passphrase).identifier != key.identifier:
+                raise KeyFileError(f"{self.path} is not the key that was sealed", "restore a backup")
+        return UnlockedKey(self.path, key, passphrase)
 
     def _changed(self, change: Callable[[KeyInfo], KeyInfo]) -> UnlockedKey:
         """The file is read again and written under a lock, so that what another command noted meanwhile stays."""

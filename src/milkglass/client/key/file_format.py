@@ -66,20 +66,21 @@ class Header:
         return json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def parse(data: bytes, whole: bool) -> tuple[Header, bytes]:
-    """The header, and its line as bytes. whole: the file's checksum holds, so that what is odd was written so.
+def parse(data: bytes, whole: bool, name: str = "this") -> tuple[Header, bytes]:
+    """The header, and its line as bytes. whole: the file's checksum holds, so that what is odd was written so. name: of
+    the file, in messages.
 
     Raises KeyFileError, TruncatedKey, DamagedKey or UnknownKeyVersion.
     """
     if not data:
         raise TruncatedKey("the key file is empty", "restore a backup")
     if not _like_a_key(data):
-        raise _foreign()
+        raise _foreign(name)
     line = data[: data.find(b"\n", 0, MAX_HEADER) + 1]
     if not line:
         raise TruncatedKey(f"the key file is cut off in its header: {len(data)} bytes", "restore a backup")
     try:
-        return _header(line, whole), line
+        return _header(line, whole, name), line
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedKey("the header of the key file is damaged", "restore a backup") from error
 
@@ -92,11 +93,11 @@ def _like_a_key(data: bytes) -> bool:
     return FIRST.startswith(head[: len(FIRST)]) or sum(f'"{name}"'.encode() in head for name in FIELDS) > 1
 
 
-def _header(line: bytes, whole: bool) -> Header:
+def _header(line: bytes, whole: bool, name: str) -> Header:
     """Raises DamagedKey, or the ValueError, KeyError or TypeError of what no writer of version 1 writes."""
     result = json.loads(line.decode("ascii"), object_pairs_hook=unique_keys)
     if whole and result["format"] != FORMAT:
-        raise _foreign()
+        raise _foreign(name)
     if whole and type(result["version"]) is int and result["version"] != VERSION:
         raise UnknownKeyVersion(f"key file version {result['version']}, this reads {VERSION}", "update milkglass")
     kdf = result["kdf"]
@@ -134,8 +135,8 @@ def _unb64(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def _foreign() -> KeyFileError:
-    return KeyFileError("this is not a milkglass key file", "give the file that `milkglass obfuscate` wrote")
+def _foreign(name: str) -> KeyFileError:
+    return KeyFileError(f"{name} is not a milkglass key file", "give the file that `milkglass obfuscate` wrote")
 
 
 # What a key file seals: a safetensors file with the root secret, the permutation and what belongs to them.

@@ -21,7 +21,7 @@ SEPARATE = "each text is read separately, however many are sent under one key; `
 LOSS = "the same name makes this key again from {key}: keep that one safe, and its passphrase"
 
 keys = typer.Typer(
-    help="Show how much of a key's budget is spent; make a key for one job from another key.",
+    help="Show what a key is of and how much of its budget is spent; make one for a job; back up; change passphrases.",
     no_args_is_help=True,
 )
 
@@ -86,7 +86,9 @@ def for_job(
 
 
 def words(used: usage.Usage) -> str:
-    lines = [f"encoded under this key, on this machine: {used.tokens:,} tokens in {used.texts:,} texts"]
+    lines = [
+        f"encoded under this key, on this machine: {used.tokens:,} tokens in {used.texts:,} texts, repeated ones too"
+    ]
     if used.rate:
         lines += rate_words(used.rate)
     if used.parent:

@@ -1,0 +1,1 @@
+"""`milkglass key`: what a key gave away, and its life."""

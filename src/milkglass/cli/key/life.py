@@ -1,0 +1,115 @@
+"""`milkglass key show`, `backup` and `rotate`: what a key is of, a copy that was opened, another passphrase."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from milkglass import files
+from milkglass.cli.key.commands import keys
+from milkglass.cli.ui.options import AsJson, KeyOptions, PassphraseFile
+from milkglass.cli.ui.passphrase import VARIABLE, new_passphrase
+from milkglass.cli.ui.terminal import emit, note
+from milkglass.client.key.file import UnlockedKey, read_key
+from milkglass.errors import KeyExists, KeyFileError, UsageError
+
+KeyPath = Annotated[Path, typer.Argument(help="The key file.")]
+
+
+@keys.command()
+def show(key: KeyPath, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
+    """What a key is of: its identifier, model and scheme, and the jobs whose label names it knows. No secret."""
+    unlocked = KeyOptions(key, None, passphrase_file).open()
+    document = shown(unlocked)
+    emit(
+        as_json,
+        document,
+        lambda: "\n".join(f"{name.replace('_', ' ')}: {_word(one)}" for name, one in document.items()),
+    )
+
+
+def shown(unlocked: UnlockedKey) -> dict[str, Any]:
+    """Nothing here reads a text or makes the key again. Label names are private, so that they are counted."""
+    key, info = unlocked.key, unlocked.key.info
+    jobs = {**info.labels_by_job, **info.scales_by_job}
+    return {
+        "key_id": key.identifier,
+        "model": info.model,
+        "model_digest": key.model_digest,
+        "kind": info.kind,
+        "tokens": len(key.first),
+        "ids": len(key.sigma),
+        "scheme": info.public_scheme,
+        "made_for_job": None if info.job is None else info.job["name"],
+        "label_names": len(info.labels or {}),
+        "jobs_with_labels": list(jobs),
+    }
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(
+            str(one) if name == "name" else f"{name}={one}" for name, one in value.items() if one is not None
+        )
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@keys.command()
+def backup(
+    key: KeyPath,
+    out: Annotated[Path, typer.Argument(help="The copy; it is sealed with the same passphrase.")],
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a key file, and open the copy: a backup that was never opened is a hope.
+
+    Keep it on another disk, and the passphrase elsewhere. What was counted under the key stays with the original.
+    """
+    if out.is_dir():
+        out = out / key.name
+    if out.exists():
+        raise KeyExists(f"{out} exists already", "give another name: no key is ever overwritten")
+    if not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent}", "make it, or is the disk not mounted?")
+    unlocked = KeyOptions(key, None, passphrase_file).open()
+    files.write(out, key.read_bytes(), replace=False)
+    copied = read_key(out, unlocked.passphrase)
+    if copied.identifier != unlocked.key.identifier:
+        raise KeyFileError(f"{out} is not the key that was copied", "another program wrote there; give another name")
+    document = {"key": str(key), "backup": str(out), "key_id": copied.identifier, "sha256": files.sha256(out)}
+    emit(
+        as_json, document, f"copied {key} to {out} and opened it: key {copied.identifier}, SHA-256 {document['sha256']}"
+    )
+
+
+@keys.command()
+def rotate(
+    key: KeyPath,
+    new_passphrase_file: Annotated[
+        Path | None,
+        typer.Option("--new-passphrase-file", help="A file with the new passphrase; with --generate one to write."),
+    ] = None,
+    generate: Annotated[bool, typer.Option("--generate", help="Draw the new passphrase.")] = False,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Seal a key with another passphrase. The key stays the same, and so do the models that were made with it.
+
+    Give it while no other command uses the key: one that was begun cannot write its label names afterwards. Copies
+    that were made before still open with the old passphrase: destroy them. Where the key itself may be known,
+    make another with `milkglass key for-job` or `milkglass obfuscate`, scramble the model anew, and train it again.
+    """
+    if new_passphrase_file is None and os.environ.get(VARIABLE):
+        raise UsageError(f"{VARIABLE} holds the old passphrase", "give --new-passphrase-file")
+    unlocked = KeyOptions(key, None, passphrase_file).open()
+    fresh = new_passphrase(new_passphrase_file, generate=generate)
+    if fresh == unlocked.passphrase:
+        raise UsageError("the new passphrase is the old one", "give another, or --generate")
+    unlocked.sealed_with(fresh)
+    note("copies that were made before still open with the old passphrase")
+    emit(as_json, {"key": str(key), "key_id": unlocked.key.identifier}, f"{key} opens with the new passphrase alone")
