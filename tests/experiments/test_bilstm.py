@@ -29,6 +29,7 @@ from milkglass.experiments.procedures.lstm import (
     split,
     train,
 )
+from milkglass.experiments.runs import unpacked
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
 from tests.experiments.running import run
@@ -211,7 +212,15 @@ def test_a_recipe_runs_and_what_is_done_is_not_done_again(
     assert run(path, tmp_path, out, 1) == 0
     first = (out / "small.json").read_text()
     figures = {name: one["measured"] for name, one in json.loads(first)["figures"].items()}
-    assert figures["accuracy, plain"] > 90
+    assert figures["accuracy, plain"] > 90 and figures["accuracy +-, plain"] > 0
+    assert figures["tokens top-1 +-, knn, model only, obfuslm"] > 0
+    kept = {name: unpacked(one) for name, one in json.loads(first)["predictions"].items()}
+    assert set(kept) == {"answer, plain", "answer, obfuslm", "answer, alone"}
+    lines = (tmp_path / "validation.tsv").read_text().splitlines()[1:]
+    labels = np.array([int(line.split("\t")[1]) for line in lines])
+    for name in ("plain", "obfuslm"):
+        right = kept[f"answer, {name}"] == labels
+        assert figures[f"accuracy, {name}"] == pytest.approx(100 * right.mean(), abs=0.01)
     assert figures["accuracy loss, obfuslm"] == pytest.approx(figures["accuracy, plain"] - figures["accuracy, obfuslm"])
     assert figures["tokens top-1, knn, model only, alone"] == 100  # clusters of one word: a permutation, no more
     assert figures["rouge-l, knn+, model only, alone"] == 100

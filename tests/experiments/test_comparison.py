@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,21 @@ from milkglass.audit.decontaminate import decontaminate
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import UsageError
+from milkglass.experiments import runs
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import Comparison
 from milkglass.experiments.procedures.leakage import LeakageTexts, own_and_nearest, quantiles
-from milkglass.experiments.procedures.trials import TrialData, _write, secret_of
+from milkglass.experiments.procedures.trials import TrialData, _write, secret_of, trained
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import RunFolder, packed, unpacked
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs.data import TrainingDataset
+from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import LabelledTexts
 from milkglass.threat.observations import Tokens
 from tests import tiny
+from tests.warm import STARTED
 
 RECIPE = """# a comment
 kind = "comparison"
@@ -198,7 +202,8 @@ def test_attacks_read_the_uploaded_table_and_the_tuned_one(recipe: Path, data: P
     text = text.replace("learning_rate = 1e-3", "learning_rate = 0.5").replace('"words", "noise"]', '"noise"]')
     path = tmp_path / "both.toml"
     path.write_text(text, "utf-8")
-    found = measured(json.loads(reproduce(path, data, tmp_path / "out", quick=True).read_text("utf-8")))
+    cells = tmp_path / "cells"  # what is attacked changes no training
+    found = measured(json.loads(reproduce(path, data, tmp_path / "out", quick=True, cache=cells).read_text("utf-8")))
     assert found["vocabulary top-1, knn, model only, small, plain"] == 100
     assert found["tokens top-1, knn, model only, small, plain"] == 100
     assert found["vocabulary top-1, knn, model only (tuned), small, plain"] < 100
@@ -206,7 +211,7 @@ def test_attacks_read_the_uploaded_table_and_the_tuned_one(recipe: Path, data: P
     assert not [name for name in found if "(tuned)" in name and "noise" in name], "a half is trained before it is sent"
     only = tmp_path / "tuned.toml"
     only.write_text(text.replace('"both"', '"tuned"').replace('attacks = ["knn",', 'attacks = ["knn", "tfa",'), "utf-8")
-    found = measured(json.loads(reproduce(only, data, tmp_path / "out2", quick=True).read_text("utf-8")))
+    found = measured(json.loads(reproduce(only, data, tmp_path / "out2", quick=True, cache=cells).read_text("utf-8")))
     assert "vocabulary top-1, knn, model only (tuned), small, plain" in found
     assert "vocabulary top-1, knn, model only, small, plain" not in found
     assert "tokens top-1, tfa, same kind of text, small, plain" in found, "what reads no table is still run"
@@ -252,9 +257,41 @@ def test_what_the_server_trains_on_is_what_the_client_sends(recipe: Path, data: 
     assert [int(kept[i]["labels"]) for i in range(4)] == [0, 1, 0, 1]
 
 
-def test_means_and_deviations_of_seeds(recipe: Path) -> None:
-    from dataclasses import replace
+def test_early_stopping_is_by_a_tenth_of_the_training_rows(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The held-out rows choose no epoch. The worker is a Python of its own here, as where a recipe is run."""
+    monkeypatch.setattr(runs, "started", STARTED)
+    base = Checkpoint.open(recipe.parent / "model")
+    texts = [f"{text} {i}" for i in range(125) for text in tiny.TEXTS]
+    rows = LabelledTexts(texts, [i % 2 for i in range(500)])
+    problem = TrialData("d", rows, rows.part(slice(0, 7)), rows.part(slice(0, 0)), ("accuracy",), 2, {})
+    settings = Hyperparameters(n_epochs=2, early_stopping=1, batch_size=100)
+    cell = trained(base, "digest", problem, defence_of({}), settings, 1, tmp_path, 1)
+    job = next(tmp_path.iterdir()) / "job"
+    kept = [len(TrainingDataset(job / f"{split}.parquet", "classification", 512)) for split in ("train", "validation")]
+    assert kept == [450, 50] and cell.figures["accuracy"] >= 0
+    assert json.loads((job / "spec.json").read_text("utf-8"))["hyperparameters"]["early_stopping"] == 1
+    few = replace(problem, train=rows.part(slice(0, 400)))
+    with pytest.raises(UsageError, match="400 rows are too few to stop early by"):
+        trained(base, "digest", few, defence_of({}), settings, 1, tmp_path, 1)
 
+
+def test_a_data_set_has_settings_of_its_own_and_a_defence_has_the_last_word(recipe: Path, tmp_path: Path) -> None:
+    text = recipe.read_text("utf-8")
+    small = text.replace(
+        'held_out = "dev.tsv"\n', 'held_out = "dev.tsv"\ntraining = { batch_size = 2, max_steps = 9 }\n'
+    )
+    (tmp_path / "r.toml").write_text(small, "utf-8")
+    read = Comparison.read(tmp_path / "r.toml")
+    settings = read.settings_of("small", {"training": {"max_steps": 5}}, {"num_labels": 2})
+    assert (settings.batch_size, settings.max_steps, settings.learning_rate) == (2, 5, 1e-3)
+    (tmp_path / "r.toml").write_text(small.replace("batch_size = 2,", "batch_size = 0,"), "utf-8")
+    with pytest.raises(UsageError, match="training: batch_size"):
+        Comparison.read(tmp_path / "r.toml")
+
+
+def test_means_and_deviations_of_seeds(recipe: Path) -> None:
     several = replace(Comparison.read(recipe), seeds=[1, 2], data={"d": {}}, defences={"plain": {}, "x": {"k": 4}})
     values = {("plain", 1): 90.0, ("plain", 2): 92.0, ("x", 1): 80.0, ("x", 2): 86.0}
     found = comparison._named(several, {("d", name, seed): {"accuracy": v} for (name, seed), v in values.items()})

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from milkglass.client.codec.codec import Codec
@@ -24,10 +25,13 @@ from milkglass.experiments.kinds.generation import (
     followed,
     graded,
     greedy,
+    loss_figures,
+    mean_figures,
     read,
-    rouge,
+    row_losses,
 )
-from milkglass.experiments.runs import RunFolder, Variant, seeded_key
+from milkglass.experiments.runs import RunFolder, Variant, packed, seeded_key, unpacked
+from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.sequences import Sequences
@@ -35,7 +39,8 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.guess import NO_BELIEF, Guess
 from tests import tiny
 
-MEASURES = ("rouge-1", "rouge-l", "tokens top-1 of the client's", "rouge-1 of the client's", "rouge-l of the client's")
+READ = ("rouge-1", "rouge-l", "tokens top-1 of the client's", "rouge-1 of the client's", "rouge-l of the client's")
+MEASURES = (*READ, *(f"{name} +-" for name in READ))
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +79,9 @@ def test_era_reads_all_where_nothing_is_scrambled(base: Checkpoint, questions: P
     assert set(found) == {f"{measure}, era, v after" for measure in MEASURES}
     assert found["tokens top-1 of the client's, era, v after"] == 100
     assert found["rouge-l of the client's, era, v after"] == 100
-    client = rouge([codec.decode(one) for one in made.ids], made.references)
-    assert {name: found[f"{name}, era, v after"] for name in client} == client
+    client = text.rouge([codec.decode(one) for one in made.ids], made.references, np.random.default_rng(1))
+    for name in ("rouge-1", "rouge-l"):
+        assert found[f"{name}, era, v after"] == 100 * client[name].value
 
 
 def test_each_attacker_reads_the_same_answers(base: Checkpoint, questions: Path, tmp_path: Path) -> None:
@@ -92,14 +98,39 @@ def test_a_reading_is_graded_against_both(base: Checkpoint) -> None:
     sent = Sequences.of(codec.encode(texts).ids)
     made = GeneratedAnswers(sent, sent, ("the nurse called", "nothing of this"))
     perfect = graded(Guess(table=codec.inverse[:, None]), codec, made, np.random.default_rng(0))
-    assert perfect == {**dict.fromkeys(MEASURES, 100.0), "rouge-1": 50.0, "rouge-l": 50.0}
+    assert {name: perfect[name] for name in READ} == {**dict.fromkeys(READ, 100.0), "rouge-1": 50.0, "rouge-l": 50.0}
+    assert perfect["rouge-1 +-"] == 50, "one text of two"
     nothing = Guess(table=np.full((tiny.VOCAB, 1), NO_BELIEF, np.int64))
-    assert set(graded(nothing, codec, made, np.random.default_rng(0)).values()) == {0.0}
+    read_nothing = graded(nothing, codec, made, np.random.default_rng(0))
+    assert {read_nothing[name] for name in READ} == {0.0}
 
 
-def test_rouge_l_goes_by_order_and_rouge_1_does_not() -> None:
-    found = rouge(["red green blue", "a"], ["blue green red", "b"])
-    assert found == pytest.approx({"rouge-1": 50.0, "rouge-l": 100 / 6})
+def test_scores_and_losses_are_kept_row_by_row() -> None:
+    """By hand: two rows of three and one tokens lose 6 and 1 nats; ROUGE-L goes by order and ROUGE-1 does not."""
+    kept: dict[str, str] = {}
+    losses = np.array([6.0, 1.0]), np.array([3.0, 1.0])
+    assert loss_figures(losses, 1, ", v", kept) == {"loss, v": 7 / 4, "loss +-, v": pytest.approx(0.5)}
+    scores = text.rouge_rows(["red green blue", "a"], ["blue green red", "b"])
+    found = mean_figures({name: scores[name] for name in ("rouge-1", "rouge-l")}, 1, ", v", kept)
+    assert (found["rouge-1, v"], found["rouge-l, v"]) == pytest.approx((50.0, 100 / 6))
+    assert found["rouge-1 +-, v"] == 50 and found["rouge-l +-, v"] > 0
+    rows = {name: unpacked(one).tolist() for name, one in kept.items()}
+    assert rows["loss, v"] == [6, 1] and rows["tokens, v"] == [3, 1]
+    assert rows["rouge-1, v"] == [1, 0] and rows["rouge-l, v"] == pytest.approx([1 / 3, 0])
+    assert unpacked(packed(np.array([-1, 0, 700]))).tolist() == [-1, 0, 700]
+
+
+def test_a_rows_loss_is_that_of_its_answers_tokens(base: Checkpoint) -> None:
+    """Row by row and without padding, by the model's own mean."""
+    model = AutoModelForCausalLM.from_pretrained(base.folder).eval()
+    rows = [([1, 5, 9, 11], [-100, -100, 9, 11]), ([1, 7], [-100, 7])]
+    given = [{"input_ids": np.array(ids), "labels": np.array(labels)} for ids, labels in rows]
+    losses, tokens = row_losses(model, given)  # type: ignore[arg-type]
+    assert tokens.tolist() == [2, 1]
+    with torch.inference_mode():
+        for row, total, count in zip(given, losses, tokens, strict=True):
+            alone = model(**{name: torch.from_numpy(one)[None] for name, one in row.items()}).loss
+            assert total == pytest.approx(float(alone) * count, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -126,16 +157,18 @@ def test_instructions_are_graded_by_their_rules(
     said = codec.encode(["the nurse called"]).ids[0]
     with monkeypatch.context() as patch:
         patch.setattr(generation, "greedy", lambda *_: [said, said])
-        found = followed(model, codec, asked.read(tmp_path), asked.new_tokens)
-    assert found["ifeval prompt strict"] == 50 and found["ifeval instruction strict"] == 50
-    assert set(followed(model, codec, replace(asked, prompts=1).read(tmp_path), 6)) == set(found)
+        kept: dict[str, str] = {}
+        found = followed(model, codec, asked.read(tmp_path), asked.new_tokens, ", v", kept)
+    assert found["ifeval prompt strict, v"] == 50 and found["ifeval instruction strict, v"] == 50
+    assert unpacked(kept["ifeval strict, v"]).tolist() == [1, 0]
+    assert set(followed(model, codec, replace(asked, prompts=1).read(tmp_path), 6, ", v", {})) == set(found)
     prompt = codec.encode_chat([{"role": "user", "content": "the nurse"}])
     (longer,), (first,) = greedy(model, [prompt], 4), greedy(model, [prompt], 1)
     assert len(longer) <= 4 and longer[0] == first[0]
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("content", "fault"),
     [
         (None, "there is no"),
         ("not json", "JSON Lines"),
@@ -144,11 +177,11 @@ def test_instructions_are_graded_by_their_rules(
     ],
 )
 def test_instructions_are_read_before_anything_is_trained(
-    text: str | None, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: str | None, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generation.FineTuning, "measure", lambda *_: pytest.fail("training began"))
-    if text is not None:
-        (tmp_path / "prompts.jsonl").write_text(text, "utf-8")
+    if content is not None:
+        (tmp_path / "prompts.jsonl").write_text(content, "utf-8")
     recipe = GenerationRecipe(
         name="x", paper="y", model="z", seed=1, data={}, variants={}, training=Hyperparameters(task="causal-lm"),
         instructions={"file": "prompts.jsonl", "prompts": 1, "new_tokens": 2},

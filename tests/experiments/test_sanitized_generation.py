@@ -16,6 +16,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments.kinds.sanitized_generation import NO_CLASS, SanitizedGeneration, class_of
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer, chats, counted, drawn
 from milkglass.experiments.reproduce import reproduce
+from milkglass.experiments.runs import unpacked
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.sanitizers.rnm import RnmMethod
 from milkglass.sanitizers.tokens import TokenReader
@@ -91,6 +92,19 @@ def test_every_condition_has_its_figures(done: tuple[Path, Path, dict[str, Any]]
     by_rule = {name.partition(", ")[2] for name in measured if name.startswith("ifeval prompt strict, ")}
     assert by_rule == {"plain before", "plain after", "epsilon=1 after"}
     assert measured["tokens unchanged, epsilon=1"] == 0  # p = 1, and no token is in its own list
+
+
+def test_a_result_keeps_each_rows_answer_and_loss(done: tuple[Path, Path, dict[str, Any]]) -> None:
+    """They give the figures again; the instructions are asked after training."""
+    measured, kept = figures(done[2]), {name: unpacked(one) for name, one in done[2]["predictions"].items()}
+    rows = list(read_examples(done[1] / "data" / "validation.jsonl"))
+    truth = np.array([("negative", "positive").index(one.messages[1]["content"]) for one in rows])
+    for name in ("plain before", "plain after", "epsilon=1 clear", "epsilon=1 after"):
+        assert measured[f"accuracy, {name}"] == pytest.approx(100 * (kept[f"answer, {name}"] == truth).mean())
+        assert measured[f"answers that name a class +-, {name}"] >= 0
+        loss = kept[f"loss, {name}"].sum() / kept[f"tokens, {name}"].sum()
+        assert measured[f"loss, {name}"] == pytest.approx(loss, abs=0.01) and measured[f"loss +-, {name}"] > 0
+    assert len(kept["ifeval strict, plain after"]) == 1 and measured["tokens unchanged +-, epsilon=1"] > 0
 
 
 def test_training_changes_the_model_and_what_it_is_trained_on(done: tuple[Path, Path, dict[str, Any]]) -> None:

@@ -20,6 +20,7 @@ from milkglass.experiments.procedures.local_training import LocalTraining, const
 from milkglass.experiments.procedures.private_rows import DefenceSpec, PrivateRows, RowFilter, rows_of
 from milkglass.experiments.recipe_file import from_entries
 from milkglass.experiments.reproduce import reproduce
+from milkglass.experiments.runs import unpacked
 from milkglass.gradient_defences.defence import NoDefence
 from milkglass.gradient_defences.noise import GaussianNoise
 from milkglass.models.tokenizer import load_tokenizer
@@ -108,7 +109,10 @@ def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monk
         assert 0 <= figures[f"accuracy, {name}"]["measured"] <= 1
         assert figures[f"f1 +-, {name}"]["measured"] > 0
     assert figures["accuracy, one class for all"]["measured"] == 0.5, "as many of each class are held out"
-    assert 0 <= figures["shadow rouge-1, ghost"]["measured"] < 1
+    assert 0 <= figures["shadow rouge-1, ghost"]["measured"] < 1 and figures["shadow meteor +-, ghost"]["measured"] > 0
+    kept = {name: unpacked(row) for name, row in result["predictions"].items()}
+    assert set(kept) == {f"answer, {name}" for name in ("untrained", "none", "ghost", "noise")}
+    assert len({len(row) for row in kept.values()}) == 1 and all({*row.tolist()} <= {0, 1} for row in kept.values())
     assert "shadow rouge-1, none" not in figures
     assert figures["drift, texts, theory"]["measured"] > 0
     drawn = json.loads((tmp_path / "run" / "theory.json").read_text("utf-8"))
@@ -197,23 +201,29 @@ def test_utility_is_that_of_the_rows(data: Path) -> None:
     with torch.no_grad():
         step.module.classifier.weight.zero_()
         step.module.classifier.bias.copy_(torch.tensor([0.0, 1.0]))
-    found = utility(step, rows, 0, seed=0)
+    graded = utility(step, rows, 0, seed=0)
+    found = graded.figures
+    assert unpacked(graded.rows["answer"]).tolist() == [1, 1, 1]
     assert (found["accuracy"], found["f1"]) == (pytest.approx(2 / 3), pytest.approx(0.8))
     assert 0 < found["accuracy +-"] <= 0.5 and 0 < found["f1 +-"] <= 0.5
     assert rows.labels is not None
-    assert constant(rows.labels, seed=0) == {"accuracy": found["accuracy"], "f1": found["f1"]}
+    assert constant(rows.labels, seed=0) == found
     three = constant(np.array([0, 1, 1, 2]), seed=0)
-    assert three == {"accuracy": 0.5, "f1": pytest.approx((4 / 6) / 3)}
+    assert (three["accuracy"], three["f1"]) == (0.5, pytest.approx((4 / 6) / 3))
+    assert 0 < three["accuracy +-"] <= 0.5 and 0 < three["f1 +-"] <= 0.5
 
 
 def test_a_language_model_s_loss_is_that_of_all_predicted_tokens(data: Path) -> None:
     step = SharedStep.open(data / "gpt2", "next-token")
     rows = PrivateRows(Sequences.of([[5, 6, 7], [8], [9, 10, 11, 12, 13]]), None)
-    found = utility(step, rows, 0, seed=0)
+    graded = utility(step, rows, 0, seed=0)
+    found, losses, tokens = graded.figures, *(unpacked(graded.rows[name]) for name in ("loss", "tokens"))
+    assert tokens.tolist() == [2, 0, 4] and losses.sum() / tokens.sum() == pytest.approx(found["loss"], rel=1e-5)
     ids, mask = batch([[5, 6, 7], [9, 10, 11, 12, 13]], 0)
     with torch.no_grad():
         whole = float(step.loss(step.embedded(ids), mask, ids))
     assert found["loss"] == pytest.approx(whole, rel=1e-5) and found["perplexity"] == pytest.approx(np.exp(whole))
+    assert found["perplexity +-"] > 0
     assert 0 < found["loss +-"] < 1  # two rows of nearly one loss, however large it is
 
 
@@ -362,7 +372,7 @@ def test_attackers_know_the_shield(data: Path, tmp_path: Path, monkeypatch: pyte
     made: list[int] = []
     own = grab.Masks
     monkeypatch.setattr(grab, "Masks", lambda texts: made.append(texts) or own(texts))
-    settings = "{ attack = 'grab', starts = 2, permutations = 1, steps = 2, sweeps = 1 }"
+    settings = "{ attack = 'grab', starts = 2, permutations = 1, steps = 2, pool = 4, beam = 1, sweeps = 1 }"
     text = GRADIENTS.replace('attacks = ["free-tokens", "dager", "shadow-max", "shadow-decoding"]\n', "")
     text = text.replace("texts = 4", "texts = 2").replace("ghost = { k = 5, lemma = false, sweeps = 1 }", "")
     text = text.replace("[defences.ghost]", "[defences.drops]\nshield = 'dropout'")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from milkglass.client.key.key import permutation
 from milkglass.noise.stream import subkey
+from milkglass.server.spec import Hyperparameters
 
 LEARNING_RATE, WARMUP_RATIO = 1e-4, 0.06
 STEPS, LEAST_EPOCHS, MOST_EPOCHS = 1000, 3, 10  # steps to train for, where that is between so many epochs
@@ -43,6 +44,11 @@ def training_defaults(task: str, rows: int, given: Mapping[str, Any], evaluated:
     if evaluated and "max_steps" not in requested:
         ours["early_stopping"] = PATIENCE
     return {**ours, **requested}
+
+
+def steps_of(rows: int, settings: Hyperparameters) -> int:
+    """How many steps a training takes that no epoch ends early: as the Trainer counts, which rounds each epoch up."""
+    return settings.max_steps or math.ceil(settings.n_epochs * math.ceil(rows / settings.batch_size))
 
 
 def held_out(rows: int) -> int:

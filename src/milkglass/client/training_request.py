@@ -15,11 +15,11 @@ from milkglass.client.data.data_file import DataFile, Source
 from milkglass.client.data.dataset import Summary
 from milkglass.client.data.training_rows import Numbers, WrittenParquet, checked, numbers_of, write_parquet
 from milkglass.client.key.file import UnlockedKey, count
-from milkglass.client.training_defaults import held_out, held_out_rows, training_defaults
+from milkglass.client.training_defaults import held_out, held_out_rows, steps_of, training_defaults
 from milkglass.errors import UsageError
 from milkglass.progress import Log, Stage, no_log, no_stage
 from milkglass.rows.place import listed
-from milkglass.server.spec import MAX_LENGTH, hyperparameters_of
+from milkglass.server.spec import MAX_LENGTH, Hyperparameters, hyperparameters_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -107,6 +107,15 @@ class TrainingRequest:
                 unlocked, codec, part.file, path, part.rows, self.numbers, length, stage, notice, skip_long, part.which
             )
         return paths
+
+    def announced(self) -> str:
+        """How long the training is, in steps; in minutes only the server's machine can tell."""
+        chosen, rows = Hyperparameters(**self.settings), self.parts[0].rows
+        epochs = "" if chosen.max_steps else f" for {chosen.n_epochs:g} epochs"
+        words = f"{rows:,} rows are trained with{epochs}, {steps_of(rows, chosen):,} steps of {chosen.batch_size} rows"
+        if chosen.early_stopping:
+            words += f"; {chosen.early_stopping} epochs that are no better may end it sooner"
+        return f"{words}; the first steps tell how long it takes"
 
 
 def require_hyperparameters(requested: Mapping[str, Any], called: Callable[[str], str]) -> None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from milkglass import files
 from milkglass.experiments.runs import TAKEN, now, taken
@@ -62,12 +63,12 @@ class PartialResults:
     path: Path
 
     @property
-    def done(self) -> dict[str, dict[str, float]]:
+    def done(self) -> dict[str, dict[str, Any]]:
         """All parts by name."""
-        result: dict[str, dict[str, float]] = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else {}
+        result: dict[str, dict[str, Any]] = json.loads(self.path.read_text("utf-8")) if self.path.is_file() else {}
         return result
 
-    def get(self, name: str, work: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def get(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         done = self.done
         if name not in done:
             done[name] = work()

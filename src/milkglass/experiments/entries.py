@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, final
 
@@ -31,11 +31,13 @@ class DatasetSpec:
         train: a file or a data set by name.
         held_out: likewise.
         rows: how many of train; None: all.
+        training: laid over the recipe's, under a defence's own.
     """
 
     train: str
     held_out: str
     rows: int | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
 
 
 def hyperparameters(provided: Mapping[str, Any]) -> Hyperparameters:
@@ -64,8 +66,9 @@ def require_variants(variants: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def require_data(name: str, entry: Mapping[str, Any]) -> None:
-    if unknown := sorted(set(entry) - {"train", "held_out", "rows"}):
-        raise UsageError(f"data.{name} has no {unknown[0]}", "it has: train, held_out, rows")
+    known = [one.name for one in fields(DatasetSpec)]
+    if unknown := sorted(set(entry) - set(known)):
+        raise UsageError(f"data.{name} has no {unknown[0]}", f"it has: {', '.join(known)}")
     require_names(entry, f"data.{name}", ("train", "held_out"))
     from_entries(DatasetSpec, entry)
 

@@ -124,14 +124,9 @@ def kind_of(value: Any) -> str:
     return next((words for kind, words in KINDS if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
-def require_types(kind: type, raw: Mapping[str, Any], more: tuple[tuple[str, type], ...] = ()) -> None:
-    """Raises UsageError for the first value that is not of its field's type.
-
-    Args:
-        kind: a dataclass.
-        more: names of types that its annotations use and its module does not import when it is run.
-    """
-    for name, adapter in _adapters(kind, more).items():
+def require_types(kind: type, raw: Mapping[str, Any]) -> None:
+    """Raises UsageError for the first value that is not of its field's type. kind: a dataclass."""
+    for name, adapter in _adapters(kind).items():
         if name not in raw:
             continue
         try:
@@ -144,9 +139,9 @@ def require_types(kind: type, raw: Mapping[str, Any], more: tuple[tuple[str, typ
 
 
 @cache
-def _adapters(kind: type, more: tuple[tuple[str, type], ...]) -> dict[str, TypeAdapter[Any]]:
+def _adapters(kind: type) -> dict[str, TypeAdapter[Any]]:
     """Of each field. Types of ours that are not dataclasses are checked by isinstance."""
-    hints = get_type_hints(kind, localns=dict(more))
+    hints = get_type_hints(kind)
     return {one.name: _adapter(hints[one.name]) for one in fields(kind)}  # type: ignore[arg-type]
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from milkglass.client.key.key import Key
 from milkglass.defences.obfuscated_tables import key_from
 from milkglass.errors import JobFailed, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.progress import Log, no_log
+from milkglass.progress import Log, duration, no_log
 from milkglass.schemes.scheme import Scheme
 from milkglass.server.spec import Event, Hyperparameters, JobSpec, Status
 from milkglass.system import cores
@@ -121,12 +121,13 @@ def require_same_run(out: Path, this: Mapping[str, Any]) -> None:
     if record.is_file():
         if json.loads(record.read_text("utf-8")) != this:
             raise UsageError(
-                f"{out} holds a run of other settings, model or data", "give a new folder, or remove this one"
+                f"{out} holds a run of other settings, model or data",
+                "give a new folder with --out, or remove this one",
             )
         out.chmod(0o700)
         return
     if out.is_dir() and any(out.iterdir()):
-        raise UsageError(f"{out} is not a run folder and is not empty", "give a new folder")
+        raise UsageError(f"{out} is not a run folder and is not empty", "give a new folder with --out")
     files.private_dir(out)
     out.chmod(0o700)  # an empty one that was there had a mode of its own
     files.write(record, json.dumps(this, indent=1) + "\n")
@@ -148,17 +149,21 @@ def run_job(job: Path, progress: Log) -> Status:
     if status.is_file() and Status.model_validate_json(status.read_text("utf-8")).state != "succeeded":
         status.unlink()  # what failed is tried again
     if not status.is_file():
-        with (job / "worker.log").open("ab") as log:
-            command = [sys.executable, "-m", "milkglass.server.training", str(job)]
-            environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "HF_HUB_OFFLINE": "1"}
-            with subprocess.Popen(command, stdout=log, stderr=log, env=environment) as worker:
-                follow(worker, job / "events.jsonl", progress)
+        with (job / "worker.log").open("ab") as log, started(job, log) as worker:
+            follow(worker, job / "events.jsonl", progress)
     if not status.is_file():
         raise JobFailed(f"the training in {job} was stopped", "run the recipe again: it goes on")
     result = Status.model_validate_json(status.read_text("utf-8"))
     if result.state != "succeeded":
         raise JobFailed(f"the training in {job} {result.state}: {result.error}", "see its worker.log")
     return result
+
+
+def started(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
+    """The server's worker for this job. log: takes all that it prints."""
+    command = [sys.executable, "-m", "milkglass.server.training", str(job)]
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
 
 LOOK, APART = 1.0, 10.0  # seconds between looks at the file, and between lines
@@ -183,7 +188,7 @@ def follow(worker: subprocess.Popen[bytes], events: Path, progress: Log) -> None
 
 
 def newest(events: Path, start: int = 0) -> str:
-    """What the worker says of its last step, after byte `start`; "" before the first."""
+    """What the worker says of its last step, and how long the rest takes, after byte `start`; "" before the first."""
     if not events.is_file():
         return ""
     with events.open("rb") as file:
@@ -193,7 +198,8 @@ def newest(events: Path, start: int = 0) -> str:
         with suppress(ValidationError):  # the line is being written
             event = Event.model_validate_json(line)
             if event.type == "metrics":
-                return event.message
+                left = event.data.get("eta_seconds")
+                return event.message + (f", about {duration(left)} left" if left and left >= 1 else "")
     return ""
 
 
@@ -245,8 +251,10 @@ def _git(*words: str) -> str:
 # --- answers in a result ----------------------------------------------------------------------------------------------
 # Results keep the answers: whether two cells of equal accuracy answered alike can then be seen.
 def packed(answers: NDArray[Any]) -> str:
-    """(u,) class numbers or scores as a short text: their type, a colon, and base64 of zlib of their bytes."""
-    kind = "<f4" if answers.dtype.kind == "f" else "<u1" if not len(answers) or answers.max() < 256 else "<u2"
+    """(u,) class numbers, -1 for none, or scores as a short text: their type, a colon, and base64 of zlib of their
+    bytes."""
+    whole = "<i2" if (answers < 0).any() else "<u2" if (answers > 255).any() else "<u1"
+    kind = "<f4" if answers.dtype.kind == "f" else whole
     return f"{kind}:{base64.b64encode(zlib.compress(answers.astype(kind).tobytes(), 9)).decode()}"
 
 

@@ -33,6 +33,7 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.entries import Entries, attacks_of, require_variants
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.runs import RunFolder, require_same_run, secret_of, seeded_codec, seeded_key
+from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.progress import Log, no_log
@@ -271,15 +272,11 @@ def _work_of(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dic
 
 def _figures(cells: Sequence[AttackResult], variant: str) -> dict[str, float]:
     _require_ended(cells)
-    results = {}
+    results: dict[str, float] = {}
     for cell in cells:
         if cell.state == "does not apply":
             continue
-        for measure_name in MEASURES:
-            if measure_name in cell.measures:
-                of = f"{cell.attack}, {cell.adversary}, {variant}"
-                results[f"{measure_name}, {of}"] = 100 * cell.value(measure_name)
-                results[f"{measure_name} +-, {of}"] = 100 * cell.half_width(measure_name)
+        results |= with_spread(cell.among(MEASURES), f", {cell.attack}, {cell.adversary}, {variant}")
         if cell.in_group is not None:
             results[f"in group, {cell.attack}, {cell.adversary}, {variant}"] = 100 * cell.in_group
         results[f"seconds, {cell.attack}, {cell.adversary}, {variant}"] = cell.seconds

@@ -36,7 +36,8 @@ from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import SPECIAL, Labels, LSTMTraining, WordTable, ordinary
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import from_entries, table_of
-from milkglass.experiments.runs import SPLITS, RunFolder, require_same_run
+from milkglass.experiments.runs import SPLITS, RunFolder, packed, require_same_run, unpacked
+from milkglass.metrics.interval import share, with_spread
 from milkglass.models.view import Model
 from milkglass.progress import Log
 from milkglass.schemes.catalogue import scheme_of_recipe
@@ -110,7 +111,10 @@ class BiLSTMRecipe(Recipe):
             mixture = None if scheme is None else mixed(table, key, scheme)
             rows = table.rows if mixture is None else scrambled(table, key, mixture)
             sigma = key.sigma.astype(np.int64)
-            result |= _trained(self, name, rows, sigma, train, held_out, classes, run.out, run.progress)
+            named = _trained(self, name, rows, sigma, train, held_out, classes, run.out, run.progress)
+            run.predictions[f"answer, {name}"] = packed(named)
+            right = share(named == held_out.labels, np.random.default_rng(self.seed))
+            result |= with_spread({"accuracy": right}, f", {name}")
             if scheme is not None and mixture is not None:
                 scene = assembled(self, table, rows, key, scheme, mixture, train.texts)
                 result |= _attacked(self, name, scene, key, run.out, run.progress)
@@ -183,17 +187,18 @@ def view(rows: torch.Tensor) -> Model:
 def _trained(
     recipe: BiLSTMRecipe, name: str, rows: torch.Tensor, sigma: Ids, train: LabelledRows, held_out: LabelledRows,
     classes: int, out: Path, progress: Log,
-) -> dict[str, float]:  # fmt: skip
+) -> Labels:  # fmt: skip
+    """(u,) the classes that the trained network names for the held-out rows."""
     done = out / name / "trained.json"
-    if not done.is_file():
+    if not done.is_file() or "answers" not in json.loads(done.read_text("utf-8")):  # of older code
         files.private_dir(done.parent)
         net = lstm.train(
             rows, train.texts.mapped(sigma), train.labels, classes, recipe.training, recipe.seed,
             lambda words: progress(f"{name}: {words}"),
         )  # fmt: skip
-        right = lstm.predicted(net, held_out.texts.mapped(sigma)) == held_out.labels
-        files.write(done, json.dumps({"accuracy": 100 * float(right.mean())}))
-    return {f"accuracy, {name}": float(json.loads(done.read_text("utf-8"))["accuracy"])}
+        named = lstm.predicted(net, held_out.texts.mapped(sigma))
+        files.write(done, json.dumps({"answers": packed(named)}))
+    return unpacked(json.loads(done.read_text("utf-8"))["answers"]).astype(np.int64)
 
 
 def _attacked(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> dict[str, float]:
@@ -204,9 +209,7 @@ def _attacked(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} is {cell.state}: {cell.reason}", "see the recipe")
         progress(f"{name}: {cell.title}: {cell.measures.get('tokens top-1', cell.reason)}")
-        for one in MEASURES:
-            if one in cell.measures:
-                result[f"{one}, {cell.attack}, {ATTACKER}, {name}"] = 100 * cell.value(one)
+        result |= with_spread(cell.among(MEASURES), f", {cell.attack}, {ATTACKER}, {name}")
     return result
 
 
@@ -227,12 +230,12 @@ def assembled(
     known = Knowledge(public_model=view(table.rows), simulate=simulate)
     content = content_tokens(original.counts(size), list(table.words)) & ordinary(size)
     nothing = np.zeros(len(sent.ids), bool)
-    return Scene(
+    return Scene.of(
         Transcript((Weights(view(rows)), Tokens(sent, "train")), size),
         Truth(np.argsort(sigma).astype(np.int64), ordinary(size), content, table.text, sent),
-        (Adversary(ATTACKER, "has the public word vectors and no text", known),),
-        PrivateTexts(sent, original, nothing, nothing),
-        mixture.promise(scheme.k),
-        scheme.document(),
-        recipe.model,
+        Adversary(ATTACKER, "has the public word vectors and no text", known),
+        texts=PrivateTexts(sent, original, nothing, nothing),
+        promise=mixture.promise(scheme.k),
+        scheme=scheme.document(),
+        model=recipe.model,
     )

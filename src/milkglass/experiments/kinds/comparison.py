@@ -4,6 +4,7 @@
     train = "sst2/train.tsv"         a file or a data set by name (experiments/data_refs.py)
     held_out = "sst2/dev.tsv"        what utility is measured on
     rows = 8000                      of train, drawn by the seed; left out: all
+    training = { n_epochs = 4 }      laid over the table [training]
 
     [defences."custext+"]            see defences/catalogue.py; an empty one is plain
     [attacked]                       rows: private ones, of train; public: how many others an attacker has
@@ -86,23 +87,25 @@ class Comparison(Recipe):
         for row in (COMMONEST, *(f"{ALONE}, {one}" for one in BAGS)):
             if row in self.defences:
                 raise UsageError(f"{row!r} is the name of a row of its own", "give the defence another name")
-        for name, defence in self.defences.items():
-            self.attacked_of(defence)
-            self.settings_of(defence, {"num_labels": 2})
-            require_defence(name, _bare(defence))
         for name, entry in self.data.items():
             require_data(name, entry)
+        for name, defence in self.defences.items():
+            self.attacked_of(defence)
+            require_defence(name, _bare(defence))
+            for data in self.data:
+                self.settings_of(data, defence, {"num_labels": 2})
 
     def attacked_of(self, entry: Mapping[str, Any]) -> LeakageTexts:
         return from_entries(LeakageTexts, {**self.attacked, **table_of(entry, "attacked")})
 
     def hyperparameters(self, problem: TrialData, entry: Mapping[str, Any], seed: int) -> Hyperparameters:
         task = {"task": "regression"} if problem.classes == 1 else {"num_labels": problem.classes}
-        return self.settings_of(entry, {"seed": seed, **task})
+        return self.settings_of(problem.name, entry, {"seed": seed, **task})
 
-    def settings_of(self, entry: Mapping[str, Any], more: Mapping[str, Any]) -> Hyperparameters:
-        """Of a defence's entry; the recipe's own settings come before `more`."""
-        return hyperparameters({**more, **self.training, **table_of(entry, "training")})
+    def settings_of(self, data: str, entry: Mapping[str, Any], more: Mapping[str, Any]) -> Hyperparameters:
+        """Of a defence's entry on a data set; the recipe's own settings come before `more`."""
+        own = table_of(self.data[data], "training")
+        return hyperparameters({**more, **self.training, **own, **table_of(entry, "training")})
 
     def about(self) -> dict[str, Any]:
         return {

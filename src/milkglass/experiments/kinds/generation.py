@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from milkglass.attacks.assignment import ranked
@@ -35,8 +36,9 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuning
 from milkglass.experiments.recipe_file import from_entries
-from milkglass.experiments.runs import RunFolder, Variant, seeded_codec
+from milkglass.experiments.runs import RunFolder, Variant, packed, seeded_codec
 from milkglass.metrics import ifeval, text
+from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -50,6 +52,7 @@ from milkglass.threat.truth import Truth, score
 
 BATCH = 8
 NAMES = ("rouge-1", "rouge-l")
+Rows = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,8 @@ class InstructionFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationRecipe(FineTuning):
-    """Fine-tuned generators.
+class GeneratorTuning(FineTuning):
+    """Decoders that are tuned and asked.
 
     Attributes:
         evaluation: answers, how many prompts of the validation data; new_tokens of each.
@@ -105,18 +108,30 @@ class GenerationRecipe(FineTuning):
     task = "causal-lm"
     needed = ("answers", "new_tokens")
 
-    def check(self) -> None:
-        super().check()
-        if self.instructions:
-            from_entries(InstructionFile, self.instructions)
+    @property
+    def by_rule(self) -> InstructionFile | None:
+        return from_entries(InstructionFile, self.instructions) if self.instructions else None
+
+    @property
+    def instructions_entry(self) -> dict[str, Any]:
+        return {"instructions": self.instructions} if self.instructions else {}
 
     def measure(self, run: RunFolder) -> dict[str, float]:
-        if self.instructions:  # before hours of training
-            from_entries(InstructionFile, self.instructions).read(run.data)
+        if self.by_rule:  # before hours of training
+            self.by_rule.read(run.data)
         return super().measure(run)
 
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRecipe(GeneratorTuning):
+    """Fine-tuned generators."""
+
+    def check(self) -> None:
+        super().check()
+        _ = self.by_rule
+
     def about(self) -> dict[str, Any]:
-        return {**super().about(), **({"instructions": self.instructions} if self.instructions else {})}
+        return {**super().about(), **self.instructions_entry}
 
     def graded(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
@@ -131,48 +146,63 @@ class GenerationRecipe(FineTuning):
             for when, folder in (("before", variant.model), ("after", variant.job / "result")):
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
                 rows = TrainingDataset(variant.job / "validation.parquet", "causal-lm", self.training.max_length)
-                result[f"loss, {variant.name} {when}"] = loss(model, rows)
                 created = answers(model, codec, held_out, self.evaluation)
-                texts = [codec.decode(one) for one in created.ids]
-                scores = rouge(texts, created.references)
-                result |= {f"{name}, {variant.name} {when}": value for name, value in scores.items()}
+                scores = text.rouge_rows([codec.decode(one) for one in created.ids], created.references)
+                scores, of = {name: scores[name] for name in NAMES}, f", {variant.name} {when}"
+                result |= loss_figures(row_losses(model, rows), self.seed, of, run.predictions)
+                result |= mean_figures(scores, self.seed, of, run.predictions)
             result |= read(self.seed, base, variant, codec, created)
-            if self.instructions:
+            if asked := self.by_rule:
                 run.progress(f"{variant.name}: instructions")
-                asked = from_entries(InstructionFile, self.instructions)
-                found = followed(model, codec, asked.read(run.data), asked.new_tokens)
-                result |= {f"{name}, {variant.name} after": value for name, value in found.items()}
+                of = f", {variant.name} after"
+                result |= followed(model, codec, asked.read(run.data), asked.new_tokens, of, run.predictions)
         return result
 
 
 def followed(
-    model: PreTrainedModel, codec: Codec, prompts: Sequence[ifeval.Prompt], new_tokens: int
-) -> dict[str, float]:
-    """IFEval's accuracies of the answers to these prompts, in percent: "ifeval prompt strict" and so on."""
+    model: PreTrainedModel, codec: Codec, prompts: Sequence[ifeval.Prompt], new_tokens: int, of: str,
+    kept: dict[str, str],
+) -> dict[str, float]:  # fmt: skip
+    """IFEval's accuracies of the answers to these prompts, in percent: "ifeval prompt strict" and so on. of, kept: see
+    `by_rules`."""
     asked = [codec.encode_chat([{"role": "user", "content": one.text}]) for one in prompts]
-    return by_rules(prompts, [codec.decode(one) for one in greedy(model, asked, new_tokens)])
+    return by_rules(prompts, [codec.decode(one) for one in greedy(model, asked, new_tokens)], of, kept)
 
 
-def by_rules(prompts: Sequence[ifeval.Prompt], texts: Sequence[str]) -> dict[str, float]:
-    """The same of answers that are there; "... +-" is half of the interval's width."""
-    measures = ifeval.score(prompts, texts).measures
-    values = {f"ifeval {name}": 100 * one.value for name, one in measures.items()}
-    return values | {f"ifeval {name} +-": 50 * (one.high - one.low) for name, one in measures.items()}
+def by_rules(prompts: Sequence[ifeval.Prompt], texts: Sequence[str], of: str, kept: dict[str, str]) -> dict[str, float]:
+    """The same of answers that are there. of: ends the names. kept: receives how many instructions of each prompt are
+    kept strictly."""
+    graded = ifeval.score(prompts, texts)
+    kept[f"ifeval strict{of}"] = packed(graded.strict)
+    return with_spread({f"ifeval {name}": one for name, one in graded.measures.items()}, of)
 
 
 @torch.inference_mode()
-def loss(model: PreTrainedModel, rows: TrainingDataset) -> float:
-    """Mean cross-entropy over the tokens that carry a label."""
+def row_losses(model: PreTrainedModel, rows: TrainingDataset) -> tuple[Rows, Rows]:
+    """(u,) the sum of the cross-entropies over the tokens that carry a label, and (u,) how many these are."""
     collate = Collate(model.config.pad_token_id or 0)
-    total, count = 0.0, 0
+    losses, tokens = list[torch.Tensor](), list[torch.Tensor]()
     for start in range(0, len(rows), BATCH):
         batch = collate([rows[i] for i in range(start, min(start + BATCH, len(rows)))])
         labels = batch.pop("labels")
-        logits = model(**batch).logits[:, :-1].flatten(0, 1)
-        expected = labels[:, 1:].flatten()
-        total += float(torch.nn.functional.cross_entropy(logits, expected, ignore_index=-100, reduction="sum"))
-        count += int((expected != -100).sum())
-    return total / count
+        logits, expected = model(**batch).logits[:, :-1].transpose(1, 2), labels[:, 1:]
+        every = torch.nn.functional.cross_entropy(logits, expected, ignore_index=-100, reduction="none")
+        losses.append(every.sum(1))
+        tokens.append((expected != -100).sum(1))
+    return torch.cat(losses).double().numpy(), torch.cat(tokens).double().numpy()
+
+
+def loss_figures(losses: tuple[Rows, Rows], seed: int, of: str, kept: dict[str, str]) -> dict[str, float]:
+    """The mean loss of a token. losses: (u,) each row's sum and (u,) its tokens, which `kept` receives. of: ends the
+    names."""
+    kept |= {f"loss{of}": packed(losses[0]), f"tokens{of}": packed(losses[1].astype(np.int64))}
+    return with_spread({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, of, scale=1)
+
+
+def mean_figures(scores: Mapping[str, Rows], seed: int, of: str, kept: dict[str, str]) -> dict[str, float]:
+    """The mean of each measure in percent. scores: (u,) of each row, from 0 to 1, which `kept` receives."""
+    kept |= {f"{name}{of}": packed(one) for name, one in scores.items()}
+    return with_spread(text.means(scores, np.random.default_rng(seed)), of)
 
 
 @torch.inference_mode()
@@ -216,12 +246,6 @@ def ended(ids: np.ndarray[Any, Any], stops: Sequence[int]) -> np.ndarray[Any, An
     return ids[: at[0] + 1] if len(at) else ids
 
 
-def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Mean F of ROUGE-1 and ROUGE-L, percent."""
-    found = text.rouge(texts, references, np.random.default_rng(0))
-    return {name: 100 * found[name].value for name in NAMES}
-
-
 # --- what attackers read ----------------------------------------------------------------------------------------------
 def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, created: GeneratedAnswers) -> dict[str, float]:
     """By ERA, and where anything was scrambled by the map of matching and by ERA+. Of the plain variant ERA reads what
@@ -241,14 +265,13 @@ def read(seed: int, base: Checkpoint, variant: Variant, codec: Codec, created: G
 
     guesses = {"era": ERA()(transcript, knowledge, Budget(), rng())}
     if not variant.plain:
-        result = candidates(transcript, knowledge, rng())
-        guesses["matching"] = ranked(result, transcript.size)
-        guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=result), Budget(), rng())
-    return {
-        f"{measure}, {attack}, {variant.name} after": value
-        for attack, guess in guesses.items()
-        for measure, value in graded(guess, codec, created, rng()).items()
-    }
+        found = candidates(transcript, knowledge, rng())
+        guesses["matching"] = ranked(found, transcript.size)
+        guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=found), Budget(), rng())
+    result: dict[str, float] = {}
+    for attack, guess in guesses.items():
+        result |= graded(guess, codec, created, rng(), f", {attack}, {variant.name} after")
+    return result
 
 
 def candidates(transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> Candidates:
@@ -257,15 +280,18 @@ def candidates(transcript: Transcript, knowledge: Knowledge, rng: np.random.Gene
     return Matching().learn(transcript, replace(knowledge, candidates=solved), Budget(), rng)
 
 
-def graded(guess: Guess, codec: Codec, created: GeneratedAnswers, rng: np.random.Generator) -> dict[str, float]:
-    """Against the data set's answers, as Table 6 does, and against what the client reads; percent."""
+def graded(
+    guess: Guess, codec: Codec, created: GeneratedAnswers, rng: np.random.Generator, of: str = ""
+) -> dict[str, float]:
+    """Against the data set's answers, as Table 6 does, and against what the client reads; percent. of: ends names."""
 
     def readable(ids: np.ndarray[Any, Any]) -> str:
         known = ids[(ids >= 0) & codec.visible[ids]]  # as the client leaves out special tokens, and what has no belief
         return str(codec.tokenizer.decode(known.tolist(), clean_up_tokenization_spaces=False))
 
     seen = Sequences(guess.at(created.ids)[:, 0], created.ids.lengths)
-    result = rouge([readable(one) for one in seen], created.references)
+    likeness = text.rouge([readable(one) for one in seen], created.references, rng)
     recovery = score(guess, Truth(codec.inverse, codec.visible, codec.visible, readable, created.ids), rng)
     of_client = ("tokens top-1", "rouge-1", "rouge-l")
-    return result | {f"{name} of the client's": 100 * recovery[name].value for name in of_client}
+    alike = {f"{name} of the client's": recovery[name] for name in of_client}
+    return with_spread({name: likeness[name] for name in NAMES} | alike, of)

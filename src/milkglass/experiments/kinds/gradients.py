@@ -54,6 +54,7 @@ from milkglass.experiments.procedures.private_rows import (
 from milkglass.experiments.recipe_file import from_entries
 from milkglass.experiments.runs import RunFolder, require_same_run
 from milkglass.gradient_defences.defence import GradientDefence, share
+from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
@@ -164,9 +165,7 @@ def attacked(recipe: GradientRecipe, name: str, scene: Scene, kept: Path, progre
 def figures(one: AttackResult) -> dict[str, float]:
     """MEASURES from 0 to 1, half the width of the 95 % interval of each, and the processor's seconds, which are what
     a recipe's `seconds` bounds: other work on the machine hardly changes a result."""
-    names = [name for name in MEASURES if name in one.measures]
-    widths = {f"{name} +-": one.half_width(name) for name in names}
-    return {name: one.value(name) for name in names} | widths | {"seconds": one.seconds}
+    return with_spread(one.among(MEASURES), scale=1) | {"seconds": one.seconds}
 
 
 @dataclass(frozen=True, eq=False)

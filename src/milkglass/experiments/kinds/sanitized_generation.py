@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,20 @@ from milkglass.defences.catalogue import sanitizer_of
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.entries import require_names
-from milkglass.experiments.kinds.fine_tuning import FineTuning
-from milkglass.experiments.kinds.generation import InstructionFile, by_rules, greedy, loss
+from milkglass.experiments.kinds.generation import (
+    GeneratorTuning,
+    by_rules,
+    greedy,
+    loss_figures,
+    mean_figures,
+    row_losses,
+)
 from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
 from milkglass.experiments.procedures.trials import graded as graded_classes
-from milkglass.experiments.recipe_file import from_entries
-from milkglass.experiments.runs import SPLITS, RunFolder, Variant, seeded_codec
+from milkglass.experiments.runs import SPLITS, RunFolder, Variant, packed, seeded_codec
 from milkglass.metrics import text
+from milkglass.metrics.interval import ratio, share, with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.tokens import TokenReader
@@ -63,16 +69,18 @@ class PromptSet:
     Attributes:
         prompts: (t,) ids each.
         references: the data set's own answers.
-        unchanged: of the user's tokens, the percentage that crosses as it is.
+        private: (u,) how many tokens of each are the user's.
+        unchanged: (u,) how many of these cross as they are.
     """
 
     prompts: list[Ids]
     references: list[str]
-    unchanged: float
+    private: Ids
+    unchanged: Ids
 
 
 @dataclass(frozen=True, kw_only=True)
-class SanitizedGeneration(FineTuning):
+class SanitizedGeneration(GeneratorTuning):
     """Decoders tuned on sanitized text, and asked with it.
 
     Attributes:
@@ -80,18 +88,12 @@ class SanitizedGeneration(FineTuning):
         words: rows whose first message has more words are left out; None: none are.
         instruction: put before a classified text; conversations begin with it.
         keep_instruction: whether it is left as it is.
-        evaluation: answers: how many rows of the validation data are asked; new_tokens of each answer.
-        instructions: fields of `InstructionFile`; without them no answers are checked by rule.
     """
 
     rows: int
     instruction: str
     keep_instruction: bool = True
     words: int | None = None
-    instructions: Mapping[str, Any] = field(default_factory=dict)
-
-    task = "causal-lm"
-    needed = ("answers", "new_tokens")
 
     def check(self) -> None:
         require_names(self.data, "data", SPLITS)
@@ -101,12 +103,11 @@ class SanitizedGeneration(FineTuning):
         for name, entry in self.variants.items():
             if entry:
                 method_of(name, entry)
-        if self.instructions:
-            from_entries(InstructionFile, self.instructions)
+        _ = self.by_rule
 
     def about(self) -> dict[str, Any]:
         names = ("seed", "rows", "words", "instruction", "keep_instruction", "training", "variants", "evaluation")
-        return {**self.entries(*names), **({"instructions": self.instructions} if self.instructions else {})}
+        return {**self.entries(*names), **self.instructions_entry}
 
     def scheme(self, parameters: Mapping[str, Any]) -> Scheme | None:
         return None
@@ -114,11 +115,6 @@ class SanitizedGeneration(FineTuning):
     @property
     def kept(self) -> str:
         return self.instruction if self.keep_instruction else ""
-
-    def measure(self, run: RunFolder) -> dict[str, float]:
-        if self.instructions:  # before hours of training
-            from_entries(InstructionFile, self.instructions).read(run.data)
-        return super().measure(run)
 
     def texts(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
         """The rows that were drawn, and for each variant what its sanitizer makes of them."""
@@ -160,13 +156,16 @@ class SanitizedGeneration(FineTuning):
         codec = seeded_codec(variants[0].key, base.folder, "evaluation")
         sanitizers = self._sanitizers(base, run)
         asked = {name: self._asked(run, codec, one) for name, one in sanitizers.items()}
-        result = {f"tokens unchanged, {name}": one.unchanged for name, one in asked.items() if sanitizers[name]}
+        result: dict[str, float] = {}
+        for name in (one for one, sanitizer in sanitizers.items() if sanitizer):
+            counts = asked[name].unchanged.astype(np.float64), asked[name].private.astype(np.float64)
+            result |= with_spread({"tokens unchanged": ratio(*counts, np.random.default_rng(self.seed))}, f", {name}")
         for folder, questions in self._questions(base, variants):
             model: Any = None
             for variant, when in questions:
                 run.progress(f"{variant.name}: answers {when}")
                 done = run.out / "answers" / f"{variant.name}-{when}.json"
-                if not done.is_file():
+                if not done.is_file() or "losses" not in json.loads(done.read_text("utf-8")):  # of older code
                     model = model or AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
                     files.private_dir(done.parent)
                     files.write_json(done, self._answered(run, model, codec, variant, asked[variant.name], when))
@@ -187,20 +186,22 @@ class SanitizedGeneration(FineTuning):
         references = [str(one.messages[-1]["content"]) for one in examples]
         conversations = [one.messages[:-1] for one in examples]
         if sanitizer is None:
-            return PromptSet([codec.encode_chat(one).astype(np.int64) for one in conversations], references, 100.0)
+            whole = [codec.encode_chat(one).astype(np.int64) for one in conversations]
+            lengths = np.array([len(one) for one in whole])
+            return PromptSet(whole, references, lengths, lengths)
         sent = [sanitizer.prompt(codec.tokenizer, one, codec.limit) for one in conversations]
-        own = sum(one.private for one in sent)
-        return PromptSet([one.ids for one in sent], references, 100 * sum(one.unchanged for one in sent) / own)
+        private, unchanged = (np.array(one) for one in zip(*((it.private, it.unchanged) for it in sent), strict=True))
+        return PromptSet([one.ids for one in sent], references, private, unchanged)
 
     def _answered(
         self, run: RunFolder, model: PreTrainedModel, codec: Codec, variant: Variant, asked: PromptSet, when: str
     ) -> dict[str, Any]:
         held_out = TrainingDataset(variant.job / "validation.parquet", "causal-lm", self.training.max_length)
         texts = [codec.decode(one) for one in greedy(model, asked.prompts, self.evaluation["new_tokens"])]
-        result: dict[str, Any] = {"loss": loss(model, held_out), "texts": texts}
-        if self.instructions and (when == AFTER or (when == BEFORE and variant.plain)):
+        losses, tokens = row_losses(model, held_out)
+        result: dict[str, Any] = {"losses": losses.tolist(), "tokens": tokens.tolist(), "texts": texts}
+        if (file := self.by_rule) and (when == AFTER or (when == BEFORE and variant.plain)):
             run.progress(f"{variant.name}: instructions {when}")
-            file = from_entries(InstructionFile, self.instructions)
             prompts = [codec.encode_chat([{"role": "user", "content": one.text}]) for one in file.read(run.data)]
             result["followed"] = [codec.decode(one) for one in greedy(model, prompts, file.new_tokens)]
         return result
@@ -208,23 +209,29 @@ class SanitizedGeneration(FineTuning):
     def _figures(
         self, run: RunFolder, answered: Mapping[str, Any], asked: PromptSet, variant: Variant, when: str
     ) -> dict[str, float]:
-        values = {"loss": float(answered["loss"]), **self._graded_answers(answered["texts"], asked.references)}
-        if "followed" in answered:
-            file = from_entries(InstructionFile, self.instructions)
-            values |= by_rules(file.read(run.data), answered["followed"])
-        return {f"{name}, {variant.name} {when}": value for name, value in values.items()}
+        of = f", {variant.name} {when}"
+        losses = np.array(answered["losses"], np.float64), np.array(answered["tokens"], np.float64)
+        result = loss_figures(losses, self.seed, of, run.predictions)
+        result |= self._graded_answers(answered["texts"], asked.references, of, run.predictions)
+        if "followed" in answered and (file := self.by_rule):
+            result |= by_rules(file.read(run.data), answered["followed"], of, run.predictions)
+        return result
 
-    def _graded_answers(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    def _graded_answers(
+        self, texts: Sequence[str], references: Sequence[str], of: str, kept: dict[str, str]
+    ) -> dict[str, float]:
         about = data_refs.named(self.data["validation"])
         labels = about[0].labels if about else ()
         if labels:
             guess = np.array([class_of(one, labels) for one in texts], np.int64)
             truth = [labels.index(one) for one in references]
-            named = {"answers that name a class": 100 * float((guess != NO_CLASS).mean())}
-            return {**graded_classes(guess, truth, ("accuracy",), len(labels), self.seed), **named}
-        found = text.rouge(texts, references, np.random.default_rng(self.seed))
-        spread = {f"{name} +-": 50 * (found[name].high - found[name].low) for name in ROUGE}
-        return {name: 100 * found[name].value for name in ROUGE} | spread
+            kept[f"answer{of}"] = packed(guess)
+            named = share(guess != NO_CLASS, np.random.default_rng(self.seed))
+            graded = graded_classes(guess, truth, ("accuracy",), len(labels), self.seed)
+            result = {f"{name}{of}": value for name, value in graded.items()}
+            return result | with_spread({"answers that name a class": named}, of)
+        scores = text.rouge_rows(texts, references)
+        return mean_figures({name: scores[name] for name in ROUGE}, self.seed, of, kept)
 
 
 def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,7 @@ from milkglass.sequences import Ids
 from milkglass.signature import signature
 from milkglass.threat.training_step import SharedStep
 
+ROWS = "rows"  # of a part: see `Utility`
 THEORY = "theory.json"  # of each pair what Figures 3 and 4 are drawn from, as they are in theory.svg
 
 
@@ -97,7 +98,7 @@ class SharedTraining(SharedStepRecipe):
         require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": sums})
         tokenizer, cache = load_tokenizer(base.folder), ArtifactCache(run.cache or run.out, run.out)
         site = TrainingSite(base, self, *_rows(self, tokenizer, run.data), tokenizer, run.out, cache, run.progress)
-        work = {"untrained": lambda: utility(site.step(), site.held_out, site.pad, self.seed)}
+        work: dict[str, Callable[[], dict[str, Any]]] = {"untrained": lambda: site.graded(site.step())}
         if (labels := site.held_out.labels) is not None:
             work["one class for all"] = partial(constant, labels, self.seed)
         for name, entry in self.defences.items():
@@ -107,6 +108,8 @@ class SharedTraining(SharedStepRecipe):
         parts, result = PartialResults(run.out / "figures.json"), dict[str, float]()
         for name, one in work.items():
             part = parts.get(name, one)
+            rows = part.pop(ROWS, {})  # of parts that older code measured there are none
+            run.predictions.update({f"{answer}, {name}": row for answer, row in rows.items()})
             run.progress(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in part.items()))
             result |= {f"{measure}, {name}": value for measure, value in part.items()}
         return result
@@ -178,10 +181,15 @@ class TrainingSite:
             whole.update(one.astype("<i8").tobytes())
         return whole.hexdigest()[:16]
 
-    def figures(self, name: str, guard: DefenceSpec) -> dict[str, float]:
-        result = utility(self.trained(name, guard), self.held_out, self.pad, self.recipe.seed)
+    def graded(self, step: SharedStep) -> dict[str, Any]:
+        """The model's figures, and under `ROWS` what these follow from."""
+        found = utility(step, self.held_out, self.pad, self.recipe.seed)
+        return {**found.figures, ROWS: found.rows}
+
+    def figures(self, name: str, guard: DefenceSpec) -> dict[str, Any]:
+        result = self.graded(self.trained(name, guard))
         if guard.ghost is not None:
-            result |= level(self.train.ids, self.rows(name, guard).ids, self._read)
+            result |= level(self.train.ids, self.rows(name, guard).ids, self._read, self.recipe.seed)
         return result
 
     def _read(self, ids: Ids) -> str:

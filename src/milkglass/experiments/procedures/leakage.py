@@ -32,6 +32,7 @@ from milkglass.audit.scene import ALIKE, Scene
 from milkglass.errors import UsageError
 from milkglass.experiments.entries import Entries, attacks_of
 from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
+from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
 from milkglass.sequences import Ids
@@ -167,19 +168,12 @@ def _figures(cells: Sequence[AttackResult]) -> dict[str, float]:
             raise UsageError(f"{cell.attack} by {cell.adversary} failed: {cell.reason}", "see the recipe")
         if cell.state != "done":
             continue
-        for name in MEASURES:
-            if name in cell.measures:
-                result[f"{name}, {cell.attack}, {cell.adversary}"] = 100 * cell.value(name)
-                result[f"{name} +-, {cell.attack}, {cell.adversary}"] = 100 * cell.half_width(name)
-        for name in BITS:
-            if name in cell.measures:
-                result[f"{name}, {cell.attack}, {cell.adversary}"] = cell.value(name)
+        for names, scale in ((MEASURES, 100), (BITS, 1)):
+            result |= with_spread(cell.among(names), f", {cell.attack}, {cell.adversary}", scale)
     for kind in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it
         read = [one.measures[kind] for one in cells if one.state == "done" and kind in one.measures]
         if read := [one for one in read if not np.isnan(one.value)]:
-            most = max(read, key=lambda one: one.value)
-            result[f"{kind}, strongest"] = 100 * most.value
-            result[f"{kind} +-, strongest"] = 50 * (most.high - most.low)
+            result |= with_spread({kind: max(read, key=lambda one: one.value)}, ", strongest")
     return result
 
 

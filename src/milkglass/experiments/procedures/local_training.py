@@ -10,7 +10,6 @@ attacks of section 5.5 take a gradient without it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +17,11 @@ import torch
 
 from milkglass.errors import UsageError
 from milkglass.experiments.procedures.private_rows import PrivateRows
+from milkglass.experiments.runs import packed
 from milkglass.gradient_defences.defence import GradientDefence, share
 from milkglass.metrics import glue
-from milkglass.metrics.interval import Interval, resampled
+from milkglass.metrics.interval import Interval, with_spread
+from milkglass.metrics.text import mean_loss, perplexity
 from milkglass.noise.stream import Stream
 from milkglass.progress import Log
 from milkglass.sequences import Ids
@@ -82,10 +83,22 @@ def _batch(rows: PrivateRows, pad: int) -> tuple[torch.Tensor, torch.Tensor, tor
     return ids, mask, None if rows.labels is None else torch.from_numpy(rows.labels)
 
 
+@dataclass(frozen=True)
+class Utility:
+    """What a model is worth on rows that were held out.
+
+    Attributes:
+        figures: each measure, and half the width of its 95 % interval over rows, " +-", whose draws come from a seed.
+        rows: what these follow from, row by row, as `packed` has it: "answer", or "loss" (a sum) and "tokens".
+    """
+
+    figures: dict[str, float]
+    rows: dict[str, str]
+
+
 @torch.no_grad()
-def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int = 32) -> dict[str, float]:
-    """ "accuracy" and "f1", or "loss" (nats, the mean over all predicted tokens) and "perplexity"; of all but the last
-    half the width of the 95 % interval over rows, " +-", whose draws come from the seed."""
+def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int = 32) -> Utility:
+    """ "accuracy" and "f1", or "loss" (nats, the mean over all predicted tokens) and "perplexity"."""
     if step.task == "next-token":
         return _predicting(step, rows, seed)
     assert rows.labels is not None
@@ -95,10 +108,10 @@ def utility(step: SharedStep, rows: PrivateRows, pad: int, seed: int, size: int 
         part = order[start : start + size]
         ids, mask, _ = _batch(rows.part(part), pad)
         guesses[part] = step.logits(step.embedded(ids), mask).argmax(-1).numpy()
-    return _classified(guesses, rows.labels, seed)
+    return Utility(with_spread(_classified(guesses, rows.labels, seed), scale=1), {"answer": packed(guesses)})
 
 
-def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> dict[str, float]:
+def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> Utility:
     """Row by row, since rows are what an interval resamples."""
     losses, tokens = np.zeros(len(rows)), np.zeros(len(rows))
     for place, one in enumerate(rows.ids):
@@ -106,22 +119,23 @@ def _predicting(step: SharedStep, rows: PrivateRows, seed: int) -> dict[str, flo
             ids, mask = batch([one.tolist()], 0)
             tokens[place] = len(one) - 1
             losses[place] = float(step.loss(step.embedded(ids), mask, ids)) * tokens[place]
+    kept = {"loss": packed(losses), "tokens": packed(tokens.astype(np.int64))}
     losses, tokens = losses[tokens > 0], tokens[tokens > 0]
-    drawn = resampled(lambda counts: (counts @ losses) / (counts @ tokens), len(tokens), np.random.default_rng(seed))
-    return {**_spread("loss", drawn), "perplexity": math.exp(drawn.value)}
+    measures = {
+        "loss": mean_loss(losses, tokens, np.random.default_rng(seed)),
+        "perplexity": perplexity(losses, tokens, np.random.default_rng(seed)),
+    }
+    return Utility(with_spread(measures, scale=1), kept)
 
 
 def constant(labels: Ids, seed: int) -> dict[str, float]:
     """The best accuracy and the best F1 of naming one class for every row: the value of an answer without a model."""
     every = [_classified(np.full(len(labels), one), labels, seed) for one in sorted({*labels.tolist()})]
-    return {name: max(one[name] for one in every) for name in ("accuracy", "f1")}
+    best = {name: max((one[name] for one in every), key=lambda it: it.value) for name in ("accuracy", "f1")}
+    return with_spread(best, scale=1)
 
 
-def _classified(guesses: Ids, labels: Ids, seed: int) -> dict[str, float]:
+def _classified(guesses: Ids, labels: Ids, seed: int) -> dict[str, Interval]:
     f1 = glue.f1 if {*labels.tolist()} <= {0, 1} else glue.macro_f1
     rng = np.random.default_rng(seed)
-    return {**_spread("accuracy", glue.accuracy(guesses, labels, rng)), **_spread("f1", f1(guesses, labels, rng))}
-
-
-def _spread(name: str, interval: Interval) -> dict[str, float]:
-    return {name: interval.value, f"{name} +-": (interval.high - interval.low) / 2}
+    return {"accuracy": glue.accuracy(guesses, labels, rng), "f1": f1(guesses, labels, rng)}

@@ -7,7 +7,7 @@ All are asked about the same held-out rows, which choose nothing: no epoch, and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.data.data_file import DataFile
-from milkglass.client.data.dataset import read_examples
+from milkglass.client.data.dataset import Summary, read_examples
 from milkglass.client.data.training_rows import checked
+from milkglass.client.obfuscate.preflight import require_scramblable
+from milkglass.client.training_defaults import steps_of
 from milkglass.defences.obfuscated_tables import Plain, TableDefence
 from milkglass.errors import CodecError
 from milkglass.experiments import data_refs
+from milkglass.experiments.procedures.loss_trend import fall, reported
 from milkglass.experiments.procedures.trials import ALONE, BAGS, TrialData, trained
 from milkglass.experiments.runs import require_same_run, unpacked
 from milkglass.metrics.confusion import Confusion
@@ -34,6 +37,7 @@ from milkglass.threat.defence import LabelledTexts
 
 PLAIN, COMMONEST = "no defence", "commonest class"
 SHARE, LEAST = 0.2, 40  # of the rows held out, and how many at least
+REPORTS = 32  # of a training's loss, at least: by these its end is judged
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +54,16 @@ class OwnRows:
     digest: str
 
     @classmethod
-    def read(cls, data: DataFile, validation: DataFile | None, seed: int) -> OwnRows:
-        """validation: the rows that are held out; None: a fifth of the data, drawn by the seed. Raises CodecError for
-        rows without labels, or too few."""
+    def read(
+        cls, data: DataFile, validation: DataFile | None, seed: int,
+        skipped: Callable[[str, Summary], None] = lambda name, found: None,
+    ) -> OwnRows:  # fmt: skip
+        """validation: the rows that are held out; None: a fifth of the data, drawn by the seed. skipped: receives each
+        file's name and what it holds. Raises CodecError for rows without labels, or too few."""
         files = [data] if validation is None else [data, validation]
-        summary = checked(data, "classification")
-        for one in files[1:]:
-            checked(one, "classification")
+        summary, *_ = found = [checked(one, "classification") for one in files]
+        for one, holds in zip(files, found, strict=True):
+            skipped(one.name, holds)
         rows = list(read_examples(data))
         order = np.random.default_rng(seed).permutation(len(rows))
         count = max(LEAST, round(SHARE * len(rows)))
@@ -82,12 +89,14 @@ class Compared:
         truth: (u,) numbers of classes.
         answers: (u,) of each row of the table, by its name: COMMONEST, the client's own, PLAIN, the scheme's.
         alone: the name of the client's own.
+        falling: of a training whose loss was still falling at its end, its losses before and then (loss_trend.py).
     """
 
     names: tuple[str, ...]
     truth: NDArray[np.int64]
     answers: Mapping[str, NDArray[np.int64]]
     alone: str
+    falling: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def confusion(self, row: str) -> Confusion:
         return Confusion.between(self.names, self.truth.tolist(), self.answers[row].tolist())
@@ -112,19 +121,28 @@ def compare(
         UnsupportedModel, UsageError: before anything is trained. JobFailed.
     """
     training = Hyperparameters(**{**settings, "task": "classification", "num_labels": len(rows.names), "seed": seed})
+    steps = steps_of(len(rows.train.texts), training)
+    training = training.model_copy(update={"logging_steps": max(1, min(training.logging_steps, steps // REPORTS))})
     problem, digest = rows.problem(seed), base.digest()
     defences = {PLAIN: Plain(), name: TableDefence(scheme)}
     about = {"base": digest, "rows": rows.digest, "scheme": scheme.document(), "training": training.model_dump()}
+    require_scramblable(base, scheme, False)
     require_same_run(out, {"compare": 1, **about})
-    progress(f"train {len(rows.train.texts):,} rows twice, ask about {len(rows.held_out.texts):,}; all on this machine")
+    progress(
+        f"train {len(rows.train.texts):,} rows twice, in {steps:,} steps ({training.n_epochs:g} epochs) each time, and "
+        f"ask about {len(rows.held_out.texts):,}; all on this machine; the first steps tell how long it takes"
+    )
     answers, alone = own_answers(rows)
-    for row, defence in defences.items():
+    falling = dict[str, tuple[float, float]]()
+    for number, (row, defence) in enumerate(defences.items(), 1):
         cell = trained(
             base, digest, problem, defence, training, seed, out / "cells", cores(),
-            lambda text, row=row: progress(f"{row}: {text}"),  # type: ignore[misc]
+            lambda text, row=row, number=number: progress(f"{row} ({number} of 2): {text}"),  # type: ignore[misc]
         )  # fmt: skip
         answers[row] = unpacked(cell.predictions).astype(np.int64)
-    return Compared(rows.names, np.asarray(rows.held_out.labels, np.int64), answers, alone)
+        if means := fall(reported(out / "cells" / cell.name / "job" / "events.jsonl")):
+            falling[row] = means
+    return Compared(rows.names, np.asarray(rows.held_out.labels, np.int64), answers, alone, falling)
 
 
 def own_answers(rows: OwnRows) -> tuple[dict[str, NDArray[np.int64]], str]:
@@ -132,7 +150,7 @@ def own_answers(rows: OwnRows) -> tuple[dict[str, NDArray[np.int64]], str]:
     train, labels = rows.train, np.asarray(rows.train.labels, np.int64)
     whole = np.full(len(rows.held_out.labels), np.bincount(labels).argmax())
     cut = max(1, round(SHARE * len(labels)))
-    first, last = (_part(train, part) for part in (slice(cut, None), slice(0, cut)))
+    first, last = (train.part(part) for part in (slice(cut, None), slice(0, cut)))
 
     def right(kind: str) -> float:
         if len(set(first.labels)) < 2:
@@ -143,7 +161,3 @@ def own_answers(rows: OwnRows) -> tuple[dict[str, NDArray[np.int64]], str]:
     best = max(BAGS, key=right)
     own = BAGS[best].fit(train.texts, train.labels, train.pairs).predict(rows.held_out.texts, rows.held_out.pairs)
     return {COMMONEST: whole, f"{ALONE}, {best}": own.astype(np.int64)}, f"{ALONE}, {best}"
-
-
-def _part(rows: LabelledTexts, part: slice) -> LabelledTexts:
-    return LabelledTexts(rows.texts[part], rows.labels[part], None if rows.pairs is None else rows.pairs[part])

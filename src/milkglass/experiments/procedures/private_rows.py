@@ -30,7 +30,8 @@ from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.recipe_file import from_entries, table_of
 from milkglass.gradient_defences.catalogue import gradient_defence_of
 from milkglass.gradient_defences.defence import GradientDefence
-from milkglass.metrics.text import NAMES, likeness
+from milkglass.metrics.interval import with_spread
+from milkglass.metrics.text import rouge
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log
 from milkglass.sanitizers.ghost.ghost import Ghost
@@ -181,11 +182,10 @@ def shadowed(
     return Sequences.of(done)
 
 
-def level(before: Sequences, after: Sequences, read: Callable[[Ids], str]) -> dict[str, float]:
+def level(before: Sequences, after: Sequences, read: Callable[[Ids], str], seed: int) -> dict[str, float]:
     """How alike the shadows are to their texts (Table 1), means from 0 to 1: ROUGE-1, 2, L and METEOR."""
-    pairs = zip(before, after, strict=True)
-    values = np.array([likeness(read(one), read(other)) for one, other in pairs])
-    return {f"shadow {name}": float(value) for name, value in zip(NAMES, values.mean(0), strict=True)}
+    found = rouge([read(one) for one in after], [read(one) for one in before], np.random.default_rng(seed))
+    return with_spread({f"shadow {name}": one for name, one in found.items()}, scale=1)
 
 
 @dataclass(frozen=True, kw_only=True)

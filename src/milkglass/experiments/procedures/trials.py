@@ -24,9 +24,12 @@ from numpy.typing import NDArray
 from milkglass import files
 from milkglass.client.alone import BagModel
 from milkglass.client.label_scale import Scale
+from milkglass.client.training_defaults import LEAST_HELD_OUT, SHARE, held_out
 from milkglass.defences.token_halves import TokenClient, TokenServer
+from milkglass.errors import UsageError
 from milkglass.experiments.runs import begun, made, packed, run_job, secret_of, write_spec
 from milkglass.metrics.glue import MEASURES
+from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
 from milkglass.server.spec import Hyperparameters
@@ -131,15 +134,23 @@ def _tuned(
     client: TokenClient, server: Server, problem: TrialData, training: Hyperparameters, job: Path, threads: int | None,
     progress: Log,
 ) -> TokenServer:  # fmt: skip
+    """Epochs are compared by rows of the training data, as `milkglass finetune` does; the held-out ones choose none."""
     job.mkdir(exist_ok=True)
-    for split, rows in (("train", problem.train), ("validation", problem.held_out)):
+    splits = {"train": problem.train}
+    if training.early_stopping:
+        if not (count := held_out(len(problem.train.texts))):
+            raise UsageError(
+                f"{len(problem.train.texts)} rows are too few to stop early by", f"give {LEAST_HELD_OUT / SHARE:.0f}"
+            )
+        splits = {"train": problem.train.part(slice(count, None)), "validation": problem.train.part(slice(0, count))}
+    for split, rows in splits.items():
         if not (job / f"{split}.parquet").is_file():
             labels: Sequence[float] = rows.labels
             if training.task == "regression":  # standardised, as the product sends scores
                 scale = Scale.of(map(float, problem.train.labels))
                 labels = [scale.sent(float(one)) for one in rows.labels]
             _write(client, rows, labels, training.task, job / f"{split}.parquet")
-    write_spec(job, server.folder, training, threads)
+    write_spec(job, server.folder, training, threads, tuple(splits))
     run_job(job, progress)
     return TokenServer(job / "result")
 
@@ -178,7 +189,7 @@ def graded(
     of_class_1 = ("precision", "recall") if classes == 2 else ()
     for name in dict.fromkeys((*metrics, *of_class_1)):
         one = MEASURES[name](guess, np.asarray(labels), np.random.default_rng(seed))
-        result |= {name: 100 * one.value, f"{name} +-": 50 * (one.high - one.low)}
+        result |= with_spread({name: one})
     return result
 
 
