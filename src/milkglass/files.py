@@ -94,8 +94,7 @@ def new_dir(target: Path, private: bool = True) -> Iterator[Path]:
     Raises:
         FileExistsError: the name is taken by a file or a folder that is not empty.
     """
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise FileExistsError(target)
+    _require_free(target)
     partial = _beside(target)
     if private:
         private_dir(partial)
@@ -103,14 +102,37 @@ def new_dir(target: Path, private: bool = True) -> Iterator[Path]:
         partial.mkdir(parents=True)
     try:
         yield partial
-        for path in (one for one in partial.rglob("*") if not one.is_symlink()):
-            if private:
+        if private:
+            for path in (one for one in partial.rglob("*") if not one.is_symlink()):
                 path.chmod(0o700 if path.is_dir() else 0o600)
-            sync(path)
-        partial.rename(target)
-        sync(target.parent)
+        finish(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def finish(partial: Path, target: Path) -> None:
+    """A finished file or folder takes its name, on the same disk, with all its content on the disk before. For what
+    goes on after a kill, and so keeps a name of its own until then; `new_dir` is for all else. Modes stay.
+
+    Raises:
+        FileExistsError: the name is taken by a file or a folder that is not empty.
+    """
+    _require_free(target)
+    for path in (partial, *partial.rglob("*")):
+        if not path.is_symlink():
+            sync(path)
+    partial.rename(target)
+    sync(target.parent)
+
+
+def remove_dir(folder: Path, aside: Path) -> None:
+    """The folder's name is free at once; its content goes under the name `aside`, which a start of the program clears.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+    """
+    folder.rename(aside)
+    shutil.rmtree(aside)
 
 
 def sha256(path: Path) -> str:
@@ -131,6 +153,11 @@ def sync(path: Path) -> None:
 # --- inside -----------------------------------------------------------------------------------------------------------
 def _beside(target: Path) -> Path:
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+
+
+def _require_free(target: Path) -> None:
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise FileExistsError(target)
 
 
 def _take_name(partial: Path, target: Path) -> None:

@@ -29,6 +29,13 @@ def no_log(words: str) -> None:
     """Receives a line of words, and drops it."""
 
 
+def duration(seconds: float) -> str:
+    """A length of time in words, such as "2 min 5 s". seconds: finite."""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+
+
 class TimeLeft:
     """How long the rest takes, by the speed of the last WINDOW seconds: the first step of a training, which takes
     longer, is soon forgotten, and a machine that becomes busy shows.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,3 +69,10 @@ class Sequences:
     def counts(self, size: int) -> Ids:
         """(size,) how often each id occurs."""
         return np.bincount(self.ids, minlength=size).astype(np.int64)
+
+
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of at most `size`, the last one shorter."""
+    rest = iter(items)
+    while part := list(islice(rest, size)):
+        yield part

@@ -40,8 +40,8 @@ def test_it_is_a_final_frozen_dataclass_with_sensible_defaults(name: str) -> Non
 @pytest.mark.parametrize("name", EVERY)
 def test_it_refuses_with_a_reason_where_it_cannot_apply(name: str) -> None:
     attack = EVERY[name]
-    assert str(why_not(attack, EMPTY, Knowledge())).startswith("the transcript holds no ")
-    with pytest.raises(Exception, match="does not apply: the transcript holds no "):
+    assert str(why_not(attack, EMPTY, Knowledge())).startswith("the server sees no ")
+    with pytest.raises(Exception, match="does not apply: the server sees no "):
         attack(EMPTY, Knowledge(), Budget(), np.random.default_rng(0))
 
 

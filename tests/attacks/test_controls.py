@@ -53,13 +53,13 @@ BY_NATURE = {
     "mlc": "reads a bag of words from one vector, and only words that its public text has",
 }
 NOT_HERE = {  # what it takes is not in the transcript of one uploaded model and its ids, or there is nothing to undo
-    "tuned-rows": "no model both before and after fine-tuning",
-    "era": "holds no outputs",
-    "era+": "holds no outputs",
-    "near-hidden": "holds no activations",
-    "float-holes": "holds no activations",
-    "invert-hidden": "holds no activations",
-    "hidden-words": "holds no activations",
+    "tuned-rows": "model both before and after fine-tuning",
+    "era": "sees no outputs",
+    "era+": "sees no outputs",
+    "near-hidden": "sees no activations",
+    "float-holes": "sees no activations",
+    "invert-hidden": "sees no activations",
+    "hidden-words": "sees no activations",
     "known-weight": "the layers are the public ones",
     "neuron-alignment": "the layers are the public ones",
     "channel": "no sanitizer stands in front",
@@ -67,7 +67,7 @@ NOT_HERE = {  # what it takes is not in the transcript of one uploaded model and
     "text-in-context": "an id is the same token wherever it occurs",
     "symbol-decoder": "an id is the same token wherever it occurs",
 }
-NOT_HERE |= {name: "holds no" for name, one in ATTACKS.items() if one.sees - {Tokens, Weights} and name not in NOT_HERE}
+NOT_HERE |= {name: "sees no" for name, one in ATTACKS.items() if one.sees - {Tokens, Weights} and name not in NOT_HERE}
 NOT_ON_SOME = {"language-model": "without its tokenizer"}  # numbers of its own need one of their own
 RUNS_MODELS = ("mlc", "sda", "invbert", "language-model")  # minutes: in the slow suite, on 2,000 tokens
 SMALLER: dict[str, Attack] = {
@@ -217,9 +217,9 @@ def flat(at: tuple[Transcript, Knowledge, Truth]) -> float:
 
 
 def test_matching_reads_the_order_where_little_hides_it() -> None:
-    at = clustered(SOME, 10.0)
+    at = clustered(SOME, 6.0)
     found = graded(of("matching"), at)["tokens top-1"].value
-    print(f"\nclusters, epsilon = 10, matching: {found:.2%}, before {flat(at):.2%}")
+    print(f"\nclusters, epsilon = 6, matching: {found:.2%}, before {flat(at):.2%}")
     assert flat(at) < 0.4
     assert found > 0.95
 

@@ -39,7 +39,7 @@ def test_era_needs_a_prompt_for_each_answer(models: dict[str, Model]) -> None:
     one_more = Transcript((*transcript.observations, Outputs(Sequences.of([[1]]))), VOCAB)
     assert "13 answers to 12 prompts" in str(why_not(ERA(), one_more, Knowledge(public_model=models["llama-tied"])))
     bare = Transcript(transcript.observations[:1], VOCAB)
-    assert why_not(ERA(), bare, Knowledge(public_model=models["llama-tied"])) == "the transcript holds no outputs"
+    assert why_not(ERA(), bare, Knowledge(public_model=models["llama-tied"])) == "the server sees no outputs"
 
 
 def test_era_plus_decides_once_for_each_id(models: dict[str, Model]) -> None:

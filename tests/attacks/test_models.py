@@ -48,7 +48,7 @@ def test_batches_hold_one_length_and_every_text_once() -> None:
     assert max(len(one) for one in seen) == 2
 
 
-INVERTER = InvBert(layer=1, depth=1, learning_rate=2e-3, epochs=12)
+INVERTER = InvBert(layer=1, depth=1, learning_rate=4e-3, epochs=6)
 
 
 def test_invbert_reads_what_is_not_defended(models: dict[str, Model]) -> None:

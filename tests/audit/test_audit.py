@@ -26,13 +26,12 @@ from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.audit import audit, joined_pieces, write
 from milkglass.audit.key_scene import AuditFiles, build
 from milkglass.audit.outcome import AttackResult, strongest
-from milkglass.audit.plan import planned
+from milkglass.audit.plan import CHAIN, planned
 from milkglass.audit.report.findings import warnings
 from milkglass.audit.report.page import percent, render, visible
 from milkglass.audit.report.result import Audit, BudgetPoint
 from milkglass.audit.report.verdict import verdict
 from milkglass.audit.resume import ResumeStore, packed, unpacked
-from milkglass.audit.run import CHAIN
 from milkglass.audit.scene import Scene
 from milkglass.cli.audit import line, words
 from milkglass.client.codec.codec import Codec
@@ -624,6 +623,21 @@ def test_a_page_with_a_budget_curve_and_hostile_text(setting: Setting, tmp_path:
     assert "same: 10 % within 20,000 tokens" in page
     assert "a &lt;b&gt;: below 10 % up to the 40,000 tokens measured" in page
     assert "slow: not measured, the budget was spent" in page
+    assert "1/k, promised for k = 5" in page
+    assert "The time ran out" in render(replace(result, unfinished=("Gram",)))
+    assert "The time ran out" not in render(replace(result, unfinished=()))
+
+
+def test_a_rule_names_k_only_where_the_scheme_has_it(setting: Setting) -> None:
+    shares = {"knn": Interval(0.1, 0.1, 0.1, 9), "strong": Interval(0.9, 0.9, 0.9, 9)}
+    cells = tuple(
+        AttackResult(name, name, "model only", "done", measures={"tokens top-1": one, "content top-1": one})
+        for name, one in shares.items()
+    )
+    for scheme, has in (({"name": "obfuslm", "k": 5}, True), ({"name": "coarse", "symbols": 16}, False)):
+        found = warnings(replace(scene(setting), scheme=scheme), cells, {})
+        (rule,) = (one.raised_if for one in found if one.title == "The usual measures understate this")
+        assert ("1/k" in rule) == has
 
 
 def test_too_few_texts_are_refused(setting: Setting, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from milkglass.attacks.token_ids.language import LanguageModel
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.attacks.token_ids.tfa import TFA
 from milkglass.audit.plan import estimated, pairs, speed, turns_of
+from milkglass.cli.audit import announced
 from milkglass.threat.attack import Attack, Budget
 from milkglass.threat.cost import Cost
 from tests.audit.test_audit import Setting, scene, setting
@@ -58,6 +60,22 @@ def test_the_time_is_estimated_before(setting: Setting, monkeypatch: pytest.Monk
     assert text is not None
     more = 1.5 * took(Decipherment.cost, sent + len(text.ids))  # half as much for the one point of the key's budget
     assert estimated(it, known, 2000).seconds == pytest.approx(2 * (both + more))
+
+
+def test_what_a_budget_leaves_no_time_for_is_said_before(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The language model wants 150 s. What comes before it is said to take 100 s, and the chain gets 60 %."""
+    monkeypatch.setattr("milkglass.audit.plan.speed", lambda: 1.0)
+    monkeypatch.setattr(ClusterSolve, "cost", Cost(fixed=100.0, tokens=0.0))
+    it, attacks = scene(setting), {one.name: one for one in (ClusterSolve(), LanguageModel(), SDA())}
+    plan = estimated(it, attacks, budget=200)
+    assert (plan.attacks, plan.open_ended) == (1, ()), "100 s of 200 are left"
+    assert plan.late == (LanguageModel.title,), "what others surpass is not missed"
+    assert plan.enough == 400, "300 s are left of it"
+    plan = estimated(it, attacks, budget=400)
+    assert (plan.attacks, plan.late) == (2, ()) and math.isnan(plan.enough)
+    assert ClusterSolve.title in estimated(it, attacks, budget=160).late, "60 % of it is too little for the chain"
+    said = announced(estimated(it, attacks, budget=200), "4m")
+    assert f"too little time is left for: {LanguageModel.title.lower()}, which may read more; --budget 9m" in said
 
 
 def test_other_work_on_the_machine_does_not_use_up_a_budget() -> None:

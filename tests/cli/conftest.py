@@ -4,9 +4,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
+from milkglass.client.key import file as key_file
 from tests.cli.kit import Owner
 from tests.client.stub import TOKEN, Stub, running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cheap_passphrases() -> Iterator[None]:
+    """A passphrase costs 0.4 s and 128 MB each time it is asked for, and hundreds of commands ask here. What it costs
+    is tested in tests/client/test_key.py, and the main job's test pays it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_file, "Scrypt", lambda salt, length, n, r, p: Scrypt(salt, length, 2, r, p))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -142,6 +142,8 @@ def test_an_audit_grades_the_guess_of_the_commonest_token(made: Path, tmp_path: 
     assert cells["cluster-conditional"]["state"] == "done"
     assert cells["text-in-context"]["state"] == "done"
     assert not told["spent"] and not told["curve"]
+    page = (tmp_path / "audit" / "audit.html").read_text("utf-8")
+    assert "1/k" not in page and "--function-words" not in page and "transcript" not in page
     said = call("key", "status", made / "k").stdout
     assert "each text is read separately" in said and "words read" in said and "cipher" not in said
     assert not [one["reason"] for one in told["cells"] if one["state"] == "failed"]
@@ -186,7 +188,11 @@ def test_refusals_come_before_long_work(made: Path, tmp_path: Path) -> None:
     refused(call(*new, "--scheme", "coarse", *data, "--set", "map.tokens=x"), 2, "no parameter 'map'")
     refused(call(*new, *MAP, *data, "--delta"), 2, "which no delta can hold")
     refused(call(*new, *MAP, "--data", tmp_path / "none.jsonl"), 2, "there is no file")
-    refused(call("obfuscate", made / "model", tmp_path / "o", "--key", made / "k", *MAP, *data), 2, "exists already")
+    again = ("obfuscate", made / "model", tmp_path / "o", "--key", made / "k", *MAP, *data)
+    refused(call(*again), 2, "exists already")
+    refused(call(*again, passphrase="wrong"), 4, "the passphrase is wrong")
+    gone = tmp_path / "none.jsonl"  # a weak passphrase is refused before rows or a model are looked at
+    refused(call(*new, *MAP, "--data", gone, passphrase="abc"), 4, "weak")
     chats = written(tmp_path / "chats.jsonl", [{"instruction": "a", "output": "b"}])
     refused(call(*new, *MAP, "--data", chats), 2, "holds conversations")
     tiny.save("llama-tied", tmp_path / "llama")

@@ -51,7 +51,7 @@ def test_wrong_usage_as_json_too() -> None:
 def test_help_says_what_the_commands_do() -> None:
     told = " ".join(call("--help").stdout.split())
     assert "in the main job only scrambled token ids cross the wire" in told
-    assert "Show how much of a key's budget is spent" in told and "Inspect" not in told
+    assert "Show what a key is of and how much of its budget is spent" in told and "Inspect" not in told
     assert "Scrambling the model before them is not counted" in " ".join(call("audit", "--help").stdout.split())
 
 
@@ -159,7 +159,7 @@ def test_the_passphrase_is_asked_before_bars_are_drawn(
         (
             (encoder.model, ["asked", "asked", "bars", "closed"]),
             (encoder.model, ["asked", "bars", "closed"]),
-            ("demo:minilm", [*unpacked, "asked", "bars", "closed"]),
+            ("demo:minilm", ["asked", *unpacked, "bars", "closed"]),
         )
     ):
         order.clear()
@@ -263,7 +263,12 @@ def test_parameters_that_cannot_be_leave_no_key_behind(encoder: Owner, tmp_path:
 def test_the_status_of_what_is_no_key(tmp_path: Path) -> None:
     words = tmp_path / "pp"
     words.write_text("several words")
-    refused(call("key", "status", words), 4, "not a milkglass key file")
+    refused(call("key", "status", words), 4, f"{words} is not a milkglass key file")
+    refused(call("decode", "5", "--key", words), 4, f"{words} is not a milkglass key file")
+    data = tmp_path / "none.jsonl"  # the key is looked at before the data are
+    to = ("--server", "http://127.0.0.1:9")
+    for run in (("finetune", "m", data, *to), ("audit", "--text", words), ("classify", "m", "--in", data, *to)):
+        refused(call(*run, "--key", words), 4, f"{words} is not a milkglass key file")
 
 
 def test_a_suffix_that_the_server_would_refuse_stays_here(stub: Stub, encoder: Owner, tmp_path: Path) -> None:
@@ -545,7 +550,9 @@ def test_a_tenth_is_held_out_and_each_class_is_shown(stub: Stub, encoder: Owner,
     texts = [{"text": f"{i} is it urgent", "label": names[i % 3]} for i in range(600)]
     rows.write_text("".join(json.dumps(one) + "\n" for one in texts))
     run = ("finetune", "mine", rows, "--key", encoder.path)
-    assert "60 of 600 rows of rows.jsonl are held out" in call(*run, "--detach").stderr
+    said = call(*run, "--detach").stderr
+    assert "60 of 600 rows of rows.jsonl are held out" in said
+    assert "540 rows are trained with for 10 epochs, 170 steps of 32 rows" in said and "may end it sooner" in said
     assert asked["hyperparameters"]["early_stopping"] == 3 and asked["hyperparameters"]["n_epochs"] == 10
     sent = [pq.read_table(io.BytesIO(stub.content[asked[one]])) for one in ("training_file", "validation_file")]
     assert [one.num_rows for one in sent] == [540, 60]
@@ -566,6 +573,11 @@ def test_a_tenth_is_held_out_and_each_class_is_shown(stub: Stub, encoder: Owner,
     assert re.search(r"urgent +20 +100.0 % +60.0 %", words)
     found = document(call(*run, "--json"))["classes"]["classes"]["billing"]
     assert found == {"precision": 40 / 48, "recall": 1.0, "taken_for": {"billing": 40, "urgent": 0}}
+    follow = ("job", "ftjob-77aa", "--follow")
+    bare = call(*follow).stdout
+    assert "the same command with --key KEYFILE" in bare and "precision" not in bare
+    with_key = call(*follow, "--key", encoder.path).stdout
+    assert re.search(r"urgent +20 +100.0 % +60.0 %", with_key) and "--key KEYFILE" not in with_key
     asked.clear()
     call(*run, "--no-hold-out", "--detach")
     assert not asked.get("validation_file") and "early_stopping" not in asked["hyperparameters"]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from milkglass.cli.compare import _words
 from milkglass.client.data.data_file import DataFile
+from milkglass.experiments.procedures.loss_trend import fall, reported
 from milkglass.experiments.procedures.own_rows import COMMONEST, PLAIN, Compared, OwnRows, own_answers
+from milkglass.server.spec import Event
 from tests import tiny
 from tests.cli.kit import call, document, refused
 from tests.cli.test_coarse import rows, written
+from tests.warm import warm_workers
+
+__all__ = ["warm_workers"]
 
 
 def test_rows_are_held_out_once(tmp_path: Path) -> None:
@@ -44,26 +50,52 @@ def compared(plain: float, scrambled: float, alone: float) -> Compared:
 
 def test_the_words_follow_the_figures() -> None:
     words = "\n".join(_words(compared(0.9, 0.8, 0.85), "obfuslm"))
-    assert "obfuslm costs 10.0 points of accuracy" in words and "don't send anything" in words
+    assert "obfuslm costs 10.0 points of accuracy" in words and "5.0 points below what you do alone" in words
+    assert "don't send anything" in words
+    words = "\n".join(_words(compared(0.9, 0.85, 0.85), "obfuslm"))
+    assert "cannot be told apart with these 1,000 rows" in words and "don't send" not in words
     words = "\n".join(_words(compared(0.9, 0.9, 0.7), "obfuslm"))
     assert "cannot be told from chance with these 1,000 rows" in words
-    assert "20.0 points above what you do alone" in words
+    assert "20.0 points above what you do alone" in words and "still falling" not in words
+    words = "\n".join(_words(replace(compared(0.9, 0.8, 0.7), falling={PLAIN: (0.91, 0.82)}), "obfuslm"))
+    assert "no defence: the loss was still falling when the training ended (0.910, then 0.820" in words
+
+
+def test_a_loss_is_called_falling_only_where_the_noise_of_batches_does_not_explain_it(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, 0.1, 40)
+    assert fall((noise + 0.8).tolist()) is None
+    found = fall((noise + np.linspace(2, 0.8, 40)).tolist())
+    assert found is not None and found[0] > found[1]
+    assert fall((noise + np.linspace(0.8, 2, 40)).tolist()) is None, "it rises"
+    assert fall([3.0, 2.0, 1.0]) is None, "too few to say"
+    events = tmp_path / "events.jsonl"
+    data = [{"step": 2, "loss": 9.0}, {"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"eval_loss": 1.0}]
+    lines = [Event(time=0.0, message="", data=one).model_dump_json() for one in data]
+    events.write_text("\n".join(lines) + '\n{"time": 1, "mes')
+    assert reported(events) == [3.0, 2.0]
+    assert reported(tmp_path / "none") == []
 
 
 def test_both_are_trained_here_and_a_second_run_takes_them(tmp_path: Path) -> None:
     model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
+    data.write_text(data.read_text("utf-8") + "\n", "utf-8")
     settings = ("--epochs", 2, "--learning-rate", "1e-3", "--scheme", "obfuslm")
     run = ("compare", model, data, "--out", tmp_path / "out", *settings, "--json")
     small = ("--set", "k=4", "--set", "beta=0.9")
     first = call(*run, *small)
     found = document(first)
-    assert "obfuslm: " in first.stderr and "no defence: " in first.stderr
+    assert "no defence (1 of 2): step" in first.stderr and "obfuslm (2 of 2): step" in first.stderr
+    assert "train 240 rows twice, in 16 steps (2 epochs) each time" in first.stderr
+    assert "1 blank line of rows.jsonl skipped" in first.stderr
     assert list(found["rows"]) == [COMMONEST, next(n for n in found["rows"] if "alone" in n), PLAIN, "obfuslm"]
     assert all(one["rows"] == 60 for one in found["rows"].values())
     assert found["training"] == {"learning_rate": 1e-3, "n_epochs": 2.0, "warmup_ratio": 0.06, "max_length": 512}
     again = call(*run, *small)
-    assert document(again) == found and "step" not in again.stderr
-    refused(call(*run[:-1], "--set", "k=3", "--set", "beta=0.9"), 2, "holds a run of other settings")
+    assert document(again) == found and "(1 of 2): step" not in again.stderr
+    other = call(*run[:-1], "--set", "k=3", "--set", "beta=0.9")
+    assert other.exit_code == 2 and "holds a run of other settings" in other.stderr
+    assert "give a new folder with --out" in other.stderr
 
 
 def test_what_cannot_be_compared_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
@@ -73,7 +105,8 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(tmp_path:
     refused(call("compare", model, tmp_path / "none.jsonl"), 2, "there is no file")
     data = written(tmp_path / "rows.jsonl", rows(0, 100))
     refused(call("compare", model, data, "--scheme", "xyz"), 2, "xyz")
-    refused(call("compare", model, data, "--learning-rate", "-1"), 2, "learning_rate is -1")
+    refused(call("compare", model, data, "--learning-rate", "-1"), 2, "--learning-rate is -1")
+    refused(call("compare", model, tmp_path / "few.jsonl", "--epochs", "0"), 2, "--epochs is 0.0")
     other = written(tmp_path / "other.jsonl", [{"text": "a", "label": "new"}, {"text": "b", "label": "newer"}])
     refused(call("compare", model, data, "--validation", other), 2, "not among the training rows'")
     assert not list(tmp_path.glob("milkglass-compare"))

@@ -45,16 +45,16 @@ def test_finetune_reads_columns_of_any_name(
 
 
 def test_a_column_that_is_missing_is_answered_with_those_there_are(stub: Stub, encoder: Owner, tmp_path: Path) -> None:
-    """Before a key is opened: the passphrase is wrong, and nobody learns of it."""
     run = ("finetune", "mine", tweets(tmp_path), "--key", encoder.path)
     there = "the columns there are: id, mood, tweet; --text-column names the column of texts"
-    result = call(*run, passphrase="wrong")
+    refused(call(*run, passphrase="wrong"), 4, "the passphrase is wrong")  # before the rows are read
+    result = call(*run)
     refused(result, 5, "the header of tweets.csv names no column text or sentence")
     assert there in result.stderr and SECRET not in result.stderr
-    refused(call(*run, "--text-column", "tweets", passphrase="wrong"), 5, "names no column tweets")
-    result = call(*run, "--text-column", "tweet", "--label-column", "label", passphrase="wrong")
+    refused(call(*run, "--text-column", "tweets"), 5, "names no column tweets")
+    result = call(*run, "--text-column", "tweet", "--label-column", "label")
     refused(result, 5, "names no column label")
-    result = call(*run, "--text-column", "tweet", "--task", "classification", passphrase="wrong")
+    result = call(*run, "--text-column", "tweet", "--task", "classification")
     refused(result, 5, "tweets.csv has no labels: its rows are texts alone")
     assert "the columns there are: id, mood, tweet; --label-column names the column of labels" in result.stderr
     assert not stub.calls
@@ -118,7 +118,7 @@ def test_another_encoding_is_named_with_the_command_that_converts_it(
     path = tmp_path / "latin.csv"
     path.write_bytes("text,label\nfine,a\ngr\u00fcn,b\n".encode("latin-1"))
     for run in (("finetune", "mine", path), ("audit", "--text", path), ("classify", "mine", "--in", path)):
-        result = call(*run, "--key", encoder.path, passphrase="wrong")
+        result = call(*run, "--key", encoder.path)
         assert result.exit_code == 5, result.stderr
         assert "latin.csv is not UTF-8 text: line 3 looks like Latin-1" in result.stderr
         assert "iconv -f ISO-8859-1 -t UTF-8 latin.csv > latin.utf8.csv" in result.stderr
@@ -136,9 +136,19 @@ def test_a_table_is_classified_row_by_row(stub: Stub, encoder: Owner, tmp_path: 
     stub.replies["POST /classify"] = answer
     done = call("classify", "mine", "--in", tweets(tmp_path), "--key", encoder.path, "--text-column", "tweet")
     assert done.exit_code == 0, done.stderr
-    assert len(done.stdout.splitlines()) == len(ROWS)
+    named = [f"LABEL_1\t0.750\t{number}" for number in range(len(ROWS))]
+    assert done.stdout.splitlines() == named, "by the column `id`, after what scripts read"
     ids = [one for name, _, body in stub.calls if name == "POST /classify" for one in json.loads(body)["input"]]
     assert [encoder.codec.decode(one) for one in ids] == [text for text, _ in ROWS]
+    run = ("classify", "mine", "--in", tweets(tmp_path), "--key", encoder.path, "--text-column", "tweet")
+    by_mood = call(*run, "--id-column", "mood").stdout.splitlines()
+    assert [one.split("\t")[2] for one in by_mood] == [mood for _, mood in ROWS]
+    assert [one["row"] for one in document(call(*run, "--json"))["results"]] == [str(n) for n in range(len(ROWS))]
+    refused(call(*run, "--id-column", "number"), 5, "line 3 of tweets.csv has no number")
+    (tmp_path / "bare.csv").write_text("text\nthe nurse\n\nan arm\n", "utf-8")
+    bare = call("classify", "mine", "--in", tmp_path / "bare.csv", "--key", encoder.path)
+    assert bare.stdout == "LABEL_1\t0.750\t2\nLABEL_1\t0.750\t4\n", "the line of each row"
+    refused(call("classify", "mine", "a", "--id-column", "id", "--key", encoder.path), 2, "the texts have no columns")
 
 
 def test_a_byte_order_mark_is_no_text(encoder: Owner, tmp_path: Path) -> None:

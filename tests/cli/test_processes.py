@@ -120,12 +120,33 @@ def test_help_and_version_load_nothing_heavy() -> None:
         assert told in done.stdout and done.stdout.rstrip().endswith("[]"), done
 
 
-def test_commands_that_only_talk_with_a_server_load_no_torch() -> None:
-    code = (
-        "import sys, milkglass.client.remote.remote; print([m for m in ('torch', 'transformers') if m in sys.modules])"
-    )
+@pytest.mark.parametrize("module", ["milkglass.client.remote.remote", "milkglass.client.key.file"])
+def test_what_needs_no_model_loads_no_torch(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_commands_without_a_model_load_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    """`job --key` opens the key, and finds no server."""
+    key = tmp_path / "k"
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "model"))
+    write_key(key, new_key(base, "x", ObfusLM(k=4, beta=0.9), base.digest()), PASSPHRASE, scrypt_n=2)
+    (tmp_path / "t.csv").write_text("text,label\nfine,a\nbad,b\n")
+    nowhere = ("--server", "http://127.0.0.1:9")
+    for words, told in (
+        (("key", "status", key), "no measured budget yet"),
+        (("data", tmp_path / "t.csv", "--out", tmp_path / "t.jsonl"), "2 rows"),
+        (("job", "ftjob-1", "--follow", "--key", key, *nowhere), "does not answer"),
+        (("models", *nowhere), "does not answer"),
+    ):
+        code = f"import sys; sys.argv = {['milkglass', *map(str, words)]!r}\nfrom milkglass.cli.main import main\n"
+        code += "try: main()\nfinally: print([m for m in ('torch', 'transformers') if m in sys.modules])"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False,
+            env=environment(MILKGLASS_PASSPHRASE=PASSPHRASE),
+        )  # fmt: skip
+        assert told in done.stdout + done.stderr and done.stdout.rstrip().endswith("[]"), done
 
 
 def test_a_reader_that_has_enough_is_no_error(owner: tuple[Path, Codec]) -> None:

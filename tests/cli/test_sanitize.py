@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from milkglass.client.data.dataset import read_examples, summarise
+from milkglass.sanitizers.tables import word_list
 from tests import tiny
 from tests.cli.kit import SECRET, call, document, refused
 from tests.sanitizers.kit import WORDS, table
+from tests.warm import CONTEXT, warm_pools
+
+__all__ = ["warm_pools"]
 
 
 @pytest.fixture
@@ -27,6 +33,13 @@ def glove(tmp_path: Path) -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def commonest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the list of English words the first 2,000: a table of 40 words needs no more."""
+    known = dict(islice(word_list.english().items(), 2000))
+    monkeypatch.setattr(word_list, "english", lambda: known)
 
 
 def rows_file(tmp_path: Path, count: int = 600) -> Path:
@@ -90,7 +103,9 @@ def test_lists_by_private_counts_are_not_kept(tmp_path: Path, glove: Path, cache
     assert not (cache / "lists").exists()
 
 
-def test_workers_do_not_change_the_result(tmp_path: Path, glove: Path) -> None:
+def test_workers_do_not_change_the_result(tmp_path: Path, glove: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are spawned here, as the product spawns them."""
+    monkeypatch.setattr(multiprocessing, "get_context", CONTEXT)
     source = rows_file(tmp_path, 1500)
     for workers in (1, 2):
         call("sanitize", source, tmp_path / f"{workers}.jsonl", "--table", glove, "--seed", "5", "--workers", workers)

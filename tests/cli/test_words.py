@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,11 @@ def test_next_lines_work_as_they_are(stub: Stub, encoder: Owner, secrets: tuple[
     phrase = ("--passphrase-file", str(tmp_path / "the pass"))
     out, key = tmp_path / "out of here", tmp_path / "my key"
     lines = call("obfuscate", encoder.model, out, "--key", key, *SMALL, *phrase, passphrase=None).stdout.splitlines()
-    checked = call(*pasted(next(line for line in lines if line.startswith("next: "))), passphrase=None)
+    audit = next(line for line in lines if line.startswith("next: "))
+    assert pasted(audit) == ["audit", "--key", str(key), *phrase, "--text", "TEXTS"]
+    verify, then = (line for line in lines if line.startswith("then: "))
+    checked = call(*pasted(verify), passphrase=None)
     assert checked.exit_code == 0, checked.stderr
-    then = next(line for line in lines if line.startswith("then: "))
     assert pasted(then) == ["upload", str(out), "--server", "URL", "--token-file", "FILE"]
 
     told = call("upload", out, "--name", "mine", *secrets).stdout.splitlines()[-1]
@@ -81,7 +84,7 @@ def test_an_empty_answer_is_explained(stub: Stub, decoder: Owner) -> None:
     end = int(decoder.key.sigma[2])
     lines = [f"data: {json.dumps({'choices': [{'token_ids': [end]}]})}\n\n", "data: [DONE]\n\n"]
     stub.replies["POST /v1/completions"] = lambda h: h.events(lines)
-    words = "(the model ended at once, without a word)\n"
+    words = "(the model ended at once, without a word: after few steps of fine-tuning that is usual, train it on)\n"
     result = call("generate", "mine", "hello", "--key", decoder.path)
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", words)
     result = call("chat", "mine", "--key", decoder.path, stdin="one\ntwo\n")
@@ -103,10 +106,12 @@ def test_a_job_is_named_at_once_and_watched_in_a_log(stub: Stub, encoder: Owner,
     events = [f"id: {n}\ndata: {json.dumps(one)}\n\n" for n, one in enumerate(told, 1)] + ["event: done\ndata: {}\n\n"]
     stub.replies["GET /v1/fine_tuning/jobs/ftjob-77aa/events"] = lambda h: h.events(events)
     result = call("finetune", "mine", rows, "--key", encoder.path)
-    assert result.stderr.splitlines() == ["job: ftjob-77aa", "job started", "step 0", "step 30"]
+    length, *watched = result.stderr.splitlines()
+    assert length.startswith("2 rows are trained with for 10 epochs, 10 steps of 32 rows")
+    assert watched == ["job: ftjob-77aa", "job started", "step 0", "step 30"]
     assert "steps: 30 of 30" in result.stdout and "loss: 0.0323" in result.stdout
     result = call("finetune", "mine", rows, "--key", encoder.path, "--json")
-    assert result.stderr == "job: ftjob-77aa\n" and json.loads(result.stdout)["steps"] == 30
+    assert result.stderr.endswith("how long it takes\njob: ftjob-77aa\n") and json.loads(result.stdout)["steps"] == 30
     stub.replies["GET /v1/fine_tuning/jobs/ftjob-77aa"] = lambda h: h.answer(200, {"status": "failed"})
     assert "job: ftjob-77aa" in call("finetune", "mine", rows, "--key", encoder.path).stderr
     encoder.reset()
@@ -130,6 +135,22 @@ def test_progress_in_a_log_is_a_line_now_and_then(
         now[0] += 100
         stage("json", 2)(2)
     assert capsys.readouterr().err == ""
+
+
+def test_the_time_left_is_never_more_than_what_is_left_of_a_budget(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("milkglass.cli.ui.terminal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(terminal, "TimeLeft", partial(terminal.TimeLeft, clock=lambda: now[0]))
+    with terminal.bars(most=lambda: 90.0) as stage:
+        advance = stage("attack", 10)
+        for _ in range(9):
+            now[0] += 1000
+            advance(1)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 9
+    assert all(one.endswith("%, at most 1 min 30 s of the budget left") for one in lines)
 
 
 def test_verify_says_what_it_does(encoder: Owner) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from pathlib import Path
 
@@ -109,3 +110,53 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="is not a file"):
             files.write(tmp_path / name, "x")
     assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_is_finished_takes_its_name_with_its_content_on_the_disk(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial, target, synced = tmp_path / "partial", tmp_path / "done", list[tuple[str, bool]]()
+    inner = partial / "x" if kind == "folder" else partial
+    inner.parent.mkdir(exist_ok=True)
+    inner.write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    if kind == "folder":
+        (tmp_path / "link").rename(partial / "link")  # a link to what is not there has nothing to sync
+    monkeypatch.setattr(files, "sync", lambda path: synced.append((path.name, target.exists())))
+    files.finish(partial, target)
+    assert {("partial", False), (inner.name, False)} <= {*synced} and synced[-1] == (tmp_path.name, True)
+    assert (target / "x" if kind == "folder" else target).read_text() == "x" and not partial.exists()
+
+
+@pytest.mark.parametrize("taken", ["folder", "file"])
+def test_what_is_finished_takes_no_name_of_another(taken: str, tmp_path: Path) -> None:
+    (tmp_path / "partial").mkdir()
+    held = tmp_path / "done" / "x" if taken == "folder" else tmp_path / "done"
+    held.parent.mkdir(exist_ok=True)
+    held.write_text("theirs")
+    with pytest.raises(FileExistsError):
+        files.finish(tmp_path / "partial", tmp_path / "done")
+    assert held.read_text() == "theirs" and (tmp_path / "partial").is_dir()
+
+
+def test_a_folder_loses_its_name_before_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "x").write_text("x")
+    with monkeypatch.context() as patch:
+        patch.setattr(files.shutil, "rmtree", lambda path: None)  # killed here
+        files.remove_dir(tmp_path / "model", tmp_path / "gone")
+    assert not (tmp_path / "model").exists() and (tmp_path / "gone" / "x").exists()
+    (tmp_path / "model").mkdir()
+    files.remove_dir(tmp_path / "model", tmp_path / "again")
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "gone"]
+
+
+def test_nothing_else_renames() -> None:
+    source = Path(files.__file__).parent
+    found = [path for path in source.rglob("*.py") if {"rename", "renames"} & attributes(path)]
+    assert found == [source / "files.py"]
+
+
+def attributes(path: Path) -> set[str]:
+    return {node.attr for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Attribute)}

@@ -37,6 +37,8 @@ ALLOWED = {
     "audit": (
         "attacks client defences federated gradient_defences hidden_states metrics models sanitizers schemes threat"
     ),
+    "engines": "client models",
+    "proxy": "client engines server",
     "enclave": "client models noise sanitizers",
     "split": "audit client defences enclave hidden_states models noise server threat",
     "experiments": (
@@ -45,10 +47,10 @@ ALLOWED = {
     ),
     "demo": "attacks client models schemes threat",
     "cli": (
-        "attacks audit client datasets demo enclave experiments federated gradient_defences hidden_states metrics"
-        " models rows sanitizers schemes server server.spec split threat"
+        "attacks audit client datasets demo enclave engines experiments federated gradient_defences hidden_states"
+        " metrics models proxy rows sanitizers schemes server server.spec split threat"
     ),
-    "__init__": "client models schemes",
+    "__init__": "client models proxy schemes",
 }
 # Files of an allowed room that a room must not import all the same.
 DENIED = {

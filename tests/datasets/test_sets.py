@@ -236,7 +236,7 @@ def test_a_json_list_is_read_in_blocks_of_any_size(block: int, tmp_path: Path, m
 def test_a_headless_file_with_one_word_cells_shows_no_text_with_a_space(tmp_path: Path) -> None:
     put(tmp_path, "train.tsv", lines().strip() + f"my {SECRET} note\tcode-7\n")
     hint = broken("sst2", "train", tmp_path).hint
-    assert hint == "the columns there are: code-7 and 1 more"
+    assert hint.startswith("the columns there are: code-7 and 1 more, not shown") and SECRET not in hint
 
 
 def test_an_example_is_the_clients_own(root: Path, expected: dict[tuple[str, str], list[Expected]]) -> None:

@@ -25,6 +25,7 @@ from milkglass.client.key.key import Key
 from milkglass.models.checkpoint import Checkpoint
 from tests import tiny
 from tests.e2e.proxy import Tap
+from tests.warm import milkglass
 
 PASSPHRASE = "a passphrase that must stay home"
 TICKETS = [
@@ -60,14 +61,7 @@ class Person:
 
     def __call__(self, *words: object, remote: bool = False) -> dict[str, Any]:
         token = ["--token-file", str(self.token_file)] if remote else []
-        done = subprocess.run(
-            [sys.executable, "-m", "milkglass.cli.main", *map(str, words), *token, "--json"],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
+        done = milkglass([*map(str, words), *token, "--json"], self.environment, timeout=900)
         assert done.returncode == 0, f"{words[0]}: {done.stdout}\n{done.stderr}"
         return json.loads(done.stdout)
 

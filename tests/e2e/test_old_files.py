@@ -18,6 +18,9 @@ from typing import Any
 import pytest
 
 from tests.fixtures.answers import OLD, arithmetic, place, questions
+from tests.warm import warm_workers
+
+__all__ = ["warm_workers"]
 
 RECORDED = json.loads((OLD / "expected.json").read_text("utf-8"))
 QUESTIONS = questions()

@@ -33,7 +33,8 @@ def python_blocks(page: str) -> list[str]:
 def test_the_lines_of_the_readme_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (code,) = python_blocks("README.md")
+    code, proxied = python_blocks("README.md")
+    assert "127.0.0.1:8422/v1" in proxied  # tests/proxy runs it
     assert URL in code and len(code.strip().splitlines()) <= 6
     monkeypatch.chdir(tmp_path)
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))

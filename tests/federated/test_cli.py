@@ -76,12 +76,45 @@ def test_with_ghost_and_a_shield(there: World, tmp_path: Path, cache: None) -> N
     refused(call(*words, "--method", "fedavg", "--shield", "dp-sgd", "--rounds", 11), 2, "another choice of --plain")
 
 
+def test_the_nearest_shadows_are_a_fast_preparation_that_is_recorded(there: World, tmp_path: Path, cache: None) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    for number, name in enumerate("ab"):
+        rows_file(files / f"{name}.jsonl", 12, number)
+    words = ("federated", "run", files, "--model", there.model, "--out", tmp_path / "run", *FEW, "--rounds", 1)
+    fast = call(*words, "--selection", "nearest")
+    assert fast.exit_code == 0, fast.stderr
+    assert "--selection nearest is not the paper's" in fast.stderr and "in about" not in fast.stderr
+    assert "before the gradients: ghost, selection nearest; guarantee: none" in fast.stdout
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["selection"] == "nearest"
+    assert json.loads((tmp_path / "run" / "sites" / "a" / "stamp.json").read_text())["selection"]["way"] == "nearest"
+    refused(call(*words), 2, "was prepared with --selection nearest, not states")
+    audit = ("federated", "audit", tmp_path / "run", "--model", there.model, "--site", "a", "--budget", "1s")
+    audit = (*audit, "--text", files / "a.jsonl", "--attacks", "free-tokens")
+    assert document(call(*audit, "--json"))["selection"] == "nearest"
+    assert "ghost's selection of shadows: nearest, which is not the paper's" in call(*audit).stdout
+    slow = call(*words[:5], "--out", tmp_path / "slow", *FEW, "--rounds", 1)
+    assert slow.exit_code == 0, slow.stderr
+    assert "24 texts pass through ghost, in about" in slow.stderr
+    assert "selection" not in json.loads((tmp_path / "slow" / "run.json").read_text())["settings"], "as it always was"
+
+
+def test_a_temporary_folder_is_no_site(there: World, tmp_path: Path) -> None:
+    for name in ("north", ".south.tmp"):
+        (tmp_path / "run" / "sites" / name).mkdir(parents=True)
+    run = ("federated", "audit", tmp_path / "run", "--model", there.model, "--text", there.files / "a.jsonl")
+    told = call(*run, "--site", "east")
+    refused(told, 2, "has no rows of a site east")
+    assert told.stderr.rstrip().endswith("its sites: north")
+
+
 def test_what_is_refused(there: World, tmp_path: Path) -> None:
     run = ("federated", "run", "--model", there.model, "--out", tmp_path / "run")
     refused(call(*run, tmp_path / "none"), 2, "there is no folder")
     refused(call(*run, tmp_path), 2, "has files of 0 sites")
-    refused(call(*run, there.files, "--rounds", 0), 2, "rounds is 0")
-    refused(call(*run, there.files, "--lr", "nan"), 2, "the learning rate is nan")
+    refused(call(*run, there.files, "--rounds", 0), 2, "--rounds is 0")
+    refused(call(*run, there.files, "--batch-size", 0), 2, "--batch-size is 0")
+    refused(call(*run, there.files, "--lr", "nan"), 2, "--lr is nan")
     refused(call(*run, there.files, "--shield", "fog"), 2, "there is no gradient defence 'fog'")
     refused(
         call(*run, there.files, "--shield", "gaussian:levle=1"),

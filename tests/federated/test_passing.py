@@ -118,22 +118,24 @@ def test_rows_of_another_model_or_text_are_not_taken_up(there: World, source: Pa
     prepare(source, tmp_path / "plain", LABELS, there.model, None, 7)
     prepare(source, tmp_path / "ghost", LABELS, there.model, there.ghost, 7)
     other = tiny.save("gpt2", tmp_path / "other")
-    for name, plain in (("plain", True), ("ghost", False)):
-        matches(source, tmp_path / name, LABELS, plain, there.model)
+    for name, way, not_it in (("plain", None, "states"), ("ghost", "states", None)):
+        matches(source, tmp_path / name, LABELS, way, there.model)
         with pytest.raises(UsageError, match="or with another choice of --plain"):
-            matches(source, tmp_path / name, LABELS, not plain, there.model)
+            matches(source, tmp_path / name, LABELS, not_it, there.model)
     with pytest.raises(UsageError, match="for another model"):
-        matches(source, tmp_path / "ghost", LABELS, False, other)
+        matches(source, tmp_path / "ghost", LABELS, "states", other)
+    with pytest.raises(UsageError, match="was prepared with --selection states, not nearest"):
+        matches(source, tmp_path / "ghost", LABELS, "nearest", there.model)
     lines = source.read_text("utf-8").splitlines()
     source.write_text("\n".join([lines[2], lines[1], lines[0], *lines[3:]]) + "\n", "utf-8")  # of the same classes
     with pytest.raises(UsageError, match="long.jsonl has changed since"):
-        matches(source, tmp_path / "ghost", LABELS, False, there.model)
+        matches(source, tmp_path / "ghost", LABELS, "states", there.model)
     (tmp_path / "ghost" / "texts.mark").unlink()
     with pytest.raises(CorruptCheckpoint, match="ghost has no texts.mark"):
-        matches(source, tmp_path / "ghost", LABELS, False, there.model)
+        matches(source, tmp_path / "ghost", LABELS, "states", there.model)
     rows_file(source, ROWS, 2)
     with pytest.raises(UsageError, match="was prepared from other rows"):
-        matches(source, tmp_path / "plain", LABELS, True, there.model)
+        matches(source, tmp_path / "plain", LABELS, None, there.model)
 
 
 def test_a_run_has_one_seed_and_its_sites(tmp_path: Path) -> None:

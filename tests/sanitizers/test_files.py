@@ -25,6 +25,9 @@ from tests import tiny
 from tests.core.test_walls import SOURCE, imports
 from tests.sanitizers import steps
 from tests.sanitizers.kit import WORDS, table
+from tests.warm import warm_pools
+
+__all__ = ["warm_pools"]
 
 TABLE = table(30, 4)
 SECRET = "zanzibar"

@@ -18,6 +18,9 @@ from milkglass.sanitizers.rows import FileShape, require_rows, shape_of
 from milkglass.sanitizers.text import WordTally
 from milkglass.sanitizers.tokens import TokenReader, TokenTextSanitizer
 from tests import tiny
+from tests.warm import warm_pools
+
+__all__ = ["warm_pools"]
 
 ASKED = "Summarize: \n"
 CHAT = [

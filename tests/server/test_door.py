@@ -92,12 +92,14 @@ def test_a_bad_completion_is_a_clear_400(served: TestClient, body: bytes) -> Non
         ({"prompt": [SECRET]}, "text never reaches"),
         ({"stop": [SECRET]}, "stop"),
         ({"stop": SECRET}, "stop"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
-        ({"logprobs": 3}, "logprobs"),
+        ({"logit_bias": {SECRET: 1}}, "logit_bias"),
+        ({"logit_bias": {"2000": 1}}, "logit_bias names an id beyond"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"guided_json": {SECRET: 1}}, "guided_json"),
         ({"echo": True}, "echo"),
         ({"n": 2}, "n"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
     ],
 )
 def test_what_the_client_must_do_is_refused_by_name(served: TestClient, more: dict[str, Any], named: str) -> None:

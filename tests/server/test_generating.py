@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import queue
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from milkglass.errors import Busy, MilkglassError
+from milkglass.errors import Busy, MilkglassError, UsageError
+from milkglass.server.app import create_app
 from milkglass.server.inference.classifier import Classifier, ClassifierRow
 from milkglass.server.inference.generator import Generator
 from milkglass.server.inference.model_runner import RunningRows, TransformersRunner
-from milkglass.server.inference.sampling import SamplingParams, draw
+from milkglass.server.inference.sampling import SamplingParams, adjusted, draw
 from milkglass.server.inference.sequence import Sequence
 from tests import tiny
+from tests.server.kit import settings
 
 DECODERS = ("llama-untied", "llama-tied", "gpt2", "gemma2", "mistral", "qwen3")
 
@@ -329,3 +332,27 @@ def test_another_runner_takes_the_models_place() -> None:
     engine.submit([one.sequence for one in heard])
     drain(engine)
     assert [one.tokens for one in heard] == [list(range(10 * n + 1, 10 * n + 1 + m)) for n, m in enumerate(lengths)]
+
+
+def test_penalties_by_hand() -> None:
+    """Repetition (Keskar et al., 2019, section 4.1) over prompt and answer, OpenAI's two over the answer alone."""
+    logits = torch.tensor([2.0, -2.0, 4.0, 1.0, -1.0])
+    both = adjusted(logits, SamplingParams(repetition=2.0), [0, 1], [1, 2])
+    assert both.tolist() == [1.0, -4.0, 2.0, 1.0, -1.0]
+    counted = adjusted(logits, SamplingParams(presence=0.5, frequency=0.25, bias={4: 3.0}), [0], [3, 3, 2])
+    assert counted.tolist() == [2.0, -2.0, 4.0 - 0.75, 1.0 - 1.0, 2.0]
+    assert logits.tolist() == [2.0, -2.0, 4.0, 1.0, -1.0]
+
+
+def test_the_least_share_of_the_likeliest() -> None:
+    """min_p (Nguyen et al., 2024): of chances 0.6, 0.3 and 0.1, a share of 0.4 leaves two."""
+    logits = torch.tensor([0.6, 0.3, 0.1]).log()
+    rng = torch.Generator().manual_seed(0)
+    assert {draw(logits, SamplingParams(min_p=0.4), rng) for _ in range(100)} == {0, 1}
+    assert {draw(logits, SamplingParams(min_p=0.9), rng) for _ in range(100)} == {0}
+
+
+def test_a_runner_is_named_where_the_server_starts(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no runner 'fog'") as caught:
+        create_app(settings(tmp_path / "home", runner="fog"))
+    assert "transformers" in caught.value.hint and not (tmp_path / "home").exists()

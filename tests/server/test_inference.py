@@ -68,6 +68,71 @@ def test_the_models_own_end_ids(folders: dict[str, Path], tmp_path: Path, model:
         assert choice["token_ids"] == whole[: whole.index(whole[1]) + 1] and choice["stop_reason"] == whole[1]
 
 
+def test_log_probabilities_are_the_models_own(served: TestClient, model: Any) -> None:
+    """Of the id that was taken and of the likeliest, whatever the temperature; a stream has the same."""
+    body = {**GREEDY, "prompt": [5, 6], "max_tokens": 2, "logprobs": 3, "ignore_eos": True}
+    (choice,) = served.post("/v1/completions", json=body).json()["choices"]
+    ids = [5, 6]
+    for place, token in zip(choice["logprobs"]["content"], choice["token_ids"], strict=True):
+        with torch.inference_mode():
+            expected = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+        top = expected.topk(3)
+        assert place["token_id"] == token and place["logprob"] == pytest.approx(float(expected[token]), abs=1e-4)
+        assert [one["token_id"] for one in place["top_logprobs"]] == top.indices.tolist()
+        assert [one["logprob"] for one in place["top_logprobs"]] == pytest.approx(top.values.tolist(), abs=1e-4)
+        ids.append(token)
+    events = chunks(served.post("/v1/completions", json={**body, "stream": True}).text)
+    streamed = [one for event in events for one in event["choices"][0]["logprobs"]["content"]]
+    assert streamed == choice["logprobs"]["content"]
+    assert served.post("/v1/completions", json={**body, "logprobs": None}).json()["choices"][0]["logprobs"] is None
+
+
+def test_biases_and_penalties_change_what_is_drawn(served: TestClient, model: Any) -> None:
+    body = {**GREEDY, "prompt": [5, 6], "max_tokens": 6, "ignore_eos": True}
+
+    def ids(**more: Any) -> list[int]:
+        found = served.post("/v1/completions", json={**body, **more})
+        assert found.status_code == 200, found.text
+        return list(found.json()["choices"][0]["token_ids"])
+
+    def by_hand(presence: float, frequency: float, **biases: float) -> list[int]:
+        made: list[int] = []
+        for _ in range(6):
+            with torch.inference_mode():
+                logits = model(torch.tensor([[5, 6, *made]])).logits[0, -1].tolist()
+            for one in set(made):
+                logits[one] -= presence + frequency * made.count(one)
+            for one, bias in biases.items():
+                logits[int(one[1:])] += bias
+            made.append(logits.index(max(logits)))
+        return made
+
+    assert ids(logit_bias={"42": 100}) == [42] * 6
+    biases = {"logit_bias": {"42": 50, "43": 50, "44": 50}}
+    assert ids(**biases, presence_penalty=2) == by_hand(2, 0, i42=50, i43=50, i44=50)
+    assert ids(**biases, frequency_penalty=1.5) == by_hand(0, 1.5, i42=50, i43=50, i44=50)
+    assert ids(**biases, frequency_penalty=1.5) != ids(**biases) == by_hand(0, 0, i42=50, i43=50, i44=50)
+    assert ids(logit_bias={"42": 0}) == ids()
+
+
+def test_embeddings_are_means_of_hidden_states(served: TestClient, folders: dict[str, Path]) -> None:
+    from transformers import AutoModel
+
+    network = AutoModel.from_pretrained(folders["classifier"]).eval()
+    rows = [[5, 6, 7], [9], [5, 6, 7, 8, 9, 10]]
+    body = served.post("/v1/embeddings", json={"model": "bert", "input": rows}).json()
+    for row, one in zip(rows, body["data"], strict=True):
+        with torch.inference_mode():
+            mean = network(torch.tensor([row])).last_hidden_state[0].mean(0)
+        assert one["embedding"] == pytest.approx((mean / mean.norm()).tolist(), abs=1e-5)
+    assert body["usage"]["prompt_tokens"] == 10
+    refused = served.post("/v1/embeddings", json={"model": "llama", "input": [1]})
+    assert refused.status_code == 400 and "decoder" in error(refused)["message"]
+    assert (
+        "text never reaches" in error(served.post("/v1/embeddings", json={"model": "bert", "input": "hi"}))["message"]
+    )
+
+
 def chunks(text: str) -> list[Any]:
     data = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert data[-1] == "[DONE]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from milkglass.audit.report.page import drawn, render
 from milkglass.audit.report.result import Audit, BudgetPoint, ReadExample, TokenReading
 from milkglass.audit.report.verdict import crossing, level, unfinished, verdict
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.run import run
+from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
 from milkglass.metrics.recovery import floors
 from milkglass.sequences import Ids
@@ -86,14 +86,28 @@ def key_budget(
     seed: int,
 ) -> tuple[BudgetPoint, ...]:
     """By the strongest attack that every audit runs, since it is run again for each point, and only where more text
-    makes a difference to it."""
+    makes a difference to it. The last attacker, who has the most, is measured first. A curve ends before the point at
+    which the budget is spent or the attack fails, and an attacker may have none.
+    """
     if not scene.has_key_budget:
         return ()
     if best is not None and best.costly:
         best = strongest(tuple(cell for cell in done.cells if not cell.costly))
     if best is None or "corpus" not in attacks[best.attack].assumes:
         return ()
-    return curve.measure(scene, attacks[best.attack], done.candidates, scene.adversaries, budget, seed)
+    points = []
+    alike = RunOptions(use_minimum=False, own_stream=False, own_budget=lambda: budget)
+    for adversary in reversed(scene.adversaries):
+        if adversary.knowledge.corpus is None:
+            continue
+        alone = replace(adversary, knowledge=replace(adversary.knowledge, candidates=done.candidates))
+        for size in curve.sizes(len(scene.truth.sent.ids)):
+            subset, tokens = curve.beginning(replace(scene, adversaries=(alone,)), size)
+            (again,) = run(subset, {best.attack: attacks[best.attack]}, None, budget, seed, rules=alike).played
+            if again.result.state != "done" or again.result.cut or again.reading is None:
+                break
+            points.append(BudgetPoint(adversary.name, tokens, *curve.shares(subset, again.reading)))
+    return tuple(points)
 
 
 def examples(scene: Scene, done: AuditRun, best: AttackResult | None, seed: int) -> tuple[ReadExample, ...]:

@@ -8,7 +8,7 @@ other places, and hidden states, one for each token.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.key_scene import AttackerText, assemble, truth_of
-from milkglass.audit.scene import MODEL_ONLY, WORDS, Adversary, Scene
+from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.dataset import Example
 from milkglass.client.data.texts import PrivateTexts, encoded
@@ -79,11 +79,12 @@ def _of_words(
     sent, original, origin = crossed(client, private)
     public_ids = {who: crossed(client, texts)[1] for who, texts in public.items()}
     truth = replace(truth_of(client.codec, sent, original, public_ids.values()), origin=origin)
-    knowledge = {}
+    others = []
     for who, texts in public.items():
         rehearse = _rehearsal(client, texts) if isinstance(client, SanitizingClient) else None
-        knowledge[who] = Knowledge(corpus=public_ids[who], rehearse=rehearse)
-    return public_scene(base, client.codec, (*server.rest(), Tokens(sent)), truth, knowledge, dict(client.document))
+        others.append(Adversary.with_text(who, Knowledge(corpus=public_ids[who], rehearse=rehearse)))
+    seen = (*server.rest(), Tokens(sent))
+    return public_scene(base, client.codec, seen, truth, others, scheme=dict(client.document))
 
 
 def _of_states(
@@ -96,13 +97,14 @@ def _of_states(
     codec = public_codec(base)
     ids = client.reader.encode(private, cut=True).ids
     corpora = {who: client.reader.encode(texts, cut=True).ids for who, texts in public.items()}
-    noise = client.defence.added_noise
-    knowledge = {who: Knowledge(corpus=one, observe=client.observe, noise=noise) for who, one in corpora.items()}
+    defence = client.defence
+    others = [
+        Adversary.with_text(who, Knowledge(corpus=one, observe=client.observe, noise=defence.added_noise))
+        for who, one in corpora.items()
+    ]
     seen = (*server.rest(), *client.send(private))
-    scene = public_scene(
-        base, codec, seen, truth_of(codec, ids, ids, corpora.values()), knowledge, {"name": client.defence.name}
-    )
-    return replace(scene, broken=client.defence.broken)
+    truth = truth_of(codec, ids, ids, corpora.values())
+    return public_scene(base, codec, seen, truth, others, scheme={"name": defence.name}, broken=defence.broken)
 
 
 def public_scene(
@@ -110,27 +112,20 @@ def public_scene(
     codec: Codec,
     seen: tuple[Observation, ...],
     truth: Truth,
-    knowledge: Mapping[str, Knowledge],
-    scheme: Mapping[str, Any],
-    half: str = "the client's trained half",
+    others: Iterable[Adversary],
+    **about: Any,
 ) -> Scene:
-    """A scene in public ids: the public model is the one that is attacked. knowledge: of each attacker with text. half:
-    what an attacker with `observe` can run, in words."""
+    """A scene in public ids: the public model is the one that is attacked. others: each attacker with text. about: see
+    `Scene`."""
     size, public = len(codec.sigma), Model.open(base.folder)
 
     def simulate(seed: int) -> tuple[Model, Ids]:
         return public, np.arange(size, dtype=np.int64)
 
-    bare = Knowledge(public_model=public, simulate=simulate)
-    adversaries = [Adversary(MODEL_ONLY, "has the public model and no text", bare)]
-    for who, one in knowledge.items():
-        own = replace(one, public_model=public, simulate=simulate)
-        runs = f", and can run {half} on it" if one.observe is not None else ""
-        adversaries.append(Adversary(who, f"has {WORDS.get(who, who)}{runs}", own))
+    first = Adversary.without_text(Knowledge(public_model=public, simulate=simulate))
     unmarked = np.zeros(len(truth.tokens.ids), np.bool_)
     texts = PrivateTexts(truth.sent, truth.tokens, unmarked, unmarked)
-    transcript = Transcript(seen, size)
-    return Scene(transcript, truth, tuple(adversaries), texts, scheme=scheme, model=base.folder.name)
+    return Scene.of(Transcript(seen, size), truth, first, others, texts=texts, model=base.folder.name, **about)
 
 
 # --- words and the pieces they are sent as ----------------------------------------------------------------------------

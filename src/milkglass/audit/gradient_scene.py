@@ -29,11 +29,10 @@ def gradient_scene(
         shadows: what went into them, where that is not the client's texts.
     """
     size = len(truth.ordinary)
-    adversaries = [Adversary(SERVER, "sees the gradients and has the model", knowledge)]
-    if shadows is not None:
-        seen = Transcript((Tokens(shadows),), size)
-        adversaries.append(Adversary(INVERSION, "has all shadows", knowledge, seen))
-    return Scene(Transcript(gradients, size), truth, tuple(adversaries))
+    first = Adversary(SERVER, "sees the gradients and has the model", knowledge)
+    seen = [] if shadows is None else [Transcript((Tokens(shadows),), size)]
+    others = [Adversary(INVERSION, "has all shadows", Knowledge(), one) for one in seen]
+    return Scene.of(Transcript(gradients, size), truth, first, others)
 
 
 def truth_of(original: Sequences, sent: Sequences, tokenizer: Any, size: int, batches: Ids) -> Truth:

@@ -2,6 +2,7 @@
 
 The strongest attack is run again on the first 1,000, 3,000, 10,000 ... tokens of the private text, by each attacker
 with text of their own. All runs start from the same candidates: the clusters are worked out from the table alone.
+audit.py runs it, by run.py as every attack; here are the sizes, the shares and what follows from them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.audit.report.result import BudgetPoint
-from milkglass.audit.scene import Adversary, Scene
+from milkglass.audit.scene import Scene
 from milkglass.sequences import Ids
-from milkglass.threat.attack import Attack, Budget, why_not
-from milkglass.threat.knowledge import Candidates
 from milkglass.threat.observations import Outputs, Tokens, Transcript
 
 SHARES = (0.10, 0.25, 0.50)
@@ -39,36 +38,10 @@ def beginning(scene: Scene, tokens: int) -> tuple[Scene, int]:
     transcript = Transcript((*rest, Tokens(part)), scene.transcript.size)
     original = None if scene.truth.original is None else scene.truth.original.chosen(first)
     truth = replace(scene.truth, sent=part, original=original)
-    return replace(scene, transcript=transcript, truth=truth), len(part.ids)
+    return replace(scene, transcript=transcript, truth=truth, texts=None), len(part.ids)
 
 
-def measure(
-    scene: Scene,
-    attack: Attack,
-    candidates: Candidates | None,
-    adversaries: Sequence[Adversary],
-    budget: Budget,
-    seed: int,
-) -> tuple[BudgetPoint, ...]:
-    """Stops where the budget is spent: a curve may end early, and an attacker may have none. The last attacker, who has
-    the most, is measured first. A point that the budget cut short is left out."""
-    points = []
-    for adversary in reversed(adversaries):
-        if adversary.knowledge.corpus is None:
-            continue
-        knowledge = replace(adversary.knowledge, candidates=candidates)
-        for size in sizes(len(scene.truth.sent.ids)):
-            subset, tokens = beginning(scene, size)
-            if budget.left() <= 0 or why_not(attack, subset.transcript, knowledge):
-                break
-            guess = attack(subset.transcript, knowledge, budget, np.random.default_rng(seed))
-            if budget.left() <= 0:
-                break
-            points.append(BudgetPoint(adversary.name, tokens, *_shares(subset, guess.at(subset.truth.sent)[:, 0])))
-    return tuple(points)
-
-
-def _shares(scene: Scene, reading: Ids) -> tuple[float, float]:
+def shares(scene: Scene, reading: Ids) -> tuple[float, float]:
     """Shares of the running and of the content tokens that are read rightly; nan where the scene has no such token."""
     sent = scene.truth.tokens
     counted = scene.truth.ordinary[sent.ids]

@@ -15,7 +15,7 @@ import torch
 
 from milkglass.attacks.embeddings.known_weight import OverlaidTensors
 from milkglass.audit.decontaminate import without_private
-from milkglass.audit.scene import ALIKE, KNOWN, LEAST, MODEL_ONLY, OTHER, WORDS, Adversary, Scene, require_texts
+from milkglass.audit.scene import ALIKE, KNOWN, LEAST, OTHER, Adversary, Scene, require_texts
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.data_file import Source
 from milkglass.client.data.texts import PrivateTexts, pieces, read, unmarked
@@ -196,15 +196,15 @@ def assemble(
     if key.token_symbols is not None:  # the map hides nothing: anyone solves the rows for it
         symbols = key.first.astype(np.int64)
         bare = replace(bare, symbols=symbols, candidates=Candidates.of_symbols(symbols))
-    adversaries = [Adversary(MODEL_ONLY, "has the public model and no text", bare)]
+    others = []
     for name, text in attackers.items():
         own = replace(text, public=without_private(text.public, sent, codec.tokenizer))
-        knowledge = replace(bare, corpus=own.besides(sent), pairs=text.pairs)
-        adversaries.append(Adversary(name, f"has {WORDS.get(name, name)}", knowledge))
+        others.append(Adversary.with_text(name, Knowledge(corpus=own.besides(sent), pairs=text.pairs)))
     truth = truth_of(codec, transcript.tokens, sent, [one.counted for one in attackers.values()])
     truth = replace(truth, original=None) if codec.readable else truth
-    scene = Scene(transcript, truth, tuple(adversaries), private, promise)
-    return replace(scene, scheme=key.info.public_scheme, model=key.info.model, broken=scheme.broken)
+    about = {"scheme": key.info.public_scheme, "model": key.info.model, "broken": scheme.broken}
+    first = Adversary.without_text(bare)
+    return Scene.of(transcript, truth, first, others, texts=private, promise=promise, **about)
 
 
 def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterable[Sequences]) -> Truth:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -77,9 +77,9 @@ class AttackResult:
         """nan where there is no such figure."""
         return self.measures[measure].value if measure in self.measures else float("nan")
 
-    def half_width(self, measure: str) -> float:
-        """Half of the 95 % interval's width; nan where there is no such figure."""
-        return (self.measures[measure].high - self.measures[measure].low) / 2 if measure in self.measures else math.nan
+    def among(self, measures: Iterable[str]) -> dict[str, Interval]:
+        """Of these measures those that it has."""
+        return {name: self.measures[name] for name in measures if name in self.measures}
 
 
 def without_intervals(measures: Mapping[str, Interval], cut: bool) -> Mapping[str, Interval]:

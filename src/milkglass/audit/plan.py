@@ -6,6 +6,7 @@ that read more with more time, and at last those that papers compare with. A bud
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,9 @@ from milkglass.threat.cost import Cost
 from milkglass.threat.knowledge import Candidates, required
 
 SPARE = 4  # an attack of long training that others surpass is begun only where its least time is left so many times
+GRACE = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
+CHAIN = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
+DOUBLINGS = 12  # of a budget that is too short, in search of one that would do
 REFERENCE = 0.10  # processor seconds of `speed`'s job on the machine on which attacks were timed
 ROWS, WIDTH, AGAINST, TIMES = 512, 256, 8192, 4  # of that job
 
@@ -56,6 +60,20 @@ class AttackTurn:
     def least(self) -> float:
         """Seconds that must be left when its turn comes."""
         return self.min_seconds * (SPARE if self.attack.baseline else 1)
+
+    def share(self, left: float) -> float:
+        """Seconds that it gets of those that are left: a part where it would use all there is, and where others wait
+        for it."""
+        left = max(GRACE if self.waits else 1.0, left)
+        return CHAIN * left if self.early else max(left / 2, self.min_seconds) if self.min_seconds else left
+
+    def late(self, left: float) -> str:
+        """Why there is no time for it, "" where there is."""
+        if left <= 0 and not self.waits:
+            return "the budget was spent before its turn"
+        if self.least and left < self.least:
+            return f"it needs {self.least:.0f} s of the budget, less is left: give a longer --budget"
+        return ""
 
     @property
     def rank(self) -> int:
@@ -105,31 +123,82 @@ class TimeEstimate:
         seconds: of processor time, of the attacks that say what they take and of the key's budget.
         attacks: how many those are.
         open_ended: titles of the others: they use up to half of what is left of the budget.
+        late: titles of attacks that read much and for which too little time is left.
+        enough: seconds of a budget in which these end or are begun as well, as far as can be said; nan where there are
+            none, or where none was found.
     """
 
     seconds: float
     attacks: int
     open_ended: tuple[str, ...]
+    late: tuple[str, ...] = ()
+    enough: float = math.nan
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One attack by one attacker, which applies.
+
+    Attributes:
+        seconds: that it takes here; None: it uses what it gets.
+    """
+
+    who: Adversary
+    turn: AttackTurn
+    seconds: float | None
 
 
 def estimated(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> TimeEstimate:
     """From the number of tokens, the size of the tables, and a short measurement of this machine. budget: seconds."""
-    turns, size = turns_of(attacks), scene.transcript.size
-    sent, again = len(scene.truth.tokens.ids), dict[str, float]()
-    seconds, ended, open_ended = 0.0, 0, dict[str, None]()
+    steps, sent = _steps(scene, attacks), len(scene.truth.tokens.ids)
+    begun, late = _scheduled(steps, budget)
+    ended = [one for one in begun if one.seconds is not None]
+    again = dict[str, float]()
+    for one in ended:
+        if one.turn.rank == 0 and one.who.knowledge.corpus is not None and scene.has_key_budget:  # for each point
+            curve = (one.seconds or 0.0) * len(sizes(sent)) / 2
+            again[one.who.name] = max(again.get(one.who.name, 0.0), curve)
+    seconds = sum(one.seconds or 0.0 for one in ended) + sum(again.values())
+    open_ended = dict.fromkeys(one.turn.attack.title for one in begun if one.seconds is None)
+    titles = tuple(dict.fromkeys(one.turn.attack.title for one in late))
+    return TimeEstimate(seconds, len(ended), tuple(open_ended), titles, _enough(steps, budget) if late else math.nan)
+
+
+def _steps(scene: Scene, attacks: Mapping[str, Attack]) -> list[_Step]:
+    turns, size, sent = turns_of(attacks), scene.transcript.size, len(scene.truth.tokens.ids)
+    steps, pace = list[_Step](), speed()
     for who, turn in [*((scene.adversaries[0], one) for one in turns if one.early), *pairs(scene, turns)]:
-        if turn.least > budget or not _applies(scene, who, turn):
+        if not _applies(scene, who, turn):
             continue
-        if turn.min_seconds and turn.attack.cost == Cost():
-            open_ended[turn.attack.title] = None
-            continue
-        corpus = who.knowledge.corpus
-        tokens = sent + (0 if corpus is None else len(corpus.ids))
-        took = turn.attack.cost.seconds(size, required(who.knowledge.public_model).width, tokens)
-        seconds, ended = seconds + took, ended + 1
-        if turn.rank == 0 and corpus is not None and scene.has_key_budget:  # again for each point of the curve
-            again[who.name] = max(again.get(who.name, 0.0), took * len(sizes(sent)) / 2)
-    return TimeEstimate(speed() * (seconds + sum(again.values())), ended, tuple(open_ended))
+        seconds = None
+        if not turn.min_seconds or turn.attack.cost != Cost():
+            corpus = who.knowledge.corpus
+            tokens = sent + (0 if corpus is None else len(corpus.ids))
+            seconds = pace * turn.attack.cost.seconds(size, required(who.knowledge.public_model).width, tokens)
+        steps.append(_Step(who, turn, seconds))
+    return steps
+
+
+def _scheduled(steps: Sequence[_Step], budget: float) -> tuple[list[_Step], list[_Step]]:
+    """Which attacks are begun, and of those that others do not surpass which are not, or are cut short: as run.py
+    shares a budget, where each takes as long as is said and the open-ended ones all they get."""
+    left, begun, late = budget, list[_Step](), list[_Step]()
+    for one in steps:
+        share = one.turn.share(left)
+        takes = share if one.seconds is None else one.seconds
+        waits = bool(one.turn.late(left))
+        if not waits:
+            begun.append(one)
+            left -= min(takes, share)
+        if (waits or takes > share) and not one.turn.attack.baseline:
+            late.append(one)
+    return begun, late
+
+
+def _enough(steps: Sequence[_Step], budget: float) -> float:
+    """The first of twice the budget, four times, ... in which nothing is late; nan: none was found."""
+    tried = (budget * 2**times for times in range(1, DOUBLINGS + 1))
+    return next((one for one in tried if not _scheduled(steps, one)[1]), math.nan)
 
 
 def _applies(scene: Scene, who: Adversary, turn: AttackTurn) -> bool:

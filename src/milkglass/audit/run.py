@@ -27,9 +27,7 @@ from milkglass.threat.observations import Transcript
 from milkglass.threat.truth import score
 
 Report = Callable[[AttackResult], None]
-GRACE = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
 PLACED = 0.01  # of the ids; candidates that place fewer are the guesses of a solver that failed, and would mislead
-CHAIN = 0.6  # of what is left of the budget: the strongest attacks come after the chain and need the rest
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,7 @@ class _Runner:
         budget = self._budget(turn)
         if reason := why_not(turn.attack, seen, knowledge):
             return FinishedAttack(replace(result, state="does not apply", reason=reason))
-        if reason := self._late(turn):
+        if reason := turn.late(self.budget.left()):
             return FinishedAttack(replace(result, reason=reason))
         started = budget.clock()
         guess = attempt(seen, knowledge, budget, self._rng(turn))
@@ -198,21 +196,11 @@ class _Runner:
             result = replace(result, by_class=by_class(self.scene.texts, truth, reading, rng))
         return FinishedAttack(result.ended(cut), guess, reading)
 
-    def _late(self, turn: AttackTurn) -> str:
-        """Why there is no time for it, "" where there is."""
-        left = self.budget.left()
-        if left <= 0 and not turn.waits:
-            return "the budget was spent before its turn"
-        if turn.least and left < turn.least:
-            return f"it needs {turn.least:.0f} s of the budget, less is left: give a longer --budget"
-        return ""
-
     def _budget(self, turn: AttackTurn) -> Budget:
-        """What is left; a part of it for an attack that would use all there is, and for one that others wait for."""
+        """Its share of what is left."""
         if self.rules.own_budget is not None:
             return self.rules.own_budget()
-        left = max(GRACE if turn.waits else 1.0, self.budget.left())
-        seconds = CHAIN * left if turn.early else max(left / 2, turn.min_seconds) if turn.min_seconds else left
+        seconds = turn.share(self.budget.left())
         return Budget(seconds, stopped=self.budget.stopped, clock=self.budget.clock)
 
     def _rng(self, turn: AttackTurn) -> np.random.Generator:

@@ -1,13 +1,13 @@
 """What is attacked: all that an untrusted machine sees, what is true about it, and who attacks with which knowledge.
 
-Scenes of a key are built in key_scene.py, of two halves in defence_scene.py, of a recorded federated run in
-updates/replay.py, and of the gradients of a recipe in experiments/kinds/gradients.py. run.py plays all of them.
+`Scene.of` makes every scene, and decides there alone what each attacker holds. What it is given comes from a key
+(key_scene.py), from two halves (defence_scene.py) or from gradients (gradient_scene.py). run.py plays all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from milkglass.client.data.texts import PrivateTexts
@@ -27,6 +27,7 @@ WORDS = {
     KNOWN: "other text of the same kind and knows word for word what some of what you send says",
 }
 NO_PROMISE = Promise(1, 0, {}, 0, 0, 0)
+OF_TEXT = ("corpus", "pairs", "observe", "rehearse", "noise")  # fields of Knowledge that an attacker has with its text
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,16 @@ class Adversary:
     words: str
     knowledge: Knowledge
     transcript: Transcript | None = None
+
+    @classmethod
+    def without_text(cls, knowledge: Knowledge) -> Adversary:
+        return cls(MODEL_ONLY, "has the public model and no text", knowledge)
+
+    @classmethod
+    def with_text(cls, name: str, knowledge: Knowledge, half: str = "the client's trained half") -> Adversary:
+        """half: what an attacker with `observe` can run, in words."""
+        runs = f", and can run {half} on it" if knowledge.observe is not None else ""
+        return cls(name, f"has {WORDS.get(name, name)}{runs}", knowledge)
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,28 @@ class Scene:
     scheme: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     broken: str | None = None
+
+    @classmethod
+    def of(
+        cls, transcript: Transcript, truth: Truth, first: Adversary, others: Iterable[Adversary] = (), **about: Any
+    ) -> Scene:
+        """Every attacker holds what the first one holds, and of its own knowledge the fields of `OF_TEXT`.
+
+        Args:
+            first: has no text, where there are others.
+            about: further attributes.
+
+        Raises:
+            ValueError: another attacker is given what the first one would hold, too.
+        """
+        everybody = [first]
+        for one in others:
+            given = [(part, getattr(one.knowledge, part.name)) for part in fields(Knowledge)]
+            own = {part.name: value for part, value in given if value is not part.default}
+            if more := own.keys() - {*OF_TEXT}:
+                raise ValueError(f"{one.name} alone is given {', '.join(sorted(more))}")
+            everybody.append(replace(one, knowledge=replace(first.knowledge, **own)))
+        return cls(transcript, truth, tuple(everybody), **about)
 
     @property
     def of_states(self) -> bool:

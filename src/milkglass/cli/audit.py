@@ -14,9 +14,9 @@ from milkglass import files
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyFile, KeyOptions, ModelRef, PassphraseFile, require_file, with_options
 from milkglass.cli.ui.same_command import same_command
-from milkglass.cli.ui.terminal import bars, duration, emit, note, resumable, table
+from milkglass.cli.ui.terminal import bars, emit, note, resumable, table
 from milkglass.errors import UsageError
-from milkglass.progress import Stage
+from milkglass.progress import Stage, duration
 
 BUDGET = "15m"  # two to five times what all strong attacks take on some thousands of sentences
 THREADS = 4  # of an attack: each more makes the same work take more of the processor's time, which --budget counts
@@ -65,8 +65,8 @@ def audit(
     require_audit(out, budget, *texts.values())
     if rows is not None and rows < 20:
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
-    sources = columns.texts(text), columns.others(public), columns.others(known)
     opened = KeyOptions(key, model, passphrase_file).open()
+    sources = columns.texts(text), columns.others(public), columns.others(known)
 
     from milkglass.audit.key_scene import AuditFiles, build
     from milkglass.client.session import codec_of
@@ -152,7 +152,9 @@ def attacked(
         scene = staged(stage)
         work = ResumeStore.open(out / "work", whole, fewer)  # a text that cannot be read leaves nothing behind
         if not as_json:
-            note(_announced(estimated(scene, ATTACKS, ATTACKING * Budget.parse(budget).seconds), budget))
+            note(announced(estimated(scene, ATTACKS, ATTACKING * Budget.parse(budget).seconds), budget))
+    whole_budget = Budget.parse(budget)  # it begins now
+    with bars(as_json, whole_budget.left) as stage:
         advance = stage("attack", planned(scene, ATTACKS))
 
         def progress(cell: AttackResult) -> None:
@@ -161,19 +163,25 @@ def attacked(
                 note(f"  {line(cell)}")
 
         with resumable(work.folder):
-            result = attack(scene, ATTACKS, work, Budget.parse(budget), seed, progress=progress)
+            result = attack(scene, ATTACKS, work, whole_budget, seed, progress=progress)
     page = write(result, out)
     if not result.unfinished:
         work.remove()
     return result, page
 
 
-def _announced(plan: TimeEstimate, budget: str) -> str:
-    """How long it will take."""
+def announced(plan: TimeEstimate, budget: str) -> str:
+    """How long it will take, and what the budget leaves no time for."""
+    from milkglass.audit.audit import ATTACKING
+
     words = f"attacks, the strongest first: about {duration(plan.seconds)} of processor time for {plan.attacks} of them"
     if plan.open_ended:
         words += f", and for {', '.join(plan.open_ended).lower()} up to half of what is left"
-    return f"{words}; at most {budget} (--budget). A busy machine takes longer and finds the same."
+    words += f"; at most {budget} (--budget). A busy machine takes longer and finds the same."
+    if plan.late:
+        enough = "" if math.isnan(plan.enough) else f"; --budget {_minutes(plan.enough / ATTACKING)} would do"
+        words += f"\ntoo little time is left for: {', '.join(plan.late).lower()}, which may read more{enough}"
+    return words
 
 
 def print_audit(context: typer.Context, result: Audit, page: Path, out: Path, budget: str, as_json: bool) -> None:
@@ -184,7 +192,12 @@ def print_audit(context: typer.Context, result: Audit, page: Path, out: Path, bu
 def _larger(budget: str) -> str:
     from milkglass.threat.attack import Budget
 
-    return f"{max(1, math.ceil(LARGER * Budget.parse(budget).seconds / 60))}m"
+    return _minutes(LARGER * Budget.parse(budget).seconds)
+
+
+def _minutes(seconds: float) -> str:
+    """As --budget has it, rounded up."""
+    return f"{max(1, math.ceil(seconds / 60))}m"
 
 
 def line(cell: AttackResult) -> str:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec, Encoded
     from milkglass.client.data.data_file import DataFile
     from milkglass.client.data.dataset import Summary
+    from milkglass.client.data.layouts import Layout
     from milkglass.client.data.long_rows import LongRows
     from milkglass.client.key.file import UnlockedKey
 
@@ -56,6 +57,10 @@ def encode(
         Literal["classification", "regression", "causal-lm"] | None,
         typer.Option(help="Of training rows: must fit the data; `regression`: labels are numbers."),
     ] = None,
+    layout: Annotated[
+        Literal["jsonl", "datasets"] | None,
+        typer.Option(help="Write training rows as JSON Lines, or as a folder of Hugging Face's datasets."),
+    ] = None,
     skip_long: Annotated[
         bool, typer.Option("--skip-long", help="Of training rows: leave out conversations whose answers are too far.")
     ] = False,
@@ -71,17 +76,20 @@ def encode(
 
     With --out FILE.parquet, --in is training data as `finetune` reads it; longer rows are cut to --max-length (512).
     """
-    if task is not None and not _is_table(out):
+    if layout is not None and out is None:
+        raise UsageError("--layout needs a file or folder to write", "give --out")
+    if task is not None and layout is None and not _is_table(out):
         raise UsageError("--task is for training rows", "write them with --out FILE.parquet")
-    if out is not None and _is_table(out):
+    if out is not None and (layout is not None or _is_table(out)):
         if source is None or text or pair or chat or truncate:
             raise UsageError(
                 f"{out.name} would be training rows", "give --in DATA, and no text, --pair, --chat, --truncate"
             )
         from milkglass.client.data.long_rows import LongRows
 
+        unlocked = key.open()
         train = columns.training(source, task)
-        _training_rows(key.open(), *train, out, LongRows(max_length or 512, skip_long), key.model, as_json)
+        _training_rows(unlocked, *train, out, LongRows(max_length or 512, skip_long), key.model, as_json, layout)
         return
     if columns.decides() or skip_long:
         raise UsageError("columns and --skip-long are for training rows", "write them with --out FILE.parquet")
@@ -91,6 +99,7 @@ def encode(
         raise UsageError("--pair needs as many texts as pairs, and no --chat", "give --pair once for each text")
     from milkglass.client.key.file import count
     from milkglass.client.session import codec_of
+    from milkglass.sequences import batched
 
     unlocked = key.open()
     codec = codec_of(unlocked, key.model)
@@ -99,7 +108,7 @@ def encode(
         read = (row_of(line_name(number, source), line) for number, line in enumerate(lines, 1))
         rows = arguments(text, pair) if text else read
         documents: list[dict[str, Any]] = []
-        for batch in _batches(rows):
+        for batch in batched(rows, BATCH):
             encoded = _conversations if chat else _plainly
             for document in encoded(codec, batch, max_length, truncate):
                 texts, tokens = texts + 1, tokens + len(document["ids"])
@@ -153,8 +162,9 @@ def _is_table(out: Path | None) -> bool:
 
 def _training_rows(
     unlocked: UnlockedKey, source: DataFile, train: Summary, out: Path, long: LongRows, model: str | None,
-    as_json: bool,
+    as_json: bool, layout: Layout | None,
 ) -> None:  # fmt: skip
+    from milkglass.client.data.layouts import write_layout
     from milkglass.client.data.training_rows import numbers_of
     from milkglass.client.session import codec_of
     from milkglass.client.training_request import write_rows
@@ -163,11 +173,15 @@ def _training_rows(
     numbers = numbers_of(unlocked.key, train)
     unlocked = unlocked.remember(numbers)
     length = min(long.limit, codec.limit)
-    with bars(as_json) as stage:
-        written = write_rows(unlocked, codec, source, out, train.rows, numbers, length, stage, note, long.skip)
+    with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
+        target = out if layout is None else Path(scratch) / "rows.parquet"
+        written = write_rows(unlocked, codec, source, target, train.rows, numbers, length, stage, note, long.skip)
+        if layout is not None:
+            write_layout(target, layout, out)
     info = {"file": str(out), "task": train.task, "rows": written.rows, "tokens": written.tokens, "cut": written.cut,
             "left_out": len(written.left_out)}  # fmt: skip
-    emit(as_json, info, f"wrote {out}: {written.rows:,} rows, {written.tokens:,} tokens; `milkglass upload` sends it")
+    next_ = "`milkglass upload` sends it" if layout is None else "any trainer of ids reads it: `milkglass train-config`"
+    emit(as_json, info, f"wrote {out}: {written.rows:,} rows, {written.tokens:,} tokens; {next_}")
 
 
 # --- inside -----------------------------------------------------------------------------------------------------------
@@ -193,12 +207,6 @@ def _plainly(codec: Codec, batch: list[InputRow], max_length: int | None, trunca
     for number, one in enumerate(encoded.ids):
         types = {} if encoded.token_type_ids is None else {"token_type_ids": encoded.token_type_ids[number].tolist()}
         yield {"ids": one.tolist(), **types}
-
-
-def _batches(rows: Iterable[InputRow]) -> Iterator[list[InputRow]]:
-    rows = iter(rows)
-    while batch := list(islice(rows, BATCH)):
-        yield batch
 
 
 def _lists(words: list[str]) -> list[list[int]]:

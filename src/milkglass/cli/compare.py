@@ -7,15 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.ui.columns import ROWS, ColumnOptions
-from milkglass.cli.ui.options import AsJson, parameters, with_options
+from milkglass.cli.ui.columns import ROWS, ColumnOptions, say_skipped
+from milkglass.cli.ui.options import AsJson, option_of, parameters, with_options
 from milkglass.cli.ui.terminal import emit, note, resumable, table
 
 if TYPE_CHECKING:
     from milkglass.experiments.procedures.own_rows import Compared
 
-SEND_NOTHING = (
-    "nothing shows that {name} is better than what you do alone in seconds, with nothing sent: don't send anything"
+NOT_APART = (
+    "{name} and what you do alone in seconds, with nothing sent, cannot be told apart with these {rows:,} rows: "
+    "nothing shows that sending them gains anything"
+)
+WORSE = (
+    "and is {gap:.1f} points below what you do alone in seconds, with nothing sent ({low:.1f} to {high:.1f}): don't "
+    "send anything"
+)
+FALLING = (
+    "{name}: the loss was still falling when the training ended ({before:.3f}, then {last:.3f} in its last quarter): "
+    "it was too short to tell, and more --epochs may change this row"
 )
 NO_DIFFERENCE = "what {name} costs cannot be told from chance with these {rows:,} rows"
 COSTS = "{name} costs {gap:.1f} points of accuracy ({low:.1f} to {high:.1f})"
@@ -52,7 +61,6 @@ def compare(
     chosen by the held-out rows.
     """
     from milkglass.client.key.generate import scheme_for
-    from milkglass.client.obfuscate.preflight import require_scramblable
     from milkglass.client.training_defaults import training_defaults
     from milkglass.experiments.procedures.own_rows import OwnRows
     from milkglass.experiments.procedures.own_rows import compare as compared
@@ -63,14 +71,17 @@ def compare(
     from milkglass.schemes.catalogue import SCHEMES
     from milkglass.server.spec import hyperparameters_of
 
-    rows = OwnRows.read(columns.file(data), None if validation is None else columns.file(validation), seed)
     given = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
+    hyperparameters_of(given, option_of)  # before anything is read
+    rows = OwnRows.read(
+        columns.file(data), None if validation is None else columns.file(validation), seed,
+        lambda file, found: say_skipped(file, found.blank, found.empty),
+    )  # fmt: skip
     settings = hyperparameters_of(training_defaults("classification", len(rows.train.texts), given, False))
     base = Checkpoint.open(resolve(model))
     name = scheme or ("coarse" if of(base).kind == "encoder" else "obfuslm")
     values = read_words(type(SCHEMES[name]), words or [], name, without=["bands", "map"])
     chosen = scheme_for(base, name, **values)
-    require_scramblable(base, chosen, False)
     with resumable(out):
         found = compared(base, chosen, name, rows, settings, seed, out, note)
     emit(as_json, _document(found, name, settings), lambda: "\n".join(_words(found, name)))
@@ -93,8 +104,11 @@ def _words(found: Compared, scheme: str) -> list[str]:
         lines.append(COSTS.format(**about, gap=100 * lost.value, low=100 * lost.low, high=100 * lost.high))
     if won.low > 0:
         lines.append(GAINS.format(gap=100 * won.value, low=100 * won.low, high=100 * won.high))
+    elif won.high < 0:
+        lines.append(WORSE.format(gap=-100 * won.value, low=-100 * won.high, high=-100 * won.low))
     else:
-        lines.append(SEND_NOTHING.format(**about))
+        lines.append(NOT_APART.format(**about))
+    lines += [FALLING.format(name=one, before=before, last=last) for one, (before, last) in found.falling.items()]
     return [*lines, "", f"{scheme}:", *label_report.words(found.confusion(scheme))]
 
 
@@ -105,6 +119,7 @@ def _document(found: Compared, scheme: str, settings: dict[str, Any]) -> dict[st
     gaps = {"loss": found.gap(PLAIN, scheme), "gain over alone": found.gap(scheme, found.alone)}
     return {
         "training": settings,
+        "loss still falling": {name: list(means) for name, means in found.falling.items()},
         "rows": {name: label_report.document(found.confusion(name)) for name in found.answers},
         **{
             name: {"points": 100 * one.value, "interval": [100 * one.low, 100 * one.high]} for name, one in gaps.items()

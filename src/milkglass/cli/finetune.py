@@ -14,7 +14,7 @@ import typer
 
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.job_progress import Fetch, comeback, finish
-from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, open_session, with_options
+from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, open_session, option_of, with_options
 from milkglass.cli.ui.terminal import bars, emit
 from milkglass.errors import UsageError
 
@@ -131,10 +131,11 @@ def finetune(
     }  # fmt: skip
     from milkglass.client.training_request import require_hyperparameters
 
-    require_hyperparameters(hyperparameters, _option)
+    require_hyperparameters(hyperparameters, option_of)
+    unlocked = key.open()
     train, about = columns.training(data, task)
     judged = None if validation is None else columns.training(validation, about.task)[0]
-    with open_session(key, server) as session:
+    with open_session(key, server, unlocked) as session:
         with bars(as_json) as stage:
             job = session.finetune(
                 model_id, train, validation=judged, task=task, suffix=suffix, hold_out=hold_out, skip_long=skip_long,
@@ -142,17 +143,12 @@ def finetune(
                 **hyperparameters,
             )  # fmt: skip
         if detach:
-            emit(as_json, {"job": job.id, "status": job.status}, comeback(job.id, server))
+            emit(as_json, {"job": job.id, "status": job.status}, comeback(job.id, server, key))
             return
         use = "generate" if job.task == "causal-lm" else "classify"
         most = partial(_largest, session.unlocked, key.model)
         names = session.unlocked.key.info.labels_by_job.get(job.id, {})
-        finish(session.remote, job.id, fetch, server, as_json, (use, str(key)), most, names)
-
-
-def _option(name: str) -> str:
-    """The option that sets a hyperparameter."""
-    return "--epochs" if name == "n_epochs" else f"--{name.replace('_', '-')}"
+        finish(session.remote, job.id, fetch, server, as_json, (use, key), most, names)
 
 
 def _largest(unlocked: UnlockedKey, model: str | None) -> int:

@@ -53,6 +53,10 @@ def classify(
             "that was sent.  [default: of the job that made the model]",
         ),
     ] = None,
+    id_column: Annotated[
+        str | None,
+        typer.Option("--id-column", help="Of a table: the column that names its rows.  [default: id, else numbers]"),
+    ] = None,
     *,
     columns: ColumnOptions,
     key: KeyOptions,
@@ -62,15 +66,16 @@ def classify(
     """Classify texts: a line "label <tab> probability" for each; for a regression its number.
 
     A line of stdin or --in is a text, {"text": ...} or {"text": ..., "text_pair": ...}. Of a table the columns of texts
-    are read, and no labels.
+    are read, and no labels; a last column has each row's id, or its number in the file.
     """
     if text and source:
         raise UsageError("texts and --in were both given", "give one of them")
-    rows = to_classify(text, source, columns)
+    unlocked = key.open()
+    rows = to_classify(text, source, columns, id_column)
     texts, pairs = [row.text for row in rows], paired(rows, pair)
-    with open_session(key, server) as session, bars(as_json) as stage, named(rows):
+    with open_session(key, server, unlocked) as session, bars(as_json) as stage, named(rows):
         results = session.classify(model_id, texts, pairs, truncate=truncate, labels_of=labels_of, stage=stage)
-    show_classified(results, as_json)
+    show_classified(results, as_json, [row.mark for row in rows])
 
 
 # --- generate ---------------------------------------------------------------------------------------------------------

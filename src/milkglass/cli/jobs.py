@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from milkglass.cli.ui.job_progress import NUMBERS, Fetch, finish, steps_of
-from milkglass.cli.ui.options import AsJson, ServerOptions, Yes, with_options
+from milkglass.cli.ui.options import AsJson, KeyOptions, ServerOptions, Yes, with_options
 from milkglass.cli.ui.terminal import cell, confirm, emit, moment, table
 from milkglass.errors import UsageError
 
@@ -24,7 +25,7 @@ def jobs(*, server: ServerOptions, as_json: AsJson = False) -> None:
     emit(as_json, {"jobs": [_document(job) for job in result]}, lambda: _words(result))
 
 
-@with_options
+@partial(with_options, required=False)
 def job(
     job_id: Annotated[str, typer.Argument(help="The job's id: `finetune` printed it, `milkglass jobs` lists it.")],
     follow: Annotated[bool, typer.Option("--follow", help="Watch it to its end.")] = False,
@@ -35,19 +36,25 @@ def job(
     ] = False,
     yes: Yes = False,
     *,
+    key: KeyOptions,
     server: ServerOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Show a fine-tuning job's state. With an option: watch it, stop it, download its model, or delete its record."""
+    """Show a fine-tuning job's state. With an option: watch it, stop it, download its model, or delete its record.
+
+    With --key, --follow shows what the model makes of each class at the end: the key has the classes' names.
+    """
     if sum((follow or fetch is not None, cancel, delete)) > 1:
         raise UsageError("more than one thing to do with the job was given", "give --follow, --cancel or --delete")
+    labels = {} if key.key is None else key.open().key.info.labels_by_job.get(job_id, {})
     with server.open() as remote:
         if delete:
             _delete(remote, job_id, yes, as_json)
             return
         state = remote.job(job_id)  # first: a job that is not there, or a server that is down, is reported at once
         if follow or fetch:
-            finish(remote, job_id, fetch, server, as_json)
+            use = ("classify", key) if labels else None
+            finish(remote, job_id, fetch, server, as_json, use, labels=labels)
             return
         if cancel:
             remote.cancel(job_id)

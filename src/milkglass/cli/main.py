@@ -22,11 +22,15 @@ from milkglass.cli.federated.commands import federated
 from milkglass.cli.finetune import finetune
 from milkglass.cli.inference import chat, classify, generate
 from milkglass.cli.jobs import job, jobs
-from milkglass.cli.key import keys
+from milkglass.cli.key import life  # noqa: F401  (adds its commands to `keys`)
+from milkglass.cli.key.commands import keys
+from milkglass.cli.obfuscation.export import export
 from milkglass.cli.obfuscation.models import models
 from milkglass.cli.obfuscation.obfuscate import obfuscate
+from milkglass.cli.obfuscation.train_config import train_config
 from milkglass.cli.obfuscation.upload import upload, uploads
 from milkglass.cli.obfuscation.verify import verify
+from milkglass.cli.proxy.commands import proxy
 from milkglass.cli.reproduce import data, reproduce
 from milkglass.cli.sanitize import sanitize
 from milkglass.cli.serve import serve
@@ -117,8 +121,8 @@ def demo(
 
 
 for command in (
-    *(models, obfuscate, verify, encode, decode, sanitize, serve, upload, uploads, finetune, compare, jobs, job),
-    *(classify, generate, chat, audit, reproduce, data, demo),
+    *(models, obfuscate, verify, export, encode, decode, sanitize, serve, upload, uploads, finetune, compare, jobs),
+    *(job, train_config, classify, generate, chat, proxy, audit, reproduce, data, demo),
 ):
     app.command()(command)
 for name, group in {"split": splits, "federated": federated, "key": keys}.items():

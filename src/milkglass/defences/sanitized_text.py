@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from milkglass import files
 from milkglass.client.codec.codec import Encoded
 from milkglass.defences.obfuscated_tables import copied, public_codec, unreadable
 from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
@@ -185,13 +186,8 @@ class SanitizerDefence(Defence):
         allowed = hashlib.sha256("\n".join(sorted(self.method.allow)).encode()).hexdigest()
         return {
             "name": self.name,
-            "words": None if self.words is None else {"file": self.words.name, "sha256": digest_of(self.words)},
+            "words": None if self.words is None else {"file": self.words.name, "sha256": files.sha256(self.words)},
             **self.method.document(),
             **({"allowed": allowed} if self.method.allow else {}),
             **({} if self.by == "words" else {"by": self.by}),
         }
-
-
-def digest_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

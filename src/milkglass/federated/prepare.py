@@ -21,6 +21,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import longest
 from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.ghost.ghost import Ghost
+from milkglass.sanitizers.ghost.selection import SelectionMethod
 from milkglass.sanitizers.ghost.tally import document
 from milkglass.sanitizers.tables.vocabulary import opened
 from milkglass.sequences import Ids, Sequences
@@ -135,14 +136,17 @@ def _stamp(ghost: Ghost, rows: SiteRows) -> Stamp:
     return Stamp(GHOST, model, rows.digest(), ghost.searching.document(), ghost.selection.document())
 
 
-def matches(source: Source, folder: Path, labels: Mapping[str, int], plain: bool, model: Path) -> None:
-    """Whether a site's folder is of this file's texts and classes, and of this model, if it has a stamp. Raises
-    UsageError; a damaged folder is reported by `load`."""
+def matches(
+    source: Source, folder: Path, labels: Mapping[str, int], selection: SelectionMethod | None, model: Path
+) -> None:
+    """Whether a site's folder is of this file's texts and classes, and of this model, if it has a stamp. selection:
+    GHOST's; None: the texts are as they were. Raises UsageError; a damaged folder is reported by `load`."""
     if not (folder / ROWS).is_file():
         return  # a site that dropped out, which is reported in its round
     rows, stamp = load(folder), stamp_of(folder)
     examples = examples_of(source, labels)
-    same = [labels[str(one.label)] for one in examples] == rows.labels.tolist() and plain == (stamp is None)
+    same = [labels[str(one.label)] for one in examples] == rows.labels.tolist()
+    same = same and (selection is None) == (stamp is None)
     if same and stamp is None:
         with _named(examples, source):
             own = Sequences.of(originals(model, [one.text for one in examples]))
@@ -152,6 +156,11 @@ def matches(source: Source, folder: Path, labels: Mapping[str, int], plain: bool
             f"{folder} was prepared from other rows than {source.name} has, for another model, or with another choice "
             "of --plain",
             "give a new folder for the run, or remove that one",
+        )
+    if stamp is not None and stamp.selection.get("way") != selection:
+        raise UsageError(
+            f"{folder} was prepared with --selection {stamp.selection.get('way')}, not {selection}",
+            "give the same, or a new folder for the run",
         )
     if not of_texts(folder, [one.text for one in examples]):
         raise UsageError(

@@ -16,6 +16,7 @@ from milkglass.federated.rows import load, secret_of
 from milkglass.federated.site import FederatedTraining, Site, load_weights
 from milkglass.federated.state import FederatedRun, FinishedRound, record
 from milkglass.progress import Log, Progress, no_log, no_progress
+from milkglass.sanitizers.ghost.selection import SelectionMethod
 from milkglass.signature import signature
 from milkglass.threat.training_step import SharedStep
 
@@ -124,9 +125,12 @@ def _require_counts(update: Update, training: FederatedTraining) -> None:
         )
 
 
-def settings_of(training: FederatedTraining, classes: int, seed: int) -> dict[str, Any]:
-    """What a server knows of a job. seed: of the head."""
-    return {**training.deciding(), "classes": classes, "seed": seed}
+def settings_of(
+    training: FederatedTraining, classes: int, seed: int, selection: SelectionMethod = "states"
+) -> dict[str, Any]:
+    """What a server knows of a job. seed: of the head. selection: GHOST's, recorded where it is not the paper's."""
+    way = {} if selection == "states" else {"selection": selection}
+    return {**training.deciding(), "classes": classes, "seed": seed, **way}
 
 
 def job_of(model: str, sites: Sequence[Site], training: FederatedTraining, classes: int, seed: int) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.metrics.ifeval_rules import RULES, UNSUPPORTED
@@ -83,6 +84,7 @@ class Figures:
         unchecked: rules that were not checked, each with how often it was given.
         unchecked_prompts: prompts with such a rule, which count by instruction only.
         by_rule: of each rule checked the strict share and how often it was given.
+        strict: (u,) how many instructions of each prompt are kept strictly.
     """
 
     measures: Mapping[str, Interval]
@@ -91,6 +93,7 @@ class Figures:
     unchecked: Mapping[str, int]
     unchecked_prompts: int
     by_rule: Mapping[str, tuple[float, int]]
+    strict: NDArray[np.int64]
 
 
 def forms(answer: str) -> list[str]:
@@ -126,4 +129,5 @@ def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Gene
         {rule: many for rule, many in times.items() if rule in UNSUPPORTED},
         int((~whole).sum()),
         {rule: (right[rule] / many, many) for rule, many in sorted(times.items()) if rule in RULES},
+        np.array([sum(bool(one) for one in row) for row in strict], np.int64),
     )

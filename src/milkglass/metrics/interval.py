@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,9 +37,20 @@ class Interval:
         return f"{100 * self.value:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
 
     @property
+    def half_width(self) -> float:
+        """Half of the interval's width; nan where the value stands alone."""
+        return (self.high - self.low) / 2
+
+    @property
     def alone(self) -> Interval:
         """The value without its interval, of a figure that is not a sample's."""
         return Interval(self.value, math.nan, math.nan, self.units)
+
+
+def with_spread(measures: Mapping[str, Interval], of: str = "", scale: float = 100) -> dict[str, float]:
+    """ "NAME" and half of the interval's width, "NAME +-", both followed by `of`. scale: 100 for percent."""
+    values = {f"{name}{of}": scale * one.value for name, one in measures.items()}
+    return values | {f"{name} +-{of}": scale * one.half_width for name, one in measures.items()}
 
 
 UNDEFINED = Interval(float("nan"), float("nan"), float("nan"), 0)

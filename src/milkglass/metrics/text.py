@@ -12,7 +12,7 @@ published kind, which counts them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -64,6 +64,19 @@ def likeness(original: str, guess: str) -> tuple[float, float, float, float]:
 
 
 # How good generated text is: perplexity, and ROUGE against references; each with a bootstrap interval over texts.
+def mean_loss(losses: NDArray[np.float64], tokens: NDArray[np.float64], rng: np.random.Generator) -> Interval:
+    """The mean loss of a token, in nats. losses: (u,) each text's sum; tokens: (u,) how many it has. Texts are what is
+    resampled, for the tokens of one fall together. nan where there are no tokens."""
+    if losses.shape != tokens.shape or losses.ndim != 1:
+        raise UsageError(f"losses of shape {losses.shape} for tokens of shape {tokens.shape}", "give one a text")
+
+    def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+        below = counts @ tokens
+        return np.divide(counts @ losses, below, out=np.full(len(below), np.nan), where=below > 0)
+
+    return resampled(statistic, len(losses), rng)
+
+
 def perplexity(losses: NDArray[np.float64], tokens: NDArray[np.float64], rng: np.random.Generator) -> Interval:
     """exp of the mean loss of a token. losses: (u,) each text's sum, in nats; tokens: (u,) how many it has. Texts are
     what is resampled, for the tokens of one fall together. nan where there are no tokens."""
@@ -77,11 +90,19 @@ def perplexity(losses: NDArray[np.float64], tokens: NDArray[np.float64], rng: np
     return resampled(statistic, len(losses), rng)
 
 
-def rouge(texts: Sequence[str], references: Sequence[str], rng: np.random.Generator) -> dict[str, Interval]:
-    """Mean F of each measure of text.py, by its name."""
+def rouge_rows(texts: Sequence[str], references: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    """(u,) F of each text for each measure of NAMES, from 0 to 1."""
     if len(texts) != len(references):
         raise UsageError(f"{len(texts)} texts for {len(references)} references", "give one each")
     rows = [likeness(reference, one) for one, reference in zip(texts, references, strict=True)]
-    scores = np.array(rows, np.float64).reshape(-1, len(NAMES))
-    ones = np.ones(len(scores))
-    return {name: ratio(scores[:, i], ones, rng) for i, name in enumerate(NAMES)}
+    return dict(zip(NAMES, np.array(rows, np.float64).reshape(-1, len(NAMES)).T, strict=True))
+
+
+def means(rows: Mapping[str, NDArray[np.float64]], rng: np.random.Generator) -> dict[str, Interval]:
+    """The mean over (u,) texts of each measure."""
+    return {name: ratio(scores, np.ones(len(scores)), rng) for name, scores in rows.items()}
+
+
+def rouge(texts: Sequence[str], references: Sequence[str], rng: np.random.Generator) -> dict[str, Interval]:
+    """Mean F of each measure of NAMES."""
+    return means(rouge_rows(texts, references), rng)

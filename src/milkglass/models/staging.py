@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from milkglass.errors import CorruptCheckpoint, UsageError, WrongBaseModel
+from milkglass.files import finish
 from milkglass.models.checkpoint import INDEX, Checkpoint, read_json, write_json
 from milkglass.models.safetensors_file import DTYPES, RowBlocks, TensorRef, has_notes, read_header, write_safetensors
 from milkglass.progress import Progress
@@ -72,7 +73,7 @@ class Staging:
 
     def commit(self) -> None:
         self._log.unlink()
-        self.folder.rename(self.target)
+        finish(self.folder, self.target)
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,16 @@ import hmac
 import json
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 BYTES = 32  # of a key
 
@@ -134,6 +137,8 @@ class Stream:
 # Out of scope: what is added, and where it goes.
 def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """SHA-256 over names, shapes, types and all numbers."""
+    import torch
+
     whole = hashlib.sha256()
     for name in sorted(tensors):
         one = tensors[name].detach().cpu().contiguous()

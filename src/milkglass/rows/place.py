@@ -1,7 +1,10 @@
 """Where a row is and what its columns are, for messages.
 
-A message names the file, the line and the column, and never a cell's content: it may be private. Names of columns are
-shown only where they look like names, since the first line of a file without a header is text.
+A message names the file, the line and the column, and never a cell's content: it may be private. The first line of a
+file without a header is a row of text. It is taken as a header, and shown whole, where one of its cells is a column
+that the user or the program looks for, however it is written ("Customer said" for customer_said): a row of text that
+holds that very word as a cell is not to be expected. In any other first line a cell with a blank, such as "my arm
+hurts", may be text. Of those only the single words that look like names are shown, and the rest is counted.
 """
 
 from __future__ import annotations
@@ -16,7 +19,11 @@ from milkglass.errors import CodecError, EmptyText
 SHOWN = 20  # column names in a message
 FIRST = 3  # places in a message
 
+WIDEST = 64  # characters of a column's name in a message
+USUAL = frozenset({"text", "sentence", "label"})  # columns that are looked for in any file
+
 _NAME = re.compile(r"[A-Za-z_#][\w#.-]{0,31}", re.ASCII)
+_BETWEEN = re.compile(r"[\W_]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ def require_columns(file: str, names: Sequence[str], needed: Sequence[str], text
     if texts and not {*texts} & {*names}:
         raise CodecError(
             f"the header of {file} names no column {' or '.join(texts[:2])}",
-            f"{columns_there(names)}; --text-column names the column of texts",
+            f"{columns_there(names, (*needed, *texts))}; --text-column names the column of texts",
         )
     if lost := [name for name in needed if name not in names]:
         raise CodecError(f"the header of {file} names no column {lost[0]}", columns_there(names, needed))
@@ -65,20 +72,40 @@ def require_columns(file: str, names: Sequence[str], needed: Sequence[str], text
 
 
 def columns_there(names: Collection[str], known: Collection[str] = ()) -> str:
-    """ "the columns there are: id, text". What does not look like a name is counted and not shown."""
-    shown = [name for name in names if name in known or _NAME.fullmatch(name)]
+    """ "the columns there are: id, customer said". What may be text is counted and not shown, see above.
+
+    Args:
+        known: columns that are looked for, beside the USUAL ones.
+    """
+    looked_for = {_plain(name) for name in (*known, *USUAL)} - {""}
+    header = any(_plain(name) in looked_for for name in names)
+    shown = [_shown(name) for name in names if name.strip() and (header or _NAME.fullmatch(name))]
     hidden = len(names) - len(shown[:SHOWN])
     if len(names) == 1 and not shown:
         return "its first line is one cell: --delimiter names the sign between cells, or leave it out"
     if not shown:
         return f"its first line has {hidden} cells and looks like no header: add one that names the columns"
-    return f"the columns there are: {', '.join(shown[:SHOWN])}" + (f" and {hidden} more" if hidden else "")
+    if not hidden:
+        return f"the columns there are: {', '.join(shown)}"
+    why = "" if header else ", not shown here: a first line with blanks in its cells may be text"
+    return f"the columns there are: {', '.join(shown[:SHOWN])} and {hidden} more{why}"
+
+
+def _plain(name: str) -> str:
+    """As names are compared: small letters, without what stands between words."""
+    return _BETWEEN.sub("", name).casefold()
+
+
+def _shown(name: str) -> str:
+    """A name in a message: printable, on one line, of bounded length."""
+    line = "".join(one if one.isprintable() else "\ufffd" for one in name)
+    return line if len(line) <= WIDEST else f"{line[:WIDEST]}..."
 
 
 def text_of(place: Place, row: Row, column: str) -> str:
     """A cell that must hold text. Raises CodecError, EmptyText."""
     if column not in row:
-        raise CodecError(f"{place} has no {column}", columns_there(list(row)))
+        raise CodecError(f"{place} has no {column}", columns_there(list(row), (column,)))
     value = row[column]
     if not isinstance(value, str):
         raise CodecError(f"{place} has a {column} that is not a string", "give a string")

@@ -158,8 +158,10 @@ def shape_of(
         except UnicodeDecodeError:
             raise not_utf8(path) from None
     if missing := sorted((also | keep) - set(header)):
-        hint = "check --text-column" if missing[0] in also else "check --keep-column"
-        raise CodecError(f"the header of {path.name} has no column {missing[0]!r}", f"{hint}; {columns_there(header)}")
+        hint, there = "check --text-column" if missing[0] in also else "check --keep-column", also | keep
+        raise CodecError(
+            f"the header of {path.name} has no column {missing[0]!r}", f"{hint}; {columns_there(header, there)}"
+        )
     if not texts & set(header):
         raise CodecError(
             f"the header of {path.name} names no column of text",

@@ -18,11 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from milkglass.schemes.mixture import Ids, Promise, RowMap
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class Aliased:
 
     def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
         """rows: slots. table: (n, ...)."""
+        import torch
+
         result = table.new_empty((len(rows), *table.shape[1:]))
         origin, copy = self.slots.origin[rows], self.slots.copy[rows]
         for number, part in enumerate(self.parts):

@@ -6,11 +6,13 @@ W @ table is the mixed table. Out of scope: how the clusters and the weights cam
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 Ids = NDArray[np.int64]
 
@@ -71,12 +73,16 @@ class Mixture:
     def apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
         """Those rows of W @ table, in the table's dtype; sums in fp32. So many rows at a time that what they mix, in
         fp32, stays small: a few thousand rows of one block mix most of the table."""
+        import torch  # not for the commands that open a key and no table
+
         counts = self.indptr[rows + 1] - self.indptr[rows]
         most = max(1, BLOCK_BYTES // (4 * max(1, table[0].numel())))
         blocks = np.split(rows, np.flatnonzero(np.diff(np.cumsum(counts) // most)) + 1)
         return torch.cat([self._apply(table, block) for block in blocks]) if len(rows) else table[:0]
 
     def _apply(self, table: torch.Tensor, rows: Ids) -> torch.Tensor:
+        import torch
+
         counts = self.indptr[rows + 1] - self.indptr[rows]
         places = np.repeat(self.indptr[rows] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
         places += np.arange(len(places))

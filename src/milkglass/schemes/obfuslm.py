@@ -63,7 +63,6 @@ class ObfusLM(Scheme):
     rows: Literal["shared"] | None = None
 
     name: ClassVar[str] = "obfuslm"
-    counts_corpus: ClassVar[bool] = True
     paper: ClassVar[Paper] = papers.OBFUSLM.but(
         "1. Algorithm 1's inner loop never tests B[j]; read literally, most tokens fall into several clusters. "
         "Assigned tokens are skipped, before the stop test, as the prose says (one cluster per embedding).",

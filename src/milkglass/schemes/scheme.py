@@ -34,14 +34,12 @@ class Scheme(abc.ABC):
         name: as a key file keeps it.
         broken: why it must not be relied on.
         hashed: whether the permutation sorts keyed hashes.
-        counts_corpus: whether it can keep tokens apart that are not equally common (`with_counts`).
     """
 
     name: ClassVar[str]
     paper: ClassVar[Paper]
     broken: ClassVar[str | None] = None
     hashed: ClassVar[bool] = False
-    counts_corpus: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(self)
@@ -108,7 +106,7 @@ class Scheme(abc.ABC):
         """Raises UsageError for a vocabulary of too few tokens. special: how many of them are special."""
 
     def with_counts(self, counts: NDArray[np.int64], factor: float) -> Scheme:
-        """The scheme in frequency bands. counts: (n,) of each token. Raises UsageError without `counts_corpus`."""
+        """The scheme in frequency bands. counts: (n,) of each token. Raises UsageError for a scheme without bands."""
         raise UsageError(f"{self.name} has no frequency bands", "use obfuslm, or leave bands out")
 
     @abc.abstractmethod

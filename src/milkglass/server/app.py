@@ -17,12 +17,14 @@ from milkglass.server.connections.process import prepare, run
 from milkglass.server.http import errors, routes_files, routes_inference, routes_jobs, routes_models
 from milkglass.server.http.auth import Guard
 from milkglass.server.http.bodies import BodyRule
+from milkglass.server.inference.runners import runner_named
 from milkglass.server.settings import ServerSettings
 from milkglass.server.storage.data_dir import DataDir
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
     """Opens nothing but the token yet: the home is taken when the application starts, and given back when it ends."""
+    runner_named(settings.runner)  # not at the first request
     home = DataDir(settings.home, settings.spare_disk)
     home.claim()
     token = home.token(settings.token)

@@ -99,6 +99,7 @@ class ServerSettings:
     max_batch: int = 16  # rows of one forward pass
     max_waiting: int = 1024  # rows that may wait for a model; more get 503
     max_loaded_models: int = 2
+    runner: str = "transformers"  # of inference/runners.py
     inference_threads: int | None = None  # CPU threads; None: torch's choice
 
     training_threads: int | None = None

@@ -252,7 +252,7 @@ def save_result(model: PreTrainedModel, job: Path, base: Path) -> None:
     if (base / "generation_config.json").is_file():
         shutil.copyfile(base / "generation_config.json", partial / "generation_config.json")
     shutil.rmtree(job / "result", ignore_errors=True)  # of a run that was killed before it could say that it was done
-    partial.rename(job / "result")
+    files.finish(partial, job / "result")
 
 
 def explain(error: BaseException, job: Path) -> str:

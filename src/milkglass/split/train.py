@@ -17,6 +17,7 @@ from pathlib import Path
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from milkglass import files
 from milkglass.client.data.data_file import Source
 from milkglass.client.data.dataset import number_labels, read_examples, require_classes, summarise, unlabelled
 from milkglass.client.data.training_rows import in_fresh_order
@@ -143,7 +144,7 @@ def _place(moves: dict[Path, Path]) -> None:
     done: list[Path] = []
     try:
         for created, expected in moves.items():
-            created.rename(expected)
+            files.finish(created, expected)
             done.append(expected)
     except BaseException:  # one half alone is of no use
         for expected in done:

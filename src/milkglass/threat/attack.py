@@ -126,7 +126,7 @@ def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str
     """None when the attack applies, else the reason, in words for the user."""
     if missing := attack.sees - transcript.kinds:
         names = ", ".join(sorted(one.__name__.lower() for one in missing))
-        return f"the transcript holds no {names}"
+        return f"the server sees no {names}"
     if Weights in attack.sees and not any(one.model.has_table for one in transcript.all(Weights)):
         return "the model on the server holds no table of embeddings"
     for name in sorted(attack.assumes):

@@ -34,6 +34,9 @@ class LabelledTexts:
     labels: Sequence[int] | Sequence[float] = field(repr=False)
     pairs: Sequence[str] | None = field(default=None, repr=False)
 
+    def part(self, rows: slice) -> LabelledTexts:
+        return LabelledTexts(self.texts[rows], self.labels[rows], None if self.pairs is None else self.pairs[rows])
+
 
 class Client(abc.ABC):
     """The half that keeps the secrets."""

@@ -6,12 +6,7 @@ model has wider ones than those of other tests.
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,18 +23,12 @@ from milkglass.split.decoder.client import SplitSampling
 from milkglass.split.decoder.engines import PromptEmbedsEngine, packed_vectors
 from tests import tiny
 from tests.cli.kit import call, document
+from tests.engines.real import KEY, NAME, WIDE, free_port, installed, started
 from tests.split.decoder.kit import PATIENCE, PROMPT, TOKEN, serving
 from tests.split.decoder.test_equal import PROMPTS, greedy
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
-NAME, KEY = "tiny", "api-key-of-the-engine"
-STARTING = 600.0  # seconds
 PRIVATE = "my father has a fever since yesterday"
-WIDE = {"hidden_size": 128, "head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,8 +47,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    interpreter = os.environ.get("MILKGLASS_VLLM")
-    assert interpreter, "MILKGLASS_VLLM names no interpreter: `make test-engines` sets it"
+    interpreter = installed("MILKGLASS_VLLM")
     folder = tmp_path_factory.mktemp("engine")
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**{**tiny.LLAMA, **WIDE}, tie_word_embeddings=True)).eval()
@@ -68,36 +56,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             parameter += 0.05 * torch.randn_like(parameter)
     model.save_pretrained(folder / "model")
     tiny.tokenizer().save_pretrained(folder / "model")
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     words = [interpreter, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "model")]
     words += ["--host", "127.0.0.1", "--port", str(port), "--enable-prompt-embeds", "--dtype", "float32"]
     words += ["--max-model-len", "64", "--max-num-seqs", "4", "--enforce-eager"]
     words += ["--served-model-name", NAME, "--api-key", KEY]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | ENVIRONMENT
-    with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
-        try:
-            _wait(f"http://127.0.0.1:{port}/health", process, folder / "log.txt")
-            yield Running(
-                PromptEmbedsEngine(f"http://127.0.0.1:{port}", NAME, KEY, patience=PATIENCE), folder / "model"
-            )
-        finally:
-            process.terminate()
-            process.wait(120)
-
-
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + STARTING
-    while time.monotonic() < until:
-        assert process.poll() is None, log.read_text("utf-8", "replace")[-3000:]
-        try:
-            if httpx2.get(url, timeout=5).status_code == 200:
-                return
-        except httpx2.HTTPError:
-            time.sleep(0.5)
-    raise AssertionError(f"vLLM did not start: {log.read_text('utf-8', 'replace')[-3000:]}")
+    with started(words, port, folder / "log.txt") as url:
+        yield Running(PromptEmbedsEngine(url, NAME, KEY, patience=PATIENCE), folder / "model")
 
 
 @pytest.mark.parametrize("streaming", [True, False])

@@ -108,7 +108,7 @@ def _tables(transcript: Transcript) -> tuple[torch.Tensor, torch.Tensor] | str:
     """The table before and after fine-tuning, or why they can't be compared."""
     before, after = transcript.weights(tuned=False), transcript.weights(tuned=True)
     if before is None or after is None:
-        return "the transcript holds no model both before and after fine-tuning"
+        return "the server is not known to have the model both before and after fine-tuning"
     uploaded, tuned = before.table, after.table
     if uploaded.shape != tuned.shape:
         return f"the table is {_size(tuned)} after fine-tuning, and was {_size(uploaded)}"

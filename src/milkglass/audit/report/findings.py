@@ -159,10 +159,12 @@ def _understated(scene: Scene, cells: tuple[AttackResult, ...], best: AttackResu
     parts = [one for one in (_weak(cells, best), _nominal(scene, cells)) if one]
     if not parts:
         return None
+    rule = "the strongest attack reads half as much again as nearest neighbours"
+    if scene.scheme.get("k"):
+        rule += ", or a blind guess in a cluster is right twice as often as 1/k"
     return Finding(
         "The usual measures understate this",
-        "the strongest attack reads half as much again as nearest neighbours, or a blind guess in a cluster is right "
-        "twice as often as 1/k",
+        rule,
         f"{'; '.join(parts)}. Papers look at one token at a time, and take the tokens of a cluster for equally common. "
         "A real attacker does neither.",
         "Judge by the strongest figure.",
@@ -255,11 +257,13 @@ def _special(scene: Scene) -> Finding | None:
     if not count:
         return None
     if scene.symbols is not None:
+        words = bool(scene.scheme.get("function_words"))
         return Finding(
-            "Special tokens, function words and lengths are read by anyone",
+            f"Special tokens{', function words' if words else ''} and lengths are read by anyone",
             f"a token has a symbol of its own: here {count:,}",
             "Where a text begins and ends, how long it is, where these tokens are: this is not hidden.",
-            "Fewer --function-words; special tokens keep their symbols, since the model needs them.",
+            f"{'Fewer --function-words; s' if words else 'Nothing: s'}pecial tokens keep their symbols, since the "
+            "model needs them.",
         )
     return Finding(
         "Special tokens and lengths are read by anyone",

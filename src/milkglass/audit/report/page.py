@@ -54,7 +54,7 @@ def duration(seconds: float) -> str:
 
 def drawn(result: Audit) -> dict[str, str]:
     """The charts, as SVG, by name; each is also written beside the page."""
-    nominal = {f"1/k, promised for k = {result.kept['k']}": 1 / result.kept["k"]} if result.kept else {}
+    nominal = {} if (k := result.nominal_k) is None else {f"1/k, promised for k = {k}": 1 / k}
     nominal["guessing the commonest word each time"] = result.floors["commonest token"]
     words, content = "read of all words and pieces of words, in %", "read of the content words, in %"
     points = [replace(one, adversary=_attacker(one.adversary)) for one in result.curve]

@@ -111,6 +111,12 @@ class Audit:
         """The largest number of tokens on the curve of an attacker."""
         return max((point.tokens for point in self.curve if point.adversary == adversary), default=0)
 
+    @property
+    def nominal_k(self) -> int | None:
+        """k, of a scheme that has this parameter and promises that a guess is right once in k; None: of any other."""
+        k = int(self.scheme.get("k") or 0) if self.kept else 0
+        return k if k > 1 else None
+
     def to_json(self) -> dict[str, Any]:
         result: dict[str, Any] = finite({"milkglass_audit": VERSION, **asdict(self)})
         return result

@@ -75,6 +75,7 @@ def leakage(
     result = Leakage(
         site=site.recorded.site,
         ghost=ghost,
+        selection=site.texts.selection,
         rounds=tuple(attacked),
         refused=refused,
         texts=sum(len(one) for one in site.batches.values()),

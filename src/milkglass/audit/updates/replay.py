@@ -47,6 +47,7 @@ class SiteTexts:
         ghost: whether they passed through it.
         secret: from which its batches follow.
         searched: GHOST's search.
+        selection: how GHOST selected shadows; "": the texts did not pass through it.
     """
 
     rows: SiteRows = field(repr=False)
@@ -54,6 +55,7 @@ class SiteTexts:
     ghost: bool
     secret: bytes = field(repr=False)
     searched: Search = Search()
+    selection: str = ""
 
     @classmethod
     def of(cls, source: Source, folder: Path, model: Path) -> SiteTexts:
@@ -73,7 +75,8 @@ class SiteTexts:
         if (own.lengths != rows.ids.lengths).any() or not (ghost or (own.ids == rows.ids.ids).all()):
             raise UsageError(f"{source.name} holds other texts than the site was prepared from", "give that file")
         searched = searching(stamp.search) if stamp is not None and ghost else Search()
-        return cls(rows, own, ghost, secret_of(folder), searched)
+        way = str(stamp.selection.get("way")) if stamp is not None and ghost else ""
+        return cls(rows, own, ghost, secret_of(folder), searched, way)
 
     def behind(self, seen: Gradients) -> Ids:
         """Which texts were in the batch of a single step, in its order."""

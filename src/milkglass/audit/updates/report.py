@@ -53,6 +53,7 @@ class Leakage:
         public: what text attackers had.
         advice: what would make attackers stronger; "": nothing is known.
         noise: the defence of the gradients, where it adds noise.
+        selection: how GHOST selected shadows; "": the texts did not pass through it.
     """
 
     site: str
@@ -67,6 +68,7 @@ class Leakage:
     public: PublicTexts
     advice: str = ""
     noise: str = ""
+    selection: str = ""
 
     @property
     def done(self) -> list[AttackResult]:
@@ -85,11 +87,14 @@ class Leakage:
     def to_json(self) -> dict[str, Any]:
         """nan becomes null."""
         raw = {
-            "milkglass_update_audit": 1, "site": self.site, "ghost": self.ghost, "rounds": self.rounds,
-            "refused": self.refused, "texts": self.texts, "found": [self._row(one) for one in self.results],
+            "milkglass_update_audit": 1, "site": self.site, "ghost": self.ghost,
+            "rounds": self.rounds, "refused": self.refused, "texts": self.texts,
+            "found": [self._row(one) for one in self.results],
             "floor": self.floor, "public": asdict(self.public), "advice": self.advice, "verdict": verdict(self),
             "attackers_know": ["the model", "the weights of every round", "labels", "lengths", str(self.public)],
         }  # fmt: skip
+        if self.selection not in ("", "states"):  # the paper's is not named, as it never was
+            raw["selection"] = self.selection
         return cast("dict[str, Any]", finite(raw))
 
     def _row(self, one: AttackResult) -> dict[str, Any]:

@@ -109,7 +109,8 @@ def _require_site(run: Path, site: str, rows: Path | None) -> None:
             f"{run} has no rows of a site {site}: the preparation of its sites was interrupted",
             "run the same `milkglass federated run` command again",
         )
-    names = sorted(one.name for one in here.iterdir() if one.is_dir()) if here.is_dir() else []
+    folders = here.iterdir() if here.is_dir() else []
+    names = sorted(one.name for one in folders if one.is_dir() and not one.name.startswith("."))  # else a temporary one
     hint = f"its sites: {', '.join(names)}" if names else "give the site's prepared folder with --rows"
     raise UsageError(f"{run} has no rows of a site {site}", hint)
 
@@ -153,6 +154,9 @@ def _page(result: Leakage, out: Path | None, readings: Path | None) -> str:
         lines += [
             f"- {result.public.left_out:,} public texts contain an attacked text or are part of one: they are left out"
         ]
+    if result.ghost:
+        other = "" if result.selection == "states" else ", which is not the paper's"
+        lines += [f"- ghost's selection of shadows: {result.selection}{other}"]
     lines += [f"- {result.advice}"] if result.advice else []
     if any(one.attack.startswith("shadow-") for one in result.done):
         lines += ["- shadow-...: with all shadows, as an exact inversion would read them; tokens at their places"]

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from milkglass.cli.federated.audit import audit
-from milkglass.cli.federated.prepare import PLAIN, Model, Plain, Seed, prepare, prepared
+from milkglass.cli.federated.prepare import PLAIN, Model, Plain, Seed, SelectionWay, prepare, prepared
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import AsJson, with_options
-from milkglass.cli.ui.terminal import bars, duration, emit, note, resumable, table
+from milkglass.cli.ui.terminal import bars, emit, note, resumable, table
 from milkglass.errors import UsageError
+from milkglass.parameters import Limit
+from milkglass.progress import duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +48,7 @@ def run(
         typer.Option(help="A defence of the gradients besides GHOST, such as gaussian or dp-sgd:noise=0.5."),
     ] = "none",
     plain: Plain = False,
+    selection: SelectionWay = "states",
     seed: Seed = None,
     *,
     columns: ColumnOptions,
@@ -66,6 +69,9 @@ def run(
     from milkglass.sanitizers.files import promised
     from milkglass.threat.training_step import SharedStep
 
+    Limit(0, open=True).require(learning_rate, "--lr", "0.05 is the default")
+    for option, value in (("--rounds", rounds), ("--batch-size", batch_size), ("--minimum", minimum)):
+        Limit(1).require(value, option, "leave it out for the default")
     training = FederatedTraining(method, rounds, learning_rate, batch_size, minimum)
     selected = gradient_defence_named(shield)
     require_ours(out)
@@ -79,11 +85,12 @@ def run(
     if plain:
         note(PLAIN)
     with bars(as_json) as stage:
-        prepared(files, out / "sites", labels, folder, plain, seed, stage)
+        prepared(files, out / "sites", labels, folder, plain, selection, seed, stage, as_json)
         step = SharedStep.open(folder, "classification", len(labels), seed or 0)
         there = [Site(name, out / "sites" / name, selected) for name in files]
         job, weights = job_of(digest, there, training, len(labels), seed or 0), weights_of(step)
-        done = FederatedRun.open(out, job, weights, settings_of(training, len(labels), seed or 0))
+        about = settings_of(training, len(labels), seed or 0, "states" if plain else selection)
+        done = FederatedRun.open(out, job, weights, about)
         if done.done and not as_json:
             note(f"going on after round {len(done.done)}")
         left = max(0, rounds - len(done.done))
@@ -91,12 +98,13 @@ def run(
         if size > LARGE and not as_json:
             note(f"updates are kept as the server sees them: {size / 1e9:.1f} GB in {out}")
         progress = stage("train", left)
-        in_process = InProcessSites(there, step, None if plain else GhostDemand(folder, digest))
+        in_process = InProcessSites(there, step, None if plain else GhostDemand(folder, digest, way=selection))
         with resumable(out, "finished rounds are"):
             done = train(done, in_process, step, training, note, progress)
     document = {
         "out": str(out), "method": method, "rounds": len(done.done), "sites": list(files), "classes": len(labels),
-        "ghost": not plain, "shield": selected.name, "shield_parameters": name_and_parameters(selected),
+        "ghost": not plain, "selection": None if plain else selection,
+        "shield": selected.name, "shield_parameters": name_and_parameters(selected),
         "shield_guarantee": promised(selected.guarantee, seed is not None),
         "shield_spent": promised(selected.spent(len(done.done)), seed is not None),
         "ghost_reports": {one.name: report_of(one.folder) for one in there},
@@ -118,7 +126,9 @@ def _page(document: dict[str, Any], done: FederatedRun, audit: str) -> str:
         (str(number), _number(one.loss), f"{one.length:.4g}", ", ".join(one.missing) or "none")
         for number, one in enumerate(done.done, start=1)
     ]
-    passed = "ghost" if document["ghost"] else "nothing: the texts are unchanged (--plain)"
+    passed = "nothing: the texts are unchanged (--plain)"
+    if document["ghost"]:
+        passed = f"ghost, selection {document['selection']}"
     reports = {name: report for name, report in document["ghost_reports"].items() if report is not None}
     spent = f"; all together: {document['shield_spent']}" if document["shield_spent"] else ""
     promise = f"guarantee: {document['shield_guarantee'] or 'none'}{spent}"

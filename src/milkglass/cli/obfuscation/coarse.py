@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milkglass.cli.key import rate_words
+from milkglass.cli.key.commands import rate_words
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.terminal import note
 from milkglass.client.key import usage
@@ -41,9 +41,8 @@ class CoarseFiles:
     regression: bool
     columns: ColumnOptions
 
-    def require(self, scheme: str | None, key: Path, named: bool) -> None:
-        """Raises UsageError where files and scheme do not go together, CodecError for rows that cannot be read: before
-        a model is. named: whether the user named the scheme, which then may do without labels."""
+    def require_fit(self, scheme: str | None, key: Path) -> None:
+        """Raises UsageError where files and scheme do not go together."""
         given = self.data is not None or self.public is not None or self.regression
         if given and scheme != NAME:
             raise UsageError(
@@ -53,6 +52,10 @@ class CoarseFiles:
             raise UsageError(f"{key} exists already, with the map that was found for it", "leave --data out")
         if scheme == NAME and not key.exists() and self.data is None:
             raise UsageError("--data is missing", "give your training rows: the symbols are found from them")
+
+    def require(self, named: bool) -> None:
+        """Raises CodecError for rows that cannot be read, UsageError for rows without labels: before a model is read.
+        named: whether the user named the scheme, which then may do without labels."""
         if self.data is not None:
             summary = self.columns.training(self.data, self._task)[1]
             if summary.kind == "text" and not named:

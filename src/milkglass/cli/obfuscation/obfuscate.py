@@ -106,22 +106,30 @@ def obfuscate(
         scheme = coarse.NAME
     selected = _selected(scheme or "obfuslm", words or [], short)
     files = coarse.CoarseFiles(data, public_text, task is not None, columns)
-    files.require(scheme, key, named)
+    # Anyone who is asked for a passphrase is asked before rows and the model are read, and before bars are drawn over
+    # the question. One that is generated is written last: where anything else is refused, no file of it is left.
+    old = KeyOptions(key, None, passphrase_file).open() if key.exists() else None
+    files.require_fit(scheme, key)
+    secret = "" if old is None else old.passphrase
+    if old is None and not generate_passphrase:
+        secret = new_passphrase(passphrase_file, weak_passphrase)
+    files.require(named)
     folder = _folder(model, as_json)
     base = Checkpoint.open(folder)
     if band_file is not None:
         selected["bands"] = _bands(base, bands, band_file)
     ref = kept_name(model, folder)
     asked_for = scheme_for(base, scheme or "obfuslm", **selected)
-    # Anyone who is asked for a passphrase is asked before bars are drawn over the question.
-    old = _existing(key, scheme, selected, passphrase_file, out)
+    if old is not None:
+        _require_same(old, scheme, selected, out)
     expected = asked_for if old is None else scheme_of(old.key)
     require_scramblable(base, expected, delta)
     require_room(base, expected, out, delta)
     texts = files.read(base) if old is None and files.data is not None else None
     if warning := expected.broken or (UNMIXED if expected.k == 1 and not expected.shares else None):
         note(f"warning: {warning}")
-    secret = new_passphrase(passphrase_file, weak_passphrase, generate_passphrase) if old is None else old.passphrase
+    if old is None and generate_passphrase:
+        secret = new_passphrase(passphrase_file, weak_passphrase, generate=True)
     with bars(as_json) as stage:
         total = sum(tensor.bytes for tensor in base.tensors.values())
         digest = base.digest(stage("read the model" if old is None else "check the model", total))
@@ -158,7 +166,7 @@ def obfuscate(
     if rate := usage.read(key).rate:
         document["rate"] = dict(rate)
     better = [f"  {coarse.BETTER}"] if old is None and scheme is None and of(base).kind == "encoder" else []
-    steps = next_steps(opened, out, delta, passphrase_file)
+    steps = next_steps(opened, out, delta, passphrase_file, data, "" if data is None else columns.words())
     emit(as_json, document, lambda: "\n".join([*done(opened, out, promise, seconds), *better, *steps]))
 
 
@@ -227,15 +235,10 @@ def _folder(model: str, as_json: bool) -> Path:
     return folder
 
 
-def _existing(
-    path: Path, scheme: str | None, chosen: dict[str, Any], passphrase_file: Path | None, out: Path
-) -> UnlockedKey | None:
-    """The key file, if there is one. Raises UsageError where it was made with another scheme than was chosen."""
+def _require_same(opened: UnlockedKey, scheme: str | None, chosen: dict[str, Any], out: Path) -> None:
+    """Raises UsageError where a key that exists was made with another scheme than was chosen."""
     from milkglass.client.key.generate import scheme_of
 
-    if not path.exists():
-        return None
-    opened = KeyOptions(path, None, passphrase_file).open()
     unfinished = out.with_name(f".{out.name}.partial")
     begun = f"; or remove it and {unfinished}, of a run that was interrupted" if unfinished.exists() else ""
     its = scheme_of(opened.key)
@@ -248,4 +251,3 @@ def _existing(
                 f"this key was made with {name} = {fixed}, not {value}",
                 f"leave the option out, or give the file of a new key{begun}",
             )
-    return opened

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from milkglass.cli.obfuscation import coarse
 from milkglass.cli.ui.options import TOKEN_VARIABLE, KeyOptions
-from milkglass.cli.ui.terminal import duration
+from milkglass.progress import duration
 
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
@@ -62,8 +62,12 @@ def _permuted(key: Key) -> str:
     return f"{tokens:,} tokens permuted" + (", one row a cluster" if key.shares else "")
 
 
-def next_steps(opened: UnlockedKey, out: Path, delta: bool, passphrase_file: Path | None) -> list[str]:
-    """What the person must know to go on; with a broken scheme there is nowhere to go."""
+def next_steps(
+    opened: UnlockedKey, out: Path, delta: bool, passphrase_file: Path | None, data: Path | None = None,
+    columns: str = "",
+) -> list[str]:  # fmt: skip
+    """What the person must know to go on; with a broken scheme there is nowhere to go. data, columns: the rows that
+    were given, and the options by which they are read."""
     from milkglass.client.key.generate import scheme_of
 
     if scheme_of(opened.key).broken:
@@ -76,8 +80,10 @@ def next_steps(opened: UnlockedKey, out: Path, delta: bool, passphrase_file: Pat
         lines.append(
             f"  the server needs the base model {key.info.model} among its --base-models:\n    {key.model_digest}"
         )
+    opens = KeyOptions(opened.path, None, passphrase_file)
     return [
         *lines,
-        f"next: milkglass verify {folder} {KeyOptions(opened.path, None, passphrase_file)}",
+        f"next: milkglass audit {opens} --text {shlex.quote(str(data or 'TEXTS'))}{columns}",
+        f"then: milkglass verify {folder} {opens}",
         f"then: milkglass upload {folder} --server {server}{token}",
     ]

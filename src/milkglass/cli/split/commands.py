@@ -14,8 +14,8 @@ from milkglass.cli.split.client import audit, classify
 from milkglass.cli.split.decoder import enclaves
 from milkglass.cli.ui.columns import ROWS, ColumnOptions
 from milkglass.cli.ui.options import AsJson, kept_name, parameters, read_token, with_options
-from milkglass.cli.ui.terminal import bars, duration, emit, note
-from milkglass.progress import Stage
+from milkglass.cli.ui.terminal import bars, emit, note
+from milkglass.progress import Stage, duration
 
 if TYPE_CHECKING:
     from milkglass.client.data.data_file import Source

@@ -25,8 +25,9 @@ from milkglass.cli.ui.options import (
     require_file,
     with_options,
 )
-from milkglass.cli.ui.terminal import bars, duration, emit, json_text, note, say, show_pieces
+from milkglass.cli.ui.terminal import bars, emit, json_text, note, say, show_pieces
 from milkglass.errors import UsageError
+from milkglass.progress import duration
 
 if TYPE_CHECKING:
     from milkglass.enclave.enclave import SanitizedPrompt

@@ -1,10 +1,12 @@
 """Options of every command that reads rows: which columns are read, and what stands between the cells of a table.
 
-Files are read whole before a key is opened or a model is loaded, so that a fault of a line is reported at once.
+A key is opened first, which takes half a second. Then files are read whole, before a model is loaded: a fault of a line
+is reported at once.
 """
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,6 +80,17 @@ class ColumnOptions:
         if kind == ".txt":
             return ColumnOptions().file(path)
         return (self if kind in TABLES else replace(self, delimiter=None)).file(path)
+
+    def words(self) -> str:
+        """The options that were given, as they stand on a command line, with a blank before."""
+        named = [
+            ("--text-column", self.text_column),
+            ("--label-column", self.label_column),
+            ("--delimiter", self.delimiter),
+        ]
+        words = [word for option, value in named if value is not None for word in (option, value)]
+        words += ["--skip-empty"] if self.skip_empty else []
+        return f" {shlex.join(words)}" if words else ""
 
     def decides(self) -> dict[str, str | bool]:
         """What a stopped command must find unchanged to go on; nothing where no option was given."""

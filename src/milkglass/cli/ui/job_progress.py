@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milkglass.cli.ui.options import ServerOptions
-from milkglass.cli.ui.terminal import LINES_APART, bars, duration, emit, note, watched
+from milkglass.cli.ui.options import KeyOptions, ServerOptions
+from milkglass.cli.ui.terminal import LINES_APART, bars, emit, note, watched
+from milkglass.progress import duration
 
 if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
 
 Fetch = Annotated[Path | None, typer.Option("--fetch", help="Download the result, which is scrambled, to this folder.")]
 NUMBERS = ("loss", "train_loss", "eval_loss", "accuracy", "pearson", "eval_accuracy")
+CLASSES = "figures of each class: the same command with --key KEYFILE, which has the classes' names"
 Show = Callable[[Mapping[str, Any]], None]
 
 
@@ -28,13 +30,13 @@ def finish(
     fetch: Path | None,
     way: ServerOptions,
     as_json: bool,
-    use: tuple[str, str] | None = None,
+    use: tuple[str, KeyOptions] | None = None,
     largest: Callable[[], int] | None = None,
     labels: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Watch to the end; fetch; say what the model is called, and what it makes of each class.
 
-    use: the command that comes next, and its options. largest: bytes that the model can have at most, where the
+    use: the command that comes next, and its key. largest: bytes that the model can have at most, where the
     original is known here. labels: numbers of the classes by name; {}: unknown."""
     from milkglass.cli.ui import label_report
     from milkglass.metrics.confusion import Confusion
@@ -48,7 +50,7 @@ def finish(
                 evaluations += [event["data"]] if "eval_loss" in event["data"] else []
                 show(event)
     except KeyboardInterrupt:
-        _interrupted(remote, job_id, way)
+        _interrupted(remote, job_id, way, None if use is None else use[1])
         raise
     state = remote.result(job_id)
     tuned = str(state["fine_tuned_model"])
@@ -72,13 +74,14 @@ def finish(
     words += [f"  steps: {steps_of(last)}"] if "step" in last else []
     words += [f"  {name}: {value:.4f}" for name, value in metrics.items() if value is not None]
     words += [] if found is None else ["", *label_report.words(found), ""]
+    words += [f"  {CLASSES}"] if found is None and "confusion" in best and not labels else []
     words += [f"  fetched to {fetch}"] if fetch else []
     words += [f"next: milkglass {use[0]} {tuned} TEXT {use[1]} {way}"] if use else []
     emit(as_json, document, "\n".join(words))
 
 
-def comeback(job_id: str, way: ServerOptions) -> str:
-    return f"come back with: milkglass job {job_id} --follow {way}"
+def comeback(job_id: str, way: ServerOptions, key: KeyOptions | None = None) -> str:
+    return f"come back with: milkglass job {job_id} --follow {way}" + ("" if key is None else f" {key}")
 
 
 def steps_of(numbers: Mapping[str, Any]) -> str:
@@ -87,7 +90,7 @@ def steps_of(numbers: Mapping[str, Any]) -> str:
     return "" if step is None else str(step) if total is None else f"{step} of {total}"
 
 
-def _interrupted(remote: Remote, job_id: str, way: ServerOptions) -> None:
+def _interrupted(remote: Remote, job_id: str, way: ServerOptions, key: KeyOptions | None) -> None:
     """Ctrl-C ends the watching; whether it ends the job, too, is asked."""
     if watched():
         try:
@@ -98,7 +101,7 @@ def _interrupted(remote: Remote, job_id: str, way: ServerOptions) -> None:
             remote.cancel(job_id)
             note(f"cancelled {job_id}")
             return
-    note(f"the job goes on; {comeback(job_id, way)}")
+    note(f"the job goes on; {comeback(job_id, way, key)}")
 
 
 @contextmanager

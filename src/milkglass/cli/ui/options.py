@@ -60,6 +60,11 @@ def parameters(help: str) -> Any:  # noqa: A002 - as typer calls it
     return typer.Option("--set", metavar="NAME=VALUE", help=f"{help} Repeatable; an unknown name lists them all.")
 
 
+def option_of(hyperparameter: str) -> str:
+    """The option that sets a hyperparameter, for messages."""
+    return "--epochs" if hyperparameter == "n_epochs" else f"--{hyperparameter.replace('_', '-')}"
+
+
 def require_file(path: Path, hint: str) -> None:
     if path.is_dir():
         raise UsageError(f"{path} is a folder, not a file", hint)
@@ -211,11 +216,11 @@ def _optional(one: inspect.Parameter) -> inspect.Parameter:
     return one.replace(default=None, annotation=Annotated[kind | None, *rest])
 
 
-def open_session(key: KeyOptions, server: ServerOptions) -> Session:
-    """The session of a command: warnings go to stderr."""
+def open_session(key: KeyOptions, server: ServerOptions, unlocked: UnlockedKey | None = None) -> Session:
+    """The session of a command: warnings go to stderr. unlocked: the key, where it was opened before data were read."""
     from milkglass.client.session import Session, codec_of
 
-    unlocked = key.open()
+    unlocked = unlocked or key.open()
     return Session(unlocked, codec_of(unlocked, key.model), server.open(), note)
 
 

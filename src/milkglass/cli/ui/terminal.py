@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.remote.strict_json import escaped, running_text
 from milkglass.errors import MilkglassError, UsageError
-from milkglass.progress import Progress, Stage, TimeLeft, no_stage
+from milkglass.progress import Progress, Stage, TimeLeft, duration, no_stage
 
 if TYPE_CHECKING:
     from milkglass.client.results import Classified
@@ -85,7 +87,14 @@ def watched() -> bool:
     return sys.stderr.isatty()
 
 
-def occasional_lines(name: str, total: int) -> Progress:
+Most = Callable[[], float]  # seconds that are left at most
+
+
+def unbounded() -> float:
+    return math.inf
+
+
+def occasional_lines(name: str, total: int, most: Most = unbounded) -> Progress:
     """A line on stderr every now and then, for a log, with the time left; nothing for a stage that is soon over. One
     whose size no one can say has its line at once."""
     if not total:
@@ -98,27 +107,36 @@ def occasional_lines(name: str, total: int) -> Progress:
         nonlocal done, due
         done += more
         if time.monotonic() >= due:
-            note(f"{name}: {100 * done / max(1, total):.0f} %{_left(left.after(done))}")
+            note(f"{name}: {100 * done / max(1, total):.0f} %{_left(left.after(done), most())}")
             due = time.monotonic() + LINES_APART
 
     return advance
 
 
-def _left(seconds: float | None) -> str:
-    return "" if seconds is None or seconds < 1 else f", about {duration(seconds)} left"
+def _left(seconds: float | None, most: float) -> str:
+    if seconds is None or min(seconds, most) < 1:
+        return ""
+    return f", about {duration(seconds)} left" if seconds <= most else f", at most {duration(most)} of the budget left"
 
 
 @contextmanager
-def bars(as_json: bool = False) -> Iterator[Stage]:
-    """Progress bars on stderr, one a stage; where no one watches a line now and then; with --json nothing."""
+def bars(as_json: bool = False, most: Most = unbounded) -> Iterator[Stage]:
+    """Progress bars on stderr, one a stage; where no one watches a line now and then; with --json nothing. most: what
+    the time that is shown as left never exceeds."""
     if as_json or not watched():
-        yield no_stage if as_json else occasional_lines
+        yield no_stage if as_json else partial(occasional_lines, most=most)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn
     from rich.progress import Progress as Bars
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    class Remaining(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            left = task.time_remaining
+            return Text("" if left is None or task.finished else f"{duration(max(0.0, min(left, most())))} left")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), Remaining())
     with Bars(*columns, console=Console(stderr=True), transient=True) as progress:
 
         def stage(name: str, total: int) -> Progress:
@@ -159,13 +177,6 @@ def moment(seconds: object) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def duration(seconds: float) -> str:
-    """seconds: finite."""
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
-
-
 def show_pieces(pieces: Iterable[str], show: bool = True) -> str:
     """The text of an answer, written to stdout as it becomes certain."""
     text = ""
@@ -175,14 +186,18 @@ def show_pieces(pieces: Iterable[str], show: bool = True) -> str:
             sys.stdout.write(shown(piece))
             sys.stdout.flush()
     if not text:
-        note("(the model ended at once, without a word)")
+        note("(the model ended at once, without a word: after few steps of fine-tuning that is usual, train it on)")
     return text
 
 
-def show_classified(results: Sequence[Classified], as_json: bool) -> None:
-    """A line "label <tab> probability" for each text; of a regression its number."""
+def show_classified(results: Sequence[Classified], as_json: bool, marks: Sequence[str] = ()) -> None:
+    """A line "label <tab> probability" for each text; of a regression its number. marks: what the rows are called, in a
+    last column ("row" of JSON); "": nothing."""
+    called = marks or [""] * len(results)
     if as_json:
-        say(json_text({"results": [one.document() for one in results]}))
+        rows = zip(results, called, strict=True)
+        say(json_text({"results": [{**one.document(), **({"row": mark} if mark else {})} for one, mark in rows]}))
         return
-    for one in results:
-        say(f"{one.label}\t{one.probability:.3f}" if one.score is None else f"{one.score:.4g}")
+    for one, mark in zip(results, called, strict=True):
+        answer = f"{one.label}\t{one.probability:.3f}" if one.score is None else f"{one.score:.4g}"
+        say(f"{answer}\t{mark}" if mark else answer)

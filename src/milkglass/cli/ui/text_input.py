@@ -28,12 +28,18 @@ MARK = "\ufeff"  # a byte order mark, which Windows puts before a text
 
 @dataclass(frozen=True)
 class InputRow:
-    """A text, perhaps with its pair, or a conversation. name: what messages call it, "text 2", "line 7 of in.txt"."""
+    """A text, perhaps with its pair, or a conversation.
+
+    Attributes:
+        name: what messages call it, "text 2", "line 7 of in.txt".
+        mark: what the answer calls it, of a table: its id, or its number. "": it has none.
+    """
 
     name: str
     text: str = ""
     pair: str | None = None
     messages: tuple[Message, ...] = ()
+    mark: str = ""
 
 
 def line_name(number: int, source: Path | None) -> str:
@@ -59,12 +65,14 @@ def arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[
     return [InputRow(f"text {n + 1}", text, pairs[n] if pairs else None) for n, text in enumerate(texts)]
 
 
-def to_classify(texts: Sequence[str] | None, source: Path | None, columns: ColumnOptions) -> list[InputRow]:
+def to_classify(
+    texts: Sequence[str] | None, source: Path | None, columns: ColumnOptions, id_column: str | None = None
+) -> list[InputRow]:
     """The texts, or else each line of a file (None: stdin), or each row of a table. A blank line is refused, not
     skipped: the answers must match the lines. Raises EmptyText, CodecError, UsageError."""
     if not texts and source is not None and _is_table(source, columns):
-        return _rows_of(source, columns)
-    if columns.decides():
+        return _rows_of(source, columns, id_column)
+    if columns.decides() or id_column is not None:
         raise UsageError("the texts have no columns", "leave out the options of columns, or give a table")
     rows = arguments(texts) if texts else _lines_of(source)
     for row in rows:
@@ -94,11 +102,12 @@ def _is_table(source: Path, columns: ColumnOptions) -> bool:
     return kind in (".json", ".jsonl") and (columns.text_column is not None or is_json_list(source))
 
 
-def _rows_of(source: Path, columns: ColumnOptions) -> list[InputRow]:
+def _rows_of(source: Path, columns: ColumnOptions, id_column: str | None) -> list[InputRow]:
     from milkglass.client.data.dataset import read_texts
 
     file = columns.file(source)
-    return [InputRow(str(one.place(file)), one.text, one.pair) for one in read_texts(file)]
+    rows = read_texts(file, identifier=id_column)
+    return [InputRow(str(one.place(file)), one.text, one.pair, mark=one.mark or str(one.line)) for one in rows]
 
 
 @contextmanager

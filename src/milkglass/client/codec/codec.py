@@ -18,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.codec.aliases import AliasChoices, Draw, secret_draws
-from milkglass.client.codec.conversation import Message, answers, render, require_ordinary, require_text
+from milkglass.client.codec.conversation import (
+    Message,
+    answers,
+    render,
+    require_ordinary,
+    require_text,
+    takes_tools,
+)
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.key import Key
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
@@ -152,12 +159,23 @@ class Codec:
         add_generation_prompt: bool = True,
         max_length: int | None = None,
         truncate: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        begun: str = "",
     ) -> Ids:
         """Scrambled ids of a conversation in the model's own template; with `truncate`, a too long one loses its end.
-        Raises NoChatTemplate or TooLong, or CodecError for a message that holds a special token's text, which the
-        template would make an order."""
-        require_ordinary(self.tokenizer, [messages])
-        text = render(self.tokenizer, messages, add_generation_prompt)
+
+        Args:
+            tools: that the model may call, in OpenAI's shape.
+            begun: the beginning of the answer.
+
+        Raises:
+            NoChatTemplate, TooLong: CodecError for a message that holds a special token's text, which the template
+                would make an order, and for tools that the template has no place for.
+        """
+        if tools and not self.takes_tools:
+            raise CodecError("the model's chat template has no place for tools", "leave tools out")
+        require_ordinary(self.tokenizer, [messages], tools)
+        text = render(self.tokenizer, messages, add_generation_prompt, tools) + begun
         ids = self.tokenizer([text], add_special_tokens=False, padding=False, truncation=False, verbose=False)
         limit = self._limit(max_length)
         if not truncate:
@@ -242,9 +260,15 @@ class Codec:
         """How many of these scrambled ids the tokenizer has no token for."""
         return int((~self.known[self._unscrambled(ids)]).sum())
 
-    def stream(self) -> StreamDecoder:
-        """A decoder for ids that come a few at a time."""
-        return StreamDecoder(partial(self._original, skip_special=True), self._text, decodes_by_byte(self.tokenizer))
+    def stream(self, shown: Sequence[str] = ()) -> StreamDecoder:
+        """A decoder for ids that come a few at a time. shown: special tokens whose text is shown all the same."""
+        visible = self.visible
+        added = self.tokenizer.added_tokens_encoder
+        if own := [added[token] for token in shown if token in added]:
+            visible = visible.copy()
+            visible[own] = True
+        original = partial(self._among, visible)
+        return StreamDecoder(original, self._text, decodes_by_byte(self.tokenizer))
 
     @property
     def stop_ids(self) -> Ids:
@@ -255,6 +279,10 @@ class Codec:
     @property
     def has_chat_template(self) -> bool:
         return bool(self.tokenizer.chat_template)
+
+    @property
+    def takes_tools(self) -> bool:
+        return takes_tools(self.tokenizer)
 
     # --- inside -------------------------------------------------------------------------------------------------------
     def _limit(self, max_length: int | None, added: int = 0, least: int = 1) -> int:
@@ -315,8 +343,11 @@ class Codec:
         return self.inverse.take(array)
 
     def _original(self, ids: Sequence[int] | NDArray[Any], skip_special: bool) -> list[int]:
+        return self._among(self.visible if skip_special else self.known, ids)
+
+    def _among(self, visible: NDArray[np.bool_], ids: Sequence[int] | NDArray[Any]) -> list[int]:
         original = self._unscrambled(ids)
-        return original[(self.visible if skip_special else self.known)[original]].tolist()
+        return original[visible[original]].tolist()
 
     def _text(self, original: list[int]) -> str:
         # No clean-up after the fact: it would change text that a stream has already shown.

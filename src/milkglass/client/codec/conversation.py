@@ -5,12 +5,15 @@ Out of scope: sigma, and what becomes of the text. Nothing that is raised here q
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from milkglass.errors import CodecError, EmptyText, NoChatTemplate, UsageError
 
-Message = Mapping[str, str]  # role, content
+Message = Mapping[str, Any]  # role and content; of calls of tools, what OpenAI's messages have beside them
+FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")  # of a message: what a template may see
 
 
 def require_text(texts: Sequence[str], empty_is_fine: bool = False) -> None:
@@ -27,16 +30,22 @@ def require_text(texts: Sequence[str], empty_is_fine: bool = False) -> None:
             raise CodecError.of(number, "holds half a surrogate pair", "save it as proper UTF-8") from None
 
 
-def require_ordinary(tokenizer: Any, conversations: Sequence[Sequence[Message]]) -> None:
-    """Raises CodecError for messages that hold the text of a special token, such as the end of a turn: templates
-    are text, so the tokenizer could not tell it from the template's own."""
+def require_ordinary(
+    tokenizer: Any, conversations: Sequence[Sequence[Message]], tools: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Raises CodecError for messages or tools that hold the text of a special token, such as the end of a turn:
+    templates are text, so the tokenizer could not tell it from the template's own."""
     places, words = [], []
     for number, messages in enumerate(conversations):
         _require_messages(tokenizer, messages)
         for turn, message in enumerate(messages):
-            places += [(number, turn)] * 2
-            words += [message["role"], message["content"]]
-    if not words:
+            inside = [*_texts(dict(message))]
+            places += [(number, f"its message {turn + 1}")] * len(inside)
+            words += inside
+    described = [*_texts(list(tools))]
+    places += [(0, "its tools")] * len(described)
+    words += described
+    if not words or not _may_hold_special(tokenizer, words):
         return
     obeyed, literal = (
         tokenizer(
@@ -44,9 +53,9 @@ def require_ordinary(tokenizer: Any, conversations: Sequence[Sequence[Message]])
         )["input_ids"]
         for one in (False, True)
     )
-    for (number, turn), one, other in zip(places, obeyed, literal, strict=True):
+    for (number, where), one, other in zip(places, obeyed, literal, strict=True):
         if one != other:
-            fault = f"holds the text of a special token in its message {turn + 1}"
+            fault = f"holds the text of a special token in {where}"
             raise CodecError.of(number, fault, "leave it out: the model would obey it", "conversation")
 
 
@@ -62,13 +71,48 @@ def _require_messages(tokenizer: Any, messages: Sequence[Message]) -> None:
     require_text([message["role"] for message in messages], empty_is_fine=True)
 
 
-def render(tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-    """`messages` were checked; the template sees nothing of them but what was."""
+def _may_hold_special(tokenizer: Any, words: Sequence[str]) -> bool:
+    """False only where no special token can be found in the words: then they need not be tokenized to look. A token
+    that is matched in normalised text may be there in other letters."""
+    known = _SPECIAL.get(tokenizer)
+    if known is None:
+        special = [one for one in tokenizer.added_tokens_decoder.values() if one.special]
+        literal = "|".join(re.escape(one.content) for one in special)
+        known = _SPECIAL[tokenizer] = None if any(one.normalized for one in special) else re.compile(literal or r"(?!)")
+    return known is None or any(map(known.search, words))
+
+
+_SPECIAL: WeakKeyDictionary[Any, re.Pattern[str] | None] = WeakKeyDictionary()  # None: only tokenizing tells
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings in JSON-like data, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _texts(key)
+            yield from _texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
+
+
+def takes_tools(tokenizer: Any) -> bool:
+    """Whether the chat template has a place for tools. Others would leave them out without a word."""
+    return re.search(r"\btools\b", str(tokenizer.chat_template or "")) is not None
+
+
+def render(
+    tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool, tools: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """`messages` and `tools` were checked; the template sees nothing of them but what was."""
     import jinja2
 
     try:
         return tokenizer.apply_chat_template(
-            [{"role": one["role"], "content": one["content"]} for one in messages],
+            [{name: one[name] for name in FIELDS if name in one} for one in messages],
+            tools=list(tools) or None,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
         )

@@ -105,7 +105,8 @@ class DataFile:
         result = self.text or found(row, TEXTS)
         if result is None:
             raise CodecError(
-                f"{place} has no text", f"{columns_there(list(row))}; --text-column names the column of texts"
+                f"{place} has no text",
+                f"{columns_there(list(row), self.named)}; --text-column names the column of texts",
             )
         return result
 

@@ -26,13 +26,14 @@ from milkglass.progress import Progress, no_progress
 from milkglass.rows.place import Place, Row, columns_there, text_of
 
 Kind = Literal["labelled", "chat", "text"]
+ID = "id"  # a column by which a table's rows are named
 WHAT: dict[Kind, str] = {"labelled": "texts with labels", "chat": "conversations", "text": "texts alone"}
 
 
 @dataclass(frozen=True)
 class Example:
     """One row. `line` counts from 1, for messages, and `noun` says of what (an entry of a JSON list, a row of Parquet);
-    either `text` (and perhaps `pair`, `label`) or `messages`."""
+    either `text` (and perhaps `pair`, `label`) or `messages`. `mark` is its id in the table, where that was read."""
 
     line: int
     kind: Kind
@@ -41,6 +42,7 @@ class Example:
     label: str | None = None
     messages: tuple[Message, ...] = ()
     noun: str = "line"
+    mark: str = ""
 
     def place(self, source: Source) -> Place:
         """How messages name it."""
@@ -101,14 +103,16 @@ def read_examples(
         raise EmptyText(f"{file.name} has no rows", "give at least one")
 
 
-def read_texts(source: Source, blank: Progress = no_progress) -> Iterator[Example]:
-    """The texts alone, and second texts: labels are not looked at. Errors as of `read_examples`."""
+def read_texts(source: Source, blank: Progress = no_progress, identifier: str | None = None) -> Iterator[Example]:
+    """The texts alone, and second texts: labels are not looked at. identifier: the column of their ids; None: `id`,
+    where there is one. Errors as of `read_examples`."""
     file, empty = DataFile.of(source), True
     for place, row in file.rows(blank):
         empty = False
         column = file.pair_column(row)
         pair = None if column is None else text_of(place, row, column)
-        yield Example(place.number, "text", text_of(place, row, file.text_column(place, row)), pair, noun=place.noun)
+        text = text_of(place, row, file.text_column(place, row))
+        yield Example(place.number, "text", text, pair, noun=place.noun, mark=_mark(place, row, identifier))
     if empty:
         raise EmptyText(f"{file.name} has no rows", "give at least one")
 
@@ -150,7 +154,7 @@ def unlabelled(source: Source, found: Summary) -> CodecError:
     hint = 'give rows with a "text" and a "label"'
     if found.kind == "text" and DataFile.of(source).kind != ".txt":
         _, row = next(DataFile.of(source).rows())
-        hint = f"{columns_there(list(row))}; --label-column names the column of labels"
+        hint = f"{columns_there(list(row), DataFile.of(source).named)}; --label-column names the column of labels"
     return CodecError(f"{source.name} has no labels: its rows are {WHAT[found.kind]}", hint)
 
 
@@ -190,7 +194,7 @@ def _example(file: DataFile, place: Place, row: Row, scores: bool) -> Example:
         if pair is not None:
             raise CodecError(
                 f"{place} has a {columns[0]} and no label",
-                f"{columns_there(list(row))}; --label-column names the column of labels",
+                f"{columns_there(list(row), file.named)}; --label-column names the column of labels",
             )
         return Example(place.number, "text", text, noun=place.noun)
     return Example(place.number, "labelled", text, pair, _label(place, row, columns[1], scores), noun=place.noun)
@@ -199,7 +203,7 @@ def _example(file: DataFile, place: Place, row: Row, scores: bool) -> Example:
 def _label(place: Place, row: Row, column: str, scores: bool) -> str:
     """A name, a whole number, or true or false; of a regression any finite number."""
     if column not in row:
-        raise CodecError(f"{place} has no {column}", columns_there(list(row)))
+        raise CodecError(f"{place} has no {column}", columns_there(list(row), (column,)))
     value: Any = row[column]
     if scores:
         return repr(score_of(str(place), value))
@@ -214,6 +218,18 @@ def _label(place: Place, row: Row, column: str, scores: bool) -> str:
     if not result:
         raise EmptyText(f"{place} has an empty {column}", "leave the row out")
     return result
+
+
+def _mark(place: Place, row: Row, identifier: str | None) -> str:
+    """A row's id, on one line; "" where it has none."""
+    if identifier is not None and identifier not in row:
+        raise CodecError(f"{place} has no {identifier}", f"{columns_there(list(row), (identifier,))}; see --id-column")
+    value = row.get(identifier or ID)
+    if not isinstance(value, bool) and isinstance(value, str | int):
+        return " ".join(str(value).split())
+    if identifier is None:
+        return ""
+    raise CodecError(f"{place} has a {identifier} that is neither a name nor a whole number", "name another column")
 
 
 def _conversation(place: Place, row: Row) -> tuple[Message, ...]:

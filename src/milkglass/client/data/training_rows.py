@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import compress, islice
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from milkglass.errors import CodecError, TooLong, UsageError
 from milkglass.noise.stream import subkey
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.place import Place
+from milkglass.sequences import batched
 
 Numbers = Mapping[str, int] | Scale | None  # of labels, of scores, or none: rows without a label
 
@@ -136,7 +137,7 @@ def write_parquet(
     with files.atomic_write(out, "wb") as file, ExitStack() as writers:
         writer: pq.ParquetWriter | None = None
         examples = read_examples(source, scores=isinstance(labels, Scale))
-        for batch in _batches(examples if which is None else compress(examples, which)):
+        for batch in batched(examples if which is None else compress(examples, which), BATCH):
             done = _encoded(codec, source, batch, labels, long.limit)
             rows += len(batch)
             unanswered |= {batch[place].place(source): before for place, before in done.unanswered.items()}
@@ -163,12 +164,6 @@ def write_parquet(
 def _count(table: pa.Table, cut: int) -> WrittenParquet:
     lengths = table["input_ids"].combine_chunks().value_lengths().to_numpy()
     return WrittenParquet(table.num_rows, int(lengths.sum()), int(lengths.max()), cut)
-
-
-def _batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
-    examples = iter(examples)
-    while batch := list(islice(examples, BATCH)):
-        yield batch
 
 
 def _encoded(

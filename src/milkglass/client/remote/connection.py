@@ -85,8 +85,7 @@ class Connection:
         self._answered = False
         self._sockets = Sockets()
         local = check_url(self.url, allow_http)
-        if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
-            raise UsageError("the token holds spaces or is not plain ASCII", "give it as the server printed it")
+        require_token(token)
         self._silence = timeout
         self._client = httpx2.Client(
             base_url=self.url,
@@ -150,7 +149,7 @@ class Connection:
             ):
                 if answer.status_code >= 300:
                     raise error_from(answer)
-                _require_plain(answer)
+                require_plain(answer)
                 yield ServerEvents(answer, watch, self._silence)
         except httpx2.TransportError as error:
             raise self._unreachable(error) from error
@@ -208,7 +207,14 @@ def _overdue(watch: Watch, kind: type[RemoteError]) -> RemoteError:
     )
 
 
-def _require_plain(answer: httpx2.Response) -> None:
+def require_token(token: str | None) -> None:
+    """Raises UsageError for a token that cannot stand in a header."""
+    if token is not None and not (token.isascii() and token.isprintable() and token and " " not in token):
+        raise UsageError("the token holds spaces or is not plain ASCII", "give it as the server printed it")
+
+
+def require_plain(answer: httpx2.Response) -> None:
+    """Raises RemoteError for a compressed answer."""
     if answer.headers.get("Content-Encoding", "identity") != "identity":
         raise RemoteError("the answer is compressed, which was not asked for", "is there a proxy before the server?")
 
@@ -247,7 +253,7 @@ def _message_of(body: bytes) -> tuple[str, str]:
 def _object(answer: httpx2.Response) -> dict[str, Any]:
     if answer.status_code >= 300:
         raise error_from(answer)
-    _require_plain(answer)
+    require_plain(answer)
     body = _read(answer, MAX_ANSWER)
     if len(body) > MAX_ANSWER:
         raise RemoteError(f"the answer has more than {MAX_ANSWER} bytes", "ask for less at a time")

@@ -24,6 +24,7 @@ from milkglass.client.remote.responses import is_count, is_text, rows
 from milkglass.client.remote.strict_json import HINT
 from milkglass.client.remote.transfer import receive, require_sum
 from milkglass.errors import ModelError, RemoteError, UsageError
+from milkglass.files import finish
 from milkglass.progress import Stage
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -125,7 +126,7 @@ def fetch(
         shutil.rmtree(staging)  # whole, and no model: there is nothing to go on from
         raise
     (staging / MARKER).write_text(json.dumps(MARKED) + "\n", "utf-8")
-    staging.rename(out)
+    finish(staging, out)
     others = f".{glob.escape(out.name)}.{'[0-9a-f]' * 16}.fetching"  # begun for this place, of no use now
     for abandoned in out.parent.glob(others):
         shutil.rmtree(abandoned, ignore_errors=True)

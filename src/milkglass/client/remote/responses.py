@@ -78,7 +78,9 @@ class RecordShape:
         return [self.read(row) for row in rows(answer)]
 
 
-MODEL = RecordShape("a model", ("id", "kind", "parent", "job", "key_id"), ("vocab_size", "bytes"), ("created",))
+MODEL = RecordShape(
+    "a model", ("id", "kind", "parent", "job", "key_id"), ("vocab_size", "bytes", "max_model_len"), ("created",)
+)
 FILE = RecordShape("a file", ("id", "purpose", "sha256"), ("bytes",), ("created_at",))
 UPLOAD = RecordShape("an upload", ("id", "purpose", "sha256"), ("bytes", "received", "chunk_bytes"), ("created_at",))
 _JOB = RecordShape("a job", ("id", "model", "status", "fine_tuned_model"), ("trained_tokens",), ("created_at",))

@@ -30,13 +30,15 @@ def document(raw: bytes | str, noun: str = "the answer") -> dict[str, Any]:
         containers = text.count("{") + text.count("[")
         if containers > MAX_CONTAINERS:
             raise RemoteError(f"{noun} has {containers} lists and objects, at most {MAX_CONTAINERS} are read", HINT)
-        value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=lambda name: None)
+        value = _READER.decode(text)
     except _OutOfRange:
         raise RemoteError(f"{noun} has a number beyond 64 bits", HINT) from None
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise RemoteError(f"{noun} is not a JSON object", HINT)
+    if len(text) <= MAX_STRING and containers <= MAX_DEPTH and "\\" not in text and text.isprintable():
+        return value  # its strings are parts of the text: nothing is left to clean, as in most events of an answer
     cleaned: dict[str, Any] = _cleaned(value, 0, noun)
     return cleaned
 
@@ -57,6 +59,9 @@ def _finite(digits: str) -> float:
     if not math.isfinite(value):
         raise _OutOfRange
     return value
+
+
+_READER = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=lambda name: None)
 
 
 def _cleaned(value: Any, depth: int, noun: str) -> Any:

@@ -6,7 +6,7 @@ here it gets a 400 that says so, and is never done by halves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -24,10 +24,11 @@ Ids = Annotated[list[Id], Field(fail_fast=True, max_length=2**20)]
 Rows = Annotated[list[Ids], Field(fail_fast=True, max_length=2**16)]
 # vLLM's and OpenAI's fields that only someone with a tokenizer can honour; None and false are taken as "not asked for"
 CLIENTS_WORK = (
-    "stop", "suffix", "echo", "logprobs", "prompt_logprobs", "logit_bias", "bad_words", "response_format",
+    "stop", "suffix", "echo", "prompt_logprobs", "bad_words", "response_format",
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "prompt_embeds",
 )  # fmt: skip
-NEUTRAL = {"n": 1, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_p": 0}
+NEUTRAL = {"n": 1, "best_of": 1}
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 def _no_text(value: Any) -> Any:
@@ -52,6 +53,12 @@ class Completion(RequestBody):
     seed: int | None = Field(None, ge=0, lt=2**63)
     stop_token_ids: Ids = Field(default=[], max_length=1024)
     ignore_eos: bool = False
+    min_p: float = Field(0.0, ge=0, le=1)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31)], Bias] = Field(default={}, max_length=1024)  # by id
+    logprobs: int | None = Field(None, ge=0, le=20, strict=True)  # so many likeliest ids at each place, by id
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = True  # ids are returned in any case: there is nothing else
@@ -64,7 +71,7 @@ class Completion(RequestBody):
         """Take out what is not asked for, and name what cannot be had."""
         if not isinstance(value, dict):
             return value
-        kept = dict(value)
+        kept = {name: one for name, one in value.items() if one is not None}
         for name in CLIENTS_WORK:
             requested = kept.pop(name, None)
             if requested is not None and requested is not False and requested != [] and requested != {}:
@@ -81,13 +88,24 @@ class Completion(RequestBody):
         """`ends` are the model's own end ids; prompt number `place` gets a seed of its own."""
         stop = frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else ends)
         seed = None if self.seed is None else (self.seed + place) % 2**63
-        return SamplingParams(self.temperature, self.top_p, max(0, self.top_k), seed, self.max_tokens, stop)
+        return SamplingParams(
+            self.temperature, self.top_p, max(0, self.top_k), seed, self.max_tokens, stop, self.min_p,
+            self.presence_penalty, self.frequency_penalty, self.repetition_penalty, self.logit_bias, self.logprobs,
+        )  # fmt: skip
 
 
 class Classification(RequestBody):
     model: Name
     input: Ids | Rows
     token_type_ids: Ids | Rows | None = None
+
+    _no_text = field_validator("input", mode="before")(_no_text)
+
+
+class Embedding(RequestBody):
+    model: Name
+    input: Ids | Rows
+    encoding_format: Literal["float"] = "float"
 
     _no_text = field_validator("input", mode="before")(_no_text)
 
@@ -118,6 +136,13 @@ def require_rows(rows: Sequence[Ids], model: ModelRecord, settings: ServerSettin
                 f"input {place} has {len(row)} tokens and asks for {extra}; the model takes {model.positions}",
                 "cut it, or lower max_tokens",
             )
+
+
+def require_biases(biases: Iterable[int], model: ModelRecord) -> None:
+    if any(one >= model.vocab_size for one in biases):
+        raise IdOutOfRange(
+            f"logit_bias names an id beyond the model's vocabulary of {model.vocab_size}", "encode it with the key"
+        )
 
 
 def require_new(asked: int, settings: ServerSettings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,12 +18,22 @@ from milkglass.errors import MilkglassError
 from milkglass.models.checkpoint import end_ids
 from milkglass.server.context import Shared
 from milkglass.server.http.errors import error_body
-from milkglass.server.http.requests import Classification, Completion, as_rows, require_new, require_rows, token_types
+from milkglass.server.http.requests import (
+    Classification,
+    Completion,
+    Embedding,
+    as_rows,
+    require_biases,
+    require_new,
+    require_rows,
+    token_types,
+)
 from milkglass.server.http.streaming import GONE, EventStream, disconnect, event, first
 from milkglass.server.http.strict_json import StrictRoute
 from milkglass.server.inference.classifier import Classifier, ClassifierRow
+from milkglass.server.inference.model_cache import Task
 from milkglass.server.inference.sequence import Sequence
-from milkglass.server.storage.store import new_id
+from milkglass.server.storage.store import ModelRecord, new_id
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -34,6 +44,7 @@ class _Token:
     place: int
     id: int
     reason: str | None
+    chances: list[tuple[int, float]]
 
 
 @dataclass(eq=False)
@@ -62,9 +73,10 @@ class PromptRun:
                 loop.call_soon_threadsafe(self._arrived, item)
 
         def on_token(place: int, token: int, reason: str | None) -> None:
-            put(_Token(place, token, reason))
+            put(_Token(place, token, reason, self.sequences[place].chances))
 
         self.answers = [[] for _ in self.prompts]
+        self.chances: list[list[list[tuple[int, float]]]] = [[] for _ in self.prompts]
         for place, prompt in enumerate(self.prompts):
             sampling = self.body.sampling(ends, place)
             self.sequences.append(Sequence(prompt, sampling, partial(on_token, place), put))
@@ -84,6 +96,8 @@ class PromptRun:
                 raise item
             left -= item.reason is not None
             self.answers[item.place].append(item.id)
+            if item.chances:
+                self.chances[item.place].append(item.chances)
             yield item
 
     def cancel(self) -> None:
@@ -100,12 +114,24 @@ class PromptRun:
         return {**head, "choices": choices, **more}
 
 
-def _choice(place: int, ids: list[int], reason: str | None) -> dict[str, Any]:
+def _choice(
+    place: int, ids: list[int], reason: str | None, chances: Iterable[list[tuple[int, float]]]
+) -> dict[str, Any]:
     """The id that stopped it is the last of `token_ids`, as in vLLM, and `stop_reason` names it."""
     stop = ids[-1] if reason == "stop" else None
     return {
-        "index": place, "text": "", "token_ids": ids, "logprobs": None, "finish_reason": reason, "stop_reason": stop
+        "index": place, "text": "", "token_ids": ids, "logprobs": _logprobs(chances), "finish_reason": reason,
+        "stop_reason": stop,
     }  # fmt: skip
+
+
+def _logprobs(chances: Iterable[list[tuple[int, float]]]) -> dict[str, Any] | None:
+    """OpenAI's shape for chats, with ids in the place of texts."""
+    content = []
+    for taken, *likeliest in chances:
+        top = [{"token_id": one, "logprob": value} for one, value in likeliest]
+        content.append({"token_id": taken[0], "logprob": taken[1], "top_logprobs": top})
+    return {"content": content} if content else None
 
 
 @router.post("/v1/completions")
@@ -114,6 +140,7 @@ async def completions(body: Completion, request: Request, shared: Shared) -> Res
     run = PromptRun(body, body.prompts())
     require_new(body.max_tokens, shared.settings)
     require_rows(run.prompts, model, shared.settings, extra=body.max_tokens)
+    require_biases(body.logit_bias, model)
     entry = shared.loader.acquire(model, "generate")
     release = ExitStack()  # which is done once, by the first that closes it
     release.callback(shared.loader.release, entry)
@@ -139,14 +166,16 @@ async def _whole(run: PromptRun) -> Response:
     reasons: list[str | None] = [None for _ in run.prompts]
     async for token in run.tokens():
         reasons[token.place] = token.reason
-    choices = [_choice(place, ids, reasons[place]) for place, ids in enumerate(run.answers)]
+    choices = [_choice(place, ids, reasons[place], run.chances[place]) for place, ids in enumerate(run.answers)]
     return JSONResponse(run.answer(choices, usage=run.usage()))
 
 
 async def _stream(run: PromptRun) -> AsyncIterator[str]:
     try:
         async for token in run.tokens():
-            yield event(run.answer([_choice(token.place, [token.id], token.reason)]))
+            yield event(
+                run.answer([_choice(token.place, [token.id], token.reason, [token.chances] if token.chances else [])])
+            )
         if run.body.stream_options and run.body.stream_options.include_usage:
             yield event(run.answer([], usage=run.usage()))
     except MilkglassError as error:
@@ -154,14 +183,30 @@ async def _stream(run: PromptRun) -> AsyncIterator[str]:
     yield event("[DONE]")
 
 
-# --- classification ---------------------------------------------------------------------------------------------------
+# --- classification and embedding -------------------------------------------------------------------------------------
 @router.post("/classify")
 async def classify(body: Classification, request: Request, shared: Shared) -> Response:
     model = await run_in_threadpool(shared.store.models.get, body.model)
     inputs = as_rows(body.input)
     require_rows(inputs, model, shared.settings)
     types = token_types(body, inputs, model)
-    entry = shared.loader.acquire(model, "classify")
+    return await _in_rows(model, "classify", inputs, types, request, shared)
+
+
+@router.post("/v1/embeddings")
+async def embeddings(body: Embedding, request: Request, shared: Shared) -> Response:
+    model = await run_in_threadpool(shared.store.models.get, body.model)
+    inputs = as_rows(body.input)
+    require_rows(inputs, model, shared.settings)
+    return await _in_rows(model, "embed", inputs, [None] * len(inputs), request, shared)
+
+
+async def _in_rows(
+    model: ModelRecord, task: Task, inputs: list[list[int]], types: list[list[int] | None], request: Request,
+    shared: Shared,
+) -> Response:  # fmt: skip
+    """One answer a row."""
+    entry = shared.loader.acquire(model, task)
     rows: list[ClassifierRow] = []
     try:
         engine = await asyncio.wrap_future(entry.engine)
@@ -179,8 +224,11 @@ async def classify(body: Classification, request: Request, shared: Shared) -> Re
     if result is None:
         return GONE
     shared.recording.sent(model, inputs)
+    if task == "embed":
+        data = [{"object": "embedding", "index": place, "embedding": one} for place, one in enumerate(result)]
+        return JSONResponse(_listed("embd", model.id, inputs, data))
     scores = isinstance(engine, Classifier) and engine.scores
-    return JSONResponse(_classified(model.id, inputs, result, scores))
+    return JSONResponse(_listed("classify", model.id, inputs, _classified(result, scores)))
 
 
 def _from_thread(
@@ -195,7 +243,7 @@ def _from_thread(
     return call
 
 
-def _classified(model: str, inputs: list[list[int]], found: list[list[float]], scores: bool) -> dict[str, Any]:
+def _classified(found: list[list[float]], scores: bool) -> list[dict[str, Any]]:
     """Of a regression each row has a `score`, which vLLM's shape has not, and neither label nor `probs`."""
     data: list[dict[str, Any]] = []
     for place, chances in enumerate(found):
@@ -204,9 +252,13 @@ def _classified(model: str, inputs: list[list[int]], found: list[list[float]], s
             continue
         best = max(range(len(chances)), key=chances.__getitem__)
         data.append({"index": place, "label": f"LABEL_{best}", "probs": chances, "num_classes": len(chances)})
+    return data
+
+
+def _listed(kind: str, model: str, inputs: list[list[int]], data: list[dict[str, Any]]) -> dict[str, Any]:
     read = sum(map(len, inputs))
     return {
-        "id": new_id("classify"),
+        "id": new_id(kind),
         "object": "list",
         "created": int(time.time()),
         "model": model,

@@ -1,4 +1,4 @@
-"""Classification in micro-batches: what waits together is padded and run together."""
+"""Classification and embedding in micro-batches: what waits together is padded and run together."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.functional import normalize
 
 from milkglass.errors import MilkglassError
 from milkglass.server.inference.engine import Engine, not_finite, that_fit
@@ -20,7 +21,8 @@ TOKENS = 8192  # padded tokens of one pass, unless one row alone is longer
 
 @dataclass(eq=False)
 class ClassifierRow:
-    """`on_done` gets the probabilities of all classes, or of a regression its one number, in the engine's thread."""
+    """`on_done` gets the probabilities of all classes, of a regression its one number, or a vector, in the engine's
+    thread."""
 
     ids: list[int]
     token_types: list[int] | None
@@ -71,10 +73,24 @@ class Classifier(Engine[ClassifierRow]):
         if any(row.token_types for row in self._rows):
             types = [row.token_types or [0] * len(row.ids) for row in self._rows]
             batch["token_type_ids"] = self._padded(types, 0)
-        logits = self._model(**batch).logits.float()
-        result: list[list[float]] = (logits if self.scores else logits.softmax(-1)).cpu().tolist()
+        result: list[list[float]] = self._answers(batch).cpu().tolist()
         return result
+
+    def _answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """(b, c)."""
+        logits = self._model(**batch).logits.float()
+        return logits if self.scores else logits.softmax(-1)
 
     def _padded(self, rows: list[list[int]], fill: int) -> torch.Tensor:
         width = max(len(row) for row in rows)
         return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=self._model.device)
+
+
+class Embedder(Classifier):
+    """Vectors of length 1: the mean of the last hidden states over a row's tokens, as sentence encoders are trained."""
+
+    def _answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """(b, d)."""
+        mask = batch["attention_mask"][..., None]
+        states = self._model(**batch).last_hidden_state.float()
+        return normalize((states * mask).sum(1) / mask.sum(1), dim=-1)

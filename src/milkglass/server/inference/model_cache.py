@@ -15,11 +15,12 @@ from milkglass.errors import Busy, Conflict, CorruptCheckpoint, MilkglassError, 
 from milkglass.models.load_lock import ONE_LOAD
 from milkglass.server.connections.logs import place_of
 from milkglass.server.inference.engine import Engine
+from milkglass.server.inference.runners import runner_named
 from milkglass.server.settings import ServerSettings
 from milkglass.server.storage.store import ModelRecord
 
 log = logging.getLogger("milkglass.server")
-Task = Literal["classify", "generate"]
+Task = Literal["classify", "embed", "generate"]
 
 
 Key = tuple[str, float, Task]  # with the time of the model's making: a name may be given again
@@ -64,6 +65,8 @@ class ModelCache:
             raise UnsupportedModel(
                 "this model is an encoder: it cannot generate", "use `milkglass classify`, or /classify"
             )
+        if task == "embed" and model.kind != "encoder":
+            raise UnsupportedModel("this model is a decoder: embeddings are of encoders here", "ask an encoder")
         with self._lock:
             entry = self._entries.get((model.id, model.created_at, task))
             if entry is None:
@@ -129,12 +132,11 @@ class ModelCache:
 def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings) -> Engine[Any]:
     """Read the weights. Raises CorruptCheckpoint or UnsupportedModel; a missing tensor is never made up."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
     from transformers.utils.logging import disable_progress_bar
 
-    from milkglass.server.inference.classifier import Classifier
+    from milkglass.server.inference.classifier import Classifier, Embedder
     from milkglass.server.inference.generator import Generator
-    from milkglass.server.inference.model_runner import TransformersRunner
 
     if not folder.is_dir():
         raise NotFound("there is no such model: it was deleted a moment ago", "list the models that the server has")
@@ -144,11 +146,11 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
     disable_progress_bar()  # the log is not a terminal
     if settings.inference_threads:
         torch.set_num_threads(settings.inference_threads)
-    kind = AutoModelForSequenceClassification if task == "classify" else AutoModelForCausalLM
+    kinds = {"classify": AutoModelForSequenceClassification, "embed": AutoModel, "generate": AutoModelForCausalLM}
     on_gpu = torch.cuda.is_available()
     try:
         with ONE_LOAD:
-            network, report = kind.from_pretrained(
+            network, report = kinds[task].from_pretrained(
                 folder,
                 dtype="auto" if on_gpu else torch.float32,
                 use_safetensors=True,
@@ -166,13 +168,18 @@ def build(folder: Path, model: ModelRecord, task: Task, settings: ServerSettings
     network.eval().to("cuda" if on_gpu else "cpu")
     if task == "classify":
         return Classifier(network, settings.max_batch, settings.max_waiting, needs_pad=model.kind == "decoder")
-    return Generator(TransformersRunner(network), settings.max_batch, settings.max_waiting)
+    if task == "embed":
+        return Embedder(network, settings.max_batch, settings.max_waiting)
+    return Generator(runner_named(settings.runner)(network), settings.max_batch, settings.max_waiting)
 
 
 def _require_whole(report: dict[str, Any], task: Task) -> None:
     missing = sorted(report.get("missing_keys", ()))
+    if task == "embed":  # the mean of hidden states needs no pooler
+        missing = [name for name in missing if not name.startswith("pooler.")]
     if missing:
-        purpose = "classify: fine-tune it first" if task == "classify" else "generate"
-        raise UnsupportedModel(
-            f"{lacking('tensor', missing)}: this model cannot {purpose}", "the server never makes weights up"
-        )
+        purpose, hint = str(task), "upload the whole model again"
+        if task == "classify":
+            purpose = "classify: fine-tune it first"
+            hint = "`milkglass finetune` makes a model that classifies, and prints its name"
+        raise UnsupportedModel(f"{lacking('tensor', missing)}: this model cannot {purpose}", hint)

@@ -10,7 +10,7 @@ import torch
 from milkglass.errors import MilkglassError
 from milkglass.server.inference.engine import explain, not_finite
 from milkglass.server.inference.model_runner import Prompt
-from milkglass.server.inference.sampling import SamplingParams, draw, generator
+from milkglass.server.inference.sampling import SamplingParams, adjusted, chances, draw, generator
 
 
 @dataclass(eq=False)
@@ -25,6 +25,8 @@ class Sequence:
         on_error: ends the sequence, too.
         cancelled: frees its row before the next token.
         made: how many ids were drawn.
+        answer: the ids that were drawn, where penalties need them.
+        chances: of the newest id and of the likeliest at its place, where they were asked for; set before `on_token`.
         rng: of this sequence alone: the batch that it is in changes no draw.
     """
 
@@ -34,6 +36,8 @@ class Sequence:
     on_error: Callable[[MilkglassError], None]
     cancelled: bool = False
     made: int = 0
+    answer: list[int] = field(default_factory=list)
+    chances: list[tuple[int, float]] = field(default_factory=list)
     rng: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,12 +53,22 @@ class Sequence:
             self.fail(not_finite())
             return None
         try:
-            token = draw(logits, self.sampling, self.rng)
+            token = draw(self._adjusted(logits), self.sampling, self.rng)
+            if self.sampling.logprobs is not None:
+                self.chances = chances(logits, token, self.sampling.logprobs)
         except Exception as error:  # noqa: BLE001  (one row's draw must not end the others)
             self.fail(explain(error))
             return None
         self.made += 1
+        if self.sampling.adjusts:
+            self.answer.append(token)
         stopped = token in self.sampling.stop
         reason = "stop" if stopped else "length" if self.made >= self.sampling.max_tokens else None
         self.on_token(token, reason)
         return None if reason else token
+
+    def _adjusted(self, logits: torch.Tensor) -> torch.Tensor:
+        if not self.sampling.adjusts:
+            return logits
+        prompt = [] if isinstance(self.prompt, torch.Tensor) else self.prompt  # vectors have no ids
+        return adjusted(logits, self.sampling, prompt, self.answer)

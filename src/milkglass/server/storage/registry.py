@@ -204,7 +204,7 @@ class Registry:
         target = self.folder(model_id)
         if created != target:
             shutil.rmtree(target, ignore_errors=True)  # left by a kill before the store knew of it
-            created.rename(target)
+            files.finish(created, target)
         try:
             added = self._store.models.add(model)
         except BaseException:
@@ -225,9 +225,7 @@ class Registry:
             with self._store.references:
                 self._require_no_job(model_id)
                 self._store.models.remove(model_id)
-            gone = self._home.work / new_id("gone")
-            self.folder(model_id).rename(gone)
-            shutil.rmtree(gone)
+            files.remove_dir(self.folder(model_id), self._home.work / new_id("gone"))
 
     def _require_no_job(self, model_id: str) -> None:
         for job in self._store.jobs.all():

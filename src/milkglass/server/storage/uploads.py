@@ -213,7 +213,6 @@ class Uploads:
                 while chunk := source.read(CHUNK):
                     digest.update(chunk)
                     file.write(chunk)
-            files.sync(part)
             return self._adopt(part, new_id("file"), filename, purpose, digest.hexdigest())
         finally:
             part.unlink(missing_ok=True)
@@ -224,7 +223,7 @@ class Uploads:
         file = File(id=key, filename=filename, bytes=size, sha256=sha256, purpose=purpose, rows=rows)
         self._store.files.add(file)  # first the record: killed in between, `sweep` drops it and the part is still there
         try:
-            part.rename(self.path(key))
+            files.finish(part, self.path(key))
         except OSError:
             self._store.files.remove(key)
             raise

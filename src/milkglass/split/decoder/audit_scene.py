@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.defence_scene import public_scene
 from milkglass.audit.key_scene import AuditFiles, truth_of
-from milkglass.audit.scene import ALIKE, LEAST, OTHER, require_texts
+from milkglass.audit.scene import ALIKE, LEAST, OTHER, Adversary, require_texts
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.obfuscated_tables import key_from
 from milkglass.enclave.budget import RowPolicy
@@ -106,16 +106,18 @@ def build(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: int, fil
         others = [own[i] for i in decontaminate(own, private)]
         if others:
             corpora[who] = Sequences.of(codec.encode(others, truncate=True).ids)
-    knowledge = {
-        who: Knowledge(corpus=corpus, observe=owner.observe, rehearse=owner.rehearse) for who, corpus in corpora.items()
-    }
+    half = "the table and the enclave's sanitizer"
+    others = [
+        Adversary.with_text(who, Knowledge(corpus=corpus, observe=owner.observe, rehearse=owner.rehearse), half)
+        for who, corpus in corpora.items()
+    ]
     truth = truth_of(codec, crossed.sent, crossed.original, corpora.values())
     seen = (Activations(crossed.vectors.float(), crossed.sent.lengths, 0), Tokens(crossed.sent))
     held = {"attested": enclave.attested, "proof": enclave.proof}
     sanitized = settings.epsilon is not None
     scheme = {"name": "split decoder, rnm by tokens" if sanitized else "split decoder, not sanitized", **held}
     scheme |= asdict(settings) if sanitized else {}
-    scene = public_scene(base, codec, seen, truth, knowledge, scheme, "the table and the enclave's sanitizer")
+    scene = public_scene(base, codec, seen, truth, others, scheme=scheme)
     require_texts(scene, texts)
     return SplitScene(scene, crossed.left_out)
 

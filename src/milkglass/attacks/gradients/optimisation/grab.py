@@ -25,10 +25,10 @@ from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import Distance
 from milkglass.attacks.gradients.optimisation.dropout import Masks
 from milkglass.attacks.gradients.optimisation.lamp import begun, scaled
-from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising, batched
+from milkglass.attacks.gradients.optimisation.optimising import AdamSchedule, Descent, Optimising
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem
 from milkglass.errors import UsageError
-from milkglass.sequences import Ids
+from milkglass.sequences import Ids, batched
 from milkglass.threat.attack import Budget
 
 

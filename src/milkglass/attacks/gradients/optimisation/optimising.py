@@ -9,8 +9,6 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,12 +16,10 @@ import torch
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.attacks.gradients.optimisation.problem import Frame, Problem, misfit
 from milkglass.errors import UsageError
-from milkglass.sequences import Ids
+from milkglass.sequences import Ids, batched
 from milkglass.threat.attack import Budget
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Gradients, Transcript
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -112,13 +108,6 @@ def judged(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) ->
 def lowest(problem: Problem, guesses: Iterable[torch.Tensor], budget: Budget) -> torch.Tensor:
     """The guess with the smallest distance, of those that there is time for."""
     return min(judged(problem, guesses, budget), key=lambda pair: pair[1])[0]
-
-
-def batched(guesses: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Lists of at most `size`, the last one shorter."""
-    rest = iter(guesses)
-    while part := list(islice(rest, size)):
-        yield part
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,48 @@
+"""Scrambled training rows in the layouts that other trainers read: JSON Lines, or a folder of Hugging Face's datasets.
+
+Each row has `input_ids`, `attention_mask` and `labels` (and `token_type_ids` where the model has them): TRL, Axolotl,
+LLaMA-Factory and torchtune take such rows as they are, without a tokenizer of their own. Parquet has the same columns.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from milkglass import files
+
+Layout = Literal["jsonl", "datasets"]
+BATCH = 1000  # rows at a time
+DATA = "data-00000-of-00001.arrow"
+
+
+def write_layout(rows: Path, layout: Layout, out: Path) -> None:
+    """Write the rows of a Parquet file of `write_parquet` to `out`: a file, or for "datasets" a folder, which
+    `datasets.load_from_disk` reads. Raises FileExistsError for a name that is taken by other things."""
+    with pq.ParquetFile(rows, memory_map=False) as file:
+        if layout == "datasets":
+            with files.new_dir(out) as folder:
+                _dataset(file, folder)
+            return
+        with files.atomic_write(out) as lines:
+            for batch in file.iter_batches(BATCH):
+                lines.writelines(json.dumps(row) + "\n" for row in batch.to_pylist())
+
+
+def _dataset(file: pq.ParquetFile, folder: Path) -> None:
+    """What `Dataset.save_to_disk` writes."""
+    with (folder / DATA).open("wb") as sink, pa.ipc.new_stream(sink, file.schema_arrow) as writer:
+        for batch in file.iter_batches(BATCH):
+            writer.write_batch(batch)
+    info = {"citation": "", "description": "", "features": None, "homepage": "", "license": ""}
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": DATA}], "_fingerprint": secrets.token_hex(8), "_format_columns": None,
+        "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False, "_split": "train",
+    }  # fmt: skip
+    files.write_json(folder / "dataset_info.json", info)
+    files.write_json(folder / "state.json", state)
