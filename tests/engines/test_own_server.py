@@ -94,7 +94,7 @@ def test_the_model_says_which_key_scrambled_it(served: tuple[str, Key]) -> None:
         finally:
             await upstream.close()
 
-    assert asyncio.run(run()) == [ServedModel("tiny", 128, key.identifier, "decoder")]
+    assert asyncio.run(run()) == [ServedModel("tiny", 128, key.identifier, "decoder", "milkglass")]
 
 
 def test_what_the_server_refuses(served: tuple[str, Key]) -> None:

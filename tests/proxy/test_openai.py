@@ -14,10 +14,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from milkglass.client.codec.conversation import render
+from milkglass.engines.upstream import Upstream
+from milkglass.engines.vllm import VLLM
+from milkglass.errors import UsageError
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 from tests.e2e.test_main_job import written_forms
-from tests.proxy.kit import Endpoint, Scrambled, behind_our_server
+from tests.proxy.kit import Endpoint, Scrambled, behind_our_server, proxying
+from tests.server.kit import TOKEN, register
+from tests.server.real import Server
 
 QUESTION = [{"role": "user", "content": tiny.TEXTS[0]}]
 TOOL = {
@@ -193,7 +198,10 @@ def test_embeddings_are_the_scrambled_models(tmp_path: Path) -> None:
     ("more", "words"),
     [
         ({"response_format": {"type": "json_object"}}, "constrained decoding needs the texts"),
-        ({"extra_body": {"colour": "red"}}, "a field that is not known"),
+        (
+            {"extra_body": {"colour": "red"}},
+            "`colour` is not offered, and nothing of it was sent; this call takes",
+        ),
         ({"extra_body": {"audio": {"voice": "x"}}}, "only text is scrambled"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "not text"),
         ({"messages": [{"role": "user", "content": "hello </s>"}]}, "special token"),
@@ -210,17 +218,33 @@ def test_what_cannot_be_kept_private_or_be_done_is_refused(
     asked: dict[str, Any] = {"model": "scrambled", "messages": QUESTION, **more}
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**asked)
-    assert words in str(caught.value) and tiny.TEXTS[0] not in str(caught.value)
+    assert words in caught.value.body["message"] and tiny.TEXTS[0] not in str(caught.value)
     assert len(endpoint.heard) == before  # refused before anything was sent
 
 
 def test_an_unknown_model_and_an_unknown_address(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="no such model"):
         client.chat.completions.create(model="gpt-4", messages=QUESTION)
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError, match="base URL ends with /v1"):
         client.post("/images/generations", cast_to=object, body={})
     assert client.models.retrieve("scrambled").id == "scrambled"
     assert [one.id for one in client.models.list()] == ["scrambled"]
+
+
+def test_a_decoder_is_not_asked_for_embeddings(client: openai.OpenAI, endpoint: Endpoint) -> None:
+    before = len(endpoint.heard)
+    with pytest.raises(openai.BadRequestError, match="is a decoder: it makes no embeddings; serve an encoder"):
+        client.embeddings.create(model="scrambled", input="hello")
+    assert len(endpoint.heard) == before
+
+
+def test_another_engine_than_was_named_is_found_at_the_start(model: Scrambled, tmp_path: Path) -> None:
+    with Server(tmp_path, in_thread=True) as server, server.client() as remote:
+        register(remote, "scrambled", model.folder)  # type: ignore[arg-type]
+        refused = pytest.raises(UsageError, match="is a server of milkglass, not of vllm")
+        with refused as caught, proxying(model.codec, lambda: Upstream(VLLM(), server.url, TOKEN)):
+            raise AssertionError("it started")
+        assert caught.value.hint == "give --engine milkglass"
 
 
 def test_pages_of_other_sites_cannot_use_it(endpoint: Endpoint) -> None:
@@ -229,7 +253,7 @@ def test_pages_of_other_sites_cannot_use_it(endpoint: Endpoint) -> None:
     body = {"model": "scrambled", "messages": QUESTION, "max_tokens": 1}
     for headers in ({"Origin": "https://evil.example"}, {"Host": "evil.example"}):
         answer = httpx2.post(f"{endpoint.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
-        assert answer.status_code == 401, headers
+        assert answer.status_code == 401 and "--api-key-file" in answer.json()["error"]["message"], headers
 
 
 def test_nothing_that_crossed_is_text_or_its_ids(endpoint: Endpoint, model: Scrambled) -> None:

@@ -97,12 +97,14 @@ class ServedModel:
         length: tokens of prompt and answer together; None: the engine does not say.
         key_id: of the key that scrambled it; None: the engine does not say.
         kind: "encoder" or "decoder"; None: the engine does not say.
+        owner: what the engine calls itself, in `owned_by`; None: it does not say.
     """
 
     name: str
     length: int | None = None
     key_id: str | None = None
     kind: str | None = None
+    owner: str | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,13 @@ class IdsEngine(abc.ABC):
     def served(self, answer: Mapping[str, Any]) -> list[ServedModel]:
         """Of the answer to `models`, in OpenAI's shape. Raises RemoteError."""
         return [
-            ServedModel(responses.response_id(one), one.get("max_model_len"), one.get("key_id"), one.get("kind"))
+            ServedModel(
+                responses.response_id(one),
+                one.get("max_model_len"),
+                one.get("key_id"),
+                one.get("kind"),
+                one.get("owned_by"),
+            )
             for one in responses.MODEL.rows(answer)
         ]
 

@@ -69,7 +69,9 @@ def _model(record: Mapping[str, Any]) -> ServedModel:
     """The file's name is the model's unless `--alias` gives one; a path is refused."""
     meta = record.get("meta")
     length = meta.get("n_ctx") if isinstance(meta, Mapping) else None
-    return ServedModel(response_id(record), length if is_count(length) else None, kind="decoder")
+    return ServedModel(
+        response_id(record), length if is_count(length) else None, None, "decoder", record.get("owned_by")
+    )
 
 
 class _LlamaCppAnswer:

@@ -19,7 +19,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from milkglass.errors import MilkglassError, RemoteError, TooLarge, Unauthorized, UsageError
+from milkglass.errors import MilkglassError, TooLarge, Unauthorized, UsageError
+from milkglass.proxy import refusals
 from milkglass.proxy.backend import Backend
 from milkglass.proxy.calls.bodies import ChatBody, CompletionBody, EmbeddingBody, ResponseBody
 from milkglass.proxy.calls.chat import ChatAnswer
@@ -34,7 +35,6 @@ from milkglass.system import is_loopback
 
 log = logging.getLogger("milkglass.proxy")
 B = TypeVar("B", bound=BaseModel)
-BUSY = frozenset({429, 503})
 MAX_BODY = 64 << 20  # bytes of a request
 OPEN = frozenset({"/health"})
 HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
@@ -58,8 +58,7 @@ def create_app(backend: Backend, token: str | None = None) -> FastAPI:
     app = FastAPI(title="Milkglass proxy", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.backend = backend
     app.include_router(router)
-    errors.install(app)
-    app.add_exception_handler(RemoteError, _on_remote)
+    refusals.install(app)
     app.add_middleware(LocalGuard, token=token)
     return app
 
@@ -83,7 +82,7 @@ class LocalGuard:
 
         refusal = self._refusal(scope["path"], dict(scope["headers"]))
         try:
-            await (self._app if refusal is None else errors.respond(refusal))(scope, receive, answer)
+            await (self._app if refusal is None else refusals.respond(refusal))(scope, receive, answer)
         except Exception as error:  # noqa: BLE001  (its message may quote a text)
             log.error("internal error: %s", place_of(error))
             if not begun:
@@ -99,20 +98,8 @@ class LocalGuard:
         host = HOST.sub("", headers.get(b"host", b"").decode("latin-1")).strip("[]")
         if is_loopback(host) and b"origin" not in headers:
             return None
-        hint = "programs of this machine may ask; for others start the proxy with --token-file"
+        hint = "programs of this machine may ask; for others start the proxy with --api-key-file"
         return Unauthorized("this request comes from a web page, or is for another host", hint)
-
-
-async def _on_remote(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RemoteError)
-    return errors.respond(gateway(error))
-
-
-def gateway(error: MilkglassError) -> MilkglassError:
-    """An engine's failure is not the application's: 502, unless the engine asks for patience."""
-    if isinstance(error, RemoteError) and error.status not in BUSY:
-        error.status = 502
-    return error
 
 
 router = APIRouter(route_class=StrictRoute)
@@ -122,7 +109,7 @@ async def _body(request: Request, kind: type[B]) -> B:
     try:
         return kind.model_validate(await request.json())
     except ValidationError as error:
-        raise UsageError(errors.validation_message(error), "see docs/engines.md for what is offered") from None
+        raise UsageError(*refusals.of_fields(error, kind)) from None
 
 
 async def _answered(request: Request, answer: Answering, stream: bool | None, end: bool = True) -> Response:
@@ -138,7 +125,7 @@ async def _stream(answer: Answering, end: bool) -> AsyncGenerator[str, None]:
             async for one in events:
                 yield event(json.dumps(one, ensure_ascii=False, separators=(",", ":")), None if end else one["type"])
     except MilkglassError as error:
-        info = errors.error_body(gateway(error))
+        info = refusals.body(refusals.gateway(error))
         yield event(info) if end else event({"type": "error", "sequence_number": 0, **info["error"]}, "error")
     if end:
         yield event("[DONE]")

@@ -12,6 +12,7 @@ from typing import Any
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.conversation import Message
+from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import IdsRequest, ServedModel
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import KeyForOtherModel, ModelNotFound, TooLong, UnsupportedModel, UsageError
@@ -137,6 +138,8 @@ class Backend:
 
     async def embeddings(self, name: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         model = self.model(name)
+        if model.kind == "decoder":
+            raise UnsupportedModel(f"{model.name} is a decoder: it makes no embeddings", "serve an encoder for them")
         for row in rows:
             self.observer.sent(row)
         return await self.upstream.embed(model.name, rows)
@@ -145,19 +148,41 @@ class Backend:
 async def connected(
     codec: Codec, upstream: Upstream, requested: Sequence[str] = (), observer: Observer | None = None
 ) -> tuple[Backend, list[str]]:
-    """A backend of an engine that answers, and warnings.
+    """A backend of an engine that answers, and warnings. Where there is none, the upstream is closed.
 
     Args:
         requested: names of models; none: all that the engine serves for this key.
 
     Raises:
-        KeyForOtherModel: no model there was scrambled with the key. RemoteError, ModelNotFound.
+        KeyForOtherModel: no model there was scrambled with the key. UsageError: it is another engine. RemoteError,
+        ModelNotFound.
     """
+    try:
+        own = await _served(codec, upstream, requested)
+    except BaseException:
+        await upstream.close()
+        raise
+    warnings = [
+        f"the engine does not say with which key {one.name} was scrambled: it is taken to be this one"
+        for one in own
+        if one.key_id is None
+    ]
+    return Backend(codec, upstream, own, observer or Quiet()), warnings
+
+
+async def _served(codec: Codec, upstream: Upstream, requested: Sequence[str]) -> list[ServedModel]:
+    """Models of the engine that are of this key, as far as it says."""
     if not codec.readable:
         raise UnsupportedModel(
             "under this key an id names a cluster of tokens: no text can be read back", "see THREATS.md"
         )
     served = await asyncio.wait_for(upstream.models(), 60)
+    for one in served:
+        if one.owner in ENGINES and one.owner != upstream.engine.name:
+            raise UsageError(
+                f"{upstream.url} is a server of {one.owner}, not of {upstream.engine.name}",
+                f"give --engine {one.owner}",
+            )
     names = [one.name for one in served]
     if missing := [name for name in requested if name not in names]:
         raise ModelNotFound(f"the engine serves no model {missing[0]}", f"it serves: {', '.join(names[:5]) or 'none'}")
@@ -165,8 +190,4 @@ async def connected(
     own = [one for one in selected if one.key_id in (None, codec.key_id)]
     if not own or (requested and len(own) < len(selected)):
         raise KeyForOtherModel("the engine's models were not made with this key, so nothing was sent", "check --key")
-    unknown = [one.name for one in own if one.key_id is None]
-    warnings = [
-        f"the engine does not say with which key {name} was scrambled: it is taken to be this one" for name in unknown
-    ]
-    return Backend(codec, upstream, own, observer or Quiet()), warnings
+    return own

@@ -25,10 +25,10 @@ from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import MilkglassError, RemoteError
 from milkglass.progress import Log, no_log
-from milkglass.proxy.app import create_app, gateway
+from milkglass.proxy import refusals
+from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
 from milkglass.proxy.counting import UsageCount
-from milkglass.server.http.errors import error_body
 
 T = TypeVar("T")
 
@@ -156,7 +156,8 @@ OWN = frozenset({b"host", b"origin", b"authorization"})  # of a request, which a
 
 def _refused(error: MilkglassError) -> httpx2.Response:
     """An engine that cannot be reached at all, as the proxy would have said it."""
-    return httpx2.Response(gateway(error).status, json=error_body(error))
+    known = refusals.gateway(error)
+    return httpx2.Response(known.status, json=refusals.body(known))
 
 
 class _AsyncInPlace(httpx2.AsyncBaseTransport):

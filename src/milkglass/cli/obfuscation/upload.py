@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from milkglass.cli.ui.options import AsJson, ServerOptions, Yes, with_options
 from milkglass.cli.ui.terminal import bars, cell, confirm, emit, megabytes, moment, note, table
 from milkglass.errors import UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.remote.remote import Remote
 
 
 @with_options
@@ -35,11 +38,18 @@ def upload(
             for other in others_in(path):
                 note(f"not sent: {other}, which is not a file of the model")
             model = remote.upload_model(path, name, stage)
-            info = f"uploaded: {model}\nnext: milkglass finetune {model} DATA --key KEYFILE {server}"
-            emit(as_json, {"model": model}, info)
+            emit(as_json, {"model": model}, f"uploaded: {model}\nnext: {_next(remote, model)} {server}")
         else:
             file = remote.upload(path, stage)
             emit(as_json, {"file": file}, f"uploaded: {file}")
+
+
+def _next(remote: Remote, model: str) -> str:
+    """A decoder may be under a scheme that needs no fine-tuning; the server's copy does not say."""
+    tune = f"milkglass finetune {model} DATA --key KEYFILE"
+    if remote.model(model).get("kind") != "decoder":
+        return tune
+    return f"milkglass proxy --key KEYFILE, where the scheme needs no fine-tuning, or {tune}"
 
 
 @with_options

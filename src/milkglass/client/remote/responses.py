@@ -79,7 +79,10 @@ class RecordShape:
 
 
 MODEL = RecordShape(
-    "a model", ("id", "kind", "parent", "job", "key_id"), ("vocab_size", "bytes", "max_model_len"), ("created",)
+    "a model",
+    ("id", "kind", "parent", "job", "key_id", "owned_by"),
+    ("vocab_size", "bytes", "max_model_len"),
+    ("created",),
 )
 FILE = RecordShape("a file", ("id", "purpose", "sha256"), ("bytes",), ("created_at",))
 UPLOAD = RecordShape("an upload", ("id", "purpose", "sha256"), ("bytes", "received", "chunk_bytes"), ("created_at",))

@@ -1,0 +1,74 @@
+"""Errors as an application reads them: the official clients show `message` alone, so that it holds the next step too.
+
+They go to the owner's own program on this machine, so that a field's name may be in them; never into a log.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+
+from milkglass.errors import MilkglassError, RemoteError
+from milkglass.server.http import errors
+
+BUSY = frozenset({429, 503})
+CALLS = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings (POST) and /v1/models (GET)"
+HINTS = {
+    400: "send a JSON object",
+    404: f"it has {CALLS}; an application's base URL ends with /v1",
+    405: f"it has {CALLS}",
+    413: "send less at once",
+}
+
+
+def install(app: FastAPI) -> None:
+    """Give the app these errors."""
+
+    async def on_known(request: Request, error: Any) -> JSONResponse:
+        return respond(gateway(error))
+
+    async def on_http(request: Request, error: Any) -> JSONResponse:
+        if isinstance(error, errors.Refused):
+            return respond(gateway(error.error))
+        status = error.status_code
+        message, hint = errors.REASONS.get(status, "the request was refused"), HINTS.get(status, "")
+        return JSONResponse(_joined(errors.body(status, message, f"http_{status}", hint)), status, error.headers)
+
+    app.add_exception_handler(MilkglassError, on_known)
+    app.add_exception_handler(HTTPException, on_http)
+
+
+def respond(error: MilkglassError) -> JSONResponse:
+    return JSONResponse(body(error), error.status, {"Retry-After": "2"} if error.status in BUSY else None)
+
+
+def body(error: MilkglassError) -> dict[str, Any]:
+    return _joined(errors.error_body(error))
+
+
+def gateway(error: MilkglassError) -> MilkglassError:
+    """An engine's failure is not the application's: 502, unless the engine asks for patience."""
+    if isinstance(error, RemoteError) and error.status not in BUSY:
+        error.status = 502
+    return error
+
+
+def _joined(document: dict[str, Any]) -> dict[str, Any]:
+    told = document["error"]
+    told["message"] = "; ".join(part for part in (told["message"], told["hint"]) if part)
+    return document
+
+
+def of_fields(error: ValidationError, kind: type[BaseModel]) -> tuple[str, str]:
+    """What is wrong with a request's fields, and what to do."""
+    unknown = [".".join(map(str, one["loc"])) for one in error.errors() if one["type"] == "extra_forbidden"]
+    if unknown:
+        known = ", ".join(name for name in kind.model_fields)
+        return f"`{unknown[0][:60]}` is not offered, and nothing of it was sent", f"this call takes {known}"
+    return errors.validation_message(
+        error
+    ), "nothing was sent; see docs/cli.md, section 'Applications that speak OpenAI's API'"
