@@ -3,7 +3,8 @@
 Numbers in floating point are compared to the last digit where this machine rounds as the one did that recorded them
 (`arithmetic`, a digest of some sums and products). Elsewhere sums are added in another order: what comes of one pass
 through a tiny model or table is off by some units of fp32, 1e-5 at most as in `verify`, and after steps of training by
-more. 1e-3 is allowed there, digests of such bytes are not compared, and everything else must be the same.
+more. 1e-3 is allowed there, digests of such bytes are not compared, and everything else must be the same. Where the
+last bit decides (DRAWN), the answer must have the same form there, and no more can be said.
 """
 
 from __future__ import annotations
@@ -51,6 +52,16 @@ MENDED = {
     "recipe_anew compared": "likewise; and results have more figures",
 }
 
+NOISE = "the key of noise is a digest of the numbers that it covers"
+DRAWN = {
+    **dict.fromkeys(("states dp-forward", "classified dp-forward", "halves_audited dp-forward"), NOISE),
+    **dict.fromkeys(("states cape", "classified cape"), NOISE),
+    **dict.fromkeys(("states textobfuscator", "halves_audited textobfuscator"), NOISE),
+    "goes_on ghost": NOISE,
+    "audit_anew key": "which of two rows a solver takes first is decided by a difference of some units of fp32",
+    "recipe_anew attacks": "likewise",
+}
+
 
 @pytest.fixture(scope="module")
 def same_arithmetic() -> bool:
@@ -75,8 +86,15 @@ def differences(found: Any, expected: Any, exact: bool, at: str = "") -> list[st
     return [] if found == expected and type(found) is type(expected) else [f"{at}: {found!r}, not {expected!r}"]
 
 
+def form(answer: Any) -> Any:
+    """Names, lengths and types: all of an answer but its values."""
+    if isinstance(answer, dict):
+        return {name: form(one) for name, one in answer.items() if " +-, " not in name and not name.startswith("rouge")}
+    return [form(one) for one in answer] if isinstance(answer, list) else type(answer).__name__
+
+
 def test_every_question_was_answered() -> None:
-    assert QUESTIONS.keys() == RECORDED["answers"].keys()
+    assert QUESTIONS.keys() == RECORDED["answers"].keys() and QUESTIONS.keys() >= DRAWN.keys()
 
 
 @pytest.mark.filterwarnings("default")
@@ -88,6 +106,9 @@ def test_the_answer_is_the_old_one(question: str, same_arithmetic: bool, tmp_pat
                 QUESTIONS[question](at)
             return
         found = json.loads(json.dumps(QUESTIONS[question](at)))
+    if question in DRAWN and not same_arithmetic:
+        assert form(found) == form(RECORDED["answers"][question])
+        return
     assert bool(differences(found, RECORDED["answers"][question], same_arithmetic)) == (question in MENDED)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,8 +13,10 @@ from milkglass.cli.key.commands import keys
 from milkglass.cli.ui.options import AsJson, KeyOptions, PassphraseFile
 from milkglass.cli.ui.passphrase import VARIABLE, new_passphrase
 from milkglass.cli.ui.terminal import emit, note
-from milkglass.client.key.file import UnlockedKey, read_key
 from milkglass.errors import KeyExists, KeyFileError, UsageError
+
+if TYPE_CHECKING:
+    from milkglass.client.key.file import UnlockedKey
 
 KeyPath = Annotated[Path, typer.Argument(help="The key file.")]
 
@@ -77,6 +79,8 @@ def backup(
     if not out.parent.is_dir():
         raise UsageError(f"there is no folder {out.parent}", "make it, or is the disk not mounted?")
     unlocked = KeyOptions(key, None, passphrase_file).open()
+    from milkglass.client.key.file import read_key
+
     files.write(out, key.read_bytes(), replace=False)
     copied = read_key(out, unlocked.passphrase)
     if copied.identifier != unlocked.key.identifier:
