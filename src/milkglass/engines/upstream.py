@@ -67,11 +67,20 @@ class Patience:
     connections: int = 256
 
 
+@dataclass
+class Traffic:
+    """Bytes of bodies that crossed; headers are not counted. Attributes: sent, received."""
+
+    sent: int = 0
+    received: int = 0
+
+
 class Upstream:
     """Where an engine is. Raises RemoteError or one of its kinds.
 
     Attributes:
         engine: how it is spoken to.
+        traffic: what crossed so far.
     """
 
     def __init__(
@@ -86,6 +95,7 @@ class Upstream:
         """authority: a PEM file with the engine's certificate. Raises UsageError for an address over which the token
         would cross in the clear."""
         self.engine, self.url, self.patience = engine, url.rstrip("/"), patience or Patience()
+        self.traffic = Traffic()
         local = check_url(self.url, allow_http)
         require_token(token)
         most, secure = self.patience.connections, self.url.startswith("https")
@@ -125,7 +135,7 @@ class Upstream:
         breaks off or takes too long."""
         self.engine.require(request)
         call, read, bounds = self.engine.completion(model, request), self.engine.reader(request), _Bounds(request)
-        async with self._answer(call) as answer, aclosing(answer.aiter_raw()) as parts:
+        async with self._answer(call) as answer, aclosing(self._parts(answer)) as parts:
             events = EventReader(parts, self.patience.silence)
             while not bounds.ended:
                 data = await events.next()
@@ -186,6 +196,7 @@ class Upstream:
     async def _begun(self, call: Call) -> httpx2.Response:
         method = "GET" if call.body is None else "POST"
         request = self._client.build_request(method, call.path, json=call.body)
+        self.traffic.sent += len(request.content)
         for attempt in range(self.patience.attempts):
             try:
                 async with asyncio.timeout(self.patience.begin):
@@ -203,11 +214,17 @@ class Upstream:
         """The body, or of a longer one a little more than `limit` bytes: the rest is never read."""
         body = bytearray()
         async with asyncio.timeout(self.patience.whole):
-            async for part in answer.aiter_raw():
-                body += part
-                if len(body) > limit:
-                    break
+            async with aclosing(self._parts(answer)) as parts:
+                async for part in parts:
+                    body += part
+                    if len(body) > limit:
+                        break
         return bytes(body)
+
+    async def _parts(self, answer: httpx2.Response) -> AsyncGenerator[bytes, None]:
+        async for part in answer.aiter_raw():
+            self.traffic.received += len(part)
+            yield part
 
     def _unreachable(self, error: Exception) -> Unreachable:
         hint = "is the engine running there, and is the address right?"

@@ -36,7 +36,7 @@ from milkglass.system import is_loopback
 log = logging.getLogger("milkglass.proxy")
 B = TypeVar("B", bound=BaseModel)
 MAX_BODY = 64 << 20  # bytes of a request
-OPEN = frozenset({"/health"})
+OPEN = frozenset({"/", "/health"})
 HOST = re.compile(r":[0-9]*\Z")  # the port, of a Host header
 
 
@@ -47,8 +47,9 @@ class Answering(Protocol):
     def events(self) -> AsyncGenerator[dict[str, Any], None]: ...
 
 
-def create_app(backend: Backend, token: str | None = None) -> FastAPI:
-    """token: that applications must give as their API key; None: any is taken, from this machine alone."""
+def create_app(backend: Backend, token: str | None = None, page: APIRouter | None = None) -> FastAPI:
+    """token: that applications must give as their API key; None: any is taken, from this machine alone. page: further
+    addresses; "/" is open, and must show nothing private."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -58,6 +59,8 @@ def create_app(backend: Backend, token: str | None = None) -> FastAPI:
     app = FastAPI(title="Milkglass proxy", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.backend = backend
     app.include_router(router)
+    if page is not None:
+        app.include_router(page)
     refusals.install(app)
     app.add_middleware(LocalGuard, token=token)
     return app

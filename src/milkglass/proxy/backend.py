@@ -131,9 +131,9 @@ class Backend:
         for index in range(count):
             seed = question.request.seed
             request = question.request if seed is None else replace(question.request, seed=(seed + index) % 2**63)
-            self.observer.sent(request.prompt)
+            received = self.observer.sent(request.prompt)
             one = replace(question, request=request)
-            result.append(Reply(self.codec, self.upstream, one, self.observer, index))
+            result.append(Reply(self.codec, self.upstream, one, received, index))
         return result
 
     async def embeddings(self, name: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from milkglass.client.key.file import UnlockedKey, count
 from milkglass.progress import Log, no_log
-from milkglass.proxy.observe import Ids
+from milkglass.proxy.observe import Ids, Received
 
 EVERY = 1.0  # seconds
 
@@ -26,11 +26,12 @@ class UsageCount:
     texts: int = 0
     tokens: int = 0
 
-    def sent(self, ids: Ids) -> None:
+    def sent(self, ids: Ids) -> Received:
         self.texts += 1
         self.tokens += len(ids)
+        return self._received
 
-    def received(self, ids: Ids) -> None:
+    def _received(self, ids: Ids) -> None:
         self.tokens += len(ids)  # the answer is text under this key, too
 
     def write(self) -> None:

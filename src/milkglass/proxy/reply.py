@@ -10,7 +10,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.engines.engine import IdsChunk, IdsRequest
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import CodecError, RemoteError
-from milkglass.proxy.observe import Observer
+from milkglass.proxy.observe import Received
 from milkglass.proxy.text.sections import Kind, Sections, ToolCall, ToolFormat, calls_in
 from milkglass.proxy.text.stops import StopStrings
 from milkglass.proxy.text.tokens import NamedLogprob, TokenNames
@@ -65,6 +65,7 @@ class Reply:
     """One answer. `pieces` is iterated once; closing it ends the request.
 
     Attributes:
+        received: called with the ids that come.
         index: among the answers to one question.
         tokens: that the engine made, those that ended the answer left out.
         finish: "stop", "length" or "tool_calls", at the end.
@@ -73,7 +74,7 @@ class Reply:
     codec: Codec = field(repr=False)
     upstream: Upstream = field(repr=False)
     question: Question = field(repr=False)
-    observer: Observer = field(repr=False)
+    received: Received = field(repr=False)
     index: int = 0
     tokens: int = 0
     finish: str = "stop"
@@ -110,7 +111,7 @@ class Reply:
         async with aclosing(self.upstream.generate(self.question.model, self.question.request)) as chunks:
             async for chunk in chunks:
                 self.tokens += len(chunk.ids)
-                self.observer.received(chunk.ids)
+                self.received(chunk.ids)
                 yield chunk
 
     @staticmethod

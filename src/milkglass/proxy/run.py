@@ -8,8 +8,11 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Protocol
 
 import uvicorn
+from fastapi import APIRouter
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import UnlockedKey
@@ -19,8 +22,22 @@ from milkglass.progress import Log
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import Backend, connected
 from milkglass.proxy.counting import UsageCount
+from milkglass.proxy.observe import Observer, Several
 
 DRAIN = 5  # seconds that open requests get when it stops
+
+
+class Page(Protocol):
+    """A page beside OpenAI's addresses.
+
+    Attributes:
+        observer: receives what crosses.
+    """
+
+    @property
+    def observer(self) -> Observer: ...
+    def running(self, backend: Backend) -> AbstractAsyncContextManager[APIRouter]:
+        """Its addresses, while what it needs runs."""
 
 
 def run(
@@ -33,12 +50,14 @@ def run(
     token: str | None,
     ready: Callable[[str, list[str]], None],
     notice: Log,
+    page: Page | None = None,
 ) -> None:
     """Until SIGINT or SIGTERM.
 
     Args:
         requested: names of models; none: all of the engine's that are of this key.
         ready: called with the address and the names of the models once connections are accepted.
+        page: that shows what crosses.
 
     Raises:
         UsageError: the address cannot be had. See `backend.connected` for the rest.
@@ -47,12 +66,15 @@ def run(
     counter = UsageCount(unlocked, notice)
 
     async def work() -> None:
-        backend, warnings = await connected(codec, upstream, requested, counter)
+        observer = counter if page is None else Several((counter, page.observer))
+        backend, warnings = await connected(codec, upstream, requested, observer)
         for warning in warnings:
             notice(f"warning: {warning}")
         names = [one.name for one in backend.models]
-        async with counter.running():
-            await serve(backend, listener, token, lambda url: ready(url, names))
+        async with AsyncExitStack() as running:
+            await running.enter_async_context(counter.running())
+            routes = None if page is None else await running.enter_async_context(page.running(backend))
+            await serve(backend, listener, token, lambda url: ready(url, names), routes)
 
     try:
         asyncio.run(work())
@@ -61,12 +83,16 @@ def run(
 
 
 async def serve(
-    backend: Backend, listener: socket.socket, token: str | None = None, ready: Callable[[str], None] = lambda url: None
+    backend: Backend,
+    listener: socket.socket,
+    token: str | None = None,
+    ready: Callable[[str], None] = lambda url: None,
+    page: APIRouter | None = None,
 ) -> None:
-    """Until SIGINT or SIGTERM. ready: called with the address once connections are accepted."""
+    """Until SIGINT or SIGTERM. ready: called with the address once connections are accepted. page: see `create_app`."""
     logging.getLogger("uvicorn.error").disabled = True  # its messages may quote a request
     config = uvicorn.Config(
-        create_app(backend, token), log_config=None, access_log=False, server_header=False, ws="none",
+        create_app(backend, token, page), log_config=None, access_log=False, server_header=False, ws="none",
         timeout_graceful_shutdown=DRAIN,
     )  # fmt: skip
     server = uvicorn.Server(config)
