@@ -39,6 +39,7 @@ ALLOWED = {
     ),
     "engines": "client models",
     "proxy": "client engines server",
+    "monitor": "attacks audit client models proxy threat",
     "enclave": "client models noise sanitizers",
     "split": "audit client defences enclave hidden_states models noise server threat",
     "experiments": (
@@ -48,7 +49,7 @@ ALLOWED = {
     "demo": "attacks client models schemes threat",
     "cli": (
         "attacks audit client datasets demo enclave engines experiments federated gradient_defences hidden_states"
-        " metrics models proxy rows sanitizers schemes server server.spec split threat"
+        " metrics models monitor proxy rows sanitizers schemes server server.spec split threat"
     ),
     "__init__": "client models proxy schemes",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from milkglass.engines.upstream import Patience, Upstream
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import connected
-from milkglass.proxy.run import listen
+from milkglass.proxy.run import Page, listen
 from milkglass.schemes.covariant.permuted import Permuted
 from milkglass.schemes.scheme import Scheme
 from tests import tiny
@@ -78,16 +78,17 @@ class Endpoint:
 
 
 @contextmanager
-def proxying(codec: Codec, upstream: Callable[[], Upstream], **more: Any) -> Iterator[str]:
-    """The proxy's address. more: of `create_app`."""
+def proxying(codec: Codec, upstream: Callable[[], Upstream], page: Page | None = None, **more: Any) -> Iterator[str]:
+    """The proxy's address. page: beside OpenAI's addresses. more: of `create_app`."""
     listener = listen("127.0.0.1", 0)
     state: dict[str, Any] = {}
 
     async def main() -> None:
-        backend, _ = await connected(codec, upstream())
-        config = uvicorn.Config(create_app(backend, **more), log_config=None, access_log=False, ws="none")
-        state["server"] = uvicorn.Server(config)
-        await state["server"].serve(sockets=[listener])
+        backend, _ = await connected(codec, upstream(), (), None if page is None else page.observer)
+        async with nullcontext() if page is None else page.running(backend) as routes:
+            app = create_app(backend, page=routes, **more)
+            state["server"] = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none"))
+            await state["server"].serve(sockets=[listener])
 
     def work() -> None:
         try:

@@ -1,7 +1,8 @@
 """The order of an audit's attacks, and how long they will take.
 
-What reads most comes first: the chain of solvers that need no text, what starts from their candidates, then attacks
-that read more with more time, and at last those that papers compare with. A budget that is too short costs the weakest.
+What reads most comes first: what undoes a scheme itself, the chain of solvers that need no text, what starts from their
+candidates, then attacks that read more with more time, and at last those that papers compare with. A budget that is too
+short costs the weakest.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class AttackTurn:
         """Seconds that it gets of those that are left: a part where it would use all there is, and where others wait
         for it."""
         left = max(GRACE if self.waits else 1.0, left)
+        if self.attack.undoes:  # what it reads leaves nothing for others
+            return left
         return CHAIN * left if self.early else max(left / 2, self.min_seconds) if self.min_seconds else left
 
     def late(self, left: float) -> str:
@@ -77,7 +80,9 @@ class AttackTurn:
 
     @property
     def rank(self) -> int:
-        """0: first after the chain."""
+        """Below 0: before the chain. 0: first after it."""
+        if self.attack.undoes:
+            return -1
         if self.attack.baseline:
             return 5 if self.min_seconds else 4
         if not self.min_seconds:
@@ -97,15 +102,23 @@ class AttackTurn:
         )
 
 
+Pair = tuple[Adversary, AttackTurn]
+
+
 def turns_of(attacks: Mapping[str, Attack], use_minimum: bool = True) -> list[AttackTurn]:
     return [AttackTurn(name, one, one.min_seconds if use_minimum else 0.0) for name, one in attacks.items()]
 
 
-def pairs(scene: Scene, turns: Sequence[AttackTurn]) -> list[tuple[Adversary, AttackTurn]]:
-    """Who runs what after the chain, in this order: of attackers the last one, who has most, comes first."""
+def pairs(scene: Scene, turns: Sequence[AttackTurn]) -> list[Pair]:
+    """Who runs what beside the chain, in this order: of attackers the last one, who has most, comes first."""
     late = [(turn, scene.players(turn.attack)) for turn in turns if not turn.early]
     pairs = [(who, turn) for who in reversed(scene.adversaries) for turn, players in late if who in players]
     return sorted(pairs, key=lambda pair: pair[1].rank)
+
+
+def parted(played: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """Those before the chain, and those after it."""
+    return [one for one in played if one[1].rank < 0], [one for one in played if one[1].rank >= 0]
 
 
 def planned(scene: Scene, attacks: Mapping[str, Attack]) -> int:
@@ -167,7 +180,8 @@ def estimated(scene: Scene, attacks: Mapping[str, Attack], budget: float) -> Tim
 def _steps(scene: Scene, attacks: Mapping[str, Attack]) -> list[_Step]:
     turns, size, sent = turns_of(attacks), scene.transcript.size, len(scene.truth.tokens.ids)
     steps, pace = list[_Step](), speed()
-    for who, turn in [*((scene.adversaries[0], one) for one in turns if one.early), *pairs(scene, turns)]:
+    before, after = parted(pairs(scene, turns))
+    for who, turn in [*before, *((scene.adversaries[0], one) for one in turns if one.early), *after]:
         if not _applies(scene, who, turn):
             continue
         seconds = None

@@ -1,9 +1,10 @@
 """The one game: every attack by every adversary who can run it, one by one, within a budget, going on after a stop.
 
 What is observed does not matter here: ids and tables, hidden states, and gradients are attacked by the same code.
-Solvers that need no text run first, each with the candidates of the one before; what they worked out is handed to every
-attack that uses candidates. Then plan.py says who comes next. One attack runs at a time: a budget counts the
-processor's seconds of the whole process. Each finished result is on disk before the next attack begins.
+What undoes a scheme itself runs first. Solvers that need no text follow, each with the candidates of the one before;
+what they worked out is handed to every attack that uses candidates. Then plan.py says who comes next. One attack runs
+at a time: a budget counts the processor's seconds of the whole process. Each finished result is on disk before the next
+attack begins.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from milkglass.attacks.assignment import Solver, ranked
 from milkglass.audit.outcome import AttackResult, AuditRun, FinishedAttack, by_class, in_group
-from milkglass.audit.plan import AttackTurn, pairs, turns_of
+from milkglass.audit.plan import AttackTurn, pairs, parted, turns_of
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.errors import MilkglassError
@@ -64,8 +65,10 @@ def run(
     """
     turns = turns_of(attacks, rules.use_minimum)
     runner = _Runner(scene, store, budget, seed, progress, rules)
+    before, after = parted(pairs(scene, turns))
+    played = [runner.play(turn, who, _Chain([], None, False)) for who, turn in before]
     chain = runner.chain(turns)
-    played = [*chain.played, *(runner.play(turn, who, chain) for who, turn in pairs(scene, turns))]
+    played += [*chain.played, *(runner.play(turn, who, chain) for who, turn in after)]
     place = {(name, who.name): n for n, (name, who) in enumerate(product(attacks, scene.adversaries))}
     played.sort(key=lambda one: place[one.result.attack, one.result.adversary])  # a report is in the catalogue's order
     return AuditRun(tuple(played), chain.candidates)

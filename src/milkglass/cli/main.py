@@ -31,6 +31,7 @@ from milkglass.cli.obfuscation.train_config import train_config
 from milkglass.cli.obfuscation.upload import upload, uploads
 from milkglass.cli.obfuscation.verify import verify
 from milkglass.cli.proxy.commands import proxy
+from milkglass.cli.proxy.page import ui
 from milkglass.cli.reproduce import data, reproduce
 from milkglass.cli.sanitize import sanitize
 from milkglass.cli.serve import serve
@@ -122,7 +123,7 @@ def demo(
 
 for command in (
     *(models, obfuscate, verify, export, encode, decode, sanitize, serve, upload, uploads, finetune, compare, jobs),
-    *(job, train_config, classify, generate, chat, proxy, audit, reproduce, data, demo),
+    *(job, train_config, classify, generate, chat, proxy, ui, audit, reproduce, data, demo),
 ):
     app.command()(command)
 for name, group in {"split": splits, "federated": federated, "key": keys}.items():

@@ -69,6 +69,7 @@ class Attack(abc.ABC):
         min_seconds: of a budget; with less it is not worth beginning. Such an attack reads more with more time.
         cost: what it takes, from which an audit says how long it will take; the default where nobody knows.
         baseline: whether another attack of the catalogue reads more wherever both apply: an audit runs these last.
+        undoes: whether it undoes the scheme itself where it applies: an audit runs these before all others.
         of_outputs: whether the guess is about what was generated, not about what was sent.
     """
 
@@ -80,6 +81,7 @@ class Attack(abc.ABC):
     min_seconds: ClassVar[float] = 0.0
     cost: ClassVar[Cost] = Cost()
     baseline: ClassVar[bool] = False
+    undoes: ClassVar[bool] = False
     of_outputs: ClassVar[bool] = False
     uses: ClassVar[frozenset[str]] = frozenset()
 

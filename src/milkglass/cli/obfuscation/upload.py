@@ -38,18 +38,18 @@ def upload(
             for other in others_in(path):
                 note(f"not sent: {other}, which is not a file of the model")
             model = remote.upload_model(path, name, stage)
-            emit(as_json, {"model": model}, f"uploaded: {model}\nnext: {_next(remote, model)} {server}")
+            emit(as_json, {"model": model}, f"uploaded: {model}\n{_next(remote, model, server)}")
         else:
             file = remote.upload(path, stage)
             emit(as_json, {"file": file}, f"uploaded: {file}")
 
 
-def _next(remote: Remote, model: str) -> str:
+def _next(remote: Remote, model: str, server: ServerOptions) -> str:
     """A decoder may be under a scheme that needs no fine-tuning; the server's copy does not say."""
-    tune = f"milkglass finetune {model} DATA --key KEYFILE"
+    tune = f"next: milkglass finetune {model} DATA --key KEYFILE {server}"
     if remote.model(model).get("kind") != "decoder":
         return tune
-    return f"milkglass proxy --key KEYFILE, where the scheme needs no fine-tuning, or {tune}"
+    return f"{tune}\nor, where the scheme needs no fine-tuning: milkglass proxy --key KEYFILE {server}"
 
 
 @with_options

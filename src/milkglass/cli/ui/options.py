@@ -10,7 +10,7 @@ import inspect
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from itertools import chain
 from pathlib import Path
@@ -187,11 +187,11 @@ class AuditOptions:
 
 
 def with_options(command: Callable[..., None], required: bool = True) -> Callable[..., None]:
-    """The command with an option for each field of the groups above that it takes; those without a default come first,
+    """The command with an option for each field of the dataclasses that it takes; those without a default come first,
     as in any command. required: false where --key and --server may be missing, which is refused when they are used."""
     own = inspect.signature(command, eval_str=True)
     kinds = {name: one.annotation for name, one in own.parameters.items()}
-    groups = {name: kind for name, kind in kinds.items() if kind in GROUPS}
+    groups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and is_dataclass(kind)}
     fields = {name: inspect.signature(kind, eval_str=True).parameters for name, kind in groups.items()}
 
     @wraps(command)
@@ -206,9 +206,6 @@ def with_options(command: Callable[..., None], required: bool = True) -> Callabl
     flat.sort(key=lambda one: one.default is not inspect.Parameter.empty)
     run.__signature__ = own.replace(parameters=flat)  # type: ignore[attr-defined]  # typer reads it
     return run
-
-
-GROUPS = (KeyOptions, ServerOptions, SplitOptions, BeamOptions, AuditOptions, ColumnOptions)
 
 
 def _optional(one: inspect.Parameter) -> inspect.Parameter:

@@ -1,0 +1,56 @@
+"""Options of `proxy` and `ui`: which engine stands behind, and where applications find it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from milkglass.cli.ui.options import ServerOptions, read_token, require_file
+from milkglass.errors import UsageError
+from milkglass.system import is_loopback
+
+if TYPE_CHECKING:
+    from milkglass.engines.upstream import Upstream
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """What stands behind the proxy, and how it is reached."""
+
+    engine: Annotated[
+        str, typer.Option("--engine", help="What serves the model: milkglass, vllm, sglang or llamacpp.")
+    ] = "milkglass"
+    serves: Annotated[
+        list[str] | None,
+        typer.Option("--serves", help="A model's name at the engine; repeatable.  [default: all that are of this key]"),
+    ] = None
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes any free one.")] = 8422
+    api_key_file: Annotated[
+        Path | None, typer.Option("--api-key-file", help="A file with what applications must give as their API key.")
+    ] = None
+
+    def token(self) -> str | None:
+        """The API key; None where there is none. Raises UsageError for a network's address without one."""
+        if not is_loopback(self.host) and self.api_key_file is None:
+            raise UsageError(
+                f"listening on {self.host} without an API key would let anyone there use your key",
+                "give --api-key-file",
+            )
+        if self.api_key_file is None:
+            return None
+        require_file(self.api_key_file, "write a long random word into it")
+        token = read_token(self.api_key_file)
+        if not token:
+            raise UsageError(f"{self.api_key_file} is empty", "write a long random word into it")
+        return token
+
+    def upstream(self, server: ServerOptions) -> Upstream:
+        from milkglass.engines.catalogue import ENGINES
+        from milkglass.engines.upstream import Upstream
+
+        token = read_token(server.token_file)
+        return Upstream(ENGINES[self.engine], server.server, token, server.allow_http, server.certificate)

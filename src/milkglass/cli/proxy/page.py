@@ -1,0 +1,77 @@
+"""`milkglass ui`: the proxy with a page that shows who sees what."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from milkglass.cli.proxy.options import EndpointOptions
+from milkglass.cli.ui.columns import ROWS, ColumnOptions
+from milkglass.cli.ui.options import KeyOptions, ServerOptions, with_options
+from milkglass.cli.ui.terminal import note, say
+
+if TYPE_CHECKING:
+    from milkglass.client.codec.codec import Codec
+    from milkglass.client.data.data_file import Source
+    from milkglass.client.key.file import UnlockedKey
+    from milkglass.monitor.attacker import LiveAttacker
+
+
+@with_options
+def ui(
+    public: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Text that an attacker has, {ROWS} or a text a line: what crosses is deciphered with it as well."
+        ),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="Of the processor, for the attacks on the model: seconds, or 90s, 2m, 1h.")
+    ] = "2m",
+    attack: Annotated[bool, typer.Option("--attack/--no-attack", help="Whether anything is attacked here.")] = True,
+    *,
+    columns: ColumnOptions,
+    endpoint: EndpointOptions,
+    key: KeyOptions,
+    server: ServerOptions,
+) -> None:
+    """Like `proxy`, with a page: what you see, what the provider sees, and what an attack reads of it, as it happens.
+
+    The page and applications give an API key, a random one unless --api-key-file names it. Nothing is kept: what
+    crossed is in memory until the command ends.
+    """
+    from milkglass.threat.attack import Budget
+
+    seconds = Budget.parse(budget).seconds
+    token = endpoint.token() or secrets.token_urlsafe(24)
+    text = columns.others(public)
+    upstream = endpoint.upstream(server)
+    unlocked = key.open()
+    from milkglass.client.session import codec_of
+    from milkglass.monitor.app import MonitorPage
+    from milkglass.proxy.run import run
+
+    codec = codec_of(unlocked, key.model)
+    page = MonitorPage(key.key, _attacker(unlocked, codec, key.model, text, seconds) if attack else None)
+
+    def ready(url: str, models: list[str]) -> None:
+        say(f"milkglass ui: open {url}/#{token}")
+        note(f'applications: OpenAI(base_url="{url}/v1", api_key="{token}"); models: {", ".join(models)}')
+
+    run(
+        unlocked, codec, upstream, endpoint.serves or (), endpoint.host, endpoint.port, token, ready, note, page
+    )  # fmt: skip
+
+
+def _attacker(
+    unlocked: UnlockedKey, codec: Codec, model: str | None, public: Source | None, seconds: float
+) -> LiveAttacker:
+    from milkglass.models.checkpoint import Checkpoint
+    from milkglass.models.resolve import resolve
+    from milkglass.monitor.attacker import LiveAttacker
+
+    base = Checkpoint.open(resolve(model or unlocked.key.info.model))
+    return LiveAttacker(base, unlocked.key, codec, public, seconds)

@@ -1,0 +1,157 @@
+"""What an attacker reads while the owner looks on: the audit's attacks on this key's model, then on what crossed.
+
+Attacks that need no text run once, on the model as it was uploaded, and say for each scrambled id which token it is.
+With public text, what crossed is deciphered anew as it grows. Of all readings the one that is right most often is
+shown: the owner knows the truth, an attacker does not, so that the page rather overstates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from milkglass.attacks.catalogue import ATTACKS
+from milkglass.audit.key_scene import assemble
+from milkglass.audit.run import run
+from milkglass.audit.scene import Scene
+from milkglass.client.codec.codec import Codec
+from milkglass.client.data.data_file import Source
+from milkglass.client.data.texts import PrivateTexts, read
+from milkglass.client.key.key import Key
+from milkglass.errors import MilkglassError
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.monitor.exchanges import ExchangeLog
+from milkglass.sequences import Ids, Sequences
+from milkglass.threat.attack import Budget, why_not
+from milkglass.threat.knowledge import Candidates
+from milkglass.threat.observations import Tokens
+
+State = Literal["working", "done", "failed"]
+ROW = 64  # ids a text, where the whole vocabulary is sent once
+DECIPHERED = "decipherment"
+LEAST = 50  # tokens that must have crossed before they are deciphered
+GROWN = 1.1  # times as many tokens, before they are again
+PAUSE = 1.0  # seconds between two looks
+ALL = 0.999  # of the vocabulary
+ANEW = 30.0  # seconds of the processor for one decipherment
+
+
+@dataclass(frozen=True, eq=False)
+class LiveReading:
+    """One attack's reading.
+
+    Attributes:
+        title: the attack's.
+        table: (n,) the public id read for each scrambled one, NO_BELIEF for none.
+        cut: whether its budget ended it.
+    """
+
+    title: str
+    table: Ids
+    cut: bool = False
+
+
+@dataclass(eq=False)
+class LiveAttacker:
+    """Attributes:
+    base: the public model.
+    public: text that the attacker has; None: none.
+    budget: seconds of the processor for the attacks on the model.
+    state: of those.
+    reason: why they failed.
+    readings: so far.
+    """
+
+    base: Checkpoint
+    key: Key
+    codec: Codec
+    public: Source | None = None
+    budget: float = 120.0
+    state: State = "working"
+    reason: str = ""
+    readings: list[LiveReading] = field(default_factory=list)
+    _stopped: bool = False
+
+    async def work(self, log: ExchangeLog) -> None:
+        """Until there is nothing more to do, or it is cancelled: what runs in a thread then ends early. A fault of the
+        key's or of the model's ends up in `reason`."""
+        try:
+            await self._work(log)
+        except MilkglassError as error:
+            self.state, self.reason = "failed", error.message
+            log.touch()
+        finally:
+            self._stopped = True
+
+    async def _work(self, log: ExchangeLog) -> None:
+        scene = await asyncio.to_thread(self._scene)
+        loop = asyncio.get_running_loop()
+        candidates = await asyncio.to_thread(self._solve, scene, lambda: loop.call_soon_threadsafe(log.touch))
+        self.state = "done"
+        log.touch()
+        if self.public is None:
+            return
+        corpus = (await asyncio.to_thread(read, self.codec, self.public)).original
+        seen = 0
+        while True:
+            await asyncio.sleep(PAUSE)
+            texts = log.crossed()
+            total = sum(map(len, texts))
+            if total >= max(LEAST, GROWN * seen):
+                seen = total
+                await asyncio.to_thread(self._decipher, scene, candidates, Sequences.of(texts), corpus)
+                log.touch()
+
+    # --- in a thread --------------------------------------------------------------------------------------------------
+    def _scene(self) -> Scene:
+        """As if every id of the vocabulary had crossed once. Raises KeyForOtherModel."""
+        self.key.require_model(self.base.digest())
+        ids = np.arange(len(self.key.sigma), dtype=np.int64)
+        sent = Sequences.of(np.array_split(ids, max(1, len(ids) // ROW)))
+        nowhere = np.zeros(len(ids), np.bool_)
+        every = PrivateTexts(sent, sent.mapped(self.codec.inverse), nowhere, nowhere)
+        return assemble(self.key, self.codec, self.base, every, {})
+
+    def _solve(self, scene: Scene, show: Callable[[], object]) -> Candidates | None:
+        """What undoes the scheme itself comes first and is shown at once; where it reads all, the rest adds nothing."""
+        budget, candidates = self._budget(self.budget), None
+        for first in (True, False):
+            some = {name: one for name, one in ATTACKS.items() if one.undoes == first}
+            played = run(scene, some, None, budget, seed=0)
+            candidates = played.candidates
+            for one in played.played:
+                if one.guess is not None and one.guess.table is not None:
+                    self.readings.append(LiveReading(one.result.title, one.guess.table[:, 0], one.result.cut))
+            show()
+            if any(one.result.value("vocabulary top-1") >= ALL for one in played.played):
+                break
+        return candidates
+
+    def _decipher(self, scene: Scene, candidates: Candidates | None, sent: Sequences, corpus: Sequences) -> None:
+        attack, observed = ATTACKS[DECIPHERED], scene.transcript.observations
+        kept = tuple(one for one in observed if not isinstance(one, Tokens))
+        transcript = replace(scene.transcript, observations=(*kept, Tokens(sent)))
+        knowledge = replace(scene.adversaries[0].knowledge, candidates=candidates, corpus=corpus)
+        if why_not(attack, transcript, knowledge) is not None:
+            return
+        guess = attack(transcript, knowledge, self._budget(ANEW), np.random.default_rng(0))
+        if guess.table is not None:
+            title = f"{attack.title}, with {self.public.name}" if self.public else attack.title
+            self.readings = [one for one in self.readings if one.title != title]
+            self.readings.append(LiveReading(title, guess.table[:, 0]))
+
+    def _budget(self, seconds: float) -> Budget:
+        return Budget(seconds, stopped=lambda: self._stopped)
+
+    # --- for the page -------------------------------------------------------------------------------------------------
+    def strongest(self, texts: Sequence[Sequence[int]]) -> LiveReading | None:
+        """The reading that is right most often of scrambled texts, or of the vocabulary where there are none."""
+        size = len(self.codec.inverse)
+        ids = np.array([one for text in texts for one in text if 0 <= one < size], np.int64)
+        ids = np.arange(size) if len(ids) == 0 else ids
+        true = self.codec.inverse[ids]
+        return max(self.readings, key=lambda one: int((one.table[ids] == true).sum()), default=None)

@@ -1,0 +1,121 @@
+"""What crossed, kept for the page: questions and their answers as scrambled ids, in memory alone.
+
+A conversation's next question repeats the ones before. What it has in common with an earlier one is counted, not kept
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from milkglass.proxy.observe import Ids, Received
+
+KEPT = 100  # exchanges
+COMPARED = 8  # of the last ones, in search of what a question repeats
+TOKENS = 200_000  # of all exchanges together: the oldest go first
+
+
+@dataclass
+class Exchange:
+    """One question and its answer.
+
+    Attributes:
+        number: from 1 on.
+        whole: scrambled ids of the question.
+        repeated: how many of them, from the first on, an earlier exchange had.
+        answer: scrambled ids, as far as they came.
+        first, last: when the first and the last came, in seconds of the clock; 0 before.
+        changed: the log's version when it last changed.
+    """
+
+    number: int
+    whole: list[int]
+    repeated: int
+    changed: int
+    answer: list[int] = field(default_factory=list)
+    first: float = 0.0
+    last: float = 0.0
+
+    @property
+    def question(self) -> list[int]:
+        """What is new of it."""
+        return self.whole[self.repeated :]
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second after the first; 0 before there are two."""
+        lasted = self.last - self.first
+        return (len(self.answer) - 1) / lasted if lasted > 0 else 0.0
+
+
+class ExchangeLog:
+    """An observer. Everything happens in one event loop.
+
+    Attributes:
+        version: changes with every token.
+        exchanges: the oldest first.
+        count: of all exchanges, kept or not.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.version, self.count, self.exchanges = 0, 0, deque[Exchange]()
+        self._clock, self._waiting = clock, asyncio.Event()
+
+    def sent(self, ids: Ids) -> Received:
+        whole = [int(one) for one in ids]
+        self.count += 1
+        one = Exchange(self.count, whole, self._repeated(whole), self.version)
+        self.exchanges.append(one)
+        self._forget()
+        self.touch(one)
+
+        def received(ids: Ids) -> None:
+            now = self._clock()
+            one.first, one.last = one.first or now, now
+            one.answer += [int(token) for token in ids]
+            self.touch(one)
+
+        return received
+
+    def touch(self, one: Exchange | None = None) -> None:
+        """Something changed: one exchange, or what the page says of all of them."""
+        self.version += 1
+        for changed in self.exchanges if one is None else (one,):
+            changed.changed = self.version
+        self._waiting.set()
+        self._waiting = asyncio.Event()
+
+    async def after(self, version: int, seconds: float) -> None:
+        """Returns when there is something else than this version, or after `seconds`."""
+        if self.version == version:
+            try:
+                await asyncio.wait_for(self._waiting.wait(), seconds)
+            except TimeoutError:
+                return
+
+    def crossed(self) -> list[list[int]]:
+        """Scrambled ids of what is kept, each text once."""
+        return [part for one in self.exchanges for part in (one.question, one.answer) if part]
+
+    def _repeated(self, whole: list[int]) -> int:
+        before = list(self.exchanges)[-COMPARED:]
+        return max((_common(whole, [*one.whole, *one.answer]) for one in before), default=0)
+
+    def _forget(self) -> None:
+        held = sum(len(one.whole) + len(one.answer) for one in self.exchanges)
+        while len(self.exchanges) > KEPT or (held > TOKENS and len(self.exchanges) > 1):
+            gone = self.exchanges.popleft()
+            held -= len(gone.whole) + len(gone.answer)
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """How many ids both begin with."""
+    length = min(len(one), len(other))
+    differs = np.array(one[:length]) != np.array(other[:length])
+    return int(differs.argmax()) if differs.any() else length

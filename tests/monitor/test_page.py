@@ -1,0 +1,113 @@
+"""The page's addresses: who may ask, what they show, and that an attack reads what crossed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from milkglass.client.data.data_file import DataFile
+from milkglass.engines.milkglass import MilkglassServer
+from milkglass.engines.upstream import Upstream
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.monitor.attacker import LiveAttacker
+from milkglass.monitor.exchanges import ExchangeLog
+from milkglass.monitor.view import MonitorView
+from milkglass.proxy.backend import Backend
+from milkglass.schemes.covariant.orthogonal import Orthogonal
+from tests import tiny
+from tests.monitor.kit import KEY, Shown, showing
+from tests.proxy.kit import Scrambled
+from tests.server.kit import TOKEN, until
+
+QUESTION = [{"role": "user", "content": tiny.TEXTS[0]}]
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    with showing(tmp_path_factory.mktemp("page")) as one:
+        yield one
+
+
+def test_the_page_is_open_and_holds_nothing(shown: Shown) -> None:
+    answer = httpx2.get(shown.url, timeout=60)
+    assert answer.status_code == 200 and "text/html" in answer.headers["content-type"]
+    policy = answer.headers["content-security-policy"]
+    nonce = re.search("'nonce-([^']+)'", policy)
+    assert nonce and "default-src 'none'" in policy and f'<script nonce="{nonce[1]}">' in answer.text
+    assert "NONCE" not in answer.text and not re.search(r"https?://", answer.text)  # no asset from elsewhere
+    assert httpx2.get(shown.url, timeout=60).headers["content-security-policy"] != policy
+    for secret in (KEY, TOKEN, shown.model.key.identifier, "scrambled", str(shown.model.plain)):
+        assert secret not in answer.text
+
+
+def test_the_state_and_the_calls_want_the_key(shown: Shown) -> None:
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        assert httpx2.get(f"{shown.url}/monitor/state", headers=headers, timeout=60).status_code == 401
+        body = {"model": "scrambled", "messages": QUESTION}
+        assert (
+            httpx2.post(f"{shown.url}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code == 401
+        )
+
+
+def test_a_conversation_is_shown_as_each_side_sees_it(shown: Shown) -> None:
+    until(lambda: shown.state()["attack"]["state"] != "working")
+    client = openai.OpenAI(base_url=f"{shown.url}/v1", api_key=KEY, max_retries=0)
+    with client:
+        whole = client.chat.completions.create(model="scrambled", messages=QUESTION, max_tokens=6, temperature=0)
+    state = shown.state()
+    one = state["exchanges"][-1]
+    codec = shown.model.codec
+    assert tiny.TEXTS[0] in one["question"]["client"] and one["answer"]["client"] == whole.choices[0].message.content
+    sent = codec.encode_chat(QUESTION).tolist()
+    assert one["question"]["ids"] == sent and len(one["answer"]["ids"]) == whole.usage.completion_tokens
+    assert json.dumps(sent, separators=(",", ":")).encode() in bytes(shown.heard)  # the very ids that crossed
+    assert state["bytes"]["sent"] > 0 and state["bytes"]["received"] > 0 and state["version"] > 0
+    assert state["key"]["tokens"] == 0  # this kit counts nothing; the command does
+    # Rotated rows hide nothing of which token an id is
+    read = state["attack"]
+    assert read["state"] == "done" and read["title"] and read["right"] >= 0.9 * read["tokens"] > 0
+    assert "".join(text for _, text in one["question"]["read"] if text.strip()) and one["question"]["right"] > 0
+    newest = shown.state(since=state["version"] - 1)
+    assert {entry["number"] for entry in newest["exchanges"]} <= {one["number"]}
+    assert shown.state(since=state["version"] + 1000)["exchanges"]  # a version of another run: all of it
+
+
+def test_ids_that_no_row_has_break_nothing(shown: Shown) -> None:
+    log = ExchangeLog()
+    log.sent([1, 2, 10**6])([-1, 3, 2**40])
+    backend = Backend(shown.model.codec, Upstream(MilkglassServer(), "http://127.0.0.1:1", TOKEN), [])
+    view = MonitorView(backend, shown.key, log, shown.attacker)
+    (one,) = view.document(-1)["exchanges"]
+    assert one["question"]["ids"] == [1, 2] and one["answer"]["ids"] == [3]
+
+
+def test_public_text_lets_what_crossed_be_deciphered(tmp_path: Path) -> None:
+    """Under a scheme that mixes rows, text like the user's reads more than the model alone."""
+    text = tmp_path / "public.txt"
+    text.write_text("\n".join(tiny.TEXTS * 5), "utf-8")
+    with showing(tmp_path / "home", public=DataFile(text)) as one:
+        with openai.OpenAI(base_url=f"{one.url}/v1", api_key=KEY, max_retries=0) as client:
+            for words in tiny.TEXTS:
+                client.completions.create(model="scrambled", prompt=words, max_tokens=2)
+        until(lambda: any("public.txt" in reading.title for reading in one.attacker.readings))
+        assert one.state()["attack"]["right"] > 0
+
+
+def test_a_fault_is_said_and_the_proxy_goes_on(tmp_path: Path) -> None:
+    model = Scrambled.of(tmp_path / "one", scheme=Orthogonal())
+    other = Scrambled.of(tmp_path / "two", "llama-tied", scheme=Orthogonal())
+    attacker = LiveAttacker(Checkpoint.open(other.plain), model.key, model.codec)  # a key of another model
+    with showing(tmp_path / "home", model=model, attacker=attacker) as one:
+        until(lambda: one.state()["attack"]["state"] == "failed")
+        state: dict[str, Any] = one.state()
+        assert state["attack"]["reason"] and state["attack"]["title"] == ""
+        with openai.OpenAI(base_url=f"{one.url}/v1", api_key=KEY, max_retries=0) as client:
+            assert client.models.list().data[0].id == "scrambled"
+        assert one.state()["exchanges"] == []
